@@ -1,0 +1,179 @@
+"""Trace a batched density with its gradient once, and compile it where it pays.
+
+An :class:`Evaluator` is made for a fixed number of vectors. It splits them into
+chunks whose intermediates stay near the cache, and calls one graph a chunk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from bayeskit._torch import one_thread
+from bayeskit.errors import CompilationWarning
+
+Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""A batched joint density: ``(n, d) -> log_prior (n,), log_likelihood (n,)``."""
+
+CHUNK_BYTES = 32 * 2**20
+COMPILE_AFTER_SECONDS = 8.0
+
+
+class Evaluation(NamedTuple):
+    """Log density and gradient of ``n`` vectors.
+
+    Attributes
+    ----------
+    log_prior, log_likelihood, log_density : Tensor
+        Shape ``(n,)``; ``log_density = log_prior + beta * log_likelihood``.
+    gradient : Tensor
+        Gradient of ``log_density``, shape ``(n, d)``.
+    """
+
+    log_prior: Tensor
+    log_likelihood: Tensor
+    log_density: Tensor
+    gradient: Tensor
+
+
+Evaluator = Callable[[Tensor, Tensor], Evaluation]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one vector costs, read off its traced graph."""
+
+    num_nodes: int
+    num_bytes: int
+
+    def chunk_size(self, num_vectors: int) -> int:
+        """Return how many vectors keep their intermediates within the budget."""
+        return max(1, min(num_vectors, CHUNK_BYTES // max(self.num_bytes, 1)))
+
+    def seconds(self, chunk: int) -> float:
+        """Estimate one call of the traced graph: 3 microseconds a node plus 2 GB/s of memory traffic."""
+        return 3e-6 * self.num_nodes + 5e-10 * self.num_bytes * chunk
+
+
+def tempered(log_prior: Tensor, log_likelihood: Tensor, beta: Tensor) -> Tensor:
+    """Return ``log_prior + beta * log_likelihood``, which at ``beta = 0`` is the prior even where the likelihood is zero."""
+    return torch.where(beta == 0, log_prior, log_prior + beta * log_likelihood)
+
+
+def with_gradient(joint: Joint) -> Evaluator:
+    """Return the eager evaluation of ``joint`` and its gradient by automatic differentiation."""
+
+    def total(u: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        log_prior, log_likelihood = joint(u)
+        log_density = tempered(log_prior, log_likelihood, beta)
+        return log_density.sum(), (log_prior, log_likelihood, log_density)
+
+    def evaluate(u: Tensor, beta: Tensor) -> Evaluation:
+        gradient, (log_prior, log_likelihood, log_density) = torch.func.grad(total, has_aux=True)(u, beta)
+        return Evaluation(log_prior, log_likelihood, log_density, gradient)
+
+    return evaluate
+
+
+def with_gradient_loop(joint: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Evaluator:
+    """Return the evaluation, vector by vector, of a density that takes one vector ``(d,)`` and cannot be batched."""
+
+    def evaluate(u: Tensor, beta: Tensor) -> Evaluation:
+        rows = []
+        for vector, b in zip(u.detach(), beta, strict=True):
+            with torch.enable_grad():
+                leaf = vector.clone().requires_grad_(True)
+                log_prior, log_likelihood = joint(leaf)
+                log_density = tempered(log_prior, log_likelihood, b)
+                (gradient,) = torch.autograd.grad(log_density, leaf)
+            rows.append((log_prior.detach(), log_likelihood.detach(), log_density.detach(), gradient))
+        return Evaluation(*(torch.stack(column) for column in zip(*rows, strict=True)))
+
+    return evaluate
+
+
+def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:
+    """Trace value and gradient of ``joint`` for ``num_vectors`` vectors."""
+    u = torch.zeros(num_vectors, dim, dtype=dtype, device=device)
+    beta = torch.ones(num_vectors, dtype=dtype, device=device)
+    evaluate = with_gradient(joint)
+    with one_thread():
+        graph = make_fx(lambda u, beta: tuple(evaluate(u, beta)))(u, beta)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def cost(graph: GraphModule) -> Cost:
+    """Count the nodes of a graph traced for one vector and the bytes that they write."""
+    num_bytes = num_nodes = 0
+    for node in graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        num_nodes += 1
+        meta = node.meta.get("tensor_meta")
+        if hasattr(meta, "shape"):
+            num_bytes += meta.shape.numel() * meta.dtype.itemsize
+    return Cost(num_nodes, num_bytes)
+
+
+def has_compiler() -> bool:
+    """Tell whether a C++ compiler, which ``torch.compile`` needs on a CPU, is on the path."""
+    candidates = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
+    return any(name and shutil.which(name) for name in candidates)
+
+
+def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Compile ``graph``; where that fails, warn once and return the graph itself."""
+    if u.device.type == "cpu" and not has_compiler():
+        warnings.warn(
+            "no C++ compiler was found, so the density runs as a traced graph, a few times slower; "
+            "install g++ or clang++ to have it compiled",
+            CompilationWarning,
+            stacklevel=3,
+        )
+        return graph
+    try:
+        with one_thread(), torch.no_grad():
+            compiled = torch.compile(graph, fullgraph=True, dynamic=False)
+            compiled(u, beta)
+    except (RuntimeError, OSError, NotImplementedError) as error:
+        warnings.warn(
+            f"the density could not be compiled ({type(error).__name__}: {str(error)[:200]}); "
+            "the traced graph is used instead, a few times slower",
+            CompilationWarning,
+            stacklevel=3,
+        )
+        return graph
+    return compiled
+
+
+def in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
+    """Return an evaluator that calls ``call`` on chunks, the last one padded to full size."""
+    if chunk >= num_vectors:
+
+        def once(u: Tensor, beta: Tensor) -> Evaluation:
+            return Evaluation(*call(u, beta))
+
+        return once
+    starts = list(range(0, num_vectors, chunk))
+    padding = starts[-1] + chunk - num_vectors
+
+    def several(u: Tensor, beta: Tensor) -> Evaluation:
+        if padding:
+            u = torch.cat([u, u[:1].expand(padding, -1)])
+            beta = torch.cat([beta, beta[:1].expand(padding)])
+        parts = [call(u[s : s + chunk], beta[s : s + chunk]) for s in starts]
+        columns = (torch.cat(column)[:num_vectors] for column in zip(*parts, strict=True))
+        return Evaluation(*columns)
+
+    return several

@@ -1,0 +1,127 @@
+"""Bijections from unconstrained vectors to every continuous support of torch and Pyro."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from pyro.distributions import constraints as pyro_constraints
+from torch import Tensor
+from torch.distributions import Transform, biject_to, constraints
+from torch.distributions.transforms import IndependentTransform
+
+_MATRIX_SUPPORTS = (
+    type(constraints.lower_cholesky),
+    type(constraints.positive_definite),
+    type(constraints.positive_semidefinite),
+    type(constraints.lower_triangular),
+    type(pyro_constraints.unit_lower_cholesky),
+)
+
+
+class LowerTriangle(Transform):
+    """Place a vector into the lower triangle of a square matrix.
+
+    Parameters
+    ----------
+    diagonal : {"exp", "free", "one"}
+        The diagonal is positive (``exp`` of a coordinate), unrestricted, or fixed at one.
+    square : bool
+        Return ``L @ L.T`` (symmetric positive definite) instead of ``L``.
+
+    Notes
+    -----
+    Densities of matrix distributions are taken with respect to the Lebesgue
+    measure on the free entries, so the Jacobian is that of the map between free
+    entries: ``n (n + 1) / 2`` of them, ``n (n - 1) / 2`` where the diagonal is one.
+    """
+
+    bijective = True
+    domain = constraints.real_vector
+    codomain = constraints.independent(constraints.real, 2)
+
+    def __init__(self, diagonal: str = "exp", square: bool = False) -> None:
+        super().__init__()
+        self.diagonal, self.square = diagonal, square
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LowerTriangle) and (self.diagonal, self.square) == (
+            other.diagonal,
+            other.square,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def forward_shape(self, shape: tuple[int, ...]) -> torch.Size:
+        """Return the matrix shape that a vector of ``shape`` fills."""
+        length = shape[-1]
+        root = (math.isqrt(1 + 8 * length) - 1) // 2
+        n = root + 1 if self.diagonal == "one" else root
+        return torch.Size((*shape[:-1], n, n))
+
+    def inverse_shape(self, shape: tuple[int, ...]) -> torch.Size:
+        """Return the vector shape that fills a matrix of ``shape``."""
+        n = shape[-1]
+        return torch.Size((*shape[:-2], n * (n - 1) // 2 if self.diagonal == "one" else n * (n + 1) // 2))
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor | None, int]:
+        n = self.forward_shape(tuple(x.shape))[-1]
+        if self.diagonal == "one":
+            return x, None, n
+        return x[..., n:], x[..., :n], n
+
+    def _call(self, x: Tensor) -> Tensor:
+        below, diagonal, n = self._split(x)
+        # Index matrices instead of in-place writes: vmap and make_fx take them as they are.
+        position = torch.zeros(n, n, dtype=torch.long, device=x.device)
+        rows, columns = torch.tril_indices(n, n, -1, device=x.device)
+        position[rows, columns] = torch.arange(1, len(rows) + 1, device=x.device)
+        padded = torch.cat([torch.zeros_like(x[..., :1]), below], -1)
+        lower = padded[..., position.reshape(-1)].reshape(*x.shape[:-1], n, n)
+        identity = torch.eye(n, dtype=x.dtype, device=x.device)
+        if diagonal is None:
+            lower = lower + identity
+        else:
+            entries = diagonal.exp() if self.diagonal == "exp" else diagonal
+            lower = lower + entries.unsqueeze(-1) * identity
+        return lower @ lower.mT if self.square else lower
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        lower = torch.linalg.cholesky(y) if self.square else y
+        n = y.shape[-1]
+        rows, columns = torch.tril_indices(n, n, -1, device=y.device)
+        below = lower[..., rows, columns]
+        if self.diagonal == "one":
+            return below
+        diagonal = torch.diagonal(lower, dim1=-2, dim2=-1)
+        return torch.cat([diagonal.log() if self.diagonal == "exp" else diagonal, below], -1)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the log determinant, shape ``(*batch)``."""
+        _, diagonal, n = self._split(x)
+        if diagonal is None or self.diagonal == "free":
+            return torch.zeros_like(x[..., :1]).sum(-1)
+        if not self.square:
+            return diagonal.sum(-1)
+        # |d(L L^T) / dL| = 2^n prod_i L_ii^(n - i), and one more power of L_ii for the exponential.
+        power = torch.arange(n + 1, 1, -1, dtype=x.dtype, device=x.device)
+        return n * math.log(2.0) + (power * diagonal).sum(-1)
+
+
+def bijection(support: constraints.Constraint) -> Transform:
+    """Return the bijection from unconstrained space to ``support``.
+
+    Raises
+    ------
+    NotImplementedError
+        If no bijection is known.
+    """
+    if isinstance(support, constraints.independent):
+        return IndependentTransform(bijection(support.base_constraint), support.reinterpreted_batch_ndims)
+    if isinstance(support, _MATRIX_SUPPORTS):
+        if isinstance(support, type(pyro_constraints.unit_lower_cholesky)):
+            return LowerTriangle("one")
+        if isinstance(support, type(constraints.lower_triangular)):
+            return LowerTriangle("free")
+        return LowerTriangle("exp", square=not isinstance(support, type(constraints.lower_cholesky)))
+    return biject_to(support)

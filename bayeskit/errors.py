@@ -1,0 +1,86 @@
+"""Every exception and warning a user of bayeskit can meet.
+
+All exceptions derive from :class:`BayeskitError`, all warnings from
+:class:`BayeskitWarning`. Each message names the place (site, file and line,
+dimension or chain) and the remedy.
+"""
+
+
+class BayeskitError(Exception):
+    """Base class of every exception bayeskit raises on purpose."""
+
+
+class ModelError(BayeskitError, ValueError):
+    """A model cannot be turned into a :class:`~bayeskit.Target`."""
+
+
+class UnsupportedSiteError(ModelError):
+    """A latent site has no place in an unconstrained vector (discrete and unmarked, or no bijection)."""
+
+
+class DataError(BayeskitError, ValueError):
+    """Data contain missing or non-finite values, or have the wrong shape."""
+
+
+class ShapeError(BayeskitError, ValueError):
+    """A tensor does not have the shape that its docstring promises."""
+
+
+class InitializationError(BayeskitError, RuntimeError):
+    """No finite starting point was found, or the one given has zero density."""
+
+
+class SettingsError(BayeskitError, ValueError):
+    """A setting lies outside its domain."""
+
+
+class DrawsError(BayeskitError, ValueError):
+    """Draws do not fit the target or the estimator they were given to."""
+
+
+class CheckpointError(BayeskitError, RuntimeError):
+    """A checkpoint is truncated, unreadable, or belongs to another run."""
+
+
+class OutputError(BayeskitError, OSError):
+    """An output file or directory cannot be written."""
+
+
+class AlignmentError(DataError):
+    """An alignment file or matrix is malformed; the message names file, line or taxon."""
+
+
+class TreeError(DataError):
+    """A tree is malformed, not binary, or does not fit its alignment."""
+
+
+class UnknownNameError(BayeskitError, KeyError):
+    """A registry has no entry of that name; the message suggests the nearest one."""
+
+    def __str__(self) -> str:
+        """Return the message without the quotes that ``KeyError`` adds."""
+        return str(self.args[0]) if self.args else ""
+
+
+class BayeskitWarning(UserWarning):
+    """Base class of every warning bayeskit issues."""
+
+
+class SlowModelWarning(BayeskitWarning):
+    """A model cannot be batched and is evaluated in a loop."""
+
+
+class CompilationWarning(BayeskitWarning):
+    """The density could not be compiled; the traced graph is used instead."""
+
+
+class InitializationWarning(BayeskitWarning):
+    """One or more chains start at a point without finite density and stay there."""
+
+
+class SamplingWarning(BayeskitWarning):
+    """Draws show a sampling problem such as divergences or chains that disagree."""
+
+
+class ConversionWarning(BayeskitWarning):
+    """Input was converted to the form a method needs."""

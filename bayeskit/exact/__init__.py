@@ -1,0 +1,103 @@
+"""Problems with known answers: the questions of the exam that every method has to pass.
+
+Each module holds one problem: a Pyro model and a function that builds an :class:`ExactCase`, computing the
+evidence and the posterior moments by closed form or quadrature. :data:`CASES` maps the name of each
+registered case to its builder.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from bayeskit.errors import UnknownNameError
+from bayeskit.exact.beta_binomial import beta_binomial, beta_binomial_model
+from bayeskit.exact.case import ExactCase
+from bayeskit.exact.eight_schools import eight_schools, eight_schools_centered_model, eight_schools_model
+from bayeskit.exact.linear_regression import linear_regression, linear_regression_model
+from bayeskit.exact.radiata_pine import radiata_pine, radiata_pine_model
+from bayeskit.exact.three_taxon_tree import (
+    PATTERN_CLASSES,
+    count_site_patterns,
+    pattern_log_probabilities,
+    three_taxon_sequences,
+    three_taxon_tree,
+    three_taxon_tree_model,
+)
+
+__all__ = [
+    "CASES",
+    "PATTERN_CLASSES",
+    "ExactCase",
+    "beta_binomial",
+    "beta_binomial_model",
+    "count_site_patterns",
+    "eight_schools",
+    "eight_schools_centered_model",
+    "eight_schools_model",
+    "get",
+    "linear_regression",
+    "linear_regression_model",
+    "pattern_log_probabilities",
+    "radiata_pine",
+    "radiata_pine_model",
+    "three_taxon_sequences",
+    "three_taxon_tree",
+    "three_taxon_tree_model",
+]
+
+
+def _radiata_pine_m1() -> ExactCase:
+    return radiata_pine("x")
+
+
+def _radiata_pine_m2() -> ExactCase:
+    return radiata_pine("z")
+
+
+CASES: dict[str, Callable[[], ExactCase]] = {
+    "linreg10": linear_regression,
+    "radiata_pine_m1": _radiata_pine_m1,
+    "radiata_pine_m2": _radiata_pine_m2,
+    "beta_binomial": beta_binomial,
+    "eight_schools": eight_schools,
+    "three_taxon_tree": three_taxon_tree,
+}
+"""Name of each registered case to the function that builds it."""
+
+
+def get(name: str) -> ExactCase:
+    """Build a registered case.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`CASES`.
+
+    Returns
+    -------
+    ExactCase
+        Built anew at each call.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such case; the message suggests the nearest name.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> round(exact.get("linreg10").log_evidence, 4)
+    -94.0845
+    >>> exact.get("linreg")
+    Traceback (most recent call last):
+    ...
+    bayeskit.errors.UnknownNameError: No exact case is called 'linreg'. Did you mean 'linreg10'? ...
+    """
+    if name not in CASES:
+        nearest = difflib.get_close_matches(str(name), CASES, n=1, cutoff=0.4)
+        suggestion = f" Did you mean '{nearest[0]}'?" if nearest else ""
+        raise UnknownNameError(
+            f"No exact case is called '{name}'.{suggestion} The cases are: {', '.join(CASES)}."
+        )
+    return CASES[name]()

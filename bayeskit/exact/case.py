@@ -1,0 +1,155 @@
+"""The record of one problem whose answer is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bayeskit.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from bayeskit.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class ExactCase:
+    """A Pyro model, its data, and the exact answers to what inference would estimate.
+
+    Attributes
+    ----------
+    name : str
+        Identifier, as used in tables.
+    description : str
+        One line saying what the problem is.
+    model : callable
+        A Pyro model, a plain module-level function of ``args`` (so that a case can be pickled and
+        sent to another process).
+    args : tuple of Tensor
+        Arguments of ``model``, float64; data first, then hyperparameters.
+    log_evidence : float
+        Log marginal likelihood in nats.
+    posterior_mean : mapping of str to Tensor, or None
+        Posterior mean of each latent site in constrained space, in the shape of the site. Deterministic
+        sites may be included.
+    posterior_covariance : mapping of str to Tensor, or None
+        Posterior covariance of each flattened site, shape ``(numel, numel)``; ``(1, 1)`` for a scalar.
+    reference : str
+        Where the answer comes from: closed form or quadrature, and a citation.
+
+    Raises
+    ------
+    DataError
+        If ``log_evidence`` is not finite, an argument is not a tensor, or a covariance does not fit
+        its mean.
+
+    Notes
+    -----
+    Cases compare by identity: tensors have no single truth value for ``==``.
+
+    Examples
+    --------
+    >>> from bayeskit.exact import beta_binomial
+    >>> case = beta_binomial()
+    >>> case.name, round(case.log_evidence, 4)
+    ('beta_binomial', -2.3979)
+    >>> round(case.posterior_mean["p"].item(), 4)
+    0.25
+    """
+
+    name: str
+    description: str
+    model: Callable[..., Any]
+    args: tuple[Tensor, ...]
+    log_evidence: float
+    posterior_mean: Mapping[str, Tensor] | None
+    posterior_covariance: Mapping[str, Tensor] | None
+    reference: str
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.log_evidence):
+            raise DataError(f"{self.name}: log_evidence is {self.log_evidence}; an exact answer is finite.")
+        for position, argument in enumerate(self.args):
+            if not isinstance(argument, Tensor):
+                raise DataError(
+                    f"{self.name}: argument {position} of the model is a {type(argument).__name__}; "
+                    "pass a tensor, so that target() can convert its dtype and device."
+                )
+        means = self.posterior_mean or {}
+        for site, covariance in (self.posterior_covariance or {}).items():
+            if site not in means:
+                raise DataError(f"{self.name}: site '{site}' has a posterior covariance but no mean.")
+            size = means[site].numel()
+            if tuple(covariance.shape) != (size, size):
+                raise DataError(
+                    f"{self.name}: posterior covariance of site '{site}' has shape "
+                    f"{tuple(covariance.shape)}; its mean needs ({size}, {size})."
+                )
+
+    def converted_args(
+        self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return the model's arguments in another precision or on another device.
+
+        Parameters
+        ----------
+        dtype : torch.dtype, optional
+            A floating-point type; by default the arguments keep float64.
+        device : torch.device or str, optional
+            By default the arguments stay where they are.
+
+        Returns
+        -------
+        tuple of Tensor
+            As ``args``, same shapes.
+
+        Raises
+        ------
+        SettingsError
+            If ``dtype`` is not a real floating-point type.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bayeskit.exact import beta_binomial
+        >>> {argument.dtype for argument in beta_binomial().converted_args(dtype=torch.float32)}
+        {torch.float32}
+        """
+        if dtype is not None and not dtype.is_floating_point:
+            raise SettingsError(f"dtype is {dtype}; pass torch.float32 or torch.float64.")
+        return tuple(argument.to(device=device, dtype=dtype) for argument in self.args)
+
+    def target(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Target:
+        """Create the :class:`~bayeskit.Target` of this case.
+
+        Parameters
+        ----------
+        dtype : torch.dtype, optional
+            A floating-point type; by default float64.
+        device : torch.device or str, optional
+            By default the CPU.
+
+        Returns
+        -------
+        Target
+            Its prior integrates to one, and its prior times its likelihood to ``exp(log_evidence)``.
+
+        Raises
+        ------
+        SettingsError
+            If ``dtype`` is not a real floating-point type.
+
+        Examples
+        --------
+        >>> from bayeskit.exact import beta_binomial
+        >>> beta_binomial().target().dim
+        1
+        """
+        # Imported here so that the answers can be had without the machinery that is examined by them.
+        from bayeskit.target import Target
+
+        return Target.from_pyro(self.model, *self.converted_args(dtype, device))

@@ -1,0 +1,138 @@
+"""Linear regression with known noise and a conjugate normal prior."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from bayeskit.errors import DataError, ShapeError
+from bayeskit.exact._inputs import finite_tensor, positive_scalar, read_table
+from bayeskit.exact.case import ExactCase
+
+
+def linear_regression_model(design: Tensor, response: Tensor, noise_sd: Tensor, prior_sd: Tensor) -> None:
+    """Pyro model: ``b ~ N(0, prior_sd^2 I)``, ``y ~ N(design @ b, noise_sd^2)``.
+
+    Parameters
+    ----------
+    design : Tensor, shape (n, p)
+        The design matrix; an intercept is a column of ones.
+    response : Tensor, shape (n,)
+        The observations.
+    noise_sd, prior_sd : Tensor, shape ()
+        Standard deviations, above zero.
+
+    Examples
+    --------
+    >>> import pyro
+    >>> from bayeskit.exact import linear_regression
+    >>> case = linear_regression()
+    >>> trace = pyro.poutine.trace(case.model).get_trace(*case.args)
+    >>> tuple(trace.nodes["b"]["value"].shape), tuple(trace.nodes["y"]["value"].shape)
+    ((10,), (50,))
+    """
+    b = pyro.sample("b", dist.Normal(torch.zeros_like(design[0]), prior_sd).to_event(1))
+    with pyro.plate("observations", response.shape[0]):
+        pyro.sample("y", dist.Normal(design @ b, noise_sd), obs=response)
+
+
+def linear_regression(
+    design: ArrayLike | Tensor | None = None,
+    response: ArrayLike | Tensor | None = None,
+    *,
+    noise_sd: float = 1.0,
+    prior_sd: float = 2.0,
+) -> ExactCase:
+    r"""Build a conjugate linear regression; without arguments, linreg10.
+
+    With :math:`P = X^\top X / \sigma^2 + I / v` and :math:`m = P^{-1} X^\top y / \sigma^2`, the posterior
+    is :math:`N(m, P^{-1})` and
+
+    .. math:: \log p(y) = -\tfrac n2 \log(2\pi\sigma^2) - \tfrac p2 \log v - \tfrac12 \log |P|
+              - \tfrac12 \left( \|y - Xm\|^2 / \sigma^2 + \|m\|^2 / v \right).
+
+    Parameters
+    ----------
+    design : array_like, shape (n, p), optional
+        The design matrix ``X``. By default that of linreg10 (50 x 10, column 0 the constant).
+    response : array_like, shape (n,), optional
+        The observations ``y``. Give both or neither.
+    noise_sd : float
+        Standard deviation of the noise, above zero.
+    prior_sd : float
+        Standard deviation of the independent normal prior of each coefficient, above zero.
+
+    Returns
+    -------
+    ExactCase
+        Latent site ``"b"`` of shape ``(p,)``.
+
+    Raises
+    ------
+    DataError
+        If only one of ``design`` and ``response`` is given, or an entry is not finite.
+    ShapeError
+        If their shapes do not fit.
+    SettingsError
+        If a standard deviation is not finite and positive.
+
+    References
+    ----------
+    Lindley and Smith (1972), Bayes estimates for the linear model, JRSS B 34.
+    Bishop (2006), Pattern Recognition and Machine Learning, section 3.5.
+
+    Examples
+    --------
+    >>> from bayeskit.exact import linear_regression
+    >>> round(linear_regression().log_evidence, 6)
+    -94.084507
+    >>> case = linear_regression([[1.0], [1.0]], [0.0, 2.0], prior_sd=1.0)
+    >>> round(case.posterior_mean["b"].item(), 6)
+    0.666667
+    """
+    if (design is None) != (response is None):
+        raise DataError("Only one of design and response is given; pass both, or neither for linreg10.")
+    if design is None or response is None:
+        name, columns = "linreg10", read_table("linreg10.csv")
+        y = columns.pop("y")
+        x = torch.stack(list(columns.values()), dim=1)
+    else:
+        name = "linear_regression"
+        x, y = finite_tensor("design", design, 2), finite_tensor("response", response, 1)
+    num_observations, num_coefficients = x.shape
+    if y.shape[0] != num_observations:
+        raise ShapeError(
+            f"design has {num_observations} rows and response has {y.shape[0]} entries; they must agree."
+        )
+    noise_sd_tensor, prior_sd_tensor = (
+        positive_scalar("noise_sd", noise_sd),
+        positive_scalar("prior_sd", prior_sd),
+    )
+
+    identity = torch.eye(num_coefficients, dtype=x.dtype)
+    factor = torch.linalg.cholesky(x.mT @ x / noise_sd**2 + identity / prior_sd**2)
+    mean = torch.cholesky_solve((x.mT @ y / noise_sd**2).unsqueeze(-1), factor).squeeze(-1)
+    # Residuals at the posterior mean rather than y'y - m'Pm, which would cancel.
+    misfit = ((y - x @ mean) / noise_sd).square().sum() + (mean / prior_sd).square().sum()
+    log_evidence = (
+        -0.5 * num_observations * math.log(2.0 * math.pi)
+        - num_observations * math.log(noise_sd)
+        - num_coefficients * math.log(prior_sd)
+        - factor.diagonal().log().sum()
+        - 0.5 * misfit
+    )
+    return ExactCase(
+        name=name,
+        description=f"linear regression, {num_observations} x {num_coefficients}, known noise, normal prior",
+        model=linear_regression_model,
+        args=(x, y, noise_sd_tensor, prior_sd_tensor),
+        log_evidence=float(log_evidence),
+        posterior_mean={"b": mean},
+        posterior_covariance={"b": torch.cholesky_inverse(factor)},
+        reference="closed form: normal prior conjugate to the normal likelihood (Lindley and Smith 1972)",
+    )

@@ -1,0 +1,1 @@
+"""Inference: samplers and what is computed from their draws."""

@@ -1,0 +1,199 @@
+"""Importance sampling from a Laplace fit with Student-t tails."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from bayeskit._torch import new_generator, one_thread
+from bayeskit.draws import Draws
+from bayeskit.errors import InitializationError
+from bayeskit.inference.evidence.checks import weight_problems
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.statistics import (
+    independent_log_mean_exp_error,
+    log_mean_exp,
+    pareto_shape,
+    weight_effective_sample_size,
+)
+from bayeskit.inference.samplers.initial import starting_points
+from bayeskit.target import Target
+
+
+def find_mode(target: Target, *, seed: int = 0, draws: Draws | None = None) -> tuple[Tensor, int]:
+    """Find the highest mode reachable from a few starting points by L-BFGS.
+
+    Parameters
+    ----------
+    target : Target
+    seed : int, default 0
+    draws : Draws, optional
+        Posterior draws; the best of them becomes a starting point.
+
+    Returns
+    -------
+    mode : Tensor
+        Shape ``(d,)``, unconstrained.
+    num_evaluations : int
+
+    Raises
+    ------
+    InitializationError
+        If no search ends at a finite density.
+    """
+    one = torch.ones(1, dtype=target.dtype, device=target.device)
+    start = starting_points(target, 4, one.expand(4), new_generator(seed, target.device))
+    if draws is not None:
+        best = draws.log_density.flatten().argmax()
+        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0), start[:1]])
+    count = 0
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal count
+        count += 1
+        u = torch.as_tensor(x, dtype=target.dtype, device=target.device).unsqueeze(0)
+        value, gradient = target.value_and_grad(u, one)
+        result = -float(value)
+        if not math.isfinite(result):
+            return 1e300, np.zeros_like(x)
+        return result, -gradient[0].double().cpu().numpy()
+
+    found: list[tuple[float, np.ndarray]] = []
+    with one_thread():
+        for point in start:
+            outcome = minimize(
+                loss, point.double().cpu().numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 2000, "maxls": 50}
+            )
+            found.append((float(outcome.fun), outcome.x))
+    value, x = min(found, key=lambda pair: pair[0])
+    if not value < 1e299:
+        raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")
+    return torch.as_tensor(x, dtype=target.dtype, device=target.device), count
+
+
+def curvature(target: Target, mode: Tensor) -> tuple[Tensor, int]:
+    """Negative Hessian of the log density at ``mode``, ``(d, d)``, by central differences of the exact gradient."""
+    d = target.dim
+    step = torch.finfo(target.dtype).eps ** (1 / 3) * mode.abs().clamp(min=1.0)
+    offsets = torch.diag(step)
+    _, gradient = target.value_and_grad(torch.cat([mode + offsets, mode - offsets]))
+    hessian = (gradient[:d] - gradient[d:]) / (2 * step.unsqueeze(-1))
+    return -0.5 * (hessian + hessian.T), 2 * d
+
+
+def laplace_importance_sampling(
+    target: Target,
+    num_draws: int = 20_000,
+    *,
+    degrees_of_freedom: float = 5.0,
+    draws: Draws | None = None,
+    seed: int = 0,
+) -> Evidence:
+    """Importance sampling from a multivariate Student-t at the posterior mode.
+
+    Scale matrix is the inverse of the negative Hessian in unconstrained space; the
+    t tails cover what the Gaussian approximation misses. A pilot round is drawn from
+    it; the estimate comes from a second round, drawn from a t fitted to the weighted
+    pilot, which repairs a skewed posterior or a flat mode.
+
+    Parameters
+    ----------
+    target : Target
+    num_draws : int, default 20,000
+        A quarter of them in the pilot round.
+    degrees_of_freedom : float, default 5
+    draws : Draws, optional
+        Posterior draws, to start the search for the mode.
+    seed : int, default 0
+
+    Returns
+    -------
+    Evidence
+
+    References
+    ----------
+    Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo
+    integration. Econometrica 57, 1317-1339.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import laplace_importance_sampling
+    >>> z = laplace_importance_sampling(exact.get("beta_binomial").target(), seed=1)
+    >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
+    (True, True)
+    """
+    generator = new_generator(seed)
+    mode, search = find_mode(target, seed=seed, draws=draws)
+    precision, differences = curvature(target, mode)
+    location, factor = mode, _scale_factor(precision)
+    first = _StudentT(location, factor, degrees_of_freedom)
+    pilot = first.sample(max(200, num_draws // 4), generator)
+    log_density = target.log_density(pilot)
+    weights = log_density - first.log_prob(pilot)
+    second = _refit(pilot, weights, first, degrees_of_freedom)
+    main = second.sample(num_draws - len(pilot), generator)
+    # The second proposal depends on the pilot, so only the main round is unbiased given it.
+    log_weights = target.log_density(main) - second.log_prob(main)
+    log_weights = log_weights.nan_to_num(nan=-torch.inf).unsqueeze(0)
+    shape = pareto_shape(log_weights)
+    effective = float(weight_effective_sample_size(log_weights[0]))
+    return Evidence(
+        "laplace_importance_sampling",
+        float(log_mean_exp(log_weights)),
+        float(independent_log_mean_exp_error(log_weights)),
+        num_draws + search + differences + (0 if draws is None else draws.num_gradients),
+        tuple(weight_problems(shape, effective)),
+        {"pareto_shape": shape, "effective_draws": effective},
+    )
+
+
+class _StudentT:
+    """Multivariate Student-t with location ``(d,)`` and scale factor ``(d, d)``."""
+
+    def __init__(self, location: Tensor, factor: Tensor, degrees_of_freedom: float) -> None:
+        self.location, self.factor, self.df = location, factor, degrees_of_freedom
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        d = len(self.location)
+        normal = torch.randn(num_draws, d, generator=generator, dtype=self.location.dtype)
+        # A chi-squared variable with real degrees of freedom; torch's gamma sampler takes the generator.
+        concentration = torch.full((num_draws, 1), self.df / 2, dtype=self.location.dtype)
+        chi_squared = 2 * torch._standard_gamma(concentration, generator=generator)
+        scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
+        return self.location + scaled @ self.factor.T
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        d = x.shape[-1]
+        z = torch.linalg.solve_triangular(self.factor, (x - self.location).T, upper=False)
+        constant = math.lgamma((self.df + d) / 2) - math.lgamma(self.df / 2) - d / 2 * math.log(self.df * math.pi)
+        log_determinant = self.factor.diagonal().log().sum()
+        return constant - log_determinant - (self.df + d) / 2 * torch.log1p(z.square().sum(0) / self.df)
+
+
+def _scale_factor(precision: Tensor) -> Tensor:
+    """Cholesky factor of the inverse of ``precision``; directions without curvature get a finite width."""
+    values, vectors = torch.linalg.eigh(precision)
+    floor = 1e-8 * values.abs().max()
+    covariance = (vectors / values.clamp(min=floor)) @ vectors.T
+    return torch.linalg.cholesky(covariance)
+
+
+def _refit(x: Tensor, log_weights: Tensor, first: _StudentT, degrees_of_freedom: float) -> _StudentT:
+    """Fit location and scale to the weighted pilot, shrunk to the first fit where the weights are few."""
+    weights = torch.softmax(log_weights.nan_to_num(nan=-torch.inf), 0)
+    effective = float(1 / weights.square().sum())
+    d = x.shape[1]
+    mean = weights @ x
+    centred = x - mean
+    covariance = (weights * centred.T) @ centred
+    trust = effective / (effective + 5 * d)
+    # A t with df degrees of freedom has covariance df / (df - 2) times its scale matrix.
+    scale = covariance * (degrees_of_freedom - 2) / degrees_of_freedom
+    blended = trust * scale + (1 - trust) * first.factor @ first.factor.T
+    location = trust * mean + (1 - trust) * first.location
+    return _StudentT(location, torch.linalg.cholesky(blended), degrees_of_freedom)

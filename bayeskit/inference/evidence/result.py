@@ -1,0 +1,57 @@
+"""Evidence: a log marginal likelihood that carries its error and says whether to believe it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """An estimate of the log marginal likelihood.
+
+    Attributes
+    ----------
+    method : str
+        Name of the function that made it.
+    log_evidence : float
+        In nats.
+    standard_error : float
+        Monte Carlo standard error of ``log_evidence``, in nats.
+    num_evaluations : int
+        Evaluations of the log density or its gradient, those of the draws included.
+    trusted : bool
+        False where a diagnostic says that estimate or error cannot be relied on.
+    warnings : tuple of str
+        What the diagnostics found, each with its remedy.
+    diagnostics : dict of float
+        The numbers behind ``trusted``.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Evidence
+    >>> z = Evidence("bridge_sampling", -94.08, 0.004, 8000)
+    >>> z.interval()
+    (-94.08783985593785, -94.07216014406214)
+    """
+
+    method: str
+    log_evidence: float
+    standard_error: float
+    num_evaluations: int
+    warnings: tuple[str, ...] = ()
+    diagnostics: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def trusted(self) -> bool:
+        """Whether no diagnostic objected."""
+        return not self.warnings and math.isfinite(self.log_evidence) and math.isfinite(self.standard_error)
+
+    def interval(self, z: float = 1.959963984540054) -> tuple[float, float]:
+        """Return the normal interval of ``z`` standard errors, 95 % by default."""
+        return self.log_evidence - z * self.standard_error, self.log_evidence + z * self.standard_error
+
+    def __str__(self) -> str:
+        flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
+        return f"{self.method}: log evidence {self.log_evidence:.4f} +- {self.standard_error:.4f}{flag}"

@@ -1,0 +1,342 @@
+"""Unrooted binary trees."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bayeskit.errors import ConversionWarning, ShapeError, TreeError
+from bayeskit.models.phylogenetics.newick import ParsedTree, parse_newick, quote, read_tree_texts
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """Unrooted binary tree over named taxa, with or without branch lengths.
+
+    A tree of `n` taxa has `n` tips, `n - 2` internal nodes of degree three and `2n - 3` edges.
+    For computing it hangs from its last node. Nodes are numbered so that a tip has the number of
+    its taxon, and the internal nodes follow in post-order: the children of a node come before it,
+    and the root, with three children, is the last node.
+
+    **Order of the edges.** Edge `i` joins node `i` to its parent. So edges `0 .. n-1` end in the
+    tips, in the order of `taxa` (the order in which the names stand in the text, from left to
+    right), and edges `n .. 2n-4` are internal, in the order in which their parentheses close.
+
+    Use `from_newick` or `from_file` to make one.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names of the `n` tips.
+    children : tuple of tuple of int
+        Children of the internal nodes `n .. 2n-3`: two each, three for the last.
+    branch_lengths : Tensor or None
+        Lengths of the edges, shape `(2n-3,)`, float64, in expected substitutions per site; None
+        where the text gave none.
+
+    Examples
+    --------
+    >>> tree = Tree.from_newick("((A:0.1,B:0.2):0.3,C:0.4,D:0.5);")
+    >>> tree.taxa, tree.num_edges, tree.edge_names
+    (('A', 'B', 'C', 'D'), 5, ('A', 'B', 'C', 'D', 'A|B'))
+    >>> tree.branch_lengths
+    tensor([0.1000, 0.2000, 0.4000, 0.5000, 0.3000], dtype=torch.float64)
+    """
+
+    taxa: tuple[str, ...]
+    children: tuple[tuple[int, ...], ...]
+    branch_lengths: Tensor | None = field(default=None)
+
+    @classmethod
+    def from_newick(cls, text: str, translate: Mapping[str, str] | None = None) -> Tree:
+        """Read a tree from Newick text.
+
+        A root of degree two is dissolved: its two edges become one and their lengths add, because
+        a time-reversible substitution model cannot tell where the root stood.
+
+        Parameters
+        ----------
+        text : str
+            One tree. Comments in brackets and labels of internal nodes are ignored; underscores
+            are kept.
+        translate : mapping of str to str, optional
+            Names that stand behind the labels of the text.
+
+        Returns
+        -------
+        Tree
+            The unrooted tree.
+
+        Raises
+        ------
+        TreeError
+            If the text is not one binary tree of at least three taxa with unique names and with
+            either no branch length or a finite, non-negative one on every edge.
+
+        Warns
+        -----
+        ConversionWarning
+            If the tree was rooted and is now unrooted.
+
+        Examples
+        --------
+        >>> Tree.from_newick("(2,(3,4),1)", translate={"1": "A", "2": "B", "3": "C", "4": "D"}).taxa
+        ('B', 'C', 'D', 'A')
+        """
+        return _build(parse_newick(text), "Newick text", translate or {})
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], index: int | None = None) -> Tree:
+        """Read a tree from a Newick or NEXUS file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. Translate tables of NEXUS are applied.
+        index : int, optional
+            Which tree of the file, counted from 0. Needed only where the file holds several.
+
+        Returns
+        -------
+        Tree
+            The unrooted tree.
+
+        Raises
+        ------
+        TreeError
+            If the file holds no tree, several trees and no `index` is given, or a tree that
+            `from_newick` would refuse. The message names file and line.
+
+        Warns
+        -----
+        ConversionWarning
+            If the tree was rooted and is now unrooted.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "tree.nwk"
+        >>> _ = path.write_text("((A,B),C,D);")
+        >>> Tree.from_file(path).num_taxa
+        4
+        """
+        texts = read_tree_texts(path)
+        if index is None and len(texts) > 1:
+            raise TreeError(
+                f"{os.fspath(path)}: the file holds {len(texts)} trees. Remedy: choose one with index=0, "
+                f"..., {len(texts) - 1}."
+            )
+        if index is not None and not 0 <= index < len(texts):
+            raise TreeError(
+                f"{os.fspath(path)}: there is no tree {index}. Remedy: choose an index from 0 to {len(texts) - 1}."
+            )
+        entry = texts[index or 0]
+        parsed = parse_newick(entry.newick, entry.source, entry.line)
+        return _build(parsed, f"{entry.source}, line {entry.line}", entry.translate)
+
+    @property
+    def num_taxa(self) -> int:
+        """Number of tips."""
+        return len(self.taxa)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, `2 * num_taxa - 3`."""
+        return 2 * len(self.taxa) - 3
+
+    @property
+    def root(self) -> int:
+        """Number of the node that all edges lead to."""
+        return 2 * len(self.taxa) - 3
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Parent of every node but the root, so also the upper end of every edge."""
+        parents = [-1] * self.num_edges
+        for offset, below in enumerate(self.children):
+            for child in below:
+                parents[child] = self.num_taxa + offset
+        return tuple(parents)
+
+    @property
+    def edge_names(self) -> tuple[str, ...]:
+        """Unique, readable names of the edges: the taxa below each, abbreviated from five on."""
+        first = list(range(self.num_taxa))
+        last = list(range(self.num_taxa))
+        names = list(self.taxa)
+        # Tips are numbered from left to right, so the taxa below an edge are a run of numbers,
+        # and the ends of the run are enough to tell two edges apart.
+        for below in self.children[:-1]:
+            first.append(first[below[0]])
+            last.append(last[below[-1]])
+            run = self.taxa[first[-1] : last[-1] + 1]
+            if len(run) > 4:
+                names.append(f"{run[0]}|{run[1]}|...|{run[-1]} ({len(run)} taxa)")
+            else:
+                names.append("|".join(run))
+        seen: set[str] = set()
+        for edge, name in enumerate(names):
+            while names[edge] in seen:
+                names[edge] = f"{name} [{edge}]"
+            seen.add(names[edge])
+        return tuple(names)
+
+    def to_newick(self, branch_lengths: Tensor | Sequence[float] | None = None) -> str:
+        """Write the tree as Newick text.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor or sequence of float, optional
+            Lengths to write instead of the tree's own, shape `(edges,)`.
+
+        Returns
+        -------
+        str
+            The text; reading it gives the same tree with the same order of edges.
+
+        Raises
+        ------
+        ShapeError
+            If `branch_lengths` is not a vector with one entry for each edge.
+
+        Examples
+        --------
+        >>> tree = Tree.from_newick("((A,B),C,D);")
+        >>> tree.to_newick([0.1, 0.2, 0.3, 0.4, 0.5])
+        '((A:0.1,B:0.2):0.5,C:0.3,D:0.4);'
+        """
+        lengths = self.branch_lengths if branch_lengths is None else torch.as_tensor(branch_lengths)
+        if lengths is not None and tuple(lengths.shape) != (self.num_edges,):
+            raise ShapeError(
+                f"branch_lengths: shape {tuple(lengths.shape)} does not fit the tree. "
+                f"Remedy: give shape ({self.num_edges},), one length for each entry of edge_names."
+            )
+        values = None if lengths is None else lengths.detach().tolist()
+        parts: list[str] = []
+        stack: list[int | str] = [self.root]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, str):
+                parts.append(item)
+                continue
+            ending = ";" if item == self.root else "" if values is None else f":{values[item]!r}"
+            if item < self.num_taxa:
+                parts.append(quote(self.taxa[item]) + ending)
+                continue
+            parts.append("(")
+            stack.append(")" + ending)
+            below = self.children[item - self.num_taxa]
+            for position, child in enumerate(reversed(below)):
+                stack.extend([","] if position else [])
+                stack.append(child)
+        return "".join(parts)
+
+
+def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree:
+    """Check a parsed description and number its nodes."""
+    children = [list(below) for below in parsed.children]
+    lengths = list(parsed.lengths)
+    names = [_name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)]
+    tips = [node for node, below in enumerate(children) if not below]
+    taxa = [names[node] for node in tips]
+    _check_taxa(taxa, where)
+    has_lengths = _check_lengths(parsed, names, where)
+    root = 0
+    if len(children[0]) == 2:
+        root = _unroot(children, lengths, has_lengths, where)
+    for node, below in enumerate(children):
+        expected = 3 if node == root else 2
+        if below and len(below) != expected:
+            raise TreeError(
+                f"{where}: the node above {_describe(children, names, node)} joins {len(below)} subtrees, not "
+                f"{expected}; the tree is not binary. Remedy: resolve polytomies and remove nodes with one child."
+            )
+    order: list[int] = []
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend(children[node])
+    number = {node: position for position, node in enumerate(tips)}
+    numbered: list[tuple[int, ...]] = []
+    for node in reversed(order):
+        if children[node]:
+            number[node] = len(tips) + len(numbered)
+            numbered.append(tuple(number[child] for child in children[node]))
+    values = None
+    if has_lengths:
+        edges = sorted((number[node], node) for node in number if node != root)
+        values = torch.tensor([lengths[node] for _, node in edges], dtype=torch.float64)
+    return Tree(tuple(taxa), tuple(numbered), values)
+
+
+def _name(parsed: ParsedTree, node: int, where: str, translate: Mapping[str, str]) -> str:
+    label = parsed.labels[node]
+    if not label:
+        raise TreeError(f"{where}: a tip has no name. Remedy: name every tip.")
+    return translate.get(label, label)
+
+
+def _check_taxa(taxa: list[str], where: str) -> None:
+    if len(taxa) < 3:
+        raise TreeError(f"{where}: the tree has {len(taxa)} taxa. Remedy: give a tree of at least 3 taxa.")
+    seen: set[str] = set()
+    for name in taxa:
+        if name in seen:
+            raise TreeError(f"{where}: the taxon {name!r} stands twice in the tree. Remedy: make names unique.")
+        seen.add(name)
+
+
+def _check_lengths(parsed: ParsedTree, names: list[str], where: str) -> bool:
+    """Tell whether the tree has branch lengths; refuse a mixture and impossible values."""
+    given = [node for node in range(1, len(names)) if parsed.lengths[node] is not None]
+    for node in given:
+        length = parsed.lengths[node]
+        if length is None or not 0.0 <= length < float("inf"):
+            raise TreeError(
+                f"{where}: the edge above {_describe(parsed.children, names, node)} has length {length}. "
+                "Remedy: give finite lengths of at least 0."
+            )
+    if given and len(given) < len(names) - 1:
+        node = next(node for node in range(1, len(names)) if parsed.lengths[node] is None)
+        raise TreeError(
+            f"{where}: the edge above {_describe(parsed.children, names, node)} has no length, but others have. "
+            "Remedy: give a length for every edge, or for none."
+        )
+    return bool(given)
+
+
+def _unroot(children: list[list[int]], lengths: list[float | None], has_lengths: bool, where: str) -> int:
+    """Dissolve a root of degree two in place and return the node that takes its place."""
+    left, right = children[0]
+    kept, moved = (left, right) if children[left] else (right, left)
+    # The subtree that moves keeps its place among its sisters, so that taxa stay in text order.
+    children[kept] = [*children[kept], moved] if moved == right else [moved, *children[kept]]
+    children[0] = []
+    if has_lengths:
+        lengths[moved] = (lengths[left] or 0.0) + (lengths[right] or 0.0)
+    warnings.warn(
+        f"{where}: the tree is rooted; it was unrooted by joining the two edges at its root"
+        + (" (their lengths add)." if has_lengths else "."),
+        ConversionWarning,
+        stacklevel=4,
+    )
+    return kept
+
+
+def _describe(children: Sequence[Sequence[int]], names: Sequence[str], node: int) -> str:
+    """Name a node by a few of the tips below it."""
+    tips: list[str] = []
+    stack = [node]
+    while stack and len(tips) < 5:
+        at = stack.pop()
+        if children[at]:
+            stack.extend(reversed(children[at]))
+        else:
+            tips.append(names[at])
+    return "(" + ", ".join(tips[:4]) + (", ..." if len(tips) > 4 else "") + ")"

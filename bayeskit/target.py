@@ -1,0 +1,520 @@
+"""Target: any model as a batched, compiled, temperable log density over an unconstrained vector."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from bayeskit import _evaluation
+from bayeskit._evaluation import Cost, Evaluation, Evaluator
+from bayeskit._pyro import PyroDensity, Site
+from bayeskit._torch import global_stream, new_generator, one_thread
+from bayeskit.errors import CompilationWarning, ModelError, SettingsError, ShapeError, SlowModelWarning
+
+Compile = bool | Literal["auto"]
+PriorSampler = Callable[[int, torch.Generator], Tensor]
+_UNBATCHABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
+
+
+class _Density(Protocol):
+    """What a Target stands on: a density of single vectors, or of batches where ``batched`` is true."""
+
+    sites: tuple[Site, ...]
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]: ...
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]: ...
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor: ...
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]: ...
+
+
+class _FunctionDensity:
+    """Two functions of a vector, with the identity as their bijection."""
+
+    def __init__(
+        self,
+        log_prior: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor], Tensor],
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = torch.Size((dim,))
+        self.sites = (Site("u", shape, shape, 0, dim),)
+        self.dim, self.dtype, self.device = dim, dtype, device
+        self.log_prior, self.log_likelihood = log_prior, log_likelihood
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return self.log_prior(u), self.log_likelihood(u)
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        return {"u": u}
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        return torch.as_tensor(values["u"], dtype=self.dtype, device=self.device)
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        raise ModelError(
+            "a target made from functions has no pointwise log likelihood; build it with Target.from_pyro"
+        )
+
+
+class Target:
+    """A posterior over an unconstrained vector, split into prior and likelihood.
+
+    Make one with :meth:`from_pyro` or :meth:`from_functions`. All methods take
+    vectors with any leading batch shape and never change a torch global.
+
+    Attributes
+    ----------
+    dim : int
+        Dimension ``d`` of the unconstrained vector.
+    sites : tuple of Site
+        The continuous latent sites, in model order, with their slice of the vector.
+    dtype, device
+        Those of the model's data.
+    compile : bool or "auto"
+        Whether gradients are compiled; "auto" compiles what is planned to run long.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.tensor([0.5, 1.5], dtype=torch.float64))
+    >>> target.dim, target.dtype
+    (1, torch.float64)
+    >>> target.log_density(torch.zeros(3, 1, dtype=torch.float64)).shape
+    torch.Size([3])
+    """
+
+    def __init__(
+        self, density: _Density, *, batched: bool, sample_prior: PriorSampler | None, compile: Compile
+    ) -> None:
+        if compile not in (True, False, "auto"):
+            raise SettingsError(f"compile must be True, False or 'auto', not {compile!r}")
+        self._density = density
+        self._batched = batched
+        self._sample_prior = sample_prior
+        self.compile = compile
+        self.dim, self.dtype, self.device = density.dim, density.dtype, density.device
+        self.sites = density.sites
+        self._loops = False
+        self._traceable = True
+        self._cost: Cost | None = None
+        self._evaluators: dict[tuple[int, bool], Evaluator] = {}
+
+    # -- making one -------------------------------------------------------------------------
+
+    @classmethod
+    def from_pyro(
+        cls, model: Callable[..., Any], *args: Any, compile: Compile = "auto", seed: int = 0, **kwargs: Any
+    ) -> Target:
+        """Read a Pyro model.
+
+        Unobserved continuous sites become coordinates; observed sites and
+        ``pyro.factor`` become the likelihood; sites marked
+        ``infer={"enumerate": "parallel"}`` are summed out. ``pyro.param`` values are
+        constants.
+
+        Parameters
+        ----------
+        model : callable
+            A Pyro model: function, ``PyroModule`` or object with ``__call__``.
+        *args, **kwargs
+            What the model is called with.
+        compile : bool or "auto", default "auto"
+            Compile gradients always, never, or where the planned work repays it.
+        seed : int, default 0
+            For the one run that reads the model's structure.
+
+        Returns
+        -------
+        Target
+
+        Raises
+        ------
+        ModelError
+            If ``model`` is not a Pyro model, has no observed or no continuous
+            latent site, or fails when run.
+        UnsupportedSiteError
+            If a latent site is discrete and unmarked, or its support has no bijection.
+        DataError
+            If an observed site or an argument holds NaN.
+        """
+        density = PyroDensity(model, args, kwargs, new_generator(seed))
+        target = cls(density, batched=False, sample_prior=None, compile=compile)
+        target._loops = not target._can_be_batched(density, new_generator(seed))
+        return target
+
+    @classmethod
+    def from_functions(
+        cls,
+        log_prior: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor], Tensor],
+        dim: int,
+        sample_prior: PriorSampler | None = None,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        compile: Compile = "auto",
+    ) -> Target:
+        """Make a target of two functions of an unconstrained vector.
+
+        Parameters
+        ----------
+        log_prior, log_likelihood : callable
+            ``(*batch, dim) -> (*batch)``. The prior must integrate to one.
+        dim : int
+            Dimension of the vector.
+        sample_prior : callable, optional
+            ``(n, generator) -> (n, dim)``; methods that start at the prior need it.
+        dtype, device
+            Of the vectors that the functions take.
+        compile : bool or "auto", default "auto"
+            As in :meth:`from_pyro`.
+
+        Returns
+        -------
+        Target
+
+        Raises
+        ------
+        ShapeError
+            If a function does not map ``(2, dim)`` to ``(2,)``.
+
+        Examples
+        --------
+        >>> import torch, bayeskit as bk
+        >>> normal = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0)
+        >>> target = bk.Target.from_functions(
+        ...     lambda u: normal.log_prob(u).sum(-1), lambda u: -u.square().sum(-1), dim=2,
+        ...     sample_prior=lambda n, g: torch.randn(n, 2, generator=g, dtype=torch.float64))
+        >>> target.value_and_grad(torch.zeros(4, 2, dtype=torch.float64))[1].shape
+        torch.Size([4, 2])
+        """
+        if dim < 1:
+            raise SettingsError(f"dim must be at least 1, not {dim}")
+        device = torch.device(device)
+        probe = torch.zeros(2, dim, dtype=dtype, device=device)
+        for name, function in (("log_prior", log_prior), ("log_likelihood", log_likelihood)):
+            shape = tuple(torch.as_tensor(function(probe)).shape)
+            if shape != (2,):
+                raise ShapeError(
+                    f"{name} maps (2, {dim}) to {shape} instead of (2,); sum over the last dimension only, "
+                    "or wrap a function of one vector in torch.func.vmap"
+                )
+        density = _FunctionDensity(log_prior, log_likelihood, dim, dtype, device)
+        return cls(density, batched=True, sample_prior=sample_prior, compile=compile)
+
+    def _can_be_batched(self, density: PyroDensity, generator: torch.Generator) -> bool:
+        with global_stream(generator):
+            probe = density.prior_vector({}).to(self.dtype).detach()
+        try:
+            torch.func.vmap(density.joint)(torch.stack([probe, probe]))
+        except _UNBATCHABLE as error:
+            density.joint(probe)  # an error of the model itself is raised here, undisguised
+            warnings.warn(
+                f"the model cannot be batched ({str(error).strip().splitlines()[0][:160]}), so it is evaluated in "
+                "a loop, many times slower; replace Python control flow on sampled values by torch.where",
+                SlowModelWarning,
+                stacklevel=4,
+            )
+            return False
+        return True
+
+    # -- evaluating -------------------------------------------------------------------------
+
+    def log_prior(self, u: Tensor) -> Tensor:
+        """Return the log prior density over unconstrained space, ``(*batch, d) -> (*batch)``."""
+        return self.evaluate(u)[0]
+
+    def log_likelihood(self, u: Tensor) -> Tensor:
+        """Return the log likelihood, ``(*batch, d) -> (*batch)``."""
+        return self.evaluate(u)[1]
+
+    def log_density(self, u: Tensor, beta: float | Tensor = 1.0) -> Tensor:
+        """Return ``log_prior + beta * log_likelihood``, ``(*batch, d) -> (*batch)``; ``beta`` broadcasts."""
+        log_prior, log_likelihood = self.evaluate(u)
+        return _evaluation.tempered(log_prior, log_likelihood, self._beta(beta))
+
+    def evaluate(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass."""
+        return self._map(self._density.joint, self._checked(u))
+
+    def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log likelihood of each observation, ``(*batch, d) -> {site: (*batch, *obs)}``.
+
+        Raises
+        ------
+        ModelError
+            If summed-out sites couple the observations, or the target has no
+            observed site of its own.
+        """
+        return self._map(self._density.pointwise, self._checked(u))
+
+    def value_and_grad(self, u: Tensor, beta: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the tempered log density and its gradient, ``(*batch, d) -> (*batch), (*batch, d)``.
+
+        The graph is traced on the first call with a given number of vectors.
+        """
+        batch = u.shape[:-1]
+        if u.dim() == 2 and u.shape[1] == self.dim and isinstance(beta, Tensor) and beta.shape == batch:
+            result = self.evaluator(batch[0])(u, beta)
+            return result.log_density, result.gradient
+        flat = self._checked(u).reshape(-1, self.dim)
+        b = self._beta(beta).expand(batch).reshape(-1)
+        result = self.evaluator(len(flat))(flat, b)
+        return result.log_density.reshape(batch), result.gradient.reshape(u.shape)
+
+    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
+        """Return the function that gradient-based samplers call in their inner loop.
+
+        Parameters
+        ----------
+        num_vectors : int
+            Number of rows ``n`` of every call.
+        num_calls : int, default 1
+            How often it is planned to be called; under ``compile="auto"`` the graph is
+            compiled when the traced graph would need more than a few seconds for that.
+
+        Returns
+        -------
+        callable
+            ``(u (n, d), beta (n,)) -> Evaluation``.
+        """
+        if self._loops:
+            return _evaluation.with_gradient_loop(self._density.joint)
+        if not self._traceable:
+            return _evaluation.with_gradient(self._joint_of_batch)
+        chunk, compiled = self._plan(num_vectors, num_calls)
+        key = (num_vectors, compiled)
+        if (num_vectors, True) in self._evaluators:
+            key = (num_vectors, True)
+        if key not in self._evaluators:
+            try:
+                graph = _evaluation.trace(self._joint_of_batch, chunk, self.dim, self.dtype, self.device)
+            except _UNBATCHABLE as error:
+                return self._give_up_tracing(error)
+            call: Callable[..., tuple[Tensor, ...]] = graph
+            if compiled:
+                probe = torch.zeros(chunk, self.dim, dtype=self.dtype, device=self.device)
+                call = _evaluation.compile_graph(graph, probe, torch.ones_like(probe[:, 0]))
+            self._evaluators[key] = _evaluation.in_chunks(call, num_vectors, chunk)
+        return self._evaluators[key]
+
+    def _plan(self, num_vectors: int, num_calls: int) -> tuple[int, bool]:
+        cost = self.cost
+        chunk = cost.chunk_size(num_vectors)
+        if self.compile == "auto":
+            calls = num_calls * math.ceil(num_vectors / chunk)
+            # The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
+            return chunk, calls * cost.seconds(chunk) > _evaluation.COMPILE_AFTER_SECONDS
+        return chunk, bool(self.compile)
+
+    @property
+    def cost(self) -> Cost:
+        """Nodes and bytes of the gradient graph of one vector."""
+        if self._cost is None:
+            try:
+                graph = _evaluation.trace(self._joint_of_batch, 1, self.dim, self.dtype, self.device)
+                self._cost = _evaluation.cost(graph)
+            except _UNBATCHABLE as error:
+                self._give_up_tracing(error)
+                self._cost = Cost(0, 2**20)
+        return self._cost
+
+    def _give_up_tracing(self, error: Exception) -> Evaluator:
+        if self._traceable:
+            self._traceable = False
+            warnings.warn(
+                f"the density cannot be traced ({str(error).strip().splitlines()[0][:160]}) and runs eagerly, slower",
+                CompilationWarning,
+                stacklevel=4,
+            )
+        return _evaluation.with_gradient(self._joint_of_batch)
+
+    def _joint_of_batch(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return self._density.joint(u) if self._batched else torch.func.vmap(self._density.joint)(u)
+
+    def _map(self, function: Callable[[Tensor], Any], u: Tensor) -> Any:
+        """Apply a function of one vector to every vector of a batch, in chunks."""
+        batch = u.shape[:-1]
+        flat = u.reshape(-1, self.dim)
+        if self._loops:
+            parts = [_lift(function(row)) for row in flat]
+        else:
+            batched = function if self._batched else torch.func.vmap(function)
+            chunk = len(flat) if len(flat) <= 64 else self.cost.chunk_size(len(flat))
+            with one_thread():
+                parts = [batched(flat[s : s + chunk]) for s in range(0, len(flat), chunk)]
+        return _gather(parts, batch)
+
+    # -- moving between spaces --------------------------------------------------------------
+
+    def sample_prior(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
+        """Draw from the prior, in unconstrained space.
+
+        Parameters
+        ----------
+        num_draws : int
+            Number of draws ``n``.
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        Tensor
+            Shape ``(n, d)``.
+
+        Raises
+        ------
+        SettingsError
+            If a target made from functions was given no ``sample_prior``.
+        """
+        generator = new_generator(seed)
+        if isinstance(self._density, PyroDensity):
+            with global_stream(generator):
+                return self._pyro_prior(self._density, num_draws).to(self.dtype).detach()
+        if self._sample_prior is None:
+            raise SettingsError(
+                "this target cannot draw from its prior; pass sample_prior=(n, generator) -> (n, dim) "
+                "to Target.from_functions"
+            )
+        draws = self._sample_prior(num_draws, generator)
+        if tuple(draws.shape) != (num_draws, self.dim):
+            raise ShapeError(f"sample_prior returned shape {tuple(draws.shape)} instead of {(num_draws, self.dim)}")
+        return draws.to(self.dtype)
+
+    @property
+    def can_sample_prior(self) -> bool:
+        """Whether :meth:`sample_prior` works."""
+        return isinstance(self._density, PyroDensity) or self._sample_prior is not None
+
+    def _pyro_prior(self, density: PyroDensity, num_draws: int) -> Tensor:
+        if not self._loops:
+            try:
+                given = density.root_draws(num_draws)
+                dummy = torch.zeros(num_draws, device=self.device)
+                return torch.func.vmap(lambda values, _: density.prior_vector(values), randomness="different")(
+                    given, dummy
+                )
+            except _UNBATCHABLE:
+                pass  # some of torch's samplers do not know vmap; the loop below is slower and always right
+        return torch.stack([density.prior_vector({}) for _ in range(num_draws)])
+
+    def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the sites' values, ``(*batch, d) -> {site: (*batch, *shape)}``.
+
+        Parameters
+        ----------
+        u : Tensor
+            Unconstrained vectors, shape ``(*batch, d)``.
+        deterministic : bool, default False
+            Include the model's ``pyro.deterministic`` sites.
+        """
+        return self._map(lambda v: self._density.values(v, deterministic), self._checked(u))
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vectors of site values, ``{site: (*batch, *shape)} -> (*batch, d)``.
+
+        Raises
+        ------
+        ShapeError
+            If a site is missing or its trailing shape is not that of the model.
+        """
+        batch: torch.Size | None = None
+        flat = {}
+        for site in self.sites:
+            if site.name not in values:
+                raise ShapeError(f"no value for site {site.name!r}; needed are {[s.name for s in self.sites]}")
+            value = torch.as_tensor(values[site.name], dtype=self.dtype, device=self.device)
+            cut = value.dim() - len(site.shape)
+            if cut < 0 or value.shape[cut:] != site.shape:
+                raise ShapeError(
+                    f"site {site.name!r} has shape {tuple(site.shape)}, but its value has shape {tuple(value.shape)}"
+                )
+            if batch is not None and batch != value.shape[:cut]:
+                raise ShapeError(f"site {site.name!r} has batch shape {tuple(value.shape[:cut])}, not {tuple(batch)}")
+            batch = value.shape[:cut]
+            flat[site.name] = value.reshape(-1, *site.shape)
+        count = next(iter(flat.values())).shape[0]
+        rows = [self._density.vector({k: v[i] for k, v in flat.items()}) for i in range(count)]
+        return torch.stack(rows).reshape(*(batch or ()), self.dim)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A readable name for each unconstrained coordinate, such as ``theta[2]``."""
+        result = []
+        for site in self.sites:
+            if not site.unconstrained_shape:
+                result.append(site.name)
+                continue
+            for index in torch.cartesian_prod(*(torch.arange(n) for n in site.unconstrained_shape)).reshape(
+                -1, len(site.unconstrained_shape)
+            ):
+                result.append(f"{site.name}[{','.join(str(int(i)) for i in index)}]")
+        return tuple(result)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the model's sites and of its density at two fixed points.
+
+        Two targets with equal fingerprints have the same coordinates and, but
+        for rounding beyond six digits, the same data.
+        """
+        grid = torch.linspace(-0.5, 0.5, self.dim, dtype=self.dtype, device=self.device)
+        log_prior, log_likelihood = self.evaluate(torch.stack([torch.zeros_like(grid), grid]))
+        facts = {
+            "sites": [(s.name, list(s.shape), s.start) for s in self.sites],
+            "dtype": str(self.dtype),
+            "density": [f"{float(x):.6e}" for x in torch.cat([log_prior, log_likelihood])],
+        }
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+    # -- checking ---------------------------------------------------------------------------
+
+    def _checked(self, u: Tensor) -> Tensor:
+        if u.dim() == 0 or u.shape[-1] != self.dim:
+            raise ShapeError(f"the last dimension of u must be {self.dim}, but u has shape {tuple(u.shape)}")
+        return u.to(dtype=self.dtype, device=self.device)
+
+    def _beta(self, beta: float | Tensor) -> Tensor:
+        return torch.as_tensor(beta, dtype=self.dtype, device=self.device)
+
+    def __repr__(self) -> str:
+        sites = ", ".join(f"{s.name}{tuple(s.shape)}" for s in self.sites)
+        return f"Target(dim={self.dim}, sites=[{sites}], dtype={self.dtype}, device={self.device})"
+
+
+def _lift(result: Any) -> Any:
+    """Give the result for one vector a leading batch dimension."""
+    if isinstance(result, dict):
+        return {k: v.unsqueeze(0) for k, v in result.items()}
+    if isinstance(result, tuple):
+        return tuple(v.unsqueeze(0) for v in result)
+    return result.unsqueeze(0)
+
+
+def _gather(parts: list[Any], batch: torch.Size) -> Any:
+    """Concatenate chunk results and give them the caller's batch shape."""
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        return whole.reshape(*batch, *whole.shape[1:])
+
+    if isinstance(parts[0], dict):
+        return {k: join([p[k] for p in parts]) for k in parts[0]}
+    return tuple(join([p[i] for p in parts]) for i in range(len(parts[0])))
+
+
+__all__ = ["Evaluation", "Site", "Target"]
