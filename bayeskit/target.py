@@ -510,7 +510,7 @@ def _gather(parts: list[Any], batch: torch.Size) -> Any:
 
     def join(tensors: list[Tensor]) -> Tensor:
         whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return whole.reshape(*batch, *whole.shape[1:])
+        return whole.reshape(batch + whole.shape[1:])
 
     if isinstance(parts[0], dict):
         return {k: join([p[k] for p in parts]) for k in parts[0]}

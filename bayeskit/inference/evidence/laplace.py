@@ -24,6 +24,9 @@ from bayeskit.inference.samplers.initial import starting_points
 from bayeskit.target import Target
 
 
+MAX_ROUNDS = 15
+
+
 def find_mode(target: Target, *, seed: int = 0, draws: Draws | None = None) -> tuple[Tensor, int]:
     """Find the highest mode reachable from a few starting points by L-BFGS.
 
@@ -87,7 +90,7 @@ def curvature(target: Target, mode: Tensor) -> tuple[Tensor, int]:
 
 def laplace_importance_sampling(
     target: Target,
-    num_draws: int = 20_000,
+    num_draws: int = 40_000,
     *,
     degrees_of_freedom: float = 5.0,
     draws: Draws | None = None,
@@ -96,15 +99,16 @@ def laplace_importance_sampling(
     """Importance sampling from a multivariate Student-t at the posterior mode.
 
     Scale matrix is the inverse of the negative Hessian in unconstrained space; the
-    t tails cover what the Gaussian approximation misses. A pilot round is drawn from
-    it; the estimate comes from a second round, drawn from a t fitted to the weighted
-    pilot, which repairs a skewed posterior or a flat mode.
+    t tails cover what the Gaussian approximation misses. Short pilot rounds refit the
+    t to their own weighted draws as long as that helps, which repairs a skewed
+    posterior or a mode far from the mass (the scale of a hierarchical model); the
+    estimate comes from the last proposal alone.
 
     Parameters
     ----------
     target : Target
-    num_draws : int, default 20,000
-        A quarter of them in the pilot round.
+    num_draws : int, default 40,000
+        Draws of the final round.
     degrees_of_freedom : float, default 5
     draws : Draws, optional
         Posterior draws, to start the search for the mode.
@@ -130,15 +134,21 @@ def laplace_importance_sampling(
     generator = new_generator(seed)
     mode, search = find_mode(target, seed=seed, draws=draws)
     precision, differences = curvature(target, mode)
-    location, factor = mode, _scale_factor(precision)
-    first = _StudentT(location, factor, degrees_of_freedom)
-    pilot = first.sample(max(200, num_draws // 4), generator)
-    log_density = target.log_density(pilot)
-    weights = log_density - first.log_prob(pilot)
-    second = _refit(pilot, weights, first, degrees_of_freedom)
-    main = second.sample(num_draws - len(pilot), generator)
-    # The second proposal depends on the pilot, so only the main round is unbiased given it.
-    log_weights = target.log_density(main) - second.log_prob(main)
+    proposal = _StudentT(mode, _scale_factor(precision), degrees_of_freedom)
+    pilot = max(4000, 40 * target.dim)
+    rounds, stalls, best = 0, 0, (0.0, proposal)
+    while rounds < MAX_ROUNDS and stalls < 3 and best[0] < 0.5:
+        rounds += 1
+        x = proposal.sample(pilot, generator)
+        log_weights = (target.log_density(x) - proposal.log_prob(x)).nan_to_num(nan=-torch.inf)
+        share = float(weight_effective_sample_size(log_weights)) / pilot
+        stalls = 0 if share > 1.1 * best[0] else stalls + 1
+        best = max(best, (share, proposal), key=lambda pair: pair[0])
+        proposal = _refit(x, log_weights, proposal, degrees_of_freedom)
+    proposal = best[1] if stalls else proposal
+    # The proposal depends on the pilot rounds, so only this last round enters the estimate.
+    x = proposal.sample(num_draws, generator)
+    log_weights = target.log_density(x) - proposal.log_prob(x)
     log_weights = log_weights.nan_to_num(nan=-torch.inf).unsqueeze(0)
     shape = pareto_shape(log_weights)
     effective = float(weight_effective_sample_size(log_weights[0]))
@@ -146,7 +156,7 @@ def laplace_importance_sampling(
         "laplace_importance_sampling",
         float(log_mean_exp(log_weights)),
         float(independent_log_mean_exp_error(log_weights)),
-        num_draws + search + differences + (0 if draws is None else draws.num_gradients),
+        num_draws + rounds * pilot + search + differences + (0 if draws is None else draws.num_gradients),
         tuple(weight_problems(shape, effective)),
         {"pareto_shape": shape, "effective_draws": effective},
     )
@@ -183,17 +193,33 @@ def _scale_factor(precision: Tensor) -> Tensor:
     return torch.linalg.cholesky(covariance)
 
 
-def _refit(x: Tensor, log_weights: Tensor, first: _StudentT, degrees_of_freedom: float) -> _StudentT:
-    """Fit location and scale to the weighted pilot, shrunk to the first fit where the weights are few."""
-    weights = torch.softmax(log_weights.nan_to_num(nan=-torch.inf), 0)
-    effective = float(1 / weights.square().sum())
+def _refit(x: Tensor, log_weights: Tensor, current: _StudentT, degrees_of_freedom: float) -> _StudentT:
+    """Fit location and scale to the weighted draws.
+
+    Weights too uneven to carry a covariance are flattened by a power; what that
+    misses, the next round finds.
+    """
     d = x.shape[1]
+    weights = _flattened(log_weights, needed=max(100.0, 10.0 * d))
     mean = weights @ x
     centred = x - mean
     covariance = (weights * centred.T) @ centred
-    trust = effective / (effective + 5 * d)
     # A t with df degrees of freedom has covariance df / (df - 2) times its scale matrix.
     scale = covariance * (degrees_of_freedom - 2) / degrees_of_freedom
-    blended = trust * scale + (1 - trust) * first.factor @ first.factor.T
-    location = trust * mean + (1 - trust) * first.location
-    return _StudentT(location, torch.linalg.cholesky(blended), degrees_of_freedom)
+    effective = float(1 / weights.square().sum())
+    trust = effective / (effective + d)
+    blended = trust * scale + (1 - trust) * current.factor @ current.factor.T
+    factor, failed = torch.linalg.cholesky_ex(blended)
+    return current if bool(failed) else _StudentT(mean, factor, degrees_of_freedom)
+
+
+def _flattened(log_weights: Tensor, needed: float) -> Tensor:
+    """Normalised weights, raised to the largest power up to one that leaves ``needed`` effective draws."""
+    low, high = 0.0, 1.0
+    if float(weight_effective_sample_size(log_weights)) < needed:
+        for _ in range(30):
+            middle = 0.5 * (low + high)
+            enough = float(weight_effective_sample_size(middle * log_weights)) >= needed
+            low, high = (middle, high) if enough else (low, middle)
+        return torch.softmax(low * log_weights, 0)
+    return torch.softmax(log_weights, 0)

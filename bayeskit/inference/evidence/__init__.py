@@ -1,0 +1,27 @@
+"""Marginal likelihoods: one estimator a file, each with an error bar and a verdict on itself."""
+
+from bayeskit.inference.evidence.bridge_sampling import bridge_sampling
+from bayeskit.inference.evidence.compare import Budget, EvidenceComparison, compare
+from bayeskit.inference.evidence.harmonic_mean import harmonic_mean
+from bayeskit.inference.evidence.laplace import laplace_importance_sampling
+from bayeskit.inference.evidence.methods import METHODS, Method, select
+from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
+from bayeskit.inference.evidence.path_sampling import path_sampling
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.stepping_stone import stepping_stone
+
+__all__ = [
+    "METHODS",
+    "Budget",
+    "Evidence",
+    "EvidenceComparison",
+    "Method",
+    "bridge_sampling",
+    "compare",
+    "harmonic_mean",
+    "laplace_importance_sampling",
+    "naive_monte_carlo",
+    "path_sampling",
+    "select",
+    "stepping_stone",
+]

@@ -1,0 +1,98 @@
+"""The registry of estimators: what each is called and what it needs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bayeskit.draws import Draws
+from bayeskit.errors import SettingsError, UnknownNameError
+from bayeskit.inference.evidence.bridge_sampling import bridge_sampling
+from bayeskit.inference.evidence.harmonic_mean import harmonic_mean
+from bayeskit.inference.evidence.laplace import laplace_importance_sampling
+from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
+from bayeskit.inference.evidence.path_sampling import path_sampling
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.stepping_stone import stepping_stone
+from bayeskit.inference.samplers import Ladder
+from bayeskit.target import Target
+
+Needs = Literal["density", "prior", "posterior", "ladder"]
+Estimate = Callable[[Target, Draws | None, Ladder | None, int], Evidence]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One estimator.
+
+    Attributes
+    ----------
+    name : str
+        The name of its function.
+    needs : {"density", "prior", "posterior", "ladder"}
+        The most expensive thing it needs: only the density, prior draws, posterior
+        draws, or the tempered ladder.
+    estimate : callable
+        ``(target, draws, ladder, seed) -> Evidence``; what it does not need may be None.
+    """
+
+    name: str
+    needs: Needs
+    estimate: Estimate
+
+
+def _needed(x: Draws | Ladder | None, what: str) -> Any:
+    if x is None:
+        raise SettingsError(f"this method needs {what}; pass them or call it through evidence.compare")
+    return x
+
+
+def _posterior(function: Callable[..., Evidence]) -> Estimate:
+    return lambda target, draws, ladder, seed: function(target, _needed(draws, "posterior draws"), seed=seed)
+
+
+def _tempered(function: Callable[..., Evidence]) -> Estimate:
+    return lambda target, draws, ladder, seed: function(target, _needed(ladder, "a tempered ladder"))
+
+
+def _alone(function: Callable[..., Evidence]) -> Estimate:
+    return lambda target, draws, ladder, seed: function(target, seed=seed)
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("naive_monte_carlo", "prior", _alone(naive_monte_carlo)),
+        Method("laplace_importance_sampling", "density", _alone(laplace_importance_sampling)),
+        Method("harmonic_mean", "posterior", _posterior(harmonic_mean)),
+        Method("bridge_sampling", "posterior", _posterior(bridge_sampling)),
+        Method("path_sampling", "ladder", _tempered(path_sampling)),
+        Method("stepping_stone", "ladder", _tempered(stepping_stone)),
+    )
+}
+
+
+def select(methods: str | Sequence[str]) -> list[Method]:
+    """Return the methods of these names, in registry order; ``"all"`` means every one.
+
+    Raises
+    ------
+    UnknownNameError
+        For a name that is not registered; the message suggests the nearest.
+
+    Examples
+    --------
+    >>> [m.name for m in select(["stepping_stone", "bridge_sampling"])]
+    ['bridge_sampling', 'stepping_stone']
+    """
+    if methods == "all":
+        return list(METHODS.values())
+    names = [methods] if isinstance(methods, str) else list(methods)
+    for name in names:
+        if name not in METHODS:
+            near = difflib.get_close_matches(name, METHODS, 1, 0.3)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownNameError(f"no evidence method is called {name!r}{hint} Known are: {', '.join(METHODS)}")
+    return [method for name, method in METHODS.items() if name in names]
