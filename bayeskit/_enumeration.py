@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import opt_einsum
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.poutine.enum_messenger import EnumMessenger
 from torch import Tensor
 
 from bayeskit.errors import ModelError
@@ -33,6 +36,85 @@ class Factor:
     def variables(self) -> frozenset[int]:
         """The enumerated variables this factor depends on."""
         return frozenset(label for label in self.labels if isinstance(label, int))
+
+
+class Enumeration(EnumMessenger):
+    """Pyro's allocation of a dimension to each enumerated site, without the ``.data`` that vmap refuses."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not isinstance(msg["fn"], TorchDistributionMixin):
+            return
+        batch = msg["value"].shape[: msg["value"].dim() - msg["fn"].event_dim]
+        dim_to_id = msg["infer"].setdefault("_dim_to_id", {})
+        dim_to_id.update(self._param_dims.get(msg["name"], {}))
+        self._value_dims[msg["name"]] = {
+            dim: variable for dim, variable in dim_to_id.items() if len(batch) >= -dim and batch[dim] > 1
+        }
+
+
+def pack(
+    name: str,
+    tensor: Tensor,
+    plates: dict[int, tuple[str, int]],
+    dim_to_variable: dict[int, int],
+    first_available_dim: int,
+) -> Factor:
+    """Label the dimensions of the log probability of site ``name``.
+
+    Parameters
+    ----------
+    name : str
+    tensor : Tensor
+    plates : dict
+        Name and size of the plate at each (negative) dimension.
+    dim_to_variable : dict
+        The enumerated variable at each (negative) dimension.
+    first_available_dim : int
+        This dimension and those left of it belong to enumerated variables.
+
+    Raises
+    ------
+    ModelError
+        If a dimension belongs to neither a plate nor a variable.
+    """
+    shape = list(tensor.shape)
+    shape = [1] * max(0, -min(plates, default=0) - len(shape)) + shape
+    for dim, (_, size) in plates.items():
+        shape[dim] = size
+    tensor = tensor.expand(shape)
+    labels: list[Label] = []
+    drop = []
+    for position in range(len(shape)):
+        dim = position - len(shape)
+        if dim in plates:
+            labels.append(plates[dim][0])
+        elif shape[position] == 1:
+            drop.append(position)
+        elif dim <= first_available_dim and dim in dim_to_variable:
+            labels.append(dim_to_variable[dim])
+        else:
+            raise ModelError(
+                f"site {name!r} has a batch dimension ({dim}) outside every plate; "
+                "declare it with pyro.plate or .to_event"
+            )
+    replicated = frozenset(plate for plate, _ in plates.values())
+    return Factor(tensor.squeeze(drop) if drop else tensor, tuple(labels), replicated)
+
+
+def couplings(
+    packed: dict[str, Factor], name: str, observed: tuple[str, ...], home: dict[int, frozenset[str]]
+) -> tuple[list[Factor], frozenset[int], bool]:
+    """Return the factors and variables joined to site ``name``, and whether they couple its observations."""
+    joined, variables = {name: packed[name]}, packed[name].variables
+    growing = True
+    while growing:
+        reached = {n: f for n, f in packed.items() if n not in joined and f.variables & variables}
+        growing = bool(reached)
+        joined.update(reached)
+        variables = variables.union(*(f.variables for f in reached.values()))
+    elsewhere = any(home[v] != packed[name].plates for v in variables)
+    shared = any(n != name and n in observed for n in joined)
+    return list(joined.values()), variables, elsewhere or shared
 
 
 def sum_product(factors: list[Factor], home: dict[int, frozenset[str]], names: dict[int, str]) -> Tensor:

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import getclosurevars
 from math import prod
+from traceback import extract_tb
+from types import FunctionType, MethodType
 from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.distributions.util import scale_and_mask
-from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
-from bayeskit._enumeration import Factor, Label, eliminate, sum_product
+from bayeskit._enumeration import Enumeration, Factor, couplings, eliminate, pack, sum_product
 from bayeskit._torch import defaults, global_stream
-from bayeskit._transforms import bijection
-from bayeskit.errors import DataError, ModelError, ShapeError, UnsupportedSiteError
+from bayeskit._transforms import bijection, support_of
+from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
 
 
 @dataclass(frozen=True)
@@ -56,34 +58,70 @@ class Record:
 Supply = Callable[[str, Any], tuple[Tensor, Tensor | None]]
 
 
+@dataclass
+class _Constants:
+    """What the first run of the model fixes for all later ones."""
+
+    params: dict[str, Tensor] = field(default_factory=dict)
+    observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
+
+
 class _Reader(Messenger):
     """Supply latent values, record log probabilities."""
 
-    def __init__(self, supply: Supply) -> None:
+    def __init__(self, supply: Supply, constants: _Constants, first_run: bool = False) -> None:
         super().__init__()
-        self.supply = supply
+        self.supply, self.constants, self.first_run = supply, constants, first_run
         self.records: dict[str, Record] = {}
         self.jacobian: dict[str, Tensor | None] = {}
         self.last: str | None = None
 
+    def _pyro_param(self, msg: Any) -> None:
+        params = self.constants.params
+        if msg["name"] not in params:
+            params[msg["name"]] = msg["fn"](*msg["args"], **msg["kwargs"]).detach().clone()
+        msg["value"], msg["done"] = params[msg["name"]], True
+
     def _pyro_sample(self, msg: Any) -> None:
-        self.last = msg["name"]
+        self.last = name = msg["name"]
         if isinstance(msg["fn"], _Subsample):
             if msg["fn"].subsample_size is not None and msg["fn"].subsample_size < msg["fn"].size:
                 raise ModelError(
-                    f"plate {msg['name']!r} subsamples its data, so the density is random; "
+                    f"plate {name!r} subsamples its data, so the density is random; "
                     "build the target from the full data"
                 )
             return
         if _is_enumerated(msg) and not msg["fn"].has_enumerate_support:
             raise UnsupportedSiteError(
-                f"site {msg['name']!r} is marked for enumeration, but its support is infinite; "
+                f"site {name!r} is marked for enumeration, but its support is infinite; "
                 "use a distribution with finite support"
             )
-        if msg["done"] or msg["is_observed"] or _is_enumerated(msg):
+        if msg["is_observed"]:
+            if self.first_run and not msg["infer"].get("_deterministic"):
+                self._hide_masked_nan(msg)
+            msg["value"] = self.constants.observed.get(name, msg["value"])
+        elif not msg["done"] and not _is_enumerated(msg):
+            # Not marked as done: the enumeration around this still has to note the site's dimensions.
+            msg["value"], self.jacobian[name] = self.supply(name, msg["fn"])
+
+    def _hide_masked_nan(self, msg: Any) -> None:
+        """Put a draw where data are missing and masked: NaN times a mask of zero is NaN in the gradient."""
+        name, fn, value = msg["name"], msg["fn"], msg["value"]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
             return
-        msg["value"], self.jacobian[msg["name"]] = self.supply(msg["name"], msg["fn"])
-        msg["done"] = True
+        bad = value.isnan()
+        if not bad.any():
+            return
+        event = bad.flatten(bad.dim() - fn.event_dim).any(-1) if fn.event_dim else bad
+        for mask in (msg["mask"], getattr(fn, "_mask", None)):
+            event = event if mask is None else event & torch.as_tensor(mask, device=value.device)
+        if event.any():
+            first = tuple(bad.nonzero()[0].tolist())
+            raise DataError(
+                f"observed site {name!r} holds {int(bad.sum())} NaN, the first at index {first}; "
+                "drop or impute missing data, or mask them with poutine.mask"
+            )
+        self.constants.observed[name] = torch.where(bad, fn.sample().to(value.dtype), value)
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if isinstance(msg["fn"], _Subsample):
@@ -99,7 +137,12 @@ class _Reader(Messenger):
             kind = (
                 "observed" if msg["is_observed"] else "enumerated" if _is_enumerated(msg) else "latent"
             )
-            log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], msg["mask"])
+            mask = msg["mask"]
+            if kind == "latent" and isinstance(mask, Tensor):
+                # Masked elements (padding, or the observed part of a partially observed site) reach no
+                # likelihood. With their prior they integrate to one; without it the evidence is infinite.
+                mask = None
+            log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
             jacobian = self.jacobian.get(name)
             if jacobian is not None:
                 log_prob = log_prob + jacobian
@@ -120,7 +163,11 @@ class PyroDensity:
     """
 
     def __init__(
-        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], generator: torch.Generator
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        generator: torch.Generator,
     ) -> None:
         if not callable(model):
             raise ModelError(
@@ -129,22 +176,24 @@ class PyroDensity:
             )
         self._model, self._args, self._kwargs = model, args, kwargs
         self.dtype, self.device = _dtype_and_device((model, args, kwargs))
-        self._first_available_dim: int | None = None
+        self._first_available_dim = -1
         self._enumerates = False
-        records, supports = self._prototype(generator)
+        records, drawn = self._prototype(generator)
         observed = {n: r for n, r in records.items() if r.kind == "observed"}
         dtype, device = _dtype_and_device([r.value for r in observed.values()], self.dtype, self.device)
         if (dtype, device) != (self.dtype, self.device):
             # The data are in the model's closure: now that they are seen, constants follow them too.
             self.dtype, self.device = dtype, device
-            records, supports = self._prototype(generator)
+            records, drawn = self._prototype(generator)
         self._check(records)
         depth = max((-f.dim for r in records.values() for f in r.plates), default=0)
         self._enumerates = any(r.kind == "enumerated" for r in records.values())
         self._first_available_dim = -1 - depth
         self.observed_sites = tuple(observed)
-        self.deterministic_sites = tuple(n for n, r in records.items() if r.kind == "deterministic")
-        self.sites = self._layout(records, supports)
+        self._deterministic_shapes = {
+            n: r.value.shape for n, r in records.items() if r.kind == "deterministic"
+        }
+        self.sites = self._layout(records, drawn)
         self.dim = self.sites[-1].stop if self.sites else 0
         if self.dim == 0:
             raise ModelError("the model has no continuous latent site, so there is nothing to sample")
@@ -154,25 +203,26 @@ class PyroDensity:
 
     def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
         """Run the model once as the user would, validation on, so that errors can name the site."""
-        supports: dict[str, Any] = {}
+        drawn: dict[str, Any] = {}
 
         def draw(name: str, fn: Any) -> tuple[Tensor, None]:
-            supports[name] = fn.support
+            drawn[name] = fn
             return fn.sample(), None
 
-        reader = _Reader(draw)
+        self._constants = _Constants()
+        reader = _Reader(draw, self._constants, first_run=True)
         try:
-            with global_stream(generator), pyro.validation_enabled(True), self._defaults(), reader:
+            with global_stream(generator), self._globals(validate=True), reader:
                 self._model(*self._args, **self._kwargs)
         except ModelError:
             raise
         except (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError) as error:
             if isinstance(error, DataError):
                 raise
-            self._explain_nan(reader.records)
+            self._explain_nan_arguments()
             place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
-            raise ModelError(f"running the model once failed {place}: {error}") from error
-        return reader.records, supports
+            raise ModelError(f"running the model once failed {place}{_culprit(error)}: {error}") from error
+        return reader.records, drawn
 
     def _check(self, records: dict[str, Record]) -> None:
         if not records:
@@ -180,34 +230,23 @@ class PyroDensity:
                 "calling the model reached no pyro.sample statement; is it a Pyro model? "
                 "For plain densities use Target.from_functions"
             )
-        if not self._observed_factors(records):
+        observed = [r for r in records.values() if r.kind == "observed"]
+        if not observed:
             raise ModelError(
                 "the model has no observed site and no pyro.factor, so its likelihood is empty; "
                 "pass obs=data to at least one pyro.sample"
             )
-        self._explain_nan(records)
-        for record in records.values():
-            if record.kind == "observed" and record.log_prob is not None and record.log_prob.isnan().any():
-                self._explain_nan_arguments()
-
-    @staticmethod
-    def _observed_factors(records: dict[str, Record]) -> list[Record]:
-        return [r for r in records.values() if r.kind == "observed"]
-
-    def _explain_nan(self, records: dict[str, Record]) -> None:
-        for record in records.values():
-            if record.kind == "observed" and record.value.is_floating_point():
-                masked = record.log_prob is not None and bool(torch.isfinite(record.log_prob).all())
-                bad = record.value.isnan()
-                if bad.any() and not masked:
-                    first = tuple(bad.nonzero()[0].tolist())
-                    raise DataError(
-                        f"observed site {record.name!r} holds {int(bad.sum())} NaN, the first at index {first}; "
-                        "drop or impute missing data, or mask them with poutine.mask"
-                    )
-        self._explain_nan_arguments()
+        if any(r.log_prob.isnan().any() for r in observed if r.log_prob is not None):
+            self._explain_nan_arguments()
+        if any(r.kind == "enumerated" for r in records.values()):
+            # Enumeration gives the dimensions left of the plates a meaning, so none may be undeclared.
+            for record in records.values():
+                if record.log_prob is not None:
+                    self._pack(record)
 
     def _explain_nan_arguments(self) -> None:
+        if self._constants.observed:
+            return  # NaN in the arguments is then declared missing by a mask, and not what went wrong
         named = [(f"argument {i}", a) for i, a in enumerate(self._args)]
         named += [(f"argument {k!r}", a) for k, a in self._kwargs.items()]
         for label, value in named:
@@ -218,24 +257,28 @@ class PyroDensity:
                     "drop or impute missing data"
                 )
 
-    def _layout(self, records: dict[str, Record], supports: dict[str, Any]) -> tuple[Site, ...]:
+    def _layout(self, records: dict[str, Record], drawn: dict[str, Any]) -> tuple[Site, ...]:
         sites, start = [], 0
         for record in records.values():
             if record.kind != "latent":
                 continue
-            support = supports[record.name]
-            if support.is_discrete:
-                raise UnsupportedSiteError(
-                    f"site {record.name!r} is discrete; mark it with "
-                    'infer={"enumerate": "parallel"} to have it summed out'
-                )
+            fn = drawn[record.name]
             try:
-                transform = bijection(support)
+                if fn.support.is_discrete:
+                    raise UnsupportedSiteError(
+                        f"site {record.name!r} is discrete; "
+                        + (
+                            'mark it with infer={"enumerate": "parallel"} to have it summed out'
+                            if fn.has_enumerate_support
+                            else "its support is infinite, so integrate it out by hand or truncate it"
+                        )
+                    )
+                transform = bijection(support_of(fn))
                 unconstrained = transform.inverse_shape(record.value.shape)
                 transform.inv(record.value)
             except (NotImplementedError, KeyError) as error:
                 raise UnsupportedSiteError(
-                    f"site {record.name!r} has support {support}, for which no bijection from "
+                    f"site {record.name!r} has support {fn.support}, for which no bijection from "
                     "unconstrained space is known; reparameterise it (pyro.infer.reparam) or move it "
                     "into a deterministic site"
                 ) from error
@@ -247,25 +290,38 @@ class PyroDensity:
     # -- running ----------------------------------------------------------------------------
 
     @contextmanager
-    def _defaults(self) -> Iterator[None]:
-        with defaults(self.dtype, self.device):
-            yield
+    def _globals(self, validate: bool) -> Iterator[None]:
+        """Set dtype, device and validation for a run of the model, and leave every global as it was."""
+        store = pyro.get_param_store()
+        names = set(store.keys())
+        torch_validates = torch.distributions.Distribution._validate_args
+        try:
+            with pyro.validation_enabled(validate), defaults(self.dtype, self.device):
+                yield
+        finally:
+            torch.distributions.Distribution.set_default_validate_args(torch_validates)
+            for name in set(store.keys()) - names:
+                del store[name]
 
     def _run(self, supply: Supply, enumerate_sites: bool = True) -> dict[str, Record]:
-        reader = _Reader(supply)
-        with pyro.validation_enabled(False), self._defaults():
-            enumerating = self._enumerates and enumerate_sites
-            outer = EnumMessenger(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
-            with outer, reader:
-                self._model(*self._args, **self._kwargs)
+        reader = _Reader(supply, self._constants)
+        enumerating = self._enumerates and enumerate_sites
+        outer = Enumeration(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
+        with self._globals(validate=False), outer, reader:
+            self._model(*self._args, **self._kwargs)
         return reader.records
 
     def _from_vector(self, u: Tensor) -> Supply:
         def supply(name: str, fn: Any) -> tuple[Tensor, Tensor]:
             site = self._site(name)
-            transform = bijection(fn.support)
+            transform = bijection(support_of(fn))
             x = u[site.start : site.stop].reshape(site.unconstrained_shape)
             value = transform(x)
+            if value.shape != site.shape:
+                raise UnsupportedSiteError(
+                    f"site {name!r} had shape {tuple(site.shape)} and now has {tuple(value.shape)}; "
+                    "its shape may not change from run to run, nor its support depend on a summed-out site"
+                )
             jacobian = transform.log_abs_det_jacobian(x, value)
             excess = jacobian.dim() - (len(site.shape) - fn.event_dim)
             if excess > 0:
@@ -275,16 +331,16 @@ class PyroDensity:
         return supply
 
     def _site(self, name: str) -> Site:
-        try:
-            return self._by_name[name]
-        except KeyError:
-            raise ModelError(
-                f"site {name!r} appeared only in some runs of the model; the set of sites must not depend on values"
-            ) from None
+        if name not in self._by_name:
+            raise _unsteady(name)
+        return self._by_name[name]
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(log_prior, log_likelihood)`` at one vector ``u`` of shape ``(dim,)``."""
         records = self._run(self._from_vector(u))
+        absent = [s.name for s in self.sites if s.name not in records]
+        if absent:
+            raise _unsteady(absent[0])
         if not self._enumerates:
             zero = u.new_zeros(())
             prior = sum((r.log_prob.sum() for r in records.values() if r.kind == "latent"), zero)  # type: ignore[union-attr]
@@ -305,39 +361,39 @@ class PyroDensity:
         self, records: dict[str, Record]
     ) -> tuple[list[tuple[str, Factor]], dict[int, frozenset[str]], dict[int, str]]:
         home = {
-            r.variable: frozenset(f.name for f in r.plates) for r in records.values() if r.variable is not None
+            r.variable: frozenset(f.name for f in r.plates)
+            for r in records.values()
+            if r.variable is not None
         }
         names = {r.variable: r.name for r in records.values() if r.variable is not None}
         factors = [
-            (r.kind, _pack(r, self._first_available_dim or -1))
+            (r.kind, self._pack(r))
             for r in records.values()
             if r.log_prob is not None
         ]
         return factors, home, names
 
+    def _pack(self, record: Record) -> Factor:
+        assert record.log_prob is not None
+        plates = {f.dim: (f.name, f.size) for f in record.plates}
+        return pack(record.name, record.log_prob, plates, record.dim_to_id, self._first_available_dim)
+
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
         """Return the log likelihood of each observation at one vector ``u``, by observed site."""
         records = self._run(self._from_vector(u))
         if not self._enumerates:
-            return {r.name: r.log_prob for r in records.values() if r.kind == "observed" and r.log_prob is not None}
+            return {n: records[n].log_prob for n in self.observed_sites}  # type: ignore[misc]
         _, home, names = self._factors(records)
         packed = {
-            r.name: _pack(r, self._first_available_dim or -1)
+            r.name: self._pack(r)
             for r in records.values()
             if r.log_prob is not None and r.kind != "latent"
         }
         result = {}
         for name in self.observed_sites:
             mine = packed[name]
-            joined, others = [mine], [n for n in packed if n != name]
-            variables = mine.variables
-            for other in others:
-                if packed[other].variables & variables:
-                    joined.append(packed[other])
-                    variables |= packed[other].variables
-            coupled = [v for v in variables if home[v] != mine.plates]
-            shared = [o for o in others if o in self.observed_sites and packed[o].variables & variables]
-            if coupled or shared:
+            joined, variables, coupled = couplings(packed, name, self.observed_sites, home)
+            if coupled:
                 sites = ", ".join(sorted(repr(names[v]) for v in variables))
                 raise ModelError(
                     f"the observations of site {name!r} are coupled by the summed-out sites {sites}, "
@@ -347,21 +403,27 @@ class PyroDensity:
         return result
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        """Return each site's constrained value at one vector ``u``."""
-        records = self._run(self._from_vector(u), enumerate_sites=deterministic and self._enumerates)
-        kinds = ("latent", "deterministic") if deterministic else ("latent",)
-        return {r.name: r.value for r in records.values() if r.kind in kinds}
+        """Return each site's constrained value at one vector ``u``.
+
+        Deterministic sites that depend on a summed-out site have no single value and are left out.
+        """
+        records = self._run(self._from_vector(u))
+        shapes = self._deterministic_shapes if deterministic else {}
+        return {
+            r.name: r.value
+            for r in records.values()
+            if r.kind == "latent" or (r.kind == "deterministic" and shapes.get(r.name) == r.value.shape)
+        }
 
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return the unconstrained vector of one set of constrained values."""
-        missing = [s.name for s in self.sites if s.name not in values]
-        if missing:
-            raise ShapeError(f"no value was given for site {missing[0]!r}; needed are {list(self._by_name)}")
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
-            value = torch.as_tensor(values[name], dtype=self.dtype, device=self.device)
-            pieces[name] = bijection(fn.support).inv(value).reshape(-1)
+            value, support = values[name], support_of(fn)
+            if not support.check(value).all():
+                raise DataError(f"the value of site {name!r} lies outside its support {support}: {value}")
+            pieces[name] = bijection(support).inv(value).reshape(-1)
             return value, None
 
         self._run(supply)
@@ -373,7 +435,7 @@ class PyroDensity:
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
             value = given[name] if name in given else fn.sample()
-            pieces[name] = bijection(fn.support).inv(value).reshape(-1)
+            pieces[name] = bijection(support_of(fn)).inv(value).reshape(-1)
             return value, None
 
         self._run(supply, enumerate_sites=False)
@@ -405,47 +467,47 @@ class PyroDensity:
 
         stacked = {name: torch.stack([value, value]) for name, value in base.items()}
         torch.func.vmap(probe, randomness="different")(stacked)
-        with self._defaults():
+        with self._globals(validate=False):
             return {name: fn.sample((num_draws,)) for name, fn in roots.items()}
 
 
-def _pack(record: Record, first_available_dim: int) -> Factor:
-    """Label the dimensions of a site's log probability."""
-    tensor = record.log_prob
-    sizes = {f.dim: f.size for f in record.plates}
-    shape = list(tensor.shape)  # type: ignore[union-attr]
-    shape = [1] * max(0, -min(sizes, default=0) - len(shape)) + shape
-    for dim, size in sizes.items():
-        shape[dim] = size
-    tensor = tensor.expand(shape)  # type: ignore[union-attr]
-    plate_names = {f.dim: f.name for f in record.plates}
-    labels: list[Label] = []
-    drop = []
-    for position in range(len(shape)):
-        dim = position - len(shape)
-        if dim in plate_names:
-            labels.append(plate_names[dim])
-        elif dim <= first_available_dim and shape[position] > 1:
-            labels.append(record.dim_to_id[dim])
-        elif shape[position] == 1:
-            drop.append(position)
-        else:
-            raise ModelError(
-                f"site {record.name!r} has a batch dimension ({dim}) outside every plate; "
-                "declare it with pyro.plate or .to_event"
-            )
-    return Factor(tensor.squeeze(drop) if drop else tensor, tuple(labels), frozenset(plate_names.values()))
+def _culprit(error: Exception) -> str:
+    """Quote the user's own line that failed: a distribution is built before its site has a name."""
+    libraries = (*torch.__path__, *pyro.__path__, __file__)
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(libraries):
+            return f", in line {frame.lineno} of {frame.name} ({frame.line})"
+    return ""
+
+
+def _unsteady(name: str) -> ModelError:
+    return ModelError(
+        f"site {name!r} appeared only in some runs of the model; the set of sites must not depend on values"
+    )
 
 
 def _dtype_and_device(
     data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> tuple[torch.dtype, torch.device]:
-    """Find the dtype and device of the floating tensors inside ``data``."""
+    """Find the dtype and device of the floating tensors inside ``data`` and the functions in it."""
     tensors: list[Tensor] = []
+    seen: set[int] = set()
 
     def visit(item: Any) -> None:
         if isinstance(item, Tensor):
             tensors.append(item)
+        elif id(item) in seen:
+            return
+        seen.add(id(item))
+        if isinstance(item, FunctionType):
+            names = getclosurevars(item)
+            visit(names.nonlocals)
+            # Functions among the globals are libraries' more often than the model's own.
+            visit({k: v for k, v in names.globals.items() if not isinstance(v, FunctionType)})
+        elif isinstance(item, MethodType):
+            visit((item.__func__, item.__self__))
+        elif isinstance(item, partial):
+            visit((item.func, item.args, item.keywords))
         elif isinstance(item, torch.nn.Module):
             tensors.extend(item.parameters())
             tensors.extend(item.buffers())
@@ -455,6 +517,8 @@ def _dtype_and_device(
         elif isinstance(item, (list, tuple)):
             for value in item:
                 visit(value)
+        elif callable(item) and not isinstance(item, type):
+            visit(getattr(item, "__dict__", None))
 
     visit(data)
     floating = [t for t in tensors if t.is_floating_point()]

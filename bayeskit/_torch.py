@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -71,10 +72,18 @@ def _cuda_stream(generator: torch.Generator) -> Iterator[None]:
         torch.cuda.set_rng_state(before)
 
 
-def new_generator(seed: int | torch.Generator, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a generator on ``device`` started at ``seed`` (a generator is returned as it is)."""
+def new_generator(
+    seed: int | torch.Generator, device: torch.device | str = "cpu", stream: str = ""
+) -> torch.Generator:
+    """Return a generator on ``device``; a generator is returned as it is.
+
+    ``stream`` names what the numbers are for. Different streams of one seed are
+    independent, so that a user may give the same seed to the sampler and to the
+    estimator without correlating draws and proposals.
+    """
     if isinstance(seed, torch.Generator):
         return seed
+    digest = hashlib.sha256(f"{stream}:{int(seed)}".encode()).digest()
     generator = torch.Generator(device=device)
-    generator.manual_seed(int(seed))
+    generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return generator

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints as pyro_constraints
 from torch import Tensor
@@ -125,3 +127,18 @@ def bijection(support: constraints.Constraint) -> Transform:
             return LowerTriangle("free")
         return LowerTriangle("exp", square=not isinstance(support, type(constraints.lower_cholesky)))
     return biject_to(support)
+
+
+def support_of(fn: Any) -> constraints.Constraint:
+    """Return the support of a distribution.
+
+    Torch calls that of an angle the real line, over which its periodic density
+    does not integrate to one; here it is one turn.
+    """
+    base = fn
+    while isinstance(base, (dist.Independent, dist.MaskedDistribution)):
+        base = base.base_dist
+    if isinstance(base, (dist.VonMises, dist.SineBivariateVonMises, dist.SineSkewed)):
+        turn = constraints.interval(-math.pi, math.pi)
+        return constraints.independent(turn, fn.event_dim) if fn.event_dim else turn
+    return fn.support

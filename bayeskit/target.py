@@ -16,7 +16,14 @@ from bayeskit import _evaluation
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro import PyroDensity, Site
 from bayeskit._torch import global_stream, new_generator, one_thread
-from bayeskit.errors import CompilationWarning, ModelError, SettingsError, ShapeError, SlowModelWarning
+from bayeskit.errors import (
+    BayeskitError,
+    CompilationWarning,
+    ModelError,
+    SettingsError,
+    ShapeError,
+    SlowModelWarning,
+)
 
 Compile = bool | Literal["auto"]
 PriorSampler = Callable[[int, torch.Generator], Tensor]
@@ -49,7 +56,7 @@ class _FunctionDensity:
         device: torch.device,
     ) -> None:
         shape = torch.Size((dim,))
-        self.sites = (Site("u", shape, shape, 0, dim),)
+        self.sites: tuple[Site, ...] = (Site("u", shape, shape, 0, dim),)
         self.dim, self.dtype, self.device = dim, dtype, device
         self.log_prior, self.log_likelihood = log_prior, log_likelihood
 
@@ -224,12 +231,12 @@ class Target:
         try:
             torch.func.vmap(density.joint)(torch.stack([probe, probe]))
         except _UNBATCHABLE as error:
-            density.joint(probe)  # an error of the model itself is raised here, undisguised
+            _raise_if_broken(density, probe)
             warnings.warn(
-                f"the model cannot be batched ({str(error).strip().splitlines()[0][:160]}), so it is evaluated in "
-                "a loop, many times slower; replace Python control flow on sampled values by torch.where",
+                f"the model cannot be batched ({_first_line(error)}), so it is evaluated in a loop, "
+                "many times slower; replace Python control flow on sampled values by torch.where",
                 SlowModelWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
             return False
         return True
@@ -247,7 +254,7 @@ class Target:
     def log_density(self, u: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """Return ``log_prior + beta * log_likelihood``, ``(*batch, d) -> (*batch)``; ``beta`` broadcasts."""
         log_prior, log_likelihood = self.evaluate(u)
-        return _evaluation.tempered(log_prior, log_likelihood, self._beta(beta))
+        return _evaluation.tempered(log_prior, log_likelihood, self._beta(beta, u.shape[:-1]))
 
     def evaluate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass."""
@@ -270,11 +277,20 @@ class Target:
         The graph is traced on the first call with a given number of vectors.
         """
         batch = u.shape[:-1]
-        if u.dim() == 2 and u.shape[1] == self.dim and isinstance(beta, Tensor) and beta.shape == batch:
+        if (
+            batch.numel() > 0
+            and u.dim() == 2
+            and u.shape[1] == self.dim
+            and isinstance(beta, Tensor)
+            and beta.shape == batch
+            and u.dtype == beta.dtype == self.dtype
+        ):
             result = self.evaluator(batch[0])(u, beta)
             return result.log_density, result.gradient
         flat = self._checked(u).reshape(-1, self.dim)
-        b = self._beta(beta).expand(batch).reshape(-1)
+        b = self._beta(beta, batch).expand(batch).reshape(-1)
+        if len(flat) == 0:
+            return flat.new_empty(batch), torch.empty_like(u, dtype=self.dtype, device=self.device)
         result = self.evaluator(len(flat))(flat, b)
         return result.log_density.reshape(batch), result.gradient.reshape(u.shape)
 
@@ -339,7 +355,7 @@ class Target:
         if self._traceable:
             self._traceable = False
             warnings.warn(
-                f"the density cannot be traced ({str(error).strip().splitlines()[0][:160]}) and runs eagerly, slower",
+                f"the density cannot be traced ({_first_line(error)}) and runs eagerly, slower",
                 CompilationWarning,
                 stacklevel=4,
             )
@@ -351,6 +367,9 @@ class Target:
     def _map(self, function: Callable[[Tensor], Any], u: Tensor) -> Any:
         """Apply a function of one vector to every vector of a batch, in chunks."""
         batch = u.shape[:-1]
+        if batch.numel() == 0:
+            shapes = self._map(function, u.new_zeros(1, self.dim))  # one vector tells the shapes of none
+            return _gather([_first_rows(shapes, 0)], batch)
         flat = u.reshape(-1, self.dim)
         if self._loops:
             parts = [_lift(function(row)) for row in flat]
@@ -380,9 +399,12 @@ class Target:
         Raises
         ------
         SettingsError
-            If a target made from functions was given no ``sample_prior``.
+            If ``num_draws`` is less than one, or a target made from functions was given
+            no ``sample_prior``.
         """
-        generator = new_generator(seed)
+        if num_draws < 1:
+            raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
+        generator = new_generator(seed, stream="prior")
         if isinstance(self._density, PyroDensity):
             with global_stream(generator):
                 return self._pyro_prior(self._density, num_draws).to(self.dtype).detach()
@@ -393,7 +415,9 @@ class Target:
             )
         draws = self._sample_prior(num_draws, generator)
         if tuple(draws.shape) != (num_draws, self.dim):
-            raise ShapeError(f"sample_prior returned shape {tuple(draws.shape)} instead of {(num_draws, self.dim)}")
+            raise ShapeError(
+                f"sample_prior returned shape {tuple(draws.shape)} instead of {(num_draws, self.dim)}"
+            )
         return draws.to(self.dtype)
 
     @property
@@ -406,9 +430,8 @@ class Target:
             try:
                 given = density.root_draws(num_draws)
                 dummy = torch.zeros(num_draws, device=self.device)
-                return torch.func.vmap(lambda values, _: density.prior_vector(values), randomness="different")(
-                    given, dummy
-                )
+                draw = torch.func.vmap(lambda values, _: density.prior_vector(values), randomness="different")
+                return draw(given, dummy)
             except _UNBATCHABLE:
                 pass  # some of torch's samplers do not know vmap; the loop below is slower and always right
         return torch.stack([density.prior_vector({}) for _ in range(num_draws)])
@@ -421,7 +444,8 @@ class Target:
         u : Tensor
             Unconstrained vectors, shape ``(*batch, d)``.
         deterministic : bool, default False
-            Include the model's ``pyro.deterministic`` sites.
+            Include the model's ``pyro.deterministic`` sites, but for those that depend on
+            a summed-out site and so have no single value.
         """
         return self._map(lambda v: self._density.values(v, deterministic), self._checked(u))
 
@@ -432,23 +456,31 @@ class Target:
         ------
         ShapeError
             If a site is missing or its trailing shape is not that of the model.
+        DataError
+            If a value lies outside the support of its site.
         """
         batch: torch.Size | None = None
         flat = {}
         for site in self.sites:
             if site.name not in values:
-                raise ShapeError(f"no value for site {site.name!r}; needed are {[s.name for s in self.sites]}")
+                needed = [s.name for s in self.sites]
+                raise ShapeError(f"no value was given for site {site.name!r}; needed are {needed}")
             value = torch.as_tensor(values[site.name], dtype=self.dtype, device=self.device)
             cut = value.dim() - len(site.shape)
             if cut < 0 or value.shape[cut:] != site.shape:
                 raise ShapeError(
-                    f"site {site.name!r} has shape {tuple(site.shape)}, but its value has shape {tuple(value.shape)}"
+                    f"site {site.name!r} has shape {tuple(site.shape)}, "
+                    f"but its value has shape {tuple(value.shape)}"
                 )
             if batch is not None and batch != value.shape[:cut]:
-                raise ShapeError(f"site {site.name!r} has batch shape {tuple(value.shape[:cut])}, not {tuple(batch)}")
+                raise ShapeError(
+                    f"site {site.name!r} has batch shape {tuple(value.shape[:cut])}, not {tuple(batch)}"
+                )
             batch = value.shape[:cut]
             flat[site.name] = value.reshape(-1, *site.shape)
         count = next(iter(flat.values())).shape[0]
+        if count == 0:
+            return torch.empty(*(batch or ()), self.dim, dtype=self.dtype, device=self.device)
         rows = [self._density.vector({k: v[i] for k, v in flat.items()}) for i in range(count)]
         return torch.stack(rows).reshape(*(batch or ()), self.dim)
 
@@ -488,12 +520,35 @@ class Target:
             raise ShapeError(f"the last dimension of u must be {self.dim}, but u has shape {tuple(u.shape)}")
         return u.to(dtype=self.dtype, device=self.device)
 
-    def _beta(self, beta: float | Tensor) -> Tensor:
-        return torch.as_tensor(beta, dtype=self.dtype, device=self.device)
+    def _beta(self, beta: float | Tensor, batch: torch.Size) -> Tensor:
+        result = torch.as_tensor(beta, dtype=self.dtype, device=self.device)
+        padded = (1,) * (len(batch) - result.dim()) + tuple(result.shape)
+        if len(padded) > len(batch) or any(n not in (1, m) for n, m in zip(padded, batch, strict=True)):
+            raise ShapeError(
+                f"beta has shape {tuple(result.shape)}, which does not broadcast to {tuple(batch)}"
+            )
+        return result
 
     def __repr__(self) -> str:
         sites = ", ".join(f"{s.name}{tuple(s.shape)}" for s in self.sites)
         return f"Target(dim={self.dim}, sites=[{sites}], dtype={self.dtype}, device={self.device})"
+
+
+def _raise_if_broken(density: PyroDensity, u: Tensor) -> None:
+    """Raise the model's own error if it cannot be evaluated at a single vector either."""
+    try:
+        density.joint(u)
+    except BayeskitError:
+        raise
+    except _UNBATCHABLE as error:
+        raise ModelError(
+            f"the model runs, but its density cannot be evaluated: {error}; a loop over enumerated sites "
+            "needs pyro.markov around its range"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 def _lift(result: Any) -> Any:
@@ -503,6 +558,12 @@ def _lift(result: Any) -> Any:
     if isinstance(result, tuple):
         return tuple(v.unsqueeze(0) for v in result)
     return result.unsqueeze(0)
+
+
+def _first_rows(result: Any, count: int) -> Any:
+    if isinstance(result, dict):
+        return {k: v[:count] for k, v in result.items()}
+    return tuple(v[:count] for v in result)
 
 
 def _gather(parts: list[Any], batch: torch.Size) -> Any:

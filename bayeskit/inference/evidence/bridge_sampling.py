@@ -76,12 +76,13 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     x = draws.unconstrained[:, half:]
     log_density = draws.log_prior[:, half:] + draws.log_likelihood[:, half:]
     count = num_proposals or log_density.numel()
-    generator = new_generator(seed)
+    generator = new_generator(seed, stream="bridge sampling")
     noise = torch.randn(count, d, generator=generator, dtype=x.dtype).to(x.device)
     y = proposal.loc + noise @ proposal.scale_tril.T
 
     posterior_ratio = log_density - proposal.log_prob(x)  # (chains, draws)
-    proposal_ratio = (target.log_density(y) - proposal.log_prob(y)).nan_to_num(nan=-torch.inf)  # (count,)
+    proposal_ratio = target.log_density(y) - proposal.log_prob(y)  # (count,)
+    proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
     effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
     log_z, converged, iterations = _iterate(posterior_ratio, proposal_ratio, effective)
     numerator, denominator = _terms(posterior_ratio, proposal_ratio, log_z, effective)

@@ -33,7 +33,7 @@ class Budget:
     ----------
     num_chains, num_warmup, num_samples : int, default 16, 500, 1000
         Of the posterior run.
-    num_temperatures, ladder_chains, ladder_warmup, ladder_samples : int, default 50, 32, 150, 500
+    num_temperatures, ladder_chains, ladder_warmup, ladder_samples : int, default 50, 32, 150, 1000
         Of the tempered ladder.
     target_acceptance : float, default 0.8
     """
@@ -44,7 +44,7 @@ class Budget:
     num_temperatures: int = 50
     ladder_chains: int = 32
     ladder_warmup: int = 150
-    ladder_samples: int = 500
+    ladder_samples: int = 1000
     target_acceptance: float = 0.8
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import belongs, posterior_problems, weight_problems
 from bayeskit.inference.evidence.result import Evidence
@@ -72,7 +73,7 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     problems += [p for p in weight_problems(0.0, effective)]
     num_extra = 0
     if target.can_sample_prior:
-        prior = target.log_likelihood(target.sample_prior(PRIOR_DRAWS, seed))
+        prior = target.log_likelihood(target.sample_prior(PRIOR_DRAWS, new_generator(seed, stream="harmonic mean")))
         num_extra = PRIOR_DRAWS
         missed = float((prior < draws.log_likelihood.min()).to(torch.float64).mean())
         diagnostics["missed_prior"] = missed

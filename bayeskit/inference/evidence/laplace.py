@@ -49,7 +49,7 @@ def find_mode(target: Target, *, seed: int = 0, draws: Draws | None = None) -> t
         If no search ends at a finite density.
     """
     one = torch.ones(1, dtype=target.dtype, device=target.device)
-    start = starting_points(target, 4, one.expand(4), new_generator(seed, target.device))
+    start = starting_points(target, 4, one.expand(4), new_generator(seed, target.device, "mode"))
     if draws is not None:
         best = draws.log_density.flatten().argmax()
         start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0), start[:1]])
@@ -131,7 +131,7 @@ def laplace_importance_sampling(
     >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
     (True, True)
     """
-    generator = new_generator(seed)
+    generator = new_generator(seed, stream="laplace importance sampling")
     mode, search = find_mode(target, seed=seed, draws=draws)
     precision, differences = curvature(target, mode)
     proposal = _StudentT(mode, _scale_factor(precision), degrees_of_freedom)
@@ -140,7 +140,7 @@ def laplace_importance_sampling(
     while rounds < MAX_ROUNDS and stalls < 3 and best[0] < 0.5:
         rounds += 1
         x = proposal.sample(pilot, generator)
-        log_weights = (target.log_density(x) - proposal.log_prob(x)).nan_to_num(nan=-torch.inf)
+        log_weights = _log_weights(target, proposal, x)
         share = float(weight_effective_sample_size(log_weights)) / pilot
         stalls = 0 if share > 1.1 * best[0] else stalls + 1
         best = max(best, (share, proposal), key=lambda pair: pair[0])
@@ -148,8 +148,7 @@ def laplace_importance_sampling(
     proposal = best[1] if stalls else proposal
     # The proposal depends on the pilot rounds, so only this last round enters the estimate.
     x = proposal.sample(num_draws, generator)
-    log_weights = target.log_density(x) - proposal.log_prob(x)
-    log_weights = log_weights.nan_to_num(nan=-torch.inf).unsqueeze(0)
+    log_weights = _log_weights(target, proposal, x).unsqueeze(0)
     shape = pareto_shape(log_weights)
     effective = float(weight_effective_sample_size(log_weights[0]))
     return Evidence(
@@ -160,6 +159,12 @@ def laplace_importance_sampling(
         tuple(weight_problems(shape, effective)),
         {"pareto_shape": shape, "effective_draws": effective},
     )
+
+
+def _log_weights(target: Target, proposal: _StudentT, x: Tensor) -> Tensor:
+    """Log importance weights; where the density is not a number it counts as zero."""
+    log_weights = target.log_density(x) - proposal.log_prob(x)
+    return torch.where(log_weights.isnan(), -torch.inf, log_weights)
 
 
 class _StudentT:

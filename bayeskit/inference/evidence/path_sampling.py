@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import Tensor
 
 from bayeskit.inference.evidence.checks import belongs, ladder_problems
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.statistics import mean_error
+from bayeskit.inference.evidence.statistics import log_mean_exp, log_mean_exp_error, mean_error
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
@@ -16,8 +19,8 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> 
 
     The integrand's derivative is the variance of the log likelihood, so the
     trapezoidal rule is corrected for its leading error by the variances at both
-    ends of every interval. What the correction changed, and how much of it is left
-    at half as many temperatures, goes into the standard error.
+    ends of every interval. The first interval, up from the prior, is bridged by its
+    importance ratio as in stepping stone, which needs no moments of the log likelihood.
 
     Parameters
     ----------
@@ -55,25 +58,25 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> 
     True
     """
     belongs(ladder.draws, target)
-    log_likelihood = ladder.log_likelihood
-    beta = ladder.beta
-    mean = log_likelihood.mean((1, 2))
-    centred = log_likelihood - mean[:, None, None]
+    log_likelihood, beta = ladder.log_likelihood, ladder.beta
+    # Under a heavy-tailed prior the log likelihood has no moments, so the first interval is stepped over.
+    first = beta[1] * log_likelihood[:1]
+    start, start_error = float(log_mean_exp(first)), float(log_mean_exp_error(first))
+    tempered, width = log_likelihood[1:], beta[1:].diff()
+    mean = tempered.mean((1, 2))
+    centred = tempered - mean[:, None, None]
     variance = centred.square().mean((1, 2))
-    width = beta.diff()
-    trapezoid = float((width * (mean[1:] + mean[:-1])).sum() / 2)
-    correction = -float((width.square() * variance.diff()).sum() / 12)
+    trapezoid, correction = _integrate(beta[1:], mean, variance)
 
-    weight = torch.zeros_like(beta)
+    weight, slope = torch.zeros_like(mean), torch.zeros_like(mean)
     weight[:-1] += width / 2
     weight[1:] += width / 2
-    slope = torch.zeros_like(beta)
     if corrected:
         slope[:-1] += width.square() / 12
         slope[1:] -= width.square() / 12
     # One series a temperature carries the errors of mean and variance together, correlation included.
     influence = weight[:, None, None] * centred + slope[:, None, None] * centred.square()
-    monte_carlo = float(mean_error(influence).square().sum().sqrt())
+    monte_carlo = math.sqrt(float(mean_error(influence).square().sum()) + start_error**2)
 
     problems, diagnostics = ladder_problems(log_likelihood, ladder.draws.sample_stats.get("diverging"))
     diagnostics |= {"trapezoid_gap": correction, "monte_carlo_error": monte_carlo}
@@ -82,12 +85,12 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> 
             f"the trapezoidal rule is off by about {correction:.3f}, more than the Monte Carlo error: "
             "use corrected=True or more temperatures"
         )
-    left = _remaining_gap(beta, mean, variance) if corrected else 0.0
+    left = _remaining_gap(beta[1:], mean, variance) if corrected else 0.0
     if left > monte_carlo:
         problems.append(f"the ladder is too coarse (gap {left:.3f} after correction): use more temperatures")
     return Evidence(
         "path_sampling",
-        trapezoid + (correction if corrected else 0.0),
+        start + trapezoid + (correction if corrected else 0.0),
         monte_carlo,
         ladder.num_evaluations,
         tuple(problems),
@@ -95,17 +98,18 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> 
     )
 
 
-def _remaining_gap(beta: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> float:
-    """Bound the error of the corrected rule: a sixteenth of what halving the ladder changes.
+def _integrate(beta: Tensor, mean: Tensor, variance: Tensor) -> tuple[float, float]:
+    """Return the trapezoidal integral of ``mean`` and its correction by the derivatives ``variance``."""
+    width = beta.diff()
+    trapezoid = float((width * (mean[1:] + mean[:-1])).sum()) / 2
+    return trapezoid, -float((width.square() * variance.diff()).sum()) / 12
 
-    The corrected rule is of fourth order, so the difference between the whole ladder
-    and every second temperature is about fifteen times the error of the former.
+
+def _remaining_gap(beta: Tensor, mean: Tensor, variance: Tensor) -> float:
+    """Estimate the error left by the corrected rule from a ladder of every second temperature.
+
+    The rule is of fourth order, so the two differ by about fifteen times the error of the finer one.
     """
-
-    def rule(b: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> float:
-        width = b.diff()
-        return float((width * (m[1:] + m[:-1])).sum() / 2 - (width.square() * v.diff()).sum() / 12)
-
-    last = len(beta) - 1
-    keep = sorted({*range(0, last + 1, 2), last})
-    return abs(rule(beta, mean, variance) - rule(beta[keep], mean[keep], variance[keep])) / 15
+    keep = sorted({*range(0, len(beta), 2), len(beta) - 1})
+    fine, coarse = _integrate(beta, mean, variance), _integrate(beta[keep], mean[keep], variance[keep])
+    return abs(sum(fine) - sum(coarse)) / 15

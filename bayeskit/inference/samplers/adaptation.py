@@ -14,6 +14,7 @@ from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.target import Target
 
 MAX_DENSE_DIMENSION = 400
+TRAJECTORY = 0.4 * math.pi
 
 
 class AdaptationState(NamedTuple):
@@ -38,8 +39,9 @@ class Adaptation:
     The chains of a group (those at one temperature) share step size and metric
     and pool what they learn: dual averaging on their mean acceptance
     probability (Hoffman and Gelman 2014), variances in doubling windows. The
-    trajectory is a quarter period of the longest axis: pi/2 times the square
-    root of the largest eigenvalue of the correlation matrix.
+    trajectory is a fifth of a period of the longest axis: 0.4 pi times the square
+    root of the largest eigenvalue of the correlation matrix. (A quarter period would
+    decorrelate means best; log likelihoods, which are even about the mode, want less.)
 
     Parameters
     ----------
@@ -191,7 +193,7 @@ class Adaptation:
         )
 
     def _steps(self, state: AdaptationState) -> Tensor:
-        steps = (0.5 * math.pi * state.correlation_scale / state.step_size).median()
+        steps = (TRAJECTORY * state.correlation_scale / state.step_size).median()
         return steps.clamp(1.0, float(self.max_steps)).to("cpu", torch.float64)
 
     def _rough_step_size(

@@ -48,8 +48,9 @@ class HMC:
         Diagonal of the inverse mass matrix, broadcasts to ``(n, d)``; ideally the
         posterior variances.
     num_steps : float, default 4
-        Mean number of leapfrog steps; each iteration draws an integer from half to
-        one and a half times as many.
+        Mean number of leapfrog steps.
+    num_steps_jitter : float in [0, 1), default 0.25
+        Each iteration draws an integer within this share of ``num_steps``.
     step_size_jitter : float in [0, 1), default 0.2
         Each chain's step size is multiplied by a uniform factor within this of one.
     beta : float or Tensor, default 1
@@ -80,6 +81,7 @@ class HMC:
     step_size: float | Tensor = 0.1
     inverse_mass: Tensor | None = None
     num_steps: float = 4.0
+    num_steps_jitter: float = 0.25
     step_size_jitter: float = 0.2
     beta: float | Tensor = 1.0
     max_energy_error: float = 1000.0
@@ -141,8 +143,8 @@ class HMC:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def _draw_num_steps(self, generator: torch.Generator) -> int:
-        low = max(1, math.floor(0.5 * self.num_steps + 0.5))
-        high = max(low, math.floor(1.5 * self.num_steps + 0.5))
+        low = max(1, math.ceil((1 - self.num_steps_jitter) * self.num_steps - 0.5))
+        high = max(low, math.ceil((1 + self.num_steps_jitter) * self.num_steps - 0.5))
         return int(torch.randint(low, high + 1, (), generator=generator, device=generator.device))
 
     def _beta(self, position: Tensor) -> Tensor:

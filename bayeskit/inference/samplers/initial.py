@@ -50,7 +50,7 @@ def starting_points(
     points = points.to(target.device)
     log_prior, log_likelihood = target.evaluate(points)
     density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
-    density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf).reshape(num_chains, CANDIDATES)
+    density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
     best = density.argmax(1)
     chosen = points.reshape(num_chains, CANDIDATES, -1)[torch.arange(num_chains), best]
     finite = density.max(1).values.isfinite()

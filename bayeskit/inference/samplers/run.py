@@ -99,7 +99,7 @@ def run(
         If no chain can start.
     """
     begin = time.monotonic()
-    generator = new_generator(settings.seed, target.device)
+    generator = new_generator(settings.seed, target.device, settings.description)
     total = adaptation.num_warmup + settings.num_samples
     kernel = replace(adaptation.kernel, planned_calls=EXPECTED_STEPS * total)
     adaptation = replace(adaptation, kernel=kernel)

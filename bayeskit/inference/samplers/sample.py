@@ -221,7 +221,7 @@ def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Ten
 def _with_prior(target: Target, draws: Draws, num_chains: int, seed: int) -> Draws:
     """Put exact prior draws, as ``beta = 0``, in front of the ladder's chains."""
     count = num_chains * draws.num_draws
-    prior = target.sample_prior(count, new_generator(seed + 1_000_003)).to(target.device)
+    prior = target.sample_prior(count, new_generator(seed, stream="ladder prior")).to(target.device)
     log_prior, log_likelihood = target.evaluate(prior)
     shape = (num_chains, draws.num_draws)
     stats = {
@@ -248,7 +248,7 @@ def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | 
     """Return the prior's variance of each coordinate, shape ``(d,)``: a first scale for the metric."""
     if not target.can_sample_prior:
         return None
-    draws = target.sample_prior(num_draws, new_generator(seed + 2_000_003))
+    draws = target.sample_prior(num_draws, new_generator(seed, stream="prior variance"))
     # Quartiles, because a heavy-tailed prior has no variance to speak of.
     low, high = draws.quantile(torch.tensor([0.25, 0.75], dtype=draws.dtype, device=draws.device), dim=0)
     scale = ((high - low) / 1.349).square()

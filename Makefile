@@ -1,0 +1,40 @@
+# The two commands to know: `make demo` and `make test`. Either creates .venv on its first run only.
+
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# On small tensors a second thread only spins; the second core serves the second test process instead.
+export OMP_NUM_THREADS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint types doctest install clean
+
+install: $(STAMP)
+
+# torch first and alone, so that pip never weighs it against the rest; the build back end is pinned as well.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/bayeskit evidence primates --out demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+doctest: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --doctest-modules bayeskit
+
+clean:
+	rm -rf demo out build dist .pytest_cache .mypy_cache .ruff_cache

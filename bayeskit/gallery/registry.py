@@ -1,0 +1,118 @@
+"""The registry of named models."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bayeskit.errors import UnknownNameError
+from bayeskit.gallery.trees import primates_target
+
+if TYPE_CHECKING:
+    from bayeskit.exact import ExactCase
+    from bayeskit.target import Target
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that can be run by name.
+
+    Attributes
+    ----------
+    name : str
+    description : str
+        One line.
+    build : callable
+        Makes its :class:`~bayeskit.Target`.
+    reference : float or None
+        What is known of its log evidence, in nats.
+    reference_source : str
+        Where ``reference`` comes from.
+    """
+
+    name: str
+    description: str
+    build: Callable[[], Target]
+    reference: float | None = None
+    reference_source: str = ""
+
+
+_ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "primates",
+            "mitochondrial DNA of 12 primates on a fixed topology, Jukes-Cantor",
+            primates_target,
+            reference=-6468.912,
+            reference_source="importance sampling with 40,000 draws, standard error 0.004",
+        ),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all models.
+
+    Examples
+    --------
+    >>> from bayeskit import gallery
+    >>> gallery.names()[:2]
+    ('primates', 'linreg10')
+    """
+    from bayeskit.exact import CASES
+
+    return (*_ENTRIES, *CASES)
+
+
+def entries() -> tuple[Entry, ...]:
+    """Return all models; their targets are not built yet."""
+    return tuple(get(name) for name in names())
+
+
+def get(name: str) -> Entry:
+    """Return the model of that name.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    Entry
+
+    Raises
+    ------
+    UnknownNameError
+        If there is none; the message suggests the nearest name.
+
+    Examples
+    --------
+    >>> from bayeskit import gallery
+    >>> gallery.get("linreg10").build().dim
+    10
+    >>> gallery.get("primate")
+    Traceback (most recent call last):
+    ...
+    bayeskit.errors.UnknownNameError: no model is called 'primate'; did you mean 'primates'? ...
+    """
+    if name in _ENTRIES:
+        return _ENTRIES[name]
+    from bayeskit.exact import CASES
+
+    if name not in CASES:
+        raise unknown_name("model", name, names())
+    return _of_case(CASES[name]())
+
+
+def _of_case(case: ExactCase) -> Entry:
+    return Entry(case.name, case.description, case.target, case.log_evidence, case.reference)
+
+
+def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameError:
+    """Return the error for a name that a registry lacks, with the nearest one it has."""
+    nearest = difflib.get_close_matches(name.lower(), [k.lower() for k in known], 1, 0.3)
+    hint = next((f"; did you mean {k!r}?" for k in known if nearest and k.lower() == nearest[0]), ".")
+    return UnknownNameError(f"no {what} is called {name!r}{hint} Known are: {', '.join(known)}")

@@ -1,0 +1,79 @@
+"""Targets of phylogenetic models: the primates, or anyone's alignment and tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bayeskit.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from bayeskit.target import Target
+
+SUBSTITUTION_MODELS = ("JC69",)
+"""Substitution models without free parameters of their own, by name."""
+
+
+def primates_target() -> Target:
+    """Build the target of the primates alignment on its fixed topology, with Jukes-Cantor.
+
+    Examples
+    --------
+    >>> from bayeskit.gallery.trees import primates_target
+    >>> primates_target().dim
+    21
+    """
+    from bayeskit.models.phylogenetics import JC69, TreeModel, primates
+    from bayeskit.target import Target
+
+    alignment, tree = primates()
+    return Target.from_pyro(TreeModel(alignment, tree, substitution=JC69()))
+
+
+def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC69") -> Target:
+    r"""Build the target of an alignment on a fixed unrooted topology.
+
+    Branch lengths have independent exponential priors with rate 10.
+
+    Parameters
+    ----------
+    alignment : path
+        A FASTA, NEXUS or PHYLIP file.
+    tree : path
+        A Newick or NEXUS file over the same taxa.
+    substitution : str, default "JC69"
+        One of :data:`SUBSTITUTION_MODELS`.
+
+    Returns
+    -------
+    Target
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such substitution model.
+    AlignmentError, TreeError
+        If a file is missing or malformed, or the taxa differ.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from bayeskit.gallery import tree_target
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     alignment = pathlib.Path(folder) / "three.fasta"
+    ...     tree = pathlib.Path(folder) / "three.nwk"
+    ...     _ = alignment.write_text(">A\nACGT\n>B\nACGA\n>C\nACAA\n"), tree.write_text("(A,B,C);")
+    ...     tree_target(alignment, tree).dim
+    3
+    """
+    if substitution not in SUBSTITUTION_MODELS:
+        raise UnknownNameError(
+            f"no substitution model is called {substitution!r}; known are: {', '.join(SUBSTITUTION_MODELS)}"
+        )
+    from bayeskit.models import phylogenetics
+    from bayeskit.target import Target
+
+    sequences = phylogenetics.Alignment.from_file(alignment)
+    topology = phylogenetics.Tree.from_file(tree)
+    model = phylogenetics.TreeModel(sequences, topology, substitution=getattr(phylogenetics, substitution)())
+    return Target.from_pyro(model)

@@ -1,0 +1,393 @@
+"""Results as one self-contained HTML page: no network, no other file, readable on a phone and in print."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import math
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from bayeskit._files import write_atomically
+from bayeskit._page import cell, escape, number, pairs, table, whole_page
+from bayeskit.draws import Draws
+from bayeskit.inference.evidence import Evidence, EvidenceComparison
+from bayeskit.inference.evidence.statistics import effective_sample_size, r_hat
+from bayeskit.target import Target
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_PLOTTED = 12
+MAX_LISTED = 400
+AGREEMENT = 3.0
+PACKAGES = ("bayeskit", "torch", "pyro-ppl", "numpy", "scipy", "xarray", "arviz", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What several estimates amount to.
+
+    Attributes
+    ----------
+    best : Evidence or None
+        The trusted estimate with the smallest standard error; None where no method is trusted.
+    num_trusted, num_methods : int
+    disagreeing : tuple of str
+        Trusted methods more than three standard errors of the difference away from ``best``.
+    """
+
+    best: Evidence | None
+    num_trusted: int
+    num_methods: int
+    disagreeing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.best is None:
+            return f"log evidence unknown: none of {self.num_methods} methods is trusted"
+        text = (
+            f"log evidence {self.best.log_evidence:.4f} ± {self.best.standard_error:.4f} "
+            f"by {self.best.method}; {self.num_trusted} of {self.num_methods} methods trusted"
+        )
+        if self.disagreeing:
+            return f"{text}, but it disagrees with {', '.join(self.disagreeing)}"
+        return f"{text}, which agree" if self.num_trusted > 1 else text
+
+
+def headline(estimates: Iterable[Evidence]) -> Headline:
+    """Sum up several estimates of one log evidence.
+
+    Estimates that share draws are not independent, so they are not averaged: the trusted one with the
+    smallest standard error speaks, and the others confirm or contradict it.
+
+    Parameters
+    ----------
+    estimates : iterable of Evidence
+
+    Returns
+    -------
+    Headline
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Evidence
+    >>> bridge = Evidence("bridge_sampling", -94.083, 0.002, 8000)
+    >>> print(headline([bridge, Evidence("path_sampling", -94.09, 0.01, 8000)]))
+    log evidence -94.0830 ± 0.0020 by bridge_sampling; 2 of 2 methods trusted, which agree
+    """
+    results = list(estimates)
+    trusted = [z for z in results if z.trusted]
+    if not trusted:
+        return Headline(None, 0, len(results), ())
+    best = min(trusted, key=lambda z: z.standard_error)
+    away = tuple(
+        z.method
+        for z in trusted
+        if abs(z.log_evidence - best.log_evidence)
+        > AGREEMENT * math.hypot(z.standard_error, best.standard_error)
+    )
+    return Headline(best, len(trusted), len(results), away)
+
+
+def posterior_summary(draws: Draws) -> pd.DataFrame:
+    """Summarise every scalar component of every site, deterministic sites included.
+
+    Parameters
+    ----------
+    draws : Draws
+        With its target; without one, the unconstrained coordinates are summarised.
+
+    Returns
+    -------
+    DataFrame
+        Indexed by the component's name, in model order, with columns ``mean``, ``mcse`` (standard error of
+        the mean), ``sd``, ``5 %``, ``95 %``, ``ess`` and ``r_hat``.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> target = bk.exact.get("beta_binomial").target()
+    >>> draws = bk.sample(target, num_warmup=100, num_samples=200, seed=0)
+    >>> list(posterior_summary(draws).columns)
+    ['mean', 'mcse', 'sd', '5 %', '95 %', 'ess', 'r_hat']
+    """
+    names, values = _components(draws)
+    flat = values.flatten(1)
+    sd = flat.std(1)
+    ess = effective_sample_size(values) if draws.num_draws >= 8 else torch.full_like(sd, math.nan)
+    # NumPy's quantiles: torch's refuse more than 2**24 values.
+    low, high = np.quantile(flat.numpy(), [0.05, 0.95], axis=1)
+    columns = {
+        "mean": flat.mean(1).numpy(),
+        "mcse": (sd / ess.sqrt()).numpy(),
+        "sd": sd.numpy(),
+        "5 %": low,
+        "95 %": high,
+        "ess": ess.numpy(),
+        "r_hat": r_hat(values).numpy() if draws.num_draws >= 4 else np.full(len(names), math.nan),
+    }
+    return pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
+
+
+def write_report(
+    path: str | Path,
+    comparison: EvidenceComparison,
+    *,
+    title: str,
+    target: Target | None = None,
+    reference: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a page with the evidence, the posterior and how both were made.
+
+    Parameters
+    ----------
+    path : path
+        The file to write; an older one is replaced whole or not at all.
+    comparison : EvidenceComparison
+        Its ``results`` may be empty and its ``draws`` None; the page then lacks that part.
+    title : str
+        Heading of the page.
+    target : Target, optional
+        What was sampled; described among the settings. By default that of the draws.
+    reference : float, optional
+        An exact or published log evidence to compare with.
+    settings : mapping, optional
+        More rows for the table of settings, such as file names.
+
+    Raises
+    ------
+    OutputError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from bayeskit.inference.evidence import Evidence, EvidenceComparison
+    >>> estimate = Evidence("bridge_sampling", -94.08, 0.004, 8000)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = pathlib.Path(folder) / "report.html"
+    ...     comparison = EvidenceComparison({"bridge_sampling": estimate}, None, None)
+    ...     write_report(page, comparison, title="linreg10")
+    ...     page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    True
+    """
+    sections = [f"<h1>{escape(title)}</h1>"]
+    if comparison.results:
+        sections += [_headline_section(comparison, reference), _evidence_section(comparison, reference)]
+    if comparison.draws is not None:
+        sections.append(_posterior_section(comparison.draws))
+    sections.append(_settings_section(comparison, target, settings or {}))
+    page = whole_page(title, sections)
+    write_atomically(path, page.encode("utf-8"))
+
+
+# -- sections -------------------------------------------------------------------------------
+
+
+def _headline_section(comparison: EvidenceComparison, reference: float | None) -> str:
+    summary = headline(comparison)
+    if summary.best is None:
+        value = '<p class="value bad">unknown</p>'
+    else:
+        best = summary.best
+        error = f'<span class="error">± {best.standard_error:.4f}</span>'
+        value = f'<p class="value">{best.log_evidence:.4f} {error}</p>'
+    note = ""
+    if reference is not None:
+        note = f" Reference value: {reference:.4f}."
+        if summary.best is not None and summary.best.standard_error > 0:
+            z = (summary.best.log_evidence - reference) / summary.best.standard_error
+            note += f" The estimate is {z:+.2f} standard errors away from it."
+    text = f"<p>{escape(str(summary))}.{note}</p>"
+    return f'<section class="headline"><h2>Log evidence</h2>{value}{text}</section>'
+
+
+def _evidence_section(comparison: EvidenceComparison, reference: float | None) -> str:
+    header = ["method", "log evidence", "standard error", "evaluations", "seconds", "trusted"]
+    rows = []
+    for z in comparison:
+        cells = [
+            cell(z.method),
+            number(z.log_evidence, ".4f"),
+            number(z.standard_error, ".4f"),
+            number(z.num_evaluations, ",d"),
+            number(z.seconds, ".1f"),
+            cell("yes" if z.trusted else "no"),
+        ]
+        rows.append(("" if z.trusted else "untrusted", cells))
+    parts = ["<section><h2>Estimates</h2>", table(header, rows)]
+    items = [
+        f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>"
+        for z in comparison
+        if z.warnings
+    ]
+    if items:
+        parts.append(f"<h3>Why some are not trusted</h3><ul>{''.join(items)}</ul>")
+    parts.append(
+        "<p>Standard errors are Monte Carlo errors of the log evidence, in nats. Evaluations and seconds "
+        "include the shared draws: what each estimate would have cost alone.</p>"
+    )
+    caption = "Estimates with 95 % intervals; hollow ones are not trusted, arrows lie beyond the axis."
+    figure = _evidence_figure(comparison, reference)
+    parts.append(f"<figure>{figure}<figcaption>{caption}</figcaption></figure></section>")
+    return "".join(parts)
+
+
+def _posterior_section(draws: Draws) -> str:
+    summary = posterior_summary(draws)
+    shown = summary.iloc[np.sort(_worst_first(summary)[:MAX_LISTED])]
+    formats = {"ess": ".0f", "r_hat": ".3f"}
+    rows = []
+    for name, row in shown.iterrows():
+        flag = "untrusted" if row["r_hat"] > 1.05 else ""
+        cells = [number(row[c], formats.get(c, ".4g")) for c in summary.columns]
+        rows.append((flag, [cell(str(name)), *cells]))
+    count = draws.num_chains * draws.num_draws
+    diverging = draws.sample_stats.get("diverging")
+    text = f"{draws.num_chains} chains of {draws.num_draws} draws"
+    if diverging is not None:
+        text += f", {int(diverging.sum())} of {count} transitions divergent"
+    parts = [f"<section><h2>Posterior</h2><p>{text}.</p>"]
+    if len(shown) < len(summary):
+        parts.append(f"<p>Only the {len(shown)} of {len(summary)} parameters with the largest R-hat.</p>")
+    parts.append(table(["parameter", *summary.columns], rows))
+    parts.append(
+        "</section><section><h2>Chains</h2><p>Worst R-hat first. Left: the path of every chain. "
+        "Right: how far the ranks of each chain stray from uniform; chains that agree stay near zero.</p>"
+    )
+    parts.append(_chain_figures(draws, summary))
+    parts.append("</section>")
+    return "".join(parts)
+
+
+def _settings_section(
+    comparison: EvidenceComparison, target: Target | None, settings: Mapping[str, Any]
+) -> str:
+    draws = comparison.draws
+    target = target or (draws.target if draws is not None else None)
+    facts: dict[str, Any] = dict(settings) | dict(comparison.settings)
+    if target is not None:
+        # A run may have hundreds of sites; their names would drown the rest.
+        sites = ", ".join(f"{site.name} {tuple(site.shape)}" for site in target.sites[:20])
+        facts |= {
+            "dimension": target.dim,
+            "sites": sites,
+            "precision": str(target.dtype).removeprefix("torch."),
+        }
+        facts["device"] = str(target.device)
+    if draws is not None:
+        facts["posterior run, seconds"] = f"{draws.seconds:.1f}"
+        facts["posterior run, gradients"] = f"{draws.num_gradients:,}"
+    if comparison.ladder is not None:
+        facts["tempered ladder, seconds"] = f"{comparison.ladder.draws.seconds:.1f}"
+        facts["tempered ladder, gradients"] = f"{comparison.ladder.num_evaluations:,}"
+    facts["estimators alone, seconds"] = f"{_own_seconds(comparison):.1f}"
+    versions = (
+        {"python": platform.python_version()} | _versions() | {"platform": platform.platform(terse=True)}
+    )
+    tables = (("Settings", facts), ("Versions", versions))
+    return "".join(f"<section><h2>{name}</h2>{pairs(rows)}</section>" for name, rows in tables)
+
+
+def _own_seconds(comparison: EvidenceComparison) -> float:
+    """Return the time of the estimators without the draws that each row counts in."""
+    from bayeskit.inference.evidence import METHODS
+
+    shared = {
+        "posterior": 0.0 if comparison.draws is None else comparison.draws.seconds,
+        "ladder": 0.0 if comparison.ladder is None else comparison.ladder.draws.seconds,
+    }
+    own = (z.seconds - shared.get(METHODS[z.method].needs, 0.0) for z in comparison if z.method in METHODS)
+    return sum(max(0.0, seconds) for seconds in own)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+# -- figures --------------------------------------------------------------------------------
+
+
+def _evidence_figure(comparison: EvidenceComparison, reference: float | None) -> str:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 1.5 + 0.4 * len(comparison.results)), layout="constrained")
+    comparison.plot(reference, figure.subplots())
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    # Inside a page the XML declaration and document type before the element are not allowed.
+    svg = text[text.index("<svg") :]
+    return svg.replace("<svg", '<svg role="img" aria-label="Estimates of the log evidence"', 1)
+
+
+def _chain_figures(draws: Draws, summary: pd.DataFrame) -> str:
+    from matplotlib.figure import Figure
+
+    from bayeskit._plots import plot_rank, plot_trace
+
+    names, values = _components(draws)
+    figures = []
+    for index in _worst_first(summary)[:MAX_PLOTTED]:
+        name, chains = names[index], values[index].numpy()
+        figure = Figure(figsize=(8.0, 2.1), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.7, 1.0])
+        plot_trace(chains, _plain(name), left)
+        plot_rank(chains, "", right)
+        ratio = float(summary["r_hat"].iloc[index])
+        figures.append(
+            f'<figure><img alt="Trace and ranks of {escape(name)}" src="{_as_png(figure)}">'
+            f"<figcaption>{escape(name)}, R-hat {ratio:.3f}</figcaption></figure>"
+        )
+    return "".join(figures)
+
+
+def _plain(text: str) -> str:
+    """Keep matplotlib from reading dollar signs in a site's name as mathematics."""
+    return text.replace("$", r"\$")
+
+
+def _as_png(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+# -- numbers --------------------------------------------------------------------------------
+
+
+def _components(draws: Draws) -> tuple[list[str], torch.Tensor]:
+    """Return the name of every scalar component and its chains, ``(components, chains, draws)``."""
+    if draws.target is None:
+        sites = {"u": draws.unconstrained}
+    else:
+        sites = draws.values()
+    names: list[str] = []
+    columns = []
+    for site, value in sites.items():
+        shape = value.shape[2:]
+        indices = itertools.product(*(range(n) for n in shape))
+        names += [f"{site}[{','.join(map(str, index))}]" if index else site for index in indices]
+        columns.append(value.detach().cpu().to(torch.float64).reshape(*value.shape[:2], -1).movedim(-1, 0))
+    return names, torch.cat(columns)
+
+
+def _worst_first(summary: pd.DataFrame) -> np.ndarray:
+    """Return positions by falling R-hat; a chain with NaN counts as worst."""
+    return np.argsort(-summary["r_hat"].fillna(np.inf).to_numpy(), kind="stable")

@@ -1,0 +1,6 @@
+"""What joins models with inference: runs that leave their results in a folder, and the exam."""
+
+from bayeskit.workflows.exam import Exam, ExamRow, run_exam
+from bayeskit.workflows.folder import evidence_in_folder, posterior_in_folder, save_netcdf
+
+__all__ = ["Exam", "ExamRow", "evidence_in_folder", "posterior_in_folder", "run_exam", "save_netcdf"]

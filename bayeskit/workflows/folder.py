@@ -1,0 +1,232 @@
+"""Runs that leave table, draws and report in a folder, and that resume there after they were killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from bayeskit._arviz import to_datasets
+from bayeskit._files import as_output_folder, write_atomically
+from bayeskit.draws import Draws
+from bayeskit.errors import OutputError
+from bayeskit.inference.evidence import Budget, EvidenceComparison, compare, select
+from bayeskit.inference.samplers import sample
+from bayeskit.report import posterior_summary, write_report
+from bayeskit.target import Target
+
+CHECKPOINT = "checkpoint"
+
+
+def evidence_in_folder(
+    target: Target,
+    folder: str | Path,
+    *,
+    title: str,
+    methods: str | Sequence[str] = "all",
+    seed: int = 0,
+    budget: Budget | None = None,
+    reference: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> EvidenceComparison:
+    """Estimate the evidence and write ``evidence.csv``, ``posterior.nc`` and ``report.html``.
+
+    The folder is checked before anything is computed. While the run goes on its state lies in
+    ``checkpoint.posterior`` and ``checkpoint.ladder``; a run that was killed resumes from them when it is
+    called again with the same arguments, and they are deleted once all results are written.
+
+    Parameters
+    ----------
+    target : Target
+    folder : path
+        Made if it does not exist.
+    title : str
+        Heading of the report.
+    methods, seed, budget, progress
+        As in :func:`bayeskit.inference.evidence.compare`.
+    reference, settings
+        As in :func:`bayeskit.report.write_report`.
+
+    Returns
+    -------
+    EvidenceComparison
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written.
+    UnknownNameError
+        For an unknown method.
+    CheckpointError
+        If the folder holds a checkpoint of another run.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import bayeskit as bk
+    >>> from bayeskit.workflows import evidence_in_folder
+    >>> from bayeskit.inference.evidence import Budget
+    >>> target = bk.exact.get("beta_binomial").target()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     table = evidence_in_folder(
+    ...         target, folder, title="coin", methods=["bridge_sampling"], budget=Budget(4, 100, 200))
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['evidence.csv', 'posterior.nc', 'report.html']
+    """
+    select(methods)
+    out = as_output_folder(folder)
+    comparison = compare(target, methods, seed, budget=budget, checkpoint=out / CHECKPOINT, progress=progress)
+    # The table first: should the disk fill up on the draws, the answer is already there.
+    comparison.to_csv(out / "evidence.csv")
+    draws = posterior_draws(comparison)
+    if draws is not None:
+        save_netcdf(draws, out / "posterior.nc")
+    write_report(
+        out / "report.html", comparison, title=title, target=target, reference=reference, settings=settings
+    )
+    _remove_checkpoints(out)
+    return comparison
+
+
+def posterior_in_folder(
+    target: Target,
+    folder: str | Path,
+    *,
+    title: str,
+    seed: int = 0,
+    num_chains: int = 4,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    target_acceptance: float = 0.8,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Draws:
+    """Draw from the posterior and write ``summary.csv``, ``posterior.nc`` and ``report.html``.
+
+    Checks the folder first and resumes as :func:`evidence_in_folder` does.
+
+    Parameters
+    ----------
+    target, folder, title, settings
+        As in :func:`evidence_in_folder`.
+    seed, num_chains, num_warmup, num_samples, target_acceptance, progress
+        As in :func:`bayeskit.sample`.
+
+    Returns
+    -------
+    Draws
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written.
+    CheckpointError
+        If the folder holds a checkpoint of another run.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import bayeskit as bk
+    >>> from bayeskit.workflows import posterior_in_folder
+    >>> target = bk.exact.get("beta_binomial").target()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draws = posterior_in_folder(target, folder, title="coin", num_warmup=50, num_samples=50)
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['posterior.nc', 'report.html', 'summary.csv']
+    """
+    out = as_output_folder(folder)
+    draws = sample(
+        target,
+        num_chains,
+        num_warmup,
+        num_samples,
+        seed,
+        target_acceptance=target_acceptance,
+        checkpoint=out / f"{CHECKPOINT}.posterior",
+        progress=progress,
+    )
+    table = posterior_summary(draws).to_csv(float_format="%.8g")
+    write_atomically(out / "summary.csv", table.encode())
+    save_netcdf(draws, out / "posterior.nc")
+    facts = dict(settings or {}) | {"num_chains": num_chains, "num_samples": num_samples} | draws.settings
+    write_report(
+        out / "report.html", EvidenceComparison({}, draws, None), title=title, target=target, settings=facts
+    )
+    _remove_checkpoints(out)
+    return draws
+
+
+def posterior_draws(comparison: EvidenceComparison) -> Draws | None:
+    """Return the draws from the posterior: the posterior run, or else the last rung of the ladder.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import EvidenceComparison
+    >>> from bayeskit.workflows.folder import posterior_draws
+    >>> posterior_draws(EvidenceComparison({}, None, None)) is None
+    True
+    """
+    if comparison.draws is not None or comparison.ladder is None:
+        return comparison.draws
+    whole = comparison.ladder.draws
+    last = whole.beta == 1
+    return Draws(
+        whole.unconstrained[last],
+        whole.log_prior[last],
+        whole.log_likelihood[last],
+        whole.beta[last],
+        {name: value[last] for name, value in whole.sample_stats.items()},
+        whole.num_gradients,
+        whole.seconds,
+        whole.settings,
+        whole.target,
+    )
+
+
+def save_netcdf(draws: Draws, path: str | Path) -> None:
+    """Write draws as netCDF in ArviZ's schema, whole or not at all.
+
+    Parameters
+    ----------
+    draws : Draws
+    path : path
+
+    Raises
+    ------
+    OutputError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import bayeskit as bk, xarray as xr
+    >>> from bayeskit.workflows import save_netcdf
+    >>> target = bk.exact.get("beta_binomial").target()
+    >>> draws = bk.sample(target, num_warmup=50, num_samples=20)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_netcdf(draws, f"{folder}/posterior.nc")
+    ...     with xr.open_datatree(f"{folder}/posterior.nc", engine="h5netcdf") as tree:
+    ...         dict(tree["posterior"].sizes)
+    {'chain': 4, 'draw': 20}
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    tree = xr.DataTree.from_dict(to_datasets(draws))
+    try:
+        tree.to_netcdf(temporary, engine="h5netcdf")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; "
+            "choose a folder that exists, is writable and has space"
+        ) from error
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    for part in ("posterior", "ladder"):
+        (folder / f"{CHECKPOINT}.{part}").unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from bayeskit.inference.evidence.statistics import (
+    effective_sample_size,
+    independent_log_mean_exp_error,
+    log_mean_exp,
+    log_mean_exp_error,
+    mean_error,
+    pareto_shape,
+    r_hat,
+    weight_effective_sample_size,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz
+
+
+def autoregressive(rho, shape, seed=0):
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = noise.clone()
+    for i in range(1, shape[-1]):
+        x[..., i] = rho * x[..., i - 1] + math.sqrt(1 - rho**2) * noise[..., i]
+    return x
+
+
+@pytest.mark.parametrize("rho", [-0.5, 0.0, 0.5, 0.9])
+def test_effective_sample_size_of_autoregressive_draws(rho):
+    """The exact answer is N (1 - rho) / (1 + rho); each estimate scatters by a few per cent, their mean by less."""
+    x = autoregressive(rho, (64, 4, 2000))
+    ratio = effective_sample_size(x) / (8000 * (1 - rho) / (1 + rho))
+    error = float(ratio.std()) / 8
+    # Geyer's estimate truncates a sum of noisy terms; its bias at 8,000 draws stays within 5 %.
+    assert abs(float(ratio.mean()) - 1) < 5 * error + 0.05
+
+
+@pytest.mark.parametrize("rho", [-0.5, 0.0, 0.9])
+def test_effective_sample_size_agrees_with_arviz(rho):
+    x = autoregressive(rho, (4, 1000), seed=3)
+    theirs = float(arviz.ess({"x": x.numpy()}, method="mean")["x"])
+    assert abs(float(effective_sample_size(x)) / theirs - 1) < 0.02
+
+
+def test_r_hat_agrees_with_arviz():
+    x = autoregressive(0.5, (4, 500), seed=1) + torch.tensor([[0.0], [0.3], [0.0], [-0.2]])
+    theirs = float(arviz.rhat({"x": x.numpy()}, method="split")["x"])
+    assert abs(float(r_hat(x)) - theirs) < 1e-10
+
+
+def test_pareto_shape_agrees_with_arviz():
+    generator = torch.Generator().manual_seed(0)
+    for k in (0.2, 0.5, 0.9):
+        log_weights = -k * torch.rand(4000, generator=generator, dtype=torch.float64).log()
+        _, theirs = arviz.psislw(log_weights.numpy())
+        assert abs(pareto_shape(log_weights) - float(theirs)) < 0.01
+
+
+def test_pareto_shape_of_degenerate_weights():
+    assert pareto_shape(torch.zeros(1000)) == -math.inf
+    one = torch.full((1000,), -torch.inf)
+    one[3] = 0.0
+    assert pareto_shape(one) == math.inf
+    assert pareto_shape(torch.zeros(3)) == math.inf
+
+
+def test_standard_errors_match_the_scatter_of_replicates():
+    x = autoregressive(0.6, (400, 4, 500))
+    ratio = float(x.mean((1, 2)).std() / mean_error(x).square().mean().sqrt())
+    assert abs(ratio - 1) < 4.5 / math.sqrt(2 * 400) + 0.05  # sd of an sd, and the 5 % bias above
+    log_x = 0.3 * x
+    scatter = float(log_mean_exp(log_x).std() / log_mean_exp_error(log_x).square().mean().sqrt())
+    assert abs(scatter - 1) < 4.5 / math.sqrt(2 * 400) + 0.05
+
+
+def test_independent_error_against_the_log_normal():
+    x = 0.5 * torch.randn(500, 1, 2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    estimate, error = log_mean_exp(x), independent_log_mean_exp_error(x)
+    z = (estimate - 0.125) / error
+    assert abs(float(z.mean())) < 4.5 / math.sqrt(500) + 0.05
+    assert abs(float(z.std()) - 1) < 4.5 / math.sqrt(1000)
+
+
+def test_weight_effective_sample_size():
+    assert float(weight_effective_sample_size(torch.zeros(50))) == pytest.approx(50)
+    assert float(weight_effective_sample_size(torch.tensor([0.0, -torch.inf, -torch.inf]))) == pytest.approx(1)
+
+
+def test_a_constant_counts_in_full():
+    assert float(effective_sample_size(torch.full((2, 100), 3.0))) == 200
+    assert np.isfinite(float(r_hat(torch.full((2, 100), 3.0))))

@@ -1,0 +1,172 @@
+import math
+
+import pytest
+import torch
+from scipy.special import digamma, polygamma
+from scipy.stats import kstest, norm
+
+import bayeskit as bk
+from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence.statistics import mean_error
+from bayeskit.inference.samplers import HMC, Adaptation, RunSettings, run
+
+
+def z_score(x, truth):
+    """Standardised error of the mean of ``(chains, draws)``."""
+    return abs(float((x.mean() - truth) / mean_error(x)))
+
+
+def invariance_p_value(kernel, target, start, quantile, num_steps=3):
+    """Start exact, step a few times, and ask whether coordinate 0 is still exact."""
+    generator = torch.Generator().manual_seed(5)
+    state = kernel.init(target, start)
+    for _ in range(num_steps):
+        state, _ = kernel.step(target, state, generator=generator)
+    return kstest(quantile(state.position[:, 0].numpy()), "uniform").pvalue
+
+
+def test_one_step_leaves_the_target_invariant(skewed):
+    start = skewed.sample_prior(20_000, 3)
+    from scipy.stats import gamma
+
+    kernel = HMC(step_size=0.4, num_steps=3.0)
+    p = invariance_p_value(kernel, skewed, start, lambda x: gamma.cdf(torch.tensor(x).exp(), 3))
+    assert p > 1e-5
+
+
+class _WrongDensity(HMC):
+    """The mutation: the acceptance step sees the density without the Jacobian-like linear term."""
+
+    def _evaluate(self, target, position, beta):
+        evaluation = super()._evaluate(target, position, beta)
+        return evaluation._replace(log_density=evaluation.log_density - 0.2 * position[:, 0])
+
+
+def test_the_invariance_test_notices_a_wrong_acceptance_step(skewed):
+    from scipy.stats import gamma
+
+    start = skewed.sample_prior(20_000, 3)
+    kernel = _WrongDensity(step_size=0.4, num_steps=3.0)
+    p = invariance_p_value(kernel, skewed, start, lambda x: gamma.cdf(torch.tensor(x).exp(), 3))
+    assert p < 1e-5
+
+
+def test_moments_of_a_skewed_correlated_target(skewed, limit):
+    draws = bk.sample(skewed, num_chains=16, num_warmup=300, num_samples=2000, seed=2, progress=False)
+    x, y = draws.unconstrained[..., 0], draws.unconstrained[..., 1]
+    mean, variance = float(digamma(3)), float(polygamma(1, 3))
+    truths = {
+        "mean x": (x, mean),
+        "mean y": (y, 0.8 * mean),
+        "variance x": ((x - mean).square(), variance),
+        "variance y": ((y - 0.8 * mean).square(), 0.64 * variance + 0.25),
+        "covariance": ((x - mean) * (y - 0.8 * mean), 0.8 * variance),
+        "skewness": (((x - mean) / math.sqrt(variance)) ** 3, float(polygamma(2, 3)) / variance**1.5),
+    }
+    scores = {name: z_score(*pair) for name, pair in truths.items()}
+    assert max(scores.values()) < limit(len(scores)), scores
+
+
+def test_each_chain_has_its_own_temperature(normal_normal, limit):
+    beta = torch.tensor([0.0, 0.1, 0.5, 1.0], dtype=torch.float64).repeat_interleave(16)
+    adaptation = Adaptation(HMC(beta=beta), 200, num_groups=4)
+    result = run(normal_normal, adaptation, RunSettings(64, 200, 1000, seed=1, progress=False))
+    x = result.position.movedim(0, 1).reshape(4, 16, 1000, 2)
+    scores = []
+    for level, b in enumerate((0.0, 0.1, 0.5, 1.0)):
+        mean, variance = b / (1 + b), 1 / (1 + b)
+        scores += [z_score(x[level, ..., i], mean) for i in range(2)]
+        scores += [z_score((x[level, ..., i] - mean).square(), variance) for i in range(2)]
+    assert max(scores) < limit(len(scores)), scores
+
+
+def test_energy_error_falls_with_the_square_of_the_step(normal_normal):
+    start = normal_normal.sample_prior(2000, 0)
+
+    def error(step_size):
+        kernel = HMC(step_size=step_size, num_steps=round(1.2 / step_size), num_steps_jitter=0.0, step_size_jitter=0.0)
+        state = kernel.init(normal_normal, start)
+        _, info = kernel.step(normal_normal, state, generator=torch.Generator().manual_seed(0))
+        return float((-info.acceptance_rate.log()).square().mean().sqrt())
+
+    ratio = error(0.2) / error(0.1)
+    assert 3.5 < ratio < 4.5  # second order: halving the step divides the error by four
+
+
+def test_a_nan_in_one_chain_does_not_spoil_the_others(limit):
+    """The density is NaN left of -3, where one chain starts."""
+
+    def log_prior(u):
+        value = norm_log_density(u)
+        return torch.where(u[..., 0] < -3, torch.nan, value)
+
+    def norm_log_density(u):
+        return (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    target = bk.Target.from_functions(log_prior, lambda u: 0 * u.sum(-1), 2)
+    initial = torch.zeros(8, 2, dtype=torch.float64)
+    initial[3] = -5.0
+    with pytest.warns(bk.errors.InitializationWarning, match=r"chains \[3\]"), pytest.warns(
+        bk.errors.SamplingWarning, match="diverged"
+    ):
+        draws = bk.sample(target, 8, 200, 500, seed=1, initial=initial, progress=False)
+    assert bool((draws.unconstrained[3] == -5).all())
+    others = draws.unconstrained[[0, 1, 2, 4, 5, 6, 7]]
+    assert bool(others.isfinite().all())
+    assert z_score(others[..., 1], 0.0) < limit()
+    assert z_score(others[..., 1].square(), 1.0) < limit()
+
+
+def test_divergences_are_counted():
+    """A density that ends in a cliff."""
+    target = bk.Target.from_functions(
+        lambda u: torch.where(u[..., 0].abs() < 1, torch.zeros_like(u[..., 0]), -torch.inf),
+        lambda u: 0 * u[..., 0],
+        1,
+    )
+    kernel = HMC(step_size=1.5, num_steps=2.0)
+    state = kernel.init(target, torch.zeros(200, 1, dtype=torch.float64))
+    state, info = kernel.step(target, state, generator=torch.Generator().manual_seed(0))
+    assert 0 < int(info.diverging.sum()) < 200
+    assert bool((state.position.abs() < 1).all())
+
+
+@pytest.mark.parametrize(
+    "setting", [{"step_size": 0.0}, {"step_size": -1.0}, {"beta": 1.5}, {"beta": -0.1}, {"num_steps": 0.5}]
+)
+def test_settings_outside_their_domain_are_refused(setting):
+    with pytest.raises(SettingsError, match=next(iter(setting))):
+        HMC(**setting)
+
+
+def test_same_seed_same_draws_and_float32_stays_float32():
+    def model(y):
+        mean = bk_normal("mean")
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    import pyro
+    import pyro.distributions as dist
+
+    def bk_normal(name):
+        return pyro.sample(name, dist.Normal(0.0, 1.0))
+
+    y = torch.tensor([0.5, 1.5, 1.0])
+    target = bk.Target.from_pyro(model, y)
+    first = bk.sample(target, num_warmup=50, num_samples=50, seed=7, progress=False)
+    second = bk.sample(target, num_warmup=50, num_samples=50, seed=7, progress=False)
+    other = bk.sample(target, num_warmup=50, num_samples=50, seed=8, progress=False)
+    assert first.unconstrained.dtype == torch.float32
+    assert torch.equal(first.unconstrained, second.unconstrained)
+    assert not torch.equal(first.unconstrained, other.unconstrained)
+
+
+def test_sampling_leaves_torch_globals_alone(normal_normal):
+    state, threads, dtype = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
+    bk.sample(normal_normal, num_warmup=30, num_samples=10, progress=False)
+    assert torch.equal(state, torch.get_rng_state())
+    assert threads == torch.get_num_threads() and dtype == torch.get_default_dtype()
+
+
+def test_normal_cdf_of_the_limit(limit):
+    assert abs(2 * norm.sf(limit()) - 1e-5) < 1e-12

@@ -1,0 +1,173 @@
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit import exact
+from bayeskit.errors import CheckpointError, InitializationError, OutputError, SettingsError, ShapeError
+from bayeskit.inference.samplers import sample_ladder
+
+SCRIPT = """
+import sys, torch, bayeskit as bk
+from bayeskit import exact
+checkpoint, out = sys.argv[1:]
+draws = bk.sample(exact.get("eight_schools").target(), 4, 300, 700, seed=3,
+                  checkpoint=checkpoint or None, checkpoint_seconds=0.01, progress=False)
+draws.save(out)
+"""
+
+
+def _run(checkpoint, out, kill_after=None):
+    command = [sys.executable, "-c", SCRIPT, str(checkpoint), str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    if kill_after is not None:
+        deadline = time.monotonic() + 120
+        before = Path(checkpoint).stat().st_mtime_ns if Path(checkpoint).exists() else None
+        while process.poll() is None and time.monotonic() < deadline:
+            if Path(checkpoint).exists() and Path(checkpoint).stat().st_mtime_ns != before:
+                break  # this process has made progress of its own
+            time.sleep(0.005)
+        time.sleep(kill_after)
+        process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate(timeout=300)
+    return process.returncode, errors.decode()
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path):
+    target = exact.get("eight_schools").target()
+    whole = bk.sample(target, 4, 300, 700, seed=3, progress=False)
+    checkpoint, out = tmp_path / "state", tmp_path / "draws"
+    moments = random.Random(11)
+    killed = 0
+    for _ in range(2):
+        code, _ = _run(checkpoint, out, kill_after=moments.uniform(0.0, 0.5))
+        killed += code == -signal.SIGKILL
+    assert killed >= 1 and checkpoint.exists()
+    code, errors = _run(checkpoint, out)
+    assert code == 0, errors
+    resumed = bk.Draws.load(out, target)
+    assert torch.equal(resumed.unconstrained, whole.unconstrained)
+    assert torch.equal(resumed.log_likelihood, whole.log_likelihood)
+    assert resumed.num_gradients == whole.num_gradients
+    for name, value in whole.sample_stats.items():
+        assert torch.equal(resumed.sample_stats[name], value), name
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "state"
+    target = exact.get("beta_binomial").target()
+    draws = bk.sample(target, 4, 50, 50, checkpoint=path, progress=False)
+    return path, target, draws
+
+
+def test_a_finished_checkpoint_gives_the_same_draws(checkpoint):
+    path, target, draws = checkpoint
+    again = bk.sample(target, 4, 50, 50, checkpoint=path, progress=False)
+    assert torch.equal(draws.unconstrained, again.unconstrained)
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_kept(checkpoint):
+    path, _, _ = checkpoint
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="another model"):
+        bk.sample(exact.beta_binomial(3, 10).target(), 4, 50, 50, checkpoint=path, progress=False)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [({"num_samples": 60}, "num_samples"), ({"seed": 1}, "seed"), ({"num_warmup": 60}, "num_warmup")]
+)
+def test_a_checkpoint_of_other_settings_is_refused(checkpoint, change, name):
+    path, target, _ = checkpoint
+    settings = {"num_chains": 4, "num_warmup": 50, "num_samples": 50} | change
+    with pytest.raises(CheckpointError, match=name):
+        bk.sample(target, **settings, checkpoint=path, progress=False)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 200, -1])
+def test_a_truncated_checkpoint_is_refused(checkpoint, keep):
+    path, target, _ = checkpoint
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="truncated"):
+        bk.sample(target, 4, 50, 50, checkpoint=path, progress=False)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_said(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        bk.sample(exact.get("beta_binomial").target(), 4, 50, 50, checkpoint=file / "state", progress=False)
+
+
+def test_a_disk_that_fills_up_leaves_the_last_good_checkpoint(checkpoint, tmp_path, monkeypatch):
+    _, target, whole = checkpoint
+    path, calls = tmp_path / "folder" / "state", []
+    path.parent.mkdir()
+
+    def fills_up(_):
+        calls.append(1)
+        if len(calls) > 70:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fills_up)
+        with pytest.raises(OutputError, match="No space left"):
+            bk.sample(target, 4, 50, 50, checkpoint=path, checkpoint_seconds=0, progress=False)
+    assert list(path.parent.iterdir()) == [path]
+    resumed = bk.sample(target, 4, 50, 50, checkpoint=path, progress=False)
+    assert torch.equal(resumed.unconstrained, whole.unconstrained)
+
+
+def test_bad_starts_are_named():
+    target = exact.get("linreg10").target()
+    with pytest.raises(ShapeError, match="initial has shape"):
+        bk.sample(target, initial=torch.zeros(3), progress=False)
+
+    def log_prior(u):
+        return torch.where(u[..., 0] > 0, -u[..., 0], -torch.inf)
+
+    outside = bk.Target.from_functions(log_prior, lambda u: 0 * u[..., 0], 1)
+    with pytest.raises(InitializationError, match="outside the prior"):
+        bk.sample(outside, initial=-torch.ones(1, dtype=torch.float64), progress=False)
+
+
+def test_every_chain_at_minus_infinity_is_said():
+    nowhere = bk.Target.from_functions(lambda u: -u.square().sum(-1), lambda u: u.sum(-1) * 0 - torch.inf, 2)
+    with pytest.raises(InitializationError, match="density is zero at all 40 starting candidates"):
+        bk.sample(nowhere, progress=False)
+
+
+@pytest.mark.parametrize("name", ["num_chains", "num_samples"])
+def test_nothing_to_do_is_refused(name):
+    with pytest.raises(SettingsError, match=name):
+        bk.sample(exact.get("beta_binomial").target(), **{name: 0}, progress=False)
+
+
+def test_the_ladder_starts_at_the_prior_and_ends_at_the_posterior():
+    target = exact.get("beta_binomial").target()
+    ladder = sample_ladder(target, 6, 4, 50, 40, progress=False)
+    assert ladder.beta[0] == 0 and ladder.beta[-1] == 1 and len(ladder.beta) == 7
+    assert ladder.log_likelihood.shape == (7, 4, 40)
+    torch.testing.assert_close(target.log_likelihood(ladder.draws.unconstrained), ladder.draws.log_likelihood)
+    custom = sample_ladder(target, beta=[0, 0.1, 1], num_chains=2, num_warmup=30, num_samples=20, progress=False)
+    assert custom.beta.tolist() == [0, 0.1, 1]
+    for bad in ([0.1, 0.5, 1], [0, 0.5, 0.9], [0, 0.6, 0.5, 1], [0, 1]):
+        with pytest.raises(SettingsError, match="increase strictly"):
+            sample_ladder(target, beta=bad, progress=False)
+
+
+def test_a_ladder_resumes_too(tmp_path):
+    target = exact.get("beta_binomial").target()
+    path = tmp_path / "ladder"
+    first = sample_ladder(target, 4, 2, 30, 20, checkpoint=path, checkpoint_seconds=0, progress=False)
+    second = sample_ladder(target, 4, 2, 30, 20, checkpoint=path, progress=False)
+    assert torch.equal(first.draws.unconstrained, second.draws.unconstrained)

@@ -1,0 +1,176 @@
+"""Alignments: patterns, formats, and every malformed input."""
+
+import pytest
+import torch
+
+from bayeskit.errors import AlignmentError, SettingsError
+from bayeskit.models.phylogenetics import Alignment
+
+HEAD = "#NEXUS\nbegin data;\ndimensions ntax=2 nchar=4;\nformat datatype=dna gap=- missing=?{options};\nmatrix\n"
+
+
+def nexus(matrix: str, options: str = "") -> str:
+    return HEAD.format(options=options) + matrix + "\n;\nend;\n"
+
+
+def masks(alignment: Alignment) -> list[list[int]]:
+    return alignment.patterns[:, alignment.site_patterns].tolist()
+
+
+def write(tmp_path, content, name="a.txt"):
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    return path
+
+
+def test_codes():
+    symbols = "ACGTURYSWKMBDHVNXO?-"
+    expected = [1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13, 11, 7, 15, 15, 15, 15, 15]
+    alignment = Alignment.from_sequences({"a": symbols, "b": symbols.lower()})
+    assert masks(alignment) == [expected, expected]
+    assert alignment.patterns.dtype == torch.uint8
+
+
+def test_patterns_are_counted_in_order_of_appearance():
+    alignment = Alignment.from_sequences({"x": "TATTA", "y": "CACCG"})
+    assert alignment.patterns.tolist() == [[8, 1, 1], [2, 1, 4]]
+    assert alignment.weights.tolist() == [3, 1, 1]
+    assert alignment.site_patterns.tolist() == [0, 1, 0, 0, 2]
+    assert (alignment.num_taxa, alignment.num_sites, alignment.num_patterns) == (2, 5, 3)
+
+
+GOOD = {
+    "fasta": ">a description\nac\ngt\n\n>b\nAC-N\n",
+    "fasta with carriage returns": ">a\r\nacgt\r\n>b\r\nAC-N\r\n",
+    "fasta with byte order mark": "\ufeff>a\nacgu\n>b\nAC-N\n",
+    "nexus": nexus("a acgt\nb AC-N"),
+    "nexus with carriage returns": nexus("a acgt\nb AC-N").replace("\n", "\r\n"),
+    "nexus with comments": nexus("[one\ntwo]a ac[x]gt\nb AC-N [end]"),
+    "nexus over several lines": nexus("a\nac\ngt\nb AC\n-N"),
+    "nexus with blanks": nexus("a ac gt\nb AC -N"),
+    "interleaved nexus": nexus("a ac\nb AC\n\na gt\nb -N", " interleave"),
+    "interleaved nexus, yes": nexus("a ac\nb AC\n\na gt\nb -N", " interleave=yes"),
+    "nexus, interleave=no": nexus("a acgt\nb AC-N", " interleave=no"),
+    "nexus with match characters": nexus("a acgt\nb ..-N", " matchchar=."),
+    "interleaved nexus with match characters": nexus("a ac\nb ..\na gt\nb -N", " interleave matchchar=."),
+    "nexus with own symbols": nexus("a acgt\nb AC~!").replace("gap=- missing=?", "gap = ~ missing='!'"),
+    "nexus with sets": nexus("a acgt\nb {A}C-(ACGT)"),
+    "nexus in capitals": nexus("a acgt\nb AC-N").replace("matrix", "MATRIX").replace("begin data", "BEGIN CHARACTERS"),
+    "rna": nexus("a acgu\nb AC-N").replace("dna", "rna"),
+    "phylip": "2 4\na  acgt\nb  AC-N\n",
+    "sequential phylip": "2 4\na  ac\n gt\nb  AC\n-N\n",
+    "interleaved phylip": " 2 4\na  ac\nb  AC\n\ngt\n-N\n",
+    "strict phylip": "2 4\na         acgt\nb         AC-N\n",
+}
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_formats(tmp_path, case):
+    alignment = Alignment.from_file(write(tmp_path, GOOD[case]))
+    assert alignment.taxa == ("a", "b")
+    assert masks(alignment) == [[1, 2, 4, 8], [1, 2, 15, 15]]
+
+
+def test_names(tmp_path):
+    strict = "2 4\nHomo sapieacgt\nHomo erectacgt\n"
+    assert Alignment.from_file(write(tmp_path, strict)).taxa == ("Homo sapie", "Homo erect")
+    quoted = nexus("'Homo s.' acgt\n'it''s' acgt")
+    assert Alignment.from_file(write(tmp_path, quoted)).taxa == ("Homo_s.", "it's")
+
+
+def test_long_interleaved_phylip_is_not_read_as_sequential(tmp_path):
+    text = "2 8\na  acgt\nb  acga\n\nacgt\nacgg\n"
+    assert masks(Alignment.from_file(write(tmp_path, text)))[1] == [1, 2, 4, 1, 1, 2, 4, 4]
+
+
+def test_format_is_told_by_content_then_suffix_then_argument(tmp_path):
+    path = write(tmp_path, GOOD["fasta"], "misleading.nex")
+    assert Alignment.from_file(path).taxa == ("a", "b")
+    assert Alignment.from_file(path, format="FASTA").taxa == ("a", "b")
+    with pytest.raises(AlignmentError, match="line 1: FASTA must start"):
+        Alignment.from_file(write(tmp_path, "acgt\n", "a.fasta"))
+    with pytest.raises(AlignmentError, match="PHYLIP must start"):
+        Alignment.from_file(path, format="phylip")
+    with pytest.raises(SettingsError, match="clustal"):
+        Alignment.from_file(path, format="clustal")
+
+
+BAD = {
+    "empty": ("", r"a\.txt: the file is empty"),
+    "blank": (" \n\n", "the file is empty"),
+    "unknown format": ("acgt\n", "line 1: the format is not recognized"),
+    "unequal fasta": (">a\nacgt\n>b\nACT\n", r"a\.txt, line 3: taxon 'b' has 3 sites, but 4 are expected"),
+    "unknown character": (">a\nac\ngt\n>b\nAC\n!T\n", r"line 6: unknown character '!' in taxon 'b' at site 3"),
+    "protein": (">a\nac\ngt\n>b\nAC\nLT\n", r"line 6: unknown character 'L'.*protein"),
+    "not ascii": (">a\nac\u00e9t\n>b\nacgt\n", r"line 2: unknown character '\u00e9' in taxon 'a' at site 3"),
+    "not latin": (">a\nac\u0416t\n>b\nacgt\n", "unknown character '\u0416'"),
+    "repeated name": (">a\nacgt\n>b\nACGT\n>a\nACGT\n", r"line 5: the taxon 'a' stands twice \(first in line 1\)"),
+    "no name": (">\nacgt\n", "line 1: a sequence has no name"),
+    "no sites": (">a\n>b\n", "there is no site"),
+    "nexus character": (nexus("a acgt\nb AC!T"), r"line 7: unknown character '!' in taxon 'b' at site 3"),
+    "interleaved character": (
+        nexus("a ac\nb AC\n\na gt\nb !T", " interleave"),
+        r"line 10: unknown character '!' in taxon 'b' at site 3",
+    ),
+    "nexus set": (nexus("a acgt\nb AC{AZ}T"), "line 7: unknown character 'Z'"),
+    "nexus too short": (nexus("a acg\nb ACGT"), r"line 6: taxon 'a' has 3 sites, but nchar=4"),
+    "nexus last too short": (nexus("a acgt\nb ACG"), r"line 7: taxon 'b' has 3 sites, but nchar=4"),
+    "nexus too long": (nexus("a acgt\nb ACGTT"), r"line 7: taxon 'b' has 5 sites"),
+    "nexus repeated": (nexus("a acgt\na ACGT"), r"line 7: the taxon 'a' stands twice \(first in line 6\)"),
+    "nexus ntax": (nexus("a acgt\nb ACGT").replace("ntax=2", "ntax=3"), "line 5: the matrix has 2 taxa, but ntax=3"),
+    "nexus protein": (nexus("a acgt\nb ACGT").replace("dna", "protein"), r"line 4: the data are of type 'protein'"),
+    "nexus equate": (nexus("a acgt\nb ACGT", ' equate="z=A"'), "line 4: the format option 'EQUATE'"),
+    "nexus without matrix": ("#NEXUS\nbegin trees;\ntree a=(1,2);\nend;\n", "no DATA block"),
+    "match character in front": (nexus("a .cgt\nb ACGT", " matchchar=."), "line 6: taxon 'a' has the match character"),
+    "open comment": (nexus("a [acgt\nb ACGT"), "line 6: a comment is never closed"),
+    "phylip too short": ("2 4\na  acgt\nb  act\n", r"line 3: taxon 'b' has 3 sites, but 4"),
+    "phylip truncated": ("3 4\na  acgt\n", "line 1: 3 taxa are announced, but 1 lines"),
+    "phylip too many": ("1 4\na  acgt\nb  acgt\n", "announced"),
+    "phylip character": ("2 4\na  acgt\nb  ac!t\n", r"line 3: unknown character '!'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_malformed_files(tmp_path, case):
+    content, message = BAD[case]
+    with pytest.raises(AlignmentError, match=message) as error:
+        Alignment.from_file(write(tmp_path, content))
+    assert "Remedy" in str(error.value) and "a.txt" in str(error.value)
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
+def test_truncated_nexus_is_never_accepted(tmp_path, cut):
+    content = nexus("a acgt\nb ACGT").rstrip()
+    with pytest.raises(AlignmentError, match="truncated|no DATA block"):
+        Alignment.from_file(write(tmp_path, content[:-cut]))
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(AlignmentError, match=r"missing\.fasta: there is no such file"):
+        Alignment.from_file(tmp_path / "missing.fasta")
+    with pytest.raises(AlignmentError, match="cannot be read"):
+        Alignment.from_file(tmp_path)
+    (tmp_path / "binary").write_bytes(bytes(range(128, 256)))
+    with pytest.raises(AlignmentError, match="cannot be read"):
+        Alignment.from_file(tmp_path / "binary")
+
+
+def test_malformed_sequences():
+    with pytest.raises(AlignmentError, match="no site"):
+        Alignment.from_sequences({})
+    with pytest.raises(AlignmentError, match="taxon 'b' has 2 sites, but 3 are expected, as in 'a'"):
+        Alignment.from_sequences({"a": "acg", "b": "ac"})
+    with pytest.raises(AlignmentError, match="unknown character 'J' in taxon 'a' at site 2"):
+        Alignment.from_sequences({"a": "aJg"})
+    with pytest.raises(AlignmentError, match="unknown character"):
+        Alignment.from_sequences({"a": "a\0g"})
+
+
+@pytest.mark.parametrize("case", ["fasta", "nexus", "interleaved nexus", "nexus with match characters", "phylip"])
+def test_dendropy_agrees(case, tmp_path):
+    dendropy = pytest.importorskip("dendropy")
+    schema = case.split()[-1] if case in ("fasta", "nexus", "phylip") else "nexus"
+    matrix = dendropy.DnaCharacterMatrix.get(data=GOOD[case].replace(" description", ""), schema=schema)
+    rows = {taxon.label: matrix[taxon].symbols_as_string() for taxon in matrix}
+    ours = Alignment.from_file(write(tmp_path, GOOD[case]))
+    assert masks(Alignment.from_sequences(rows)) == masks(ours)
