@@ -6,6 +6,7 @@ chunks whose intermediates stay near the cache, and calls one graph a chunk.
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import warnings
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch._inductor
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bayeskit._torch import one_thread
+from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import CompilationWarning
 
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -104,6 +106,21 @@ def with_gradient_loop(joint: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Eval
     return evaluate
 
 
+def _pin_dtypes(graph: GraphModule) -> None:
+    """Fix the dtype of the constants a graph creates, or they would follow torch's default at each call."""
+    for node in graph.graph.nodes:
+        made = node.meta.get("tensor_meta")
+        schema = getattr(node.target, "_schema", None)
+        if made is None or schema is None or node.all_input_nodes or not hasattr(made, "dtype"):
+            continue
+        if (
+            any(argument.name == "dtype" for argument in schema.arguments)
+            and node.kwargs.get("dtype") is None
+        ):
+            node.kwargs = {**node.kwargs, "dtype": made.dtype}
+    graph.recompile()
+
+
 def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:
     """Trace value and gradient of ``joint`` for ``num_vectors`` vectors."""
     u = torch.zeros(num_vectors, dim, dtype=dtype, device=device)
@@ -112,7 +129,7 @@ def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: 
     with one_thread():
         graph = make_fx(lambda u, beta: tuple(evaluate(u, beta)))(u, beta)
     graph.graph.eliminate_dead_code()
-    graph.recompile()
+    _pin_dtypes(graph)
     return graph
 
 
@@ -136,7 +153,12 @@ def has_compiler() -> bool:
 
 
 def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """Compile ``graph``; where that fails, warn once and return the graph itself."""
+    """Compile ``graph``; where that fails, warn once and return the graph itself.
+
+    Inductor is called on the graph directly: shapes, strides and dtype are fixed
+    here, and the guards that ``torch.compile`` would check on every call cost more
+    than a small density itself.
+    """
     if u.device.type == "cpu" and not has_compiler():
         warnings.warn(
             "no C++ compiler was found, so the density runs as a traced graph, a few times slower; "
@@ -146,10 +168,11 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
         )
         return graph
     try:
-        with one_thread(), torch.no_grad():
-            compiled = torch.compile(graph, fullgraph=True, dynamic=False)
+        with one_thread(), torch.no_grad(), validation_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
+            compiled = torch._inductor.compile(copy.deepcopy(graph), [u.clone(), beta.clone()])
             compiled(u, beta)
-    except (RuntimeError, OSError, NotImplementedError) as error:
+    except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError) as error:
         warnings.warn(
             f"the density could not be compiled ({type(error).__name__}: {str(error)[:200]}); "
             "the traced graph is used instead, a few times slower",
@@ -161,21 +184,26 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
 
 
 def in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
-    """Return an evaluator that calls ``call`` on chunks, the last one padded to full size."""
+    """Return an evaluator that calls ``call`` on contiguous chunks, the last one padded to full size."""
     if chunk >= num_vectors:
 
         def once(u: Tensor, beta: Tensor) -> Evaluation:
-            return Evaluation(*call(u, beta))
+            with (
+                torch.no_grad()
+            ):  # the gradient is in the graph; a module's parameters need not record another
+                return Evaluation(*call(u.contiguous(), beta.contiguous()))
 
         return once
     starts = list(range(0, num_vectors, chunk))
     padding = starts[-1] + chunk - num_vectors
 
     def several(u: Tensor, beta: Tensor) -> Evaluation:
+        u, beta = u.contiguous(), beta.contiguous()
         if padding:
             u = torch.cat([u, u[:1].expand(padding, -1)])
             beta = torch.cat([beta, beta[:1].expand(padding)])
-        parts = [call(u[s : s + chunk], beta[s : s + chunk]) for s in starts]
+        with torch.no_grad():
+            parts = [call(u[s : s + chunk], beta[s : s + chunk]) for s in starts]
         columns = (torch.cat(column)[:num_vectors] for column in zip(*parts, strict=True))
         return Evaluation(*columns)
 

@@ -64,6 +64,23 @@ class _Constants:
 
     params: dict[str, Tensor] = field(default_factory=dict)
     observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
+    indices: dict[str, Any] = field(default_factory=dict)  # of each plate, as plain numbers
+
+
+class _Indices(Tensor):
+    """A plate's indices, which a Python loop over the plate reads as numbers even while it is traced."""
+
+    numbers: list[int]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, indices: Tensor) -> _Indices:
+        self = indices.as_subclass(cls)
+        self.numbers = indices.tolist()
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
 
 
 class _Reader(Messenger):
@@ -90,6 +107,8 @@ class _Reader(Messenger):
                     f"plate {name!r} subsamples its data, so the density is random; "
                     "build the target from the full data"
                 )
+            if msg["value"] is None:
+                msg["value"] = self.constants.indices.get(name)
             return
         if _is_enumerated(msg) and not msg["fn"].has_enumerate_support:
             raise UnsupportedSiteError(
@@ -125,6 +144,8 @@ class _Reader(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if isinstance(msg["fn"], _Subsample):
+            if self.first_run and isinstance(msg["value"], Tensor):
+                self.constants.indices[msg["name"]] = _Indices(msg["value"])
             return
         name, fn, value, infer = msg["name"], msg["fn"], msg["value"], msg["infer"]
         if name in self.records:
@@ -142,7 +163,8 @@ class _Reader(Messenger):
                 # Masked elements (padding, or the observed part of a partially observed site) reach no
                 # likelihood. With their prior they integrate to one; without it the evidence is infinite.
                 mask = None
-            log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
+            with nullcontext() if self.first_run else _unvalidated(fn):
+                log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
             jacobian = self.jacobian.get(name)
             if jacobian is not None:
                 log_prob = log_prob + jacobian
@@ -150,6 +172,22 @@ class _Reader(Messenger):
         dim = infer.get("_enumerate_dim")
         variable = None if dim is None else dim_to_id[dim]
         self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
+
+
+@contextmanager
+def _unvalidated(fn: Any) -> Iterator[None]:
+    """Keep a distribution made with validation on, such as a module's prior, from branching on values."""
+    validating = []
+    while fn is not None:
+        if fn.__dict__.get("_validate_args"):
+            validating.append(fn)
+            fn._validate_args = False
+        fn = fn.__dict__.get("base_dist")
+    try:
+        yield
+    finally:
+        for distribution in validating:
+            distribution._validate_args = True
 
 
 def _is_enumerated(msg: Any) -> bool:
@@ -207,7 +245,7 @@ class PyroDensity:
 
         def draw(name: str, fn: Any) -> tuple[Tensor, None]:
             drawn[name] = fn
-            return fn.sample(), None
+            return self._draw(fn), None
 
         self._constants = _Constants()
         reader = _Reader(draw, self._constants, first_run=True)
@@ -429,12 +467,16 @@ class PyroDensity:
         self._run(supply)
         return torch.cat([pieces[s.name] for s in self.sites])
 
+    def _draw(self, fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
+        # A module may hold priors made before the dtype of the data was known.
+        return fn.sample(shape).to(self.dtype)
+
     def prior_vector(self, given: Mapping[str, Tensor]) -> Tensor:
         """Draw one vector from the prior with the global stream; sites in ``given`` are taken from there."""
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
-            value = given[name] if name in given else fn.sample()
+            value = given[name] if name in given else self._draw(fn)
             pieces[name] = bijection(support_of(fn)).inv(value).reshape(-1)
             return value, None
 
@@ -450,7 +492,7 @@ class PyroDensity:
         base: dict[str, Tensor] = {}
 
         def draw(name: str, fn: Any) -> tuple[Tensor, None]:
-            base[name] = fn.sample()
+            base[name] = self._draw(fn)
             return base[name], None
 
         self._run(draw, enumerate_sites=False)
@@ -468,7 +510,7 @@ class PyroDensity:
         stacked = {name: torch.stack([value, value]) for name, value in base.items()}
         torch.func.vmap(probe, randomness="different")(stacked)
         with self._globals(validate=False):
-            return {name: fn.sample((num_draws,)) for name, fn in roots.items()}
+            return {name: self._draw(fn, (num_draws,)) for name, fn in roots.items()}
 
 
 def _culprit(error: Exception) -> str:

@@ -87,3 +87,13 @@ def new_generator(
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return generator
+
+
+@contextmanager
+def validation_kept() -> Iterator[None]:
+    """Restore torch's validation of distributions, which its compiler, too, switches off for good."""
+    before = torch.distributions.Distribution._validate_args
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)

@@ -1,2 +1,374 @@
-"""The command line."""
-def main() -> None: ...
+"""The command line: ``bayeskit evidence``, ``run``, ``exam`` and ``list``."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError
+
+if TYPE_CHECKING:
+    from bayeskit.inference.evidence import Budget, EvidenceComparison
+    from bayeskit.workflows import Exam
+
+# Torch and Pyro are imported inside the commands: asking for help should not wait for them.
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+BAD_INPUT, FALSE_COMFORT_FOUND, INTERRUPTED = 2, 1, 130
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for table, draws and report.")]
+Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
+Methods = Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, and no table.")]
+Chains = Annotated[int | None, typer.Option(min=1, help="Chains of the posterior run.")]
+Warmup = Annotated[int | None, typer.Option(min=0, help="Adapting iterations of the posterior run.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the posterior run.")]
+Acceptance = Annotated[float | None, typer.Option(min=0.1, max=0.999, help="Acceptance rate to aim at.")]
+Temperatures = Annotated[int | None, typer.Option(min=2, help="Steps of the tempered ladder.")]
+LadderChains = Annotated[int | None, typer.Option(min=1, help="Chains at each temperature.")]
+LadderWarmup = Annotated[int | None, typer.Option(min=0, help="Adapting iterations of the ladder.")]
+LadderSamples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the ladder.")]
+
+
+@contextmanager
+def _plain_messages() -> Iterator[None]:
+    """Print the package's errors and warnings as one message each, without traceback or source line."""
+    console = Console(stderr=True, highlight=False)
+    show_as_before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        if issubclass(category, BayeskitWarning):
+            console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
+        else:
+            show_as_before(message, category, *rest, **named)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", BayeskitWarning)
+        # ArviZ 0.23 announces 1.x when it is imported; nothing that a user of a command could act on.
+        warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
+        warnings.showwarning = show
+        try:
+            yield
+        except BayeskitError as error:
+            console.print(Text(f"error: {error}", style="bold red"), soft_wrap=True)
+            raise typer.Exit(BAD_INPUT) from error
+        except KeyboardInterrupt as interrupt:
+            message = "interrupted; the same command with the same --out resumes"
+            console.print(Text(message, style="yellow"), soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command whose errors are printed plainly."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            with _plain_messages():
+                function(*args, **kwargs)
+
+        return app.command(name)(guarded)
+
+    return register
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"bayeskit {version('bayeskit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _bayeskit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Posterior draws and marginal likelihoods with honest error bars."""
+
+
+@_command("evidence")
+def evidence(
+    name: Annotated[str | None, typer.Argument(help="A model of 'bayeskit list'.")] = None,
+    alignment: Annotated[Path | None, typer.Option(help="FASTA, NEXUS or PHYLIP file.")] = None,
+    tree: Annotated[Path | None, typer.Option(help="Newick or NEXUS file with the topology.")] = None,
+    substitution: Annotated[str, typer.Option(help="Substitution model.")] = "JC69",
+    methods: Methods = "all",
+    out: Out = None,
+    seed: Seed = 0,
+    chains: Chains = None,
+    warmup: Warmup = None,
+    samples: Samples = None,
+    temperatures: Temperatures = None,
+    ladder_chains: LadderChains = None,
+    ladder_warmup: LadderWarmup = None,
+    ladder_samples: LadderSamples = None,
+    target_acceptance: Acceptance = None,
+    quiet: Quiet = False,
+) -> None:
+    """Estimate the log evidence of a named model, or of an alignment on a tree.
+
+    With --out, writes evidence.csv, posterior.nc and report.html; a killed run resumes with the same command.
+    """
+    _check_choice(name, alignment, tree)
+    from bayeskit._files import as_output_folder
+    from bayeskit.gallery import get, tree_target
+    from bayeskit.inference.evidence import compare, select
+    from bayeskit.workflows import evidence_in_folder
+
+    chosen: str | list[str] = (
+        methods if methods == "all" else [m.strip() for m in methods.split(",") if m.strip()]
+    )
+    if not chosen:
+        raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
+    select(chosen)
+    entry = None if name is None else get(name)
+    if out is not None:
+        as_output_folder(out)  # said before a model is built, let alone run
+    budget = _budget(
+        {} if entry is None else entry.budget,
+        num_chains=chains,
+        num_warmup=warmup,
+        num_samples=samples,
+        num_temperatures=temperatures,
+        ladder_chains=ladder_chains,
+        ladder_warmup=ladder_warmup,
+        ladder_samples=ladder_samples,
+        target_acceptance=target_acceptance,
+    )
+    reference = None
+    settings: dict[str, Any]
+    if entry is not None:
+        title, reference, target = entry.name, entry.reference, entry.build()
+        settings = {"model": entry.description}
+        if entry.reference_source:
+            settings["reference from"] = entry.reference_source
+    elif alignment is not None and tree is not None:
+        title, target = alignment.name, tree_target(alignment, tree, substitution)
+        settings = {"alignment": alignment, "tree": tree, "substitution": substitution}
+    progress = not quiet
+    if out is None:
+        comparison = compare(target, chosen, seed, budget=budget, progress=progress)
+    else:
+        comparison = evidence_in_folder(
+            target,
+            out,
+            title=f"Evidence of {title}",
+            methods=chosen,
+            seed=seed,
+            budget=budget,
+            reference=reference,
+            settings=settings,
+            progress=progress,
+        )
+    if not quiet:
+        _print_evidence(comparison, title, reference)
+        _print_files(out)
+
+
+@_command("run")
+def run(
+    name: Annotated[str, typer.Argument(help="A model of 'bayeskit list'.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for summary, draws and report.")],
+    seed: Seed = 0,
+    chains: Annotated[int, typer.Option(min=1, help="Chains.")] = 4,
+    warmup: Annotated[int, typer.Option(min=0, help="Adapting iterations.")] = 500,
+    samples: Annotated[int, typer.Option(min=4, help="Draws of each chain.")] = 1000,
+    target_acceptance: Annotated[float, typer.Option(min=0.1, max=0.999, help="Acceptance to aim at.")] = 0.8,
+    quiet: Quiet = False,
+) -> None:
+    """Draw from the posterior of a named model; write summary.csv, posterior.nc and report.html."""
+    from bayeskit._files import as_output_folder
+    from bayeskit.gallery import get
+    from bayeskit.report import posterior_summary
+    from bayeskit.workflows import posterior_in_folder
+
+    entry = get(name)
+    as_output_folder(out)
+    draws = posterior_in_folder(
+        entry.build(),
+        out,
+        title=f"Posterior of {entry.name}",
+        seed=seed,
+        num_chains=chains,
+        num_warmup=warmup,
+        num_samples=samples,
+        target_acceptance=target_acceptance,
+        settings={"model": entry.description},
+        progress=not quiet,
+    )
+    if quiet:
+        return
+    summary = posterior_summary(draws)
+    table = _table(entry.name, "parameter", *(str(c).replace("_", "-") for c in summary.columns))
+    for parameter, row in summary.head(40).iterrows():
+        shown = [f"{row[c]:.4g}" for c in ("mean", "mcse", "sd", "5 %", "95 %")]
+        table.add_row(Text(str(parameter)), *shown, f"{row['ess']:.0f}", f"{row['r_hat']:.3f}")
+    console = _console()
+    console.print(table)
+    if len(summary) > 40:
+        console.print(f"... and {len(summary) - 40} more in summary.csv")
+    _print_files(out)
+
+
+@_command("exam")
+def exam(
+    methods: Methods = "all",
+    cases: Annotated[str, typer.Option(help="Exact cases separated by commas, or 'all'.")] = "all",
+    seed: Seed = 0,
+    small: Annotated[bool, typer.Option("--small", help="A budget of seconds, to try it out.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Let every method answer every problem whose exact evidence is known.
+
+    Exits with 1 where a method trusted an answer more than three standard errors away.
+    """
+    from bayeskit.workflows.exam import SMALL, run_exam
+
+    result = run_exam(
+        methods if methods == "all" else [m.strip() for m in methods.split(",") if m.strip()],
+        cases if cases == "all" else [c.strip() for c in cases.split(",") if c.strip()],
+        seed,
+        budget=SMALL if small else None,
+        progress=not quiet,
+    )
+    _print_exam(result)
+    if result.has_false_comfort:
+        raise typer.Exit(FALSE_COMFORT_FOUND)
+
+
+@_command("list")
+def list_models() -> None:
+    """List the models that can be run by name."""
+    from bayeskit.gallery import entries
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", style="bold", no_wrap=True)
+    table.add_column("log evidence", justify="right")
+    table.add_column("model")
+    for entry in entries():
+        known = "" if entry.reference is None else f"{entry.reference:.4f}"
+        table.add_row(entry.name, known, Text(entry.description))
+    _console().print(table)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+# -- input ----------------------------------------------------------------------------------
+
+
+def _check_choice(name: str | None, alignment: Path | None, tree: Path | None) -> None:
+    if name is not None and (alignment is not None or tree is not None):
+        raise SettingsError("give either a name or --alignment with --tree, not both")
+    if name is None and alignment is None and tree is None:
+        raise SettingsError("say what to run: a name of 'bayeskit list', or --alignment FILE --tree FILE")
+    if name is None and alignment is None:
+        raise SettingsError("--tree needs --alignment FILE, the sequences at its tips")
+    if name is None and tree is None:
+        raise SettingsError("--alignment needs --tree FILE, the topology on which it evolved")
+
+
+def _budget(suited: Mapping[str, int], **given: float | None) -> Budget:
+    from bayeskit.inference.evidence import Budget
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return Budget(**(dict(suited) | chosen))  # type: ignore[arg-type]
+
+
+# -- output ---------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    # A file or a pipe has no width; without one, rich would cut lines at 80 characters.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column(columns[0], no_wrap=True)
+    for column in columns[1:]:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _print_evidence(comparison: EvidenceComparison, title: str, reference: float | None) -> None:
+    from bayeskit.report import headline
+
+    console = _console()
+    table = _table(title, "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
+    for z in comparison:
+        table.add_row(
+            z.method,
+            _figure(z.log_evidence, ".4f"),
+            _figure(z.standard_error, ".4f"),
+            f"{z.num_evaluations:,}",
+            f"{z.seconds:.1f}",
+            "yes" if z.trusted else "no",
+            style=None if z.trusted else "yellow",
+        )
+    console.print(table)
+    for z in comparison:
+        for warning in z.warnings:
+            console.print(Text(f"{z.method}: {warning}", style="yellow"))
+    console.print(Text(str(headline(comparison)), style="bold"))
+    if reference is not None:
+        console.print(f"reference {reference:.4f}")
+
+
+def _print_files(out: Path | None) -> None:
+    if out is None:
+        typer.echo("give --out DIR to keep the table, the draws and a report")
+    else:
+        typer.echo(f"written to {out}: {', '.join(sorted(p.name for p in out.iterdir() if _is_result(p)))}")
+
+
+def _is_result(path: Path) -> bool:
+    return path.name in {"evidence.csv", "summary.csv", "posterior.nc", "report.html"}
+
+
+def _print_exam(result: Exam) -> None:
+    console = _console()
+    styles = {"self-flagged": "yellow", "FALSE COMFORT": "bold red"}
+    table = _table("", "method", "estimate", "std. error", "z", "verdict")
+    case = ""
+    for row in result.rows:
+        if row.case != case:
+            case = row.case
+            if table.row_count:
+                table.add_row("")
+            table.add_row(case, f"{row.exact:.4f}", "exact", style="bold")
+        e = row.evidence
+        table.add_row(
+            f"  {e.method}",
+            _figure(e.log_evidence, ".4f"),
+            _figure(e.standard_error, ".4f"),
+            _figure(row.z, "+.2f"),
+            row.verdict,
+            style=styles.get(row.verdict),
+        )
+    console.print(table)
+    console.print(Text(str(result), style="bold red" if result.has_false_comfort else "bold"))
+
+
+def _figure(value: float, spec: str) -> str:
+    return format(value, spec) if math.isfinite(value) else "-"
+
+
+if __name__ == "__main__":
+    main()

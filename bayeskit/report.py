@@ -346,7 +346,9 @@ def _chain_figures(draws: Draws, summary: pd.DataFrame) -> str:
     figures = []
     for index in _worst_first(summary)[:MAX_PLOTTED]:
         name, chains = names[index], values[index].numpy()
-        figure = Figure(figsize=(8.0, 2.1), layout="constrained")
+        # Fixed margins: a layout engine would draw every figure twice.
+        figure = Figure(figsize=(8.0, 2.1))
+        figure.subplots_adjust(left=0.1, right=0.985, bottom=0.22, top=0.96, wspace=0.28)
         left, right = figure.subplots(1, 2, width_ratios=[1.7, 1.0])
         plot_trace(chains, _plain(name), left)
         plot_rank(chains, "", right)
@@ -364,8 +366,12 @@ def _plain(text: str) -> str:
 
 
 def _as_png(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    from PIL import Image
+
+    drawn, buffer = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110)
+    # A palette is enough for a few lines and a third of the size.
+    Image.open(drawn).convert("RGB").quantize(64).save(buffer, format="png")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

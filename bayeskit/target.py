@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bayeskit import _evaluation
+from bayeskit._engine import UNTRACEABLE, Compile, Engine, first_line
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro import PyroDensity, Site
 from bayeskit._torch import global_stream, new_generator, one_thread
 from bayeskit.errors import (
     BayeskitError,
-    CompilationWarning,
     ModelError,
     SettingsError,
     ShapeError,
     SlowModelWarning,
 )
 
-Compile = bool | Literal["auto"]
 PriorSampler = Callable[[int, torch.Generator], Tensor]
-_UNBATCHABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
 
 
 class _Density(Protocol):
@@ -61,7 +58,10 @@ class _FunctionDensity:
         self.log_prior, self.log_likelihood = log_prior, log_likelihood
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        return self.log_prior(u), self.log_likelihood(u)
+        with _evaluation.validation_kept():
+            # Distributions that check their arguments branch on values, which a trace cannot follow.
+            torch.distributions.Distribution.set_default_validate_args(False)
+            return self.log_prior(u), self.log_likelihood(u)
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         return {"u": u}
@@ -118,9 +118,7 @@ class Target:
         self.dim, self.dtype, self.device = density.dim, density.dtype, density.device
         self.sites = density.sites
         self._loops = False
-        self._traceable = True
-        self._cost: Cost | None = None
-        self._evaluators: dict[tuple[int, bool], Evaluator] = {}
+        self._engine = Engine(self._joint_of_batch, self.dim, self.dtype, self.device)
 
     # -- making one -------------------------------------------------------------------------
 
@@ -230,10 +228,10 @@ class Target:
             probe = density.prior_vector({}).to(self.dtype).detach()
         try:
             torch.func.vmap(density.joint)(torch.stack([probe, probe]))
-        except _UNBATCHABLE as error:
+        except UNTRACEABLE as error:
             _raise_if_broken(density, probe)
             warnings.warn(
-                f"the model cannot be batched ({_first_line(error)}), so it is evaluated in a loop, "
+                f"the model cannot be batched ({first_line(error)}), so it is evaluated in a loop, "
                 "many times slower; replace Python control flow on sampled values by torch.where",
                 SlowModelWarning,
                 stacklevel=3,
@@ -312,54 +310,12 @@ class Target:
         """
         if self._loops:
             return _evaluation.with_gradient_loop(self._density.joint)
-        if not self._traceable:
-            return _evaluation.with_gradient(self._joint_of_batch)
-        chunk, compiled = self._plan(num_vectors, num_calls)
-        key = (num_vectors, compiled)
-        if (num_vectors, True) in self._evaluators:
-            key = (num_vectors, True)
-        if key not in self._evaluators:
-            try:
-                graph = _evaluation.trace(self._joint_of_batch, chunk, self.dim, self.dtype, self.device)
-            except _UNBATCHABLE as error:
-                return self._give_up_tracing(error)
-            call: Callable[..., tuple[Tensor, ...]] = graph
-            if compiled:
-                probe = torch.zeros(chunk, self.dim, dtype=self.dtype, device=self.device)
-                call = _evaluation.compile_graph(graph, probe, torch.ones_like(probe[:, 0]))
-            self._evaluators[key] = _evaluation.in_chunks(call, num_vectors, chunk)
-        return self._evaluators[key]
-
-    def _plan(self, num_vectors: int, num_calls: int) -> tuple[int, bool]:
-        cost = self.cost
-        chunk = cost.chunk_size(num_vectors)
-        if self.compile == "auto":
-            calls = num_calls * math.ceil(num_vectors / chunk)
-            # The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
-            return chunk, calls * cost.seconds(chunk) > _evaluation.COMPILE_AFTER_SECONDS
-        return chunk, bool(self.compile)
+        return self._engine.evaluator(num_vectors, num_calls, self.compile)
 
     @property
     def cost(self) -> Cost:
         """Nodes and bytes of the gradient graph of one vector."""
-        if self._cost is None:
-            try:
-                graph = _evaluation.trace(self._joint_of_batch, 1, self.dim, self.dtype, self.device)
-                self._cost = _evaluation.cost(graph)
-            except _UNBATCHABLE as error:
-                self._give_up_tracing(error)
-                self._cost = Cost(0, 2**20)
-        return self._cost
-
-    def _give_up_tracing(self, error: Exception) -> Evaluator:
-        if self._traceable:
-            self._traceable = False
-            warnings.warn(
-                f"the density cannot be traced ({_first_line(error)}) and runs eagerly, slower",
-                CompilationWarning,
-                stacklevel=4,
-            )
-        return _evaluation.with_gradient(self._joint_of_batch)
+        return self._engine.cost
 
     def _joint_of_batch(self, u: Tensor) -> tuple[Tensor, Tensor]:
         return self._density.joint(u) if self._batched else torch.func.vmap(self._density.joint)(u)
@@ -432,7 +388,7 @@ class Target:
                 dummy = torch.zeros(num_draws, device=self.device)
                 draw = torch.func.vmap(lambda values, _: density.prior_vector(values), randomness="different")
                 return draw(given, dummy)
-            except _UNBATCHABLE:
+            except UNTRACEABLE:
                 pass  # some of torch's samplers do not know vmap; the loop below is slower and always right
         return torch.stack([density.prior_vector({}) for _ in range(num_draws)])
 
@@ -540,15 +496,11 @@ def _raise_if_broken(density: PyroDensity, u: Tensor) -> None:
         density.joint(u)
     except BayeskitError:
         raise
-    except _UNBATCHABLE as error:
+    except UNTRACEABLE as error:
         raise ModelError(
             f"the model runs, but its density cannot be evaluated: {error}; a loop over enumerated sites "
             "needs pyro.markov around its range"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 def _lift(result: Any) -> Any:

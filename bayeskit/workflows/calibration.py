@@ -30,6 +30,10 @@ class _Replicate:
     budget: Budget
     correlation: float | None
     seed: int
+    compile: bool
+
+
+COMPILE_FROM = 16
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,8 @@ def calibrate(
         if not 0 <= correlation < 1:
             raise SettingsError(f"correlation must lie in [0, 1), not {correlation}")
     tasks = [
-        _Replicate(case, tuple(methods), budget, correlation, seed + 1_000 * i) for i in range(num_replicates)
+        _Replicate(case, tuple(methods), budget, correlation, seed + i, num_replicates >= COMPILE_FROM)
+        for i in range(num_replicates)
     ]
     results = map_tasks(
         _replicate, tasks, num_jobs=num_jobs, progress=progress, description=f"calibrating on {case}"
@@ -149,13 +154,15 @@ def calibrate(
 
 
 @functools.cache
-def _target(case: str) -> Target:
+def _target(case: str, compile: bool) -> Target:
     """One target a process, so that its traced and compiled graphs serve every replicate."""
-    return exact.get(case).target()
+    target = exact.get(case).target()
+    target.compile = compile
+    return target
 
 
 def _replicate(task: _Replicate) -> dict[str, Evidence]:
-    target = _target(task.case)
+    target = _target(task.case, task.compile)
     draws = None if task.correlation is None else _autoregressive(target, task)
     table = compare(target, task.methods, seed=task.seed, budget=task.budget, draws=draws, progress=False)
     return table.results

@@ -29,7 +29,7 @@ def double() -> Iterator[None]:
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=generator, dtype=F64)
+    return scale * torch.randn(shape, generator=generator, dtype=F64)
 
 
 def points(target: Target, n: int = 4, seed: int = 1) -> Tensor:
@@ -63,7 +63,11 @@ def log_jacobian(target: Target, u: Tensor) -> Tensor:
 
 
 def pyro_terms(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor], observed: tuple[str, ...]
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    values: Mapping[str, Tensor],
+    observed: tuple[str, ...],
 ) -> tuple[Tensor, Tensor]:
     """Return log prior (over constrained values) and log likelihood as Pyro's own trace reads them."""
     with double():
@@ -74,17 +78,16 @@ def pyro_terms(
 
 
 def by_hand(target: Target, case: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log prior and log likelihood at one vector: Pyro's trace, summed over every discrete assignment."""
+    """Return log prior and log likelihood at one vector: Pyro's trace, summed over all discrete values."""
     values = target.constrain(u)
     observed = target._density.observed_sites
     assignments = [
-        [torch.tensor(flat, dtype=F64).reshape(shape) for flat in itertools.product(range(size), repeat=shape.numel())]
-        for size, shape in case.discrete.values()
+        [torch.stack(flat).reshape(shape) for flat in itertools.product(support, repeat=shape.numel())]
+        for support, shape in case.discrete.values()
     ]
     priors, totals = [], []
     for assignment in itertools.product(*assignments):
         given = {**values, **dict(zip(case.discrete, assignment, strict=True))}
-        given = {k: v.long() if k in case.discrete else v for k, v in given.items()}
         prior, likelihood = pyro_terms(case.model, case.args, case.kwargs, given, observed)
         priors.append(prior)
         totals.append(prior + likelihood)

@@ -19,12 +19,12 @@ PARALLEL = {"enumerate": "parallel"}
 
 @dataclass
 class Case:
-    """A model with its arguments; ``discrete`` gives number of values and shape of each summed-out site."""
+    """A model with its arguments; ``discrete`` gives the values and the shape of each summed-out site."""
 
     model: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    discrete: dict[str, tuple[int, torch.Size]] = field(default_factory=dict)
+    discrete: dict[str, tuple[Tensor, torch.Size]] = field(default_factory=dict)
 
 
 def plate(x: Tensor, y: Tensor) -> None:
@@ -158,9 +158,9 @@ def angles(y: Tensor) -> None:
     pyro.sample("y", dist.Normal(angle.cos().sum(), 1.0), obs=y)
 
 
-def simplices(y: Tensor) -> None:
-    with pyro.plate("rows", 3):
-        p = pyro.sample("p", dist.Dirichlet(torch.tensor([0.8, 1.5, 2.0])))
+def simplices(concentration: Tensor, y: Tensor) -> None:
+    with pyro.plate("rows", 4):
+        p = pyro.sample("p", dist.Dirichlet(concentration))
         pyro.sample("y", dist.Categorical(p), obs=y)
 
 
@@ -184,7 +184,9 @@ CONTINUOUS = {
     "dependent_bounds": Case(dependent_bounds, (Y[0],)),
     "sequential_plate": Case(sequential_plate, (Y[:3],)),
     "angles": Case(angles, (Y[0],)),
-    "simplices": Case(simplices, (torch.tensor([0, 2, 1]), )),
+    "simplices": Case(
+        simplices, (torch.tensor([0.8, 1.5, 2.0], dtype=torch.float64), torch.tensor([0, 2, 1, 1]))
+    ),
 }
 
 
@@ -269,32 +271,38 @@ def discrete_chain_in_plate(y: Tensor) -> None:
     rows = pyro.sample("rows", dist.Dirichlet(torch.ones(2, 2)).to_event(1))
     means = pyro.sample("means", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     with pyro.plate("series", y.shape[0]):
-        z: Any = torch.zeros((), dtype=torch.long)
+        z: Any = 0
         for t in pyro.markov(range(y.shape[1])):
             z = pyro.sample(f"z{t}", dist.Categorical(rows[z]), infer=PARALLEL)
             pyro.sample(f"y{t}", dist.Normal(means[z], 0.7), obs=y[:, t])
 
 
 ONE = torch.Size([])
-CHAIN = {f"z{t}": (2, ONE) for t in range(4)}
+COIN = torch.tensor([0.0, 1.0], dtype=torch.float64)
+TWO, THREE = torch.arange(2), torch.arange(3)
+CHAIN = {f"z{t}": (TWO, ONE) for t in range(4)}
 ENUMERATED = {
-    "mixture": Case(mixture, (Y[:3],), discrete={"z": (3, torch.Size([3]))}),
-    "decorated": Case(decorated, (Y[:3],), discrete={"z": (2, torch.Size([3]))}),
-    "global_switch": Case(global_switch, (Y,), discrete={"z": (2, ONE)}),
+    "mixture": Case(mixture, (Y[:3],), discrete={"z": (THREE, torch.Size([3]))}),
+    "decorated": Case(decorated, (Y[:3],), discrete={"z": (COIN, torch.Size([3]))}),
+    "global_switch": Case(global_switch, (Y,), discrete={"z": (COIN, ONE)}),
     "hidden_markov": Case(hidden_markov, (Y[:4], True), discrete=CHAIN),
     "hidden_markov_unrolled": Case(hidden_markov, (Y[:4], False), discrete=CHAIN),
     "groups_and_items": Case(
         groups_and_items,
         (normal(2, 2, seed=6),),
-        discrete={"g": (2, torch.Size([2])), "k": (2, torch.Size([2, 2]))},
+        discrete={"g": (COIN, torch.Size([2])), "k": (TWO, torch.Size([2, 2]))},
     ),
-    "two_parents": Case(two_parents, (Y[:2],), discrete={"a": (2, torch.Size([2])), "b": (3, torch.Size([2]))}),
-    "discrete_parent": Case(discrete_parent, (Y[:3],), discrete={"z": (3, ONE), "w": (2, torch.Size([3]))}),
-    "mixed_likelihood": Case(mixed_likelihood, (Y[:3],), discrete={"z": (2, torch.Size([3]))}),
+    "two_parents": Case(
+        two_parents, (Y[:2],), discrete={"a": (TWO, torch.Size([2])), "b": (THREE, torch.Size([2]))}
+    ),
+    "discrete_parent": Case(
+        discrete_parent, (Y[:3],), discrete={"z": (THREE, ONE), "w": (COIN, torch.Size([3]))}
+    ),
+    "mixed_likelihood": Case(mixed_likelihood, (Y[:3],), discrete={"z": (COIN, torch.Size([3]))}),
     "discrete_chain_in_plate": Case(
         discrete_chain_in_plate,
         (normal(2, 3, seed=7),),
-        discrete={f"z{t}": (2, torch.Size([2])) for t in range(3)},
+        discrete={f"z{t}": (TWO, torch.Size([2])) for t in range(3)},
     ),
 }
 ALL = {**CONTINUOUS, **ENUMERATED}

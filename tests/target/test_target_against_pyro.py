@@ -164,7 +164,8 @@ def test_deterministic_sites_of_enumerated_models():
     assert_close(values["mean"], values["raw"] ** 3)
 
 
-@pytest.mark.parametrize("name", ["hierarchical", "mixture"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+@pytest.mark.parametrize("name", ["mixture"])
 def test_compiled_agrees_with_traced(name):
     case = ALL[name]
     compiled, traced = make(case, compile=True), make(case, compile=False)
@@ -174,7 +175,7 @@ def test_compiled_agrees_with_traced(name):
             assert_close(a, b)
 
 
-@pytest.mark.parametrize("name", ["hierarchical", "mixture", "factors"])
+@pytest.mark.parametrize("name", ["mixture", "factors"])
 def test_chunks_change_nothing(name, monkeypatch):
     whole = make(ALL[name], compile=False)
     u = normal(75, whole.dim, seed=11, scale=0.5)
@@ -212,7 +213,9 @@ def test_a_wrong_jacobian_is_noticed(name, factor, monkeypatch):
         assert_matches_hand(make(CONTINUOUS[name]), CONTINUOUS[name])
 
 
-@pytest.mark.parametrize("name", ["mixture", "global_switch", "hidden_markov", "discrete_parent", "two_parents"])
+@pytest.mark.parametrize(
+    "name", ["mixture", "global_switch", "hidden_markov", "discrete_parent", "two_parents"]
+)
 def test_a_lost_discrete_prior_is_noticed(name, monkeypatch):
     right = _pyro.PyroDensity._factors
 

@@ -31,16 +31,16 @@ class Budget:
 
     Parameters
     ----------
-    num_chains, num_warmup, num_samples : int, default 16, 500, 1000
+    num_chains, num_warmup, num_samples : int, default 64, 400, 400
         Of the posterior run.
     num_temperatures, ladder_chains, ladder_warmup, ladder_samples : int, default 50, 32, 150, 1000
         Of the tempered ladder.
     target_acceptance : float, default 0.8
     """
 
-    num_chains: int = 16
-    num_warmup: int = 500
-    num_samples: int = 1000
+    num_chains: int = 64
+    num_warmup: int = 400
+    num_samples: int = 400
     num_temperatures: int = 50
     ladder_chains: int = 32
     ladder_warmup: int = 150

@@ -52,7 +52,7 @@ class Alignment:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], format: str | None = None) -> Alignment:
-        """Read a FASTA, NEXUS or PHYLIP file.
+        r"""Read a FASTA, NEXUS or PHYLIP file.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class Alignment:
         --------
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "three.fasta"
-        >>> _ = path.write_text(">A\\nACGT\\n>B\\nACGA\\n>C\\nAC-A\\n")
+        >>> _ = path.write_text(">A\nACGT\n>B\nACGA\n>C\nAC-A\n")
         >>> Alignment.from_file(path).taxa
         ('A', 'B', 'C')
         """
@@ -111,12 +111,15 @@ class Alignment:
         >>> Alignment.from_sequences({"A": "ac", "B": "gt", "C": "u?"}).patterns.tolist()
         [[1, 2], [4, 8], [8, 15]]
         """
-        return cls._from_records([Record(name, None, [(None, text)]) for name, text in sequences.items()], "sequences")
+        records = [Record(name, None, [(None, text)]) for name, text in sequences.items()]
+        return cls._from_records(records, "sequences")
 
     @classmethod
     def _from_records(cls, records: Sequence[Record], source: str) -> Alignment:
         if not records or not records[0].text:
-            raise AlignmentError(f"{source}: there is no site. Remedy: give at least one sequence with sites.")
+            raise AlignmentError(
+                f"{source}: there is no site. Remedy: give sequences with at least one site."
+            )
         num_sites = len(records[0].text)
         first_seen: dict[str, Record] = {}
         rows = np.empty((len(records), num_sites), dtype=np.uint8)
@@ -131,8 +134,8 @@ class Alignment:
             masks = _masks(record, source)
             if len(masks) != num_sites:
                 raise AlignmentError(
-                    f"{_at(source, record.line)}: taxon {record.name!r} has {len(masks)} sites, but {num_sites} are "
-                    f"expected, as in {records[0].name!r}. Remedy: align the sequences to one length."
+                    f"{_at(source, record.line)}: taxon {record.name!r} has {len(masks)} sites, but "
+                    f"{num_sites} are expected, as in {records[0].name!r}. Remedy: align them to one length."
                 )
             row[:] = masks
         columns, site_patterns, counts = np.unique(rows, axis=1, return_inverse=True, return_counts=True)
@@ -172,17 +175,18 @@ def _at(source: str, line: int | None) -> str:
 def _masks(record: Record, source: str) -> np.ndarray:
     """Translate a sequence to sets of bases, shape `(sites,)`."""
     text = record.text
-    masks = _MASK_OF_BYTE[np.frombuffer(text.encode("latin-1", errors="replace").replace(b"\0", b"!"), dtype=np.uint8)]
+    codes = text.encode("latin-1", errors="replace")
+    masks = _MASK_OF_BYTE[np.frombuffer(codes, dtype=np.uint8)]
     # Characters outside Latin-1 arrive as '?', which would be read as missing data.
     foreign = [] if text.isascii() else [site for site, symbol in enumerate(text) if ord(symbol) > 127]
     unknown = sorted({*np.flatnonzero(masks == 0).tolist(), *foreign})
     if unknown:
         site = unknown[0]
         symbol = text[site]
-        protein = symbol.upper() in "EFIJLPQZ*"
+        hint = "; this looks like protein data" if symbol.upper() in "EFIJLPQZ*" else ""
         raise AlignmentError(
-            f"{_at(source, record.line_of(site))}: unknown character {symbol!r} in taxon {record.name!r} at site "
-            f"{site + 1}" + ("; this looks like protein data" if protein else "") + ". Remedy: use IUPAC nucleotide "
-            "codes (ACGTU, RYSWKMBDHV, N), '-' for gaps and '?' for missing data."
+            f"{_at(source, record.line_of(site))}: unknown character {symbol!r} in taxon {record.name!r} "
+            f"at site {site + 1}{hint}. Remedy: use IUPAC nucleotide codes (ACGTU, RYSWKMBDHV, N), '-' for "
+            "gaps and '?' for missing data."
         )
     return masks

@@ -23,6 +23,7 @@ BASES = {
 _LETTER = {mask: letter for letter, mask in reversed(BASES.items()) if letter.isalpha()}
 _SET = re.compile(r"\{([^{}()]*)\}|\(([^{}()]*)\)")
 _NEXUS_PIECE = re.compile(r"'(?:[^']|'')*'|[\[\];]")
+_SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?")
 _SUFFIXES = {
     **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".ffn"), "fasta"),
     **dict.fromkeys((".nex", ".nexus", ".nxs"), "nexus"),
@@ -93,7 +94,8 @@ def read_records(path: str | os.PathLike[str], format: str | None = None) -> lis
         raise AlignmentError(f"{source}: there is no such file. Remedy: check the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise AlignmentError(
-            f"{source}: cannot be read as text ({error}). Remedy: give the path of a FASTA, NEXUS or PHYLIP file."
+            f"{source}: cannot be read as text ({error}). Remedy: give the path of a FASTA, NEXUS or "
+            "PHYLIP file."
         ) from error
     if not text.strip():
         raise AlignmentError(f"{source}: the file is empty. Remedy: give a FASTA, NEXUS or PHYLIP alignment.")
@@ -114,8 +116,8 @@ def _guess(text: str, source: str) -> str:
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
     raise AlignmentError(
-        f"{source}, line 1: the format is not recognized (FASTA starts with '>', NEXUS with '#NEXUS', PHYLIP with "
-        "two numbers). Remedy: convert the file, or give format=."
+        f"{source}, line 1: the format is not recognized (FASTA starts with '>', NEXUS with '#NEXUS', "
+        "PHYLIP with two numbers). Remedy: convert the file, or give format=."
     )
 
 
@@ -135,13 +137,13 @@ def _read_fasta(text: str, source: str) -> list[Record]:
         if line.startswith(">"):
             words = line[1:].split()
             if not words:
-                raise AlignmentError(f"{source}, line {number}: a sequence has no name. Remedy: write '>NAME'.")
+                raise AlignmentError(f"{source}, line {number}: a sequence has no name. Remedy: add it.")
             records.append(Record(words[0], number))
         elif line.startswith(";"):
             continue
         elif not records:
             raise AlignmentError(
-                f"{source}, line {number}: FASTA must start with '>NAME'. Remedy: add the name, or give format=."
+                f"{source}, line {number}: FASTA must start with '>NAME'. Remedy: add it, or give format=."
             )
         else:
             records[-1].pieces.append((number, _squeeze(line)))
@@ -153,8 +155,8 @@ def _read_phylip(text: str, source: str) -> list[Record]:
     match = re.match(r"\s*(\d+)\s+(\d+)", head)
     if match is None or int(match.group(1)) < 1:
         raise AlignmentError(
-            f"{source}, line {head_line}: PHYLIP must start with the numbers of taxa and sites. Remedy: add them, "
-            "or give format=."
+            f"{source}, line {head_line}: PHYLIP must start with the numbers of taxa and sites. Remedy: add "
+            "them, or give format=."
         )
     num_taxa, num_sites = int(match.group(1)), int(match.group(2))
     if len(body) < num_taxa:
@@ -222,9 +224,10 @@ def _read_nexus(text: str, source: str) -> list[Record]:
         head = words[0].lower() if words else ""
         if not closed:
             if block or head:
+                where = head.upper() or f"block {block.upper()}"
                 raise AlignmentError(
-                    f"{source}, line {line}: the file ends inside {head.upper() or 'block ' + block.upper()}, without "
-                    "';'. Remedy: the file seems truncated; write or copy it again."
+                    f"{source}, line {line}: the file ends inside {where}, without ';'. Remedy: the file "
+                    "seems truncated; write or copy it again."
                 )
             break
         if head == "begin":
@@ -232,14 +235,14 @@ def _read_nexus(text: str, source: str) -> list[Record]:
         elif head in ("end", "endblock"):
             block = ""
         elif block in ("data", "characters") and head in ("dimensions", "format"):
-            for key, value in re.findall(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?", statement[len(head) + 1 :].lstrip()):
+            for key, value in _SETTING.findall(statement[len(head) :]):
                 settings[key.lower()] = value
                 flags.add(key.lower())
             _check_format(settings, source, line)
         elif block in ("data", "characters") and head == "matrix" and records is None:
             records = _nexus_matrix(statement, source, line, settings, flags)
     if records is None:
-        raise AlignmentError(f"{source}: there is no DATA block with a MATRIX. Remedy: give an alignment file.")
+        raise AlignmentError(f"{source}: there is no DATA block with a MATRIX. Remedy: add one.")
     return records
 
 
@@ -256,7 +259,8 @@ def _nexus_statements(text: str, source: str) -> Iterator[tuple[int, str, bool]]
         line += text.count("\n", position, stop)
         if match is None or match.group() == ";":
             statement = "".join(parts)
-            yield statement_line + len(re.match(r"\s*", statement)[0].split("\n")) - 1, statement.strip(), bool(match)  # type: ignore[index]
+            blank_lines = statement[: len(statement) - len(statement.lstrip())].count("\n")
+            yield statement_line + blank_lines, statement.strip(), match is not None
             if match is None:
                 return
             parts, statement_line = [], line
@@ -285,8 +289,8 @@ def _check_format(settings: dict[str, str], source: str, line: int) -> None:
     for key in ("equate", "transpose", "tokens"):
         if key in settings:
             raise AlignmentError(
-                f"{source}, line {line}: the format option {key.upper()!r} is not supported. Remedy: write the "
-                "matrix without it."
+                f"{source}, line {line}: the format option {key.upper()!r} is not supported. Remedy: write "
+                "the matrix without it."
             )
 
 
@@ -295,9 +299,18 @@ def _nexus_matrix(
 ) -> list[Record]:
     num_sites = int(settings["nchar"]) if settings.get("nchar", "").isdigit() else None
     interleaved = "interleave" in flags and settings["interleave"].lower() not in ("no", "n", "false")
-    symbols = {settings[key].strip("\"'"): to for key, to in (("gap", "-"), ("missing", "?")) if settings.get(key)}
+    # A symbol of more than one character is left to the check for unknown characters.
+    own_symbols = ((settings.get("gap", ""), "-"), (settings.get("missing", ""), "?"))
+    symbols = str.maketrans(
+        {own.strip("\"'"): usual for own, usual in own_symbols if len(own.strip("\"'")) == 1}
+    )
     match_symbol = settings.get("matchchar", "").strip("\"'")
-    known = set("".join(BASES)) | set("".join(BASES).lower()) | set(symbols) | set("{}()" + match_symbol)
+    known = (
+        set("".join(BASES))
+        | set("".join(BASES).lower())
+        | {chr(code) for code in symbols}
+        | set("{}()" + match_symbol)
+    )
     records: dict[str, Record] = {}
     last: Record | None = None
     for offset, row in _lines(statement[len("matrix") :]):
@@ -317,28 +330,28 @@ def _nexus_matrix(
             # is too short; the check of lengths below then reports that one.
             if name in records:
                 raise AlignmentError(
-                    f"{source}, line {line}: the taxon {name!r} stands twice (first in line {records[name].line}). "
-                    "Remedy: make names unique, or set 'interleave' in FORMAT."
+                    f"{source}, line {line}: the taxon {name!r} stands twice (first in line "
+                    f"{records[name].line}). Remedy: make names unique, or set 'interleave' in FORMAT."
                 )
             last = records[name] = Record(name, line)
             piece = rest[0] if rest else ""
         else:
             piece = row
         piece = _SET.sub(lambda found: _set_letter(found, source, line), _squeeze(piece))  # noqa: B023
-        last.pieces.append((line, piece.translate(str.maketrans(symbols)) if symbols else piece))
+        last.pieces.append((line, piece.translate(symbols)))
     found = list(records.values())
     _resolve_matches(found, match_symbol, source)
     for record in found:
         if num_sites is not None and len(record.text) != num_sites:
             raise AlignmentError(
                 f"{source}, line {record.line}: taxon {record.name!r} has {len(record.text)} sites, but "
-                f"nchar={num_sites} is announced. Remedy: align the sequences to one length and correct DIMENSIONS."
+                f"nchar={num_sites} is announced. Remedy: align them to one length and correct DIMENSIONS."
             )
     num_taxa = settings.get("ntax", "")
     if num_taxa.isdigit() and int(num_taxa) != len(found):
         raise AlignmentError(
-            f"{source}, line {first_line}: the matrix has {len(found)} taxa, but ntax={num_taxa} is announced. "
-            "Remedy: correct DIMENSIONS, or write the file again if it is truncated."
+            f"{source}, line {first_line}: the matrix has {len(found)} taxa, but ntax={num_taxa} is "
+            "announced. Remedy: correct DIMENSIONS, or write the file again if it is truncated."
         )
     return found
 
@@ -366,8 +379,8 @@ def _resolve_matches(records: list[Record], symbol: str, source: str) -> None:
             if symbol in piece:
                 if record is records[0] or site + len(piece) > len(reference):
                     raise AlignmentError(
-                        f"{source}, line {line}: taxon {record.name!r} has the match character {symbol!r} where the "
-                        "first sequence has no character. Remedy: write the first sequence in full."
+                        f"{source}, line {line}: taxon {record.name!r} has the match character {symbol!r} "
+                        "where the first sequence has no character. Remedy: write the first sequence in full."
                     )
                 there = reference[site : site + len(piece)]
                 piece = "".join(b if a == symbol else a for a, b in zip(piece, there, strict=True))

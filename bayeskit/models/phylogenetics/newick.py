@@ -158,7 +158,7 @@ def parse_newick(text: str, source: str = "Newick text", first_line: int = 1) ->
             try:
                 tree.lengths[node] = float(token)
             except ValueError:
-                raise fail(f"the branch length {token!r} is not a number", "write a number after ':'") from None
+                raise fail(f"the branch length {token!r} is not a number", "write a number") from None
             previous = "length"
         elif token == "(":
             if previous not in ("", "(", ","):
@@ -258,7 +258,9 @@ def _nexus_trees(text: str, source: str) -> list[TreeText]:
         elif block == "trees" and head in ("tree", "utree"):
             joined = _join(words)
             if "=" not in joined:
-                raise TreeError(f"{source}, line {start}: a tree without '='. Remedy: write 'tree NAME = ...;'.")
+                raise TreeError(
+                    f"{source}, line {start}: a tree without '='. Remedy: write 'tree NAME = ...;'."
+                )
             name, newick = joined.split("=", 1)
             found.append(TreeText(newick + ";", source, start + name.count("\n"), translate))
     if block == "trees" or statement:

@@ -93,7 +93,8 @@ def _upward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> _Upward:
     one, other, third = schedule.root_factors
     pairs = _products(tables[-1], one, other)
     terms = [
-        frequency * pair * tables[-1][line] for frequency, pair, line in zip(frequencies, pairs, third, strict=True)
+        frequency * pair * tables[-1][line]
+        for frequency, pair, line in zip(frequencies, pairs, third, strict=True)
     ]
     return _Upward(coefficients, tip_messages, tables, scalers, (terms[0] + terms[1]) + (terms[2] + terms[3]))
 
@@ -159,7 +160,8 @@ class _LogLikelihood(torch.autograd.Function):
         flat, flat_frequencies = _flatten(inputs, frequencies, batch)
         upward = _upward(flat, flat_frequencies, plan)
         logs = torch.cat([*upward.scalers, upward.sites]).log()
-        value = (plan.schedule.weights[:, None] * logs).sum(0)
+        # Thousands of terms are added up; in single precision their sum would lose two more digits.
+        value = (plan.schedule.weights[:, None] * logs).sum(0, dtype=torch.float64).to(logs.dtype)
         saved = [upward.coefficients, upward.tip_messages, *upward.tables, *upward.scalers, upward.sites]
         return (value.reshape(batch), *(tensor.reshape(tensor.shape[0], *batch) for tensor in saved))
 
@@ -199,7 +201,9 @@ class _Gradient(torch.autograd.Function):
         coefficients, tip_messages, *middle, sites = merged
         depth = len(plan.schedule.levels)
         upward = _Upward(coefficients, tip_messages, middle[:depth], middle[depth:], sites)
-        by_input, by_frequency = _downward(flat, flat_frequencies, upward, cotangent.reshape(batch.numel()), plan)
+        by_input, by_frequency = _downward(
+            flat, flat_frequencies, upward, cotangent.reshape(batch.numel()), plan
+        )
         return by_input.reshape(inputs.shape), by_frequency.T.reshape(frequencies.shape)
 
     @staticmethod
@@ -214,7 +218,12 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], cotangent: Tensor, inputs: Tensor, frequencies: Tensor, *rest: Any
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        cotangent: Tensor,
+        inputs: Tensor,
+        frequencies: Tensor,
+        *rest: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         plan, *saved = rest
         front = [

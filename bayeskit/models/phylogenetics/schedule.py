@@ -20,10 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.models.phylogenetics.rooting import choose_root, count_sub_patterns, neighbors_of
 from bayeskit.models.phylogenetics.tree import Tree
-
-#: Cost of one more level, in rows: a level costs a fixed number of calls and kernels to compile.
-_LEVEL_COST = 30
 
 _ALL_RENAMINGS = np.array(list(itertools.permutations(range(4))))
 _NO_RENAMING = np.arange(4)[None]
@@ -230,7 +228,9 @@ class _Table:
     num_inner_rows: int
     start: dict[int, int]
 
-    def lines(self, node: int, is_tip: bool, rows: _Rows, versions: np.ndarray, group: _Renamings) -> np.ndarray:
+    def lines(
+        self, node: int, is_tip: bool, rows: _Rows, versions: np.ndarray, group: _Renamings
+    ) -> np.ndarray:
         """Return the lines of some versions of a node's rows, shape `(4, len(versions))`."""
         row = self.start[node] + rows.row_of[versions]
         # Renaming g moves the value of base i to base g(i), so state i is read where g came from.
@@ -275,8 +275,8 @@ def build_schedule(
         time-reversible model does not depend on that choice.
     """
     group = _Renamings(_ALL_RENAMINGS if interchangeable else _NO_RENAMING)
-    neighbors = _neighbors(tree)
-    root = _choose_root(tree, neighbors, _count_sub_patterns(tree, neighbors, patterns))
+    neighbors = neighbors_of(tree)
+    root = choose_root(tree, neighbors, count_sub_patterns(tree, neighbors, patterns))
     by_depth: list[list[tuple[int, int]]] = [[(root, -1)]]
     while by_depth[-1]:
         by_depth.append(
@@ -295,7 +295,9 @@ def build_schedule(
 
     rows: dict[int, _Rows] = {}
     levels: list[Level] = []
-    tip_sets, tip_edges, tip_lines = [], [], 0
+    tip_sets: list[np.ndarray] = []
+    tip_edges: list[np.ndarray] = []
+    tip_lines = 0
     table = _Table(0, 0, {})
     for nodes in reversed(by_depth[1:]):
         below, start, counts = table, {}, [0, 0]
@@ -305,7 +307,9 @@ def build_schedule(
         inner = [(node, parent) for node, parent in nodes if node >= tree.num_taxa]
         for node in tips:
             rows[node] = _tip_rows(patterns[node], group)
-        children_of = {node: [child for child in neighbors[node] if child != parent] for node, parent in inner}
+        children_of = {
+            node: [child for child in neighbors[node] if child != parent] for node, parent in inner
+        }
         for node, (one, other) in children_of.items():
             rows[node] = _inner_rows(rows[one], rows[other], group)
         for node, _ in nodes:
@@ -318,7 +322,9 @@ def build_schedule(
             + [
                 np.stack(
                     [
-                        below.lines(child, child < tree.num_taxa, rows[child], rows[node].factors[side], group)
+                        below.lines(
+                            child, child < tree.num_taxa, rows[child], rows[node].factors[side], group
+                        )
                         for side, child in enumerate(children)
                     ]
                 )
@@ -381,63 +387,3 @@ def build_schedule(
         root_of_pattern=index(top.rows),
         num_edges=tree.num_edges,
     )
-
-
-def _neighbors(tree: Tree) -> list[list[int]]:
-    neighbors: list[list[int]] = [[] for _ in range(tree.num_edges + 1)]
-    for node, parent in enumerate(tree.parents):
-        neighbors[node].append(parent)
-        neighbors[parent].append(node)
-    return neighbors
-
-
-def _count_sub_patterns(
-    tree: Tree, neighbors: list[list[int]], patterns: np.ndarray
-) -> dict[tuple[int, int], int]:
-    """Count the distinct sub-patterns on the far side of every edge, seen from either end.
-
-    Returns
-    -------
-    dict
-        For `(node, towards)` the number of distinct sub-patterns of the subtree that holds `node`
-        when the edge to `towards` is cut.
-    """
-    ids: dict[tuple[int, int], np.ndarray] = {}
-    counts: dict[tuple[int, int], int] = {}
-
-    def combine(node: int, towards: int) -> None:
-        if node < tree.num_taxa:
-            keys = patterns[node].astype(np.int64)
-        else:
-            one, other = (child for child in neighbors[node] if child != towards)
-            keys = ids[one, node] * counts[other, node] + ids[other, node]
-        distinct, inverse = np.unique(keys, return_inverse=True)
-        ids[node, towards], counts[node, towards] = inverse.ravel(), len(distinct)
-
-    parents = tree.parents
-    for node in range(tree.num_edges):
-        combine(node, parents[node])
-    for node in reversed(range(tree.num_edges)):
-        combine(parents[node], node)
-    return counts
-
-
-def _choose_root(tree: Tree, neighbors: list[list[int]], counts: dict[tuple[int, int], int]) -> int:
-    """Return the internal node with the fewest rows and levels below it."""
-    parents = tree.parents
-    # Hanging the tree from a neighbour turns one edge round and leaves all others as they are.
-    rows = {tree.root: sum(counts[node, parents[node]] for node in range(tree.num_taxa, tree.num_edges))}
-    height = {node: 0 for node in range(tree.num_taxa)}
-    for offset, below in enumerate(tree.children):
-        height[tree.num_taxa + offset] = 1 + max(height[child] for child in below)
-    above = {tree.root: 0}
-    best, best_cost = tree.root, rows[tree.root] + _LEVEL_COST * height[tree.root]
-    for node in reversed(range(tree.num_taxa, tree.num_edges)):
-        parent = parents[node]
-        sisters = [height[child] for child in tree.children[parent - tree.num_taxa] if child != node]
-        above[node] = 1 + max(above[parent], *(1 + value for value in sisters))
-        rows[node] = rows[parent] - counts[node, parent] + counts[parent, node]
-        cost = rows[node] + _LEVEL_COST * max(height[node], above[node])
-        if cost < best_cost:
-            best, best_cost = node, cost
-    return best

@@ -13,7 +13,9 @@ BASE_ORDER = "ACGT"
 
 
 class SubstitutionModel(ABC):
-    """A time-reversible substitution model over the four bases, scaled to one substitution per unit of length.
+    """A time-reversible substitution model over the four bases.
+
+    It is scaled so that one substitution is expected per site and unit of branch length.
 
     A model implements `frequencies` and `transition_matrices`; the likelihood and its gradient
     follow from these two. One that treats all bases alike may also set `is_uniform`, which opens a

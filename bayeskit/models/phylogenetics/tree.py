@@ -133,7 +133,8 @@ class Tree:
             )
         if index is not None and not 0 <= index < len(texts):
             raise TreeError(
-                f"{os.fspath(path)}: there is no tree {index}. Remedy: choose an index from 0 to {len(texts) - 1}."
+                f"{os.fspath(path)}: there is no tree {index}. Remedy: choose an index from 0 to "
+                f"{len(texts) - 1}."
             )
         entry = texts[index or 0]
         parsed = parse_newick(entry.newick, entry.source, entry.line)
@@ -210,7 +211,10 @@ class Tree:
         >>> tree.to_newick([0.1, 0.2, 0.3, 0.4, 0.5])
         '((A:0.1,B:0.2):0.5,C:0.3,D:0.4);'
         """
-        lengths = self.branch_lengths if branch_lengths is None else torch.as_tensor(branch_lengths)
+        lengths = self.branch_lengths
+        if branch_lengths is not None:
+            # Plain numbers keep all their digits.
+            lengths = torch.as_tensor(branch_lengths, dtype=_dtype_of(branch_lengths))
         if lengths is not None and tuple(lengths.shape) != (self.num_edges,):
             raise ShapeError(
                 f"branch_lengths: shape {tuple(lengths.shape)} does not fit the tree. "
@@ -241,7 +245,9 @@ def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree
     """Check a parsed description and number its nodes."""
     children = [list(below) for below in parsed.children]
     lengths = list(parsed.lengths)
-    names = [_name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)]
+    names = [
+        _name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)
+    ]
     tips = [node for node, below in enumerate(children) if not below]
     taxa = [names[node] for node in tips]
     _check_taxa(taxa, where)
@@ -253,8 +259,8 @@ def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree
         expected = 3 if node == root else 2
         if below and len(below) != expected:
             raise TreeError(
-                f"{where}: the node above {_describe(children, names, node)} joins {len(below)} subtrees, not "
-                f"{expected}; the tree is not binary. Remedy: resolve polytomies and remove nodes with one child."
+                f"{where}: the node above {_describe(children, names, node)} joins {len(below)} subtrees, "
+                f"not {expected}; the tree is not binary. Remedy: resolve polytomies and one-child nodes."
             )
     order: list[int] = []
     stack = [root]
@@ -288,7 +294,9 @@ def _check_taxa(taxa: list[str], where: str) -> None:
     seen: set[str] = set()
     for name in taxa:
         if name in seen:
-            raise TreeError(f"{where}: the taxon {name!r} stands twice in the tree. Remedy: make names unique.")
+            raise TreeError(
+                f"{where}: the taxon {name!r} stands twice in the tree. Remedy: make names unique."
+            )
         seen.add(name)
 
 
@@ -305,8 +313,8 @@ def _check_lengths(parsed: ParsedTree, names: list[str], where: str) -> bool:
     if given and len(given) < len(names) - 1:
         node = next(node for node in range(1, len(names)) if parsed.lengths[node] is None)
         raise TreeError(
-            f"{where}: the edge above {_describe(parsed.children, names, node)} has no length, but others have. "
-            "Remedy: give a length for every edge, or for none."
+            f"{where}: the edge above {_describe(parsed.children, names, node)} has no length, but others "
+            "have. Remedy: give a length for every edge, or for none."
         )
     return bool(given)
 
@@ -327,6 +335,10 @@ def _unroot(children: list[list[int]], lengths: list[float | None], has_lengths:
         stacklevel=4,
     )
     return kept
+
+
+def _dtype_of(lengths: Tensor | Sequence[float]) -> torch.dtype:
+    return lengths.dtype if isinstance(lengths, Tensor) else torch.float64
 
 
 def _describe(children: Sequence[Sequence[int]], names: Sequence[str], node: int) -> str:

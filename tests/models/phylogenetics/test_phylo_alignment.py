@@ -6,7 +6,9 @@ import torch
 from bayeskit.errors import AlignmentError, SettingsError
 from bayeskit.models.phylogenetics import Alignment
 
-HEAD = "#NEXUS\nbegin data;\ndimensions ntax=2 nchar=4;\nformat datatype=dna gap=- missing=?{options};\nmatrix\n"
+HEAD = (
+    "#NEXUS\nbegin data;\ndimensions ntax=2 nchar=4;\nformat datatype=dna gap=- missing=?{options};\nmatrix\n"
+)
 
 
 def nexus(matrix: str, options: str = "") -> str:
@@ -55,7 +57,9 @@ GOOD = {
     "interleaved nexus with match characters": nexus("a ac\nb ..\na gt\nb -N", " interleave matchchar=."),
     "nexus with own symbols": nexus("a acgt\nb AC~!").replace("gap=- missing=?", "gap = ~ missing='!'"),
     "nexus with sets": nexus("a acgt\nb {A}C-(ACGT)"),
-    "nexus in capitals": nexus("a acgt\nb AC-N").replace("matrix", "MATRIX").replace("begin data", "BEGIN CHARACTERS"),
+    "nexus in capitals": nexus("a acgt\nb AC-N")
+    .replace("matrix", "MATRIX")
+    .replace("begin data", "BEGIN CHARACTERS"),
     "rna": nexus("a acgu\nb AC-N").replace("dna", "rna"),
     "phylip": "2 4\na  acgt\nb  AC-N\n",
     "sequential phylip": "2 4\na  ac\n gt\nb  AC\n-N\n",
@@ -100,11 +104,17 @@ BAD = {
     "blank": (" \n\n", "the file is empty"),
     "unknown format": ("acgt\n", "line 1: the format is not recognized"),
     "unequal fasta": (">a\nacgt\n>b\nACT\n", r"a\.txt, line 3: taxon 'b' has 3 sites, but 4 are expected"),
-    "unknown character": (">a\nac\ngt\n>b\nAC\n!T\n", r"line 6: unknown character '!' in taxon 'b' at site 3"),
+    "unknown character": (
+        ">a\nac\ngt\n>b\nAC\n!T\n",
+        r"line 6: unknown character '!' in taxon 'b' at site 3",
+    ),
     "protein": (">a\nac\ngt\n>b\nAC\nLT\n", r"line 6: unknown character 'L'.*protein"),
     "not ascii": (">a\nac\u00e9t\n>b\nacgt\n", r"line 2: unknown character '\u00e9' in taxon 'a' at site 3"),
     "not latin": (">a\nac\u0416t\n>b\nacgt\n", "unknown character '\u0416'"),
-    "repeated name": (">a\nacgt\n>b\nACGT\n>a\nACGT\n", r"line 5: the taxon 'a' stands twice \(first in line 1\)"),
+    "repeated name": (
+        ">a\nacgt\n>b\nACGT\n>a\nACGT\n",
+        r"line 5: the taxon 'a' stands twice \(first in line 1\)",
+    ),
     "no name": (">\nacgt\n", "line 1: a sequence has no name"),
     "no sites": (">a\n>b\n", "there is no site"),
     "nexus character": (nexus("a acgt\nb AC!T"), r"line 7: unknown character '!' in taxon 'b' at site 3"),
@@ -117,11 +127,20 @@ BAD = {
     "nexus last too short": (nexus("a acgt\nb ACG"), r"line 7: taxon 'b' has 3 sites, but nchar=4"),
     "nexus too long": (nexus("a acgt\nb ACGTT"), r"line 7: taxon 'b' has 5 sites"),
     "nexus repeated": (nexus("a acgt\na ACGT"), r"line 7: the taxon 'a' stands twice \(first in line 6\)"),
-    "nexus ntax": (nexus("a acgt\nb ACGT").replace("ntax=2", "ntax=3"), "line 5: the matrix has 2 taxa, but ntax=3"),
-    "nexus protein": (nexus("a acgt\nb ACGT").replace("dna", "protein"), r"line 4: the data are of type 'protein'"),
+    "nexus ntax": (
+        nexus("a acgt\nb ACGT").replace("ntax=2", "ntax=3"),
+        "line 5: the matrix has 2 taxa, but ntax=3",
+    ),
+    "nexus protein": (
+        nexus("a acgt\nb ACGT").replace("dna", "protein"),
+        r"line 4: the data are of type 'protein'",
+    ),
     "nexus equate": (nexus("a acgt\nb ACGT", ' equate="z=A"'), "line 4: the format option 'EQUATE'"),
     "nexus without matrix": ("#NEXUS\nbegin trees;\ntree a=(1,2);\nend;\n", "no DATA block"),
-    "match character in front": (nexus("a .cgt\nb ACGT", " matchchar=."), "line 6: taxon 'a' has the match character"),
+    "match character in front": (
+        nexus("a .cgt\nb ACGT", " matchchar=."),
+        "line 6: taxon 'a' has the match character",
+    ),
     "open comment": (nexus("a [acgt\nb ACGT"), "line 6: a comment is never closed"),
     "phylip too short": ("2 4\na  acgt\nb  act\n", r"line 3: taxon 'b' has 3 sites, but 4"),
     "phylip truncated": ("3 4\na  acgt\n", "line 1: 3 taxa are announced, but 1 lines"),
@@ -166,7 +185,9 @@ def test_malformed_sequences():
         Alignment.from_sequences({"a": "a\0g"})
 
 
-@pytest.mark.parametrize("case", ["fasta", "nexus", "interleaved nexus", "nexus with match characters", "phylip"])
+@pytest.mark.parametrize(
+    "case", ["fasta", "nexus", "interleaved nexus", "nexus with match characters", "phylip"]
+)
 def test_dendropy_agrees(case, tmp_path):
     dendropy = pytest.importorskip("dendropy")
     schema = case.split()[-1] if case in ("fasta", "nexus", "phylip") else "nexus"

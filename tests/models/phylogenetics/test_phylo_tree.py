@@ -73,7 +73,12 @@ def test_labels():
     tree = Tree.from_newick("('it''s (x)':1,'a b':2[&note],B_c:3)root;")
     assert tree.taxa == ("it's (x)", "a b", "B_c")
     assert tree.to_newick() == "('it''s (x)':1.0,'a b':2.0,B_c:3.0);"
-    assert Tree.from_newick("(2,(3,4),1)", translate={"1": "A", "2": "B", "3": "C"}).taxa == ("B", "C", "4", "A")
+    assert Tree.from_newick("(2,(3,4),1)", translate={"1": "A", "2": "B", "3": "C"}).taxa == (
+        "B",
+        "C",
+        "4",
+        "A",
+    )
     assert Tree.from_newick("(10,(9,8),7);").taxa == ("10", "9", "8", "7")
 
 
@@ -102,7 +107,7 @@ def test_a_rooted_tree_is_unrooted_with_one_warning(rooted, unrooted):
     assert len(record) == 1 and record[0].filename == __file__
     expected = Tree.from_newick(unrooted)
     assert splits(tree) == splits(expected)
-    assert tree.taxa == tuple(sorted(tree.taxa)) or rooted.startswith("(((B")
+    assert tree.taxa == expected.taxa
     by_name = lambda t: dict(zip(t.edge_names, t.branch_lengths.tolist(), strict=True))  # noqa: E731
     if expected.branch_lengths is not None:
         assert by_name(tree) == by_name(expected)

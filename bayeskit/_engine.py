@@ -1,0 +1,96 @@
+"""The gradient engine of a Target: traces each batch size once, compiles where planned work repays it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bayeskit import _evaluation
+from bayeskit._evaluation import Cost, Evaluator, Joint
+from bayeskit.errors import CompilationWarning
+
+Compile = bool | Literal["auto"]
+UNTRACEABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
+
+
+class Engine:
+    """Evaluators of one batched density, by number of vectors and of planned calls.
+
+    Graphs are shared between numbers of vectors that are split into equal chunks.
+
+    Parameters
+    ----------
+    joint : callable
+        ``(n, d) -> log_prior (n,), log_likelihood (n,)``.
+    dim, dtype, device
+        Of the vectors.
+    """
+
+    def __init__(self, joint: Joint, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._joint, self._dim, self._dtype, self._device = joint, dim, dtype, device
+        self._eager: Evaluator | None = None
+        self._cost: Cost | None = None
+        self._calls: dict[tuple[int, bool], Callable[..., tuple[Tensor, ...]]] = {}
+        self._evaluators: dict[tuple[int, int, Compile], Evaluator] = {}
+
+    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+        """Return the evaluator for ``num_vectors`` rows, compiled if ``compile`` or the plan says so."""
+        key = (num_vectors, num_calls, compile)
+        found = self._evaluators.get(key)
+        if found is None:
+            found = self._evaluators[key] = self._make(num_vectors, num_calls, compile)
+        return found
+
+    @property
+    def cost(self) -> Cost:
+        """Nodes and bytes of the gradient graph of one vector."""
+        if self._cost is None:
+            try:
+                self._cost = _evaluation.cost(self._trace(1))
+            except UNTRACEABLE as error:
+                self._give_up(error)
+                self._cost = Cost(0, 2**20)
+        return self._cost
+
+    def _make(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+        chunk = self.cost.chunk_size(num_vectors)
+        if compile == "auto":
+            # The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
+            calls = num_calls * math.ceil(num_vectors / chunk)
+            compile = calls * self.cost.seconds(chunk) > _evaluation.COMPILE_AFTER_SECONDS
+        if self._eager is not None:
+            return self._eager
+        key = (chunk, bool(compile))
+        if key not in self._calls:
+            try:
+                graph = self._trace(chunk)
+            except UNTRACEABLE as error:
+                return self._give_up(error)
+            self._calls[key] = graph
+            if compile:
+                probe = torch.zeros(chunk, self._dim, dtype=self._dtype, device=self._device)
+                self._calls[key] = _evaluation.compile_graph(graph, probe, torch.ones_like(probe[:, 0]))
+        return _evaluation.in_chunks(self._calls[key], num_vectors, chunk)
+
+    def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
+        return _evaluation.trace(self._joint, num_vectors, self._dim, self._dtype, self._device)
+
+    def _give_up(self, error: Exception) -> Evaluator:
+        if self._eager is None:
+            self._eager = torch.no_grad()(_evaluation.with_gradient(self._joint))
+            warnings.warn(
+                f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower",
+                CompilationWarning,
+                stacklevel=5,
+            )
+        return self._eager
+
+
+def first_line(error: Exception) -> str:
+    """Return the beginning of an error's message, short enough for a warning."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]

@@ -1,0 +1,156 @@
+"""Time the likelihood and gradient of DS1 (27 taxa, 1949 sites) on one thread, beside torchtree.
+
+Usage::
+
+    python benchmarks/tree_likelihood_speed.py --data DIR [--peer-python PATH] [--rounds 5]
+
+`DIR` holds `DS1.fasta` and `DS1_fixed_branch_lengths.nwk`. `PATH` is a Python with torchtree 1.0.2
+and the same torch; it is run as a separate program, in turns with ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.func import grad, vmap  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel  # noqa: E402
+
+EXPECTED_VALUE, EXPECTED_NORM = -10145.701953426, 9596.131342050
+BATCHES = (1, 100)
+
+
+def compile_value_and_gradient(
+    model: TreeModel, example: Tensor
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Trace and compile the batched value and gradient for inputs shaped like `example`."""
+
+    def total(lengths: Tensor) -> tuple[Tensor, Tensor]:
+        values = vmap(model.log_likelihood)(lengths)
+        return values.sum(), values
+
+    def call(lengths: Tensor) -> tuple[Tensor, Tensor]:
+        slopes, values = grad(total, has_aux=True)(lengths)
+        return values, slopes
+
+    return torch.compile(make_fx(call)(example))
+
+
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """Median of the seconds that one call takes."""
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def make_peer_input(python: Path, alignment: Path, tree: Path, folder: Path) -> Path:
+    """Let torchtree's own command line describe the model."""
+    program = "from torchtree.cli.cli import main; main()"
+    arguments = ["advi", "-i", alignment, "-t", tree, "-m", "JC69", "--keep"]
+    made = subprocess.run(
+        [python, "-c", program, *arguments], capture_output=True, text=True, check=True, cwd=folder
+    )
+    path = folder / "torchtree_ds1.json"
+    path.write_text(made.stdout)
+    return path
+
+
+def time_peer(python: Path, description: Path, batch: int) -> dict[str, float]:
+    """Run torchtree once in a process of its own."""
+    driver = Path(__file__).with_name("torchtree_driver.py")
+    made = subprocess.run(
+        [python, driver, description, str(batch)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder with the DS1 files")
+    parser.add_argument("--peer-python", type=Path, help="a Python with torchtree 1.0.2")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of ours and the peer")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    alignment_file = options.data.resolve() / "DS1.fasta"
+    tree_file = options.data.resolve() / "DS1_fixed_branch_lengths.nwk"
+    tree = Tree.from_file(tree_file)
+    alignment = Alignment.from_file(alignment_file)
+    lengths = tree.branch_lengths
+    if lengths is None:
+        raise SystemExit(f"{tree_file} has no branch lengths")
+
+    calls: dict[tuple[torch.dtype, int], Callable[[], tuple[Tensor, Tensor]]] = {}
+    for dtype in (torch.float64, torch.float32):
+        start = time.perf_counter()
+        model = TreeModel(alignment, tree, dtype=dtype)
+        print(f"{dtype}: model built in {time.perf_counter() - start:.3f} s")
+        for batch in BATCHES:
+            generator = torch.Generator().manual_seed(0)
+            noise = torch.randn(batch, tree.num_edges, generator=generator, dtype=torch.float64)
+            inputs = (lengths * torch.exp(0.01 * noise)).to(dtype)
+            inputs[0] = lengths
+            start = time.perf_counter()
+            compiled = compile_value_and_gradient(model, inputs)
+            values, slopes = compiled(inputs)
+            print(f"  batch {batch}: compiled in {time.perf_counter() - start:.1f} s")
+            calls[dtype, batch] = lambda compiled=compiled, inputs=inputs: compiled(inputs)
+            value, norm = values[0].item(), slopes[0].norm().item()
+            print(f"  log-likelihood {value:.9f}, norm of its gradient {norm:.9f}")
+            if dtype == torch.float64:
+                wrong = max(abs(value / EXPECTED_VALUE - 1), abs(norm / EXPECTED_NORM - 1))
+                if wrong > 1e-9:
+                    raise SystemExit(f"expected {EXPECTED_VALUE} and {EXPECTED_NORM}")
+
+    ours: dict[tuple[torch.dtype, int], list[float]] = {key: [] for key in calls}
+    peer: dict[int, list[float]] = {batch: [] for batch in BATCHES}
+    description = None
+    if options.peer_python:
+        # Not resolved: a virtual environment's Python is a link that must keep its place.
+        python = options.peer_python.absolute()
+        folder = Path(os.environ.get("TMPDIR", "/tmp"))
+        description = make_peer_input(python, alignment_file, tree_file, folder)
+    for _ in range(options.rounds):
+        for key, call in calls.items():
+            ours[key].append(seconds(call, 60) / key[1])
+        if description is not None:
+            for batch in BATCHES:
+                result = time_peer(python, description, batch)
+                if abs(result["log_likelihood"] / EXPECTED_VALUE - 1) > 1e-9:
+                    raise SystemExit(f"torchtree's log-likelihood is {result['log_likelihood']}")
+                peer[batch].append(result["seconds"])
+    print("\nlikelihood + gradient, one thread, milliseconds per evaluation, medians")
+    print(f"{'batch':>6} {'float64':>9} {'float32':>9} {'torchtree':>10} {'ratio':>6}")
+    for batch in BATCHES:
+        double = 1e3 * statistics.median(ours[torch.float64, batch])
+        single = 1e3 * statistics.median(ours[torch.float32, batch])
+        line = f"{batch:>6} {double:>9.4f} {single:>9.4f}"
+        if peer[batch]:
+            other = 1e3 * statistics.median(peer[batch])
+            line += f" {other:>10.4f} {other / double:>6.1f}"
+        print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""What every test shares: one thread, and torch's globals as they were."""
+
+from collections.abc import Iterator
+
+import pyro
+import pytest
+import torch
+
+# On small tensors a second thread only spins, and the suite runs in two processes anyway.
+torch.set_num_threads(1)
+
+
+def _globals() -> dict[str, object]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "number of threads": torch.get_num_threads(),
+        "gradient mode": torch.is_grad_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "validation of distributions": torch.distributions.Distribution._validate_args,
+        "validation in Pyro": pyro.settings.get("validate_distributions_pyro"),
+    }
+
+
+@pytest.fixture(autouse=True)
+def torch_globals_stay_unchanged() -> Iterator[None]:
+    """Fail any test that leaves a global of torch or Pyro changed, and put it right for the next."""
+    before = _globals()
+    yield
+    after = _globals()
+    torch.set_default_dtype(before["default dtype"])
+    torch.set_num_threads(before["number of threads"])
+    torch.set_grad_enabled(before["gradient mode"])
+    pyro.clear_param_store()
+    if before != after:
+        changed = {name: after[name] for name in before if before[name] != after[name]}
+        pytest.fail(f"the test changed globals: {changed}")

@@ -1,0 +1,237 @@
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from target_checks import normal
+from target_models import PARALLEL, mixture
+
+from bayeskit import Target
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnsupportedSiteError
+
+Y = normal(5, seed=3)
+HOLES = Y.clone()
+HOLES[1] = HOLES[4] = math.nan
+
+
+def observe(mean, y=Y):
+    pyro.sample("y", dist.Normal(mean, 1.0).expand(y.shape).to_event(y.dim()), obs=y)
+
+
+def simple(y):
+    observe(pyro.sample("mean", dist.Normal(0.0, 1.0)), y)
+
+
+def latent(make, **settings):
+    def model(y):
+        pyro.sample("first", dist.Normal(0.0, 1.0))
+        pyro.sample("site", make(), **settings)
+        observe(0.0, y)
+
+    return model
+
+
+def unobserved():
+    pyro.sample("mean", dist.Normal(0.0, 1.0))
+
+
+def nothing_continuous(y):
+    z = pyro.sample("z", dist.Bernoulli(0.5), infer=PARALLEL)
+    observe(z, y)
+
+
+def subsampled(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y), subsample_size=2) as rows:
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+
+
+def twice(y):
+    pyro.sample("mean", dist.Normal(0.0, 1.0))
+    observe(pyro.sample("mean", dist.Normal(0.0, 1.0)), y)
+
+
+def undeclared(y):
+    pyro.sample("z", dist.Bernoulli(0.5), infer=PARALLEL)
+    mean = pyro.sample("mean", dist.Normal(torch.zeros(2), 1.0))
+    observe(mean.sum(), y)
+
+
+def moving_support(y):
+    z = pyro.sample("z", dist.Bernoulli(0.5), infer=PARALLEL)
+    observe(pyro.sample("mean", dist.Uniform(0.0, 1.0 + z)), y)
+
+
+def coupled_plates(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("a", 2, dim=-2):
+        za = pyro.sample("za", dist.Bernoulli(0.5), infer=PARALLEL)
+    with pyro.plate("b", 2, dim=-1):
+        zb = pyro.sample("zb", dist.Bernoulli(0.5), infer=PARALLEL)
+    with pyro.plate("a2", 2, dim=-2), pyro.plate("b2", 2, dim=-1):
+        pass
+    with pyro.plate("a", 2, dim=-2), pyro.plate("b", 2, dim=-1):
+        pyro.sample("y", dist.Normal(mean + za * zb, 1.0), obs=y)
+
+
+def covariate(x, y):
+    weight = pyro.sample("weight", dist.Normal(0.0, 1.0))
+    observe(weight * x, y)
+
+
+BAD = {
+    "not callable": (lambda: Target.from_pyro(3), ModelError, "callable.*got int.*from_functions"),
+    "not Pyro": (lambda: Target.from_pyro(lambda: 3), ModelError, "reached no pyro.sample.*from_functions"),
+    "unobserved": (lambda: Target.from_pyro(unobserved), ModelError, "no observed site.*obs=data"),
+    "nothing continuous": (
+        lambda: Target.from_pyro(nothing_continuous, Y),
+        ModelError,
+        "no continuous latent site",
+    ),
+    "unmarked": (
+        lambda: Target.from_pyro(latent(lambda: dist.Categorical(torch.ones(3))), Y),
+        UnsupportedSiteError,
+        "'site' is discrete; mark it with infer=.*parallel",
+    ),
+    "unmarked and infinite": (
+        lambda: Target.from_pyro(latent(lambda: dist.Poisson(2.0)), Y),
+        UnsupportedSiteError,
+        "'site' is discrete; its support is infinite",
+    ),
+    "marked and infinite": (
+        lambda: Target.from_pyro(latent(lambda: dist.Poisson(2.0), infer=PARALLEL), Y),
+        UnsupportedSiteError,
+        "'site' is marked for enumeration, but its support is infinite; use",
+    ),
+    "sphere": (
+        lambda: Target.from_pyro(latent(lambda: dist.ProjectedNormal(torch.ones(3))), Y),
+        UnsupportedSiteError,
+        "'site' has support Sphere.*reparameterise",
+    ),
+    "half-line declared as a line": (
+        lambda: Target.from_pyro(
+            latent(
+                lambda: dist.TransformedDistribution(
+                    dist.Exponential(1.0), dist.transforms.AffineTransform(2.0, -1.5)
+                )
+            ),
+            Y,
+        ),
+        UnsupportedSiteError,
+        "'site' has support Real.*reparameterise",
+    ),
+    "missing data": (
+        lambda: Target.from_pyro(simple, HOLES),
+        DataError,
+        r"observed site 'y' holds 2 NaN, the first at index \(1,\); drop or impute.*poutine.mask",
+    ),
+    "missing data in a closure": (
+        lambda: Target.from_pyro(lambda: simple(HOLES)),
+        DataError,
+        "'y' holds 2 NaN",
+    ),
+    "half-masked missing data": (
+        lambda: Target.from_pyro(poutine.mask(simple, mask=torch.tensor(True)), HOLES),
+        DataError,
+        "'y' holds 2 NaN",
+    ),
+    "missing covariate": (
+        lambda: Target.from_pyro(covariate, HOLES, Y),
+        DataError,
+        r"argument 0 of the model holds 2 NaN, the first at index \(1,\)",
+    ),
+    "missing keyword": (
+        lambda: Target.from_pyro(covariate, x=HOLES, y=Y),
+        DataError,
+        "argument 'x' of the model",
+    ),
+    "subsampled": (lambda: Target.from_pyro(subsampled, Y), ModelError, "plate 'data' subsamples.*full data"),
+    "same name": (lambda: Target.from_pyro(twice, Y), ModelError, "two sites are named 'mean'"),
+    "undeclared": (
+        lambda: Target.from_pyro(undeclared, Y),
+        ModelError,
+        r"'mean' has a batch dimension.*to_event",
+    ),
+    "moving support": (
+        lambda: Target.from_pyro(moving_support, Y),
+        UnsupportedSiteError,
+        "'mean'.*support.*summed-out",
+    ),
+    "coupled plates": (
+        lambda: Target.from_pyro(coupled_plates, normal(2, 2)),
+        ModelError,
+        "'za', 'zb' couple different plates.*Python loop",
+    ),
+    "invalid prior": (
+        lambda: Target.from_pyro(lambda y: observe(pyro.sample("tau", dist.Normal(0.0, -1.0)), y), Y),
+        ModelError,
+        "(?s)failed before its first site.*tau.*scale.*GreaterThan",
+    ),
+    "wrong number of arguments": (
+        lambda: Target.from_pyro(simple),
+        ModelError,
+        "before its first site.*argument",
+    ),
+    "compile": (lambda: Target.from_pyro(simple, Y, compile="yes"), SettingsError, "compile must be"),
+    "last dimension": (
+        lambda: Target.from_pyro(simple, Y).log_density(torch.zeros(3, 2)),
+        ShapeError,
+        r"last dimension of u must be 1, but u has shape \(3, 2\)",
+    ),
+    "last dimension of a gradient": (
+        lambda: Target.from_pyro(simple, Y).value_and_grad(torch.zeros(())),
+        ShapeError,
+        "last dimension of u must be 1",
+    ),
+    "missing site": (
+        lambda: Target.from_pyro(simple, Y).unconstrain({"other": torch.zeros(())}),
+        ShapeError,
+        "no value was given for site 'mean'; needed are",
+    ),
+    "site shape": (
+        lambda: Target.from_pyro(mixture, Y).unconstrain(
+            {"weights": torch.ones(2) / 2, "means": torch.zeros(3)}
+        ),
+        ShapeError,
+        r"'weights' has shape \(3,\), but its value has shape \(2,\)",
+    ),
+    "site batch": (
+        lambda: Target.from_pyro(mixture, Y).unconstrain(
+            {"weights": torch.ones(2, 3) / 3, "means": torch.zeros(3)}
+        ),
+        ShapeError,
+        r"'means' has batch shape \(\), not \(2,\)",
+    ),
+    "site support": (
+        lambda: Target.from_pyro(mixture, Y).unconstrain({"weights": torch.ones(3), "means": torch.zeros(3)}),
+        DataError,
+        "'weights' lies outside its support Simplex",
+    ),
+    "pointwise of functions": (
+        lambda: Target.from_functions(lambda u: u.sum(-1), lambda u: u.sum(-1), 2).pointwise_log_likelihood(
+            torch.zeros(1, 2)
+        ),
+        ModelError,
+        "from_pyro",
+    ),
+    "shape of functions": (
+        lambda: Target.from_functions(lambda u: u.sum(), lambda u: u.sum(-1), 2),
+        ShapeError,
+        r"log_prior maps \(2, 2\) to \(\)",
+    ),
+    "prior of functions": (
+        lambda: Target.from_functions(lambda u: u.sum(-1), lambda u: u.sum(-1), 2).sample_prior(3),
+        SettingsError,
+        "pass sample_prior",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_a_typed_error_with_place_and_remedy(name):
+    call, kind, message = BAD[name]
+    with pytest.raises(kind, match=message) as caught:
+        call()
+    assert caught.type is kind

@@ -1,0 +1,158 @@
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import bayeskit as bk
+from bayeskit._plots import plot_evidence, plot_rank, plot_trace
+from bayeskit.errors import OutputError, ShapeError
+from bayeskit.inference.evidence import Evidence, EvidenceComparison
+from bayeskit.report import headline, posterior_summary, write_report
+
+GOOD = Evidence("bridge_sampling", -94.083, 0.004, 8000)
+OTHER = Evidence("path_sampling", -94.090, 0.020, 9000)
+ABSURD = Evidence("harmonic_mean", -2.0, 0.3, 4000, ("infinite variance <b>: use bridge sampling",))
+FAILED = Evidence("stepping_stone", math.nan, math.nan, 0, ("failed: no ladder",))
+
+
+@pytest.fixture(scope="module")
+def draws():
+    return bk.sample(bk.exact.get("linreg10").target(), 4, 200, 200, seed=0, progress=False)
+
+
+@pytest.fixture
+def comparison(draws):
+    results = {z.method: z for z in (GOOD, OTHER, ABSURD, FAILED)}
+    return EvidenceComparison(results, draws, None, {"seed": 17})
+
+
+def test_headline_is_the_most_precise_trusted_estimate():
+    summary = headline([GOOD, OTHER, ABSURD, FAILED])
+    assert summary.best is GOOD
+    assert (summary.num_trusted, summary.num_methods, summary.disagreeing) == (2, 4, ())
+
+
+def test_headline_names_trusted_methods_that_disagree():
+    far = Evidence("path_sampling", -94.30, 0.02, 9000)
+    assert headline([GOOD, far]).disagreeing == ("path_sampling",)
+
+
+def test_headline_without_a_trusted_method_gives_no_number():
+    summary = headline([ABSURD, FAILED])
+    assert summary.best is None
+    assert "unknown" in str(summary)
+
+
+def test_summary_agrees_with_the_draws(draws):
+    summary = posterior_summary(draws)
+    flat = draws.values()["b"].reshape(-1, 10)
+    assert list(summary.index) == [f"b[{i}]" for i in range(10)]
+    np.testing.assert_allclose(summary["mean"], flat.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(summary["sd"], flat.std(0), rtol=1e-12)
+    np.testing.assert_allclose(summary["95 %"], torch.quantile(flat, 0.95, dim=0), rtol=1e-12)
+    # 4.4 standard errors: a failure rate of 1e-5.
+    exact = bk.exact.get("linreg10").posterior_mean["b"].numpy()
+    assert np.all(np.abs(summary["mean"] - exact) < 4.9 * summary["mcse"])
+
+
+def test_report_is_one_file_that_needs_no_network(tmp_path, comparison):
+    page = tmp_path / "report.html"
+    write_report(page, comparison, title="linreg10", reference=-94.0845, settings={"model": "regression"})
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert not re.search(r'(src|href)\s*=\s*"(?!data:|#)', without_namespaces)
+    assert "http://" not in without_namespaces and "https://" not in without_namespaces
+    assert text.count("<svg") == 1 and text.count("data:image/png;base64,") == 10
+    for expected in ("−94.0830", "Reference value: -94.0845", "bayeskit", "seed", "17", "b[9]", "regression"):
+        assert expected in text
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_report_escapes_every_text(tmp_path, comparison):
+    page = tmp_path / "report.html"
+    evil = "<script>alert('x')</script>&\""
+    write_report(page, replace(comparison, draws=None), title=evil, settings={evil: evil})
+    text = page.read_text(encoding="utf-8")
+    assert evil not in text
+    assert "alert(&#x27;x&#x27;)" in text
+    assert "infinite variance &lt;b&gt;" in text
+
+
+def test_report_without_draws_or_without_estimates(tmp_path, draws):
+    write_report(tmp_path / "a.html", EvidenceComparison({"harmonic_mean": ABSURD}, None, None), title="a")
+    assert "unknown" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    write_report(tmp_path / "b.html", EvidenceComparison({}, draws, None), title="b")
+    text = (tmp_path / "b.html").read_text(encoding="utf-8")
+    assert "Log evidence" not in text and "Posterior" in text
+
+
+def test_report_shows_the_worst_chains_first(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    unconstrained = torch.randn(2, 50, 20, generator=generator, dtype=torch.float64)
+    unconstrained[0, :, 13] += 5.0
+    zeros = torch.zeros(2, 50, dtype=torch.float64)
+    stuck = bk.Draws(unconstrained, zeros, zeros, torch.ones(2, dtype=torch.float64))
+    write_report(tmp_path / "r.html", EvidenceComparison({}, stuck, None), title="stuck")
+    captions = re.findall(r"<figcaption>([^,]+), R-hat", (tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert captions[0] == "u[13]" and len(captions) == 12
+
+
+def test_a_report_that_cannot_be_written_is_a_typed_error(tmp_path, comparison):
+    with pytest.raises(OutputError, match=r"report\.html"):
+        write_report(tmp_path / "missing" / "report.html", EvidenceComparison({}, None, None), title="x")
+
+
+def test_an_absurd_estimate_does_not_flatten_the_others():
+    axes = plot_evidence([GOOD, OTHER, ABSURD, FAILED], -94.0845, Figure().subplots())
+    low, high = axes.get_xlim()
+    assert low < -94.13 and high > -94.05 and high - low < 1.0
+    texts = [text.get_text() for text in axes.texts]
+    assert "-2.00" in texts and "failed" in texts and "reference -94.0845" in texts
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    doubtful = ["harmonic mean (not trusted)", "stepping stone (not trusted)"]
+    assert labels == ["bridge sampling", "path sampling", *doubtful]
+
+
+def test_untrusted_marks_are_hollow():
+    doubtful = Evidence("harmonic_mean", -94.08, 0.004, 1, ("bad",))
+    axes = plot_evidence([GOOD, doubtful], None, Figure().subplots())
+    faces = [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"]
+    assert faces[0] == faces[0].upper() and faces[1] == "white"
+
+
+def test_plot_survives_without_any_finite_estimate():
+    axes = plot_evidence([FAILED], None, Figure().subplots())
+    assert axes.get_xlim() == (-1.0, 1.0)
+
+
+def test_plot_without_axes_makes_them():
+    from matplotlib import pyplot
+
+    axes = plot_evidence([GOOD])
+    assert axes.figure in [pyplot.figure(number) for number in pyplot.get_fignums()]
+    pyplot.close(axes.figure)
+
+
+def test_ranks_of_equal_chains_stay_in_the_band_and_others_leave_it():
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(4, 500))
+
+    def reach(chains):
+        axes = plot_rank(chains, "x", Figure().subplots())
+        return max(np.abs(line.get_ydata()).max() for line in axes.lines)
+
+    band = 1.628 * math.sqrt(0.75 / 500)
+    assert reach(values) < band
+    values[2] += 1.0
+    assert reach(values) > 3 * band
+
+
+def test_plots_of_chains_refuse_other_shapes():
+    for plot in (plot_trace, plot_rank):
+        with pytest.raises(ShapeError, match="chains, draws"):
+            plot(np.zeros(5), "x", Figure().subplots())

@@ -1,0 +1,55 @@
+import math
+
+import pytest
+
+from bayeskit.errors import UnknownNameError
+from bayeskit.inference.evidence import Evidence
+from bayeskit.workflows import Exam, ExamRow, run_exam
+from bayeskit.workflows.exam import SMALL
+
+
+def row(estimate, error, warnings=()):
+    return ExamRow("case", Evidence("method", estimate, error, 10, warnings), -10.0)
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"),
+    [
+        (row(-10.02, 0.01), "pass"),
+        (row(-10.0, 0.0), "pass"),
+        (row(-10.04, 0.01), "FALSE COMFORT"),
+        (row(-9.9, 0.0), "FALSE COMFORT"),
+        (row(-5.0, 0.01, ("weights dominate",)), "self-flagged"),
+        (row(-10.0, 0.01, ("weights dominate",)), "self-flagged"),
+        (row(math.nan, math.nan, ("failed: x",)), "self-flagged"),
+    ],
+)
+def test_verdicts(made, verdict):
+    assert made.verdict == verdict
+    assert Exam((made,)).has_false_comfort == (verdict == "FALSE COMFORT")
+
+
+def test_summary_counts():
+    exam = Exam((row(-10.0, 0.1), row(-10.0, 0.1), row(0.0, 0.1, ("bad",)), row(0.0, 0.1)))
+    assert str(exam).startswith("4 answers: 2 pass, 1 self-flagged, 1 false comfort")
+
+
+def test_small_exam_of_every_method():
+    exam = run_exam(cases=["beta_binomial"], budget=SMALL, progress=False)
+    table = exam.to_pandas()
+    columns = ["case", "method", "estimate", "standard_error", "exact", "z", "trusted", "seconds", "verdict"]
+    assert list(table.columns) == columns
+    assert list(table["case"].unique()) == ["beta_binomial"] and len(table) >= 6
+    trusted = table[table["trusted"]].set_index("method")
+    assert {"bridge_sampling", "laplace_importance_sampling"} <= set(trusted.index)
+    # Two-sided 1e-5 for each of a handful of methods.
+    assert (trusted["z"].abs() < 4.9).all()
+
+
+def test_unknown_names_are_refused_before_anything_runs():
+    with pytest.raises(UnknownNameError, match="bridge_sampling"):
+        run_exam(["bridge"], progress=False)
+    with pytest.raises(UnknownNameError, match="linreg10"):
+        run_exam(cases=["linreg"], progress=False)
+    with pytest.raises(UnknownNameError):
+        run_exam(cases=[], progress=False)

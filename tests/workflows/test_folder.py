@@ -1,0 +1,111 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import arviz
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit.errors import CheckpointError, OutputError, UnknownNameError
+from bayeskit.inference.evidence import Budget
+from bayeskit.workflows import evidence_in_folder, posterior_in_folder
+
+SMALL = Budget(4, 60, 100, num_temperatures=6, ladder_chains=4, ladder_warmup=30, ladder_samples=40)
+LONG = """
+import sys
+import bayeskit as bk
+from bayeskit.workflows import posterior_in_folder
+bk.sample.__kwdefaults__["checkpoint_seconds"] = 0.0
+target = bk.exact.get("beta_binomial").target()
+posterior_in_folder(target, sys.argv[1], title="x", num_warmup=150, num_samples=250, progress=False)
+"""
+
+
+def target():
+    return bk.exact.get("beta_binomial").target()
+
+
+def test_folder_holds_table_draws_and_report(tmp_path):
+    out = tmp_path / "new" / "folder"
+    comparison = evidence_in_folder(target(), out, title="coin", budget=SMALL, seed=3, progress=False)
+    assert sorted(p.name for p in out.iterdir()) == ["evidence.csv", "posterior.nc", "report.html"]
+    table = pd.read_csv(out / "evidence.csv")
+    columns = "method log_evidence standard_error num_evaluations seconds trusted warnings"
+    assert list(table.columns) == columns.split()
+    np.testing.assert_allclose(table["log_evidence"], comparison.to_pandas()["log_evidence"], rtol=1e-9)
+
+
+def test_arviz_reads_the_draws(tmp_path):
+    comparison = evidence_in_folder(
+        target(), tmp_path, title="coin", methods=["bridge_sampling"], budget=SMALL, progress=False
+    )
+    loaded = arviz.from_netcdf(tmp_path / "posterior.nc", engine="h5netcdf")
+    values = comparison.draws.values()["p"]
+    np.testing.assert_array_equal(loaded["posterior"]["p"].values, values.numpy())
+    assert "lp" in loaded["sample_stats"] and not loaded["sample_stats"]["diverging"].values.all()
+    loaded.close()
+
+
+def test_draws_come_from_the_ladder_where_there_is_no_posterior_run(tmp_path):
+    comparison = evidence_in_folder(
+        target(), tmp_path, title="coin", methods=["stepping_stone"], budget=SMALL, progress=False
+    )
+    assert comparison.draws is None
+    loaded = arviz.from_netcdf(tmp_path / "posterior.nc", engine="h5netcdf")
+    assert dict(loaded["posterior"].sizes) == {"chain": 4, "draw": 40}
+    loaded.close()
+
+
+def test_nothing_is_computed_for_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+
+    def forbidden(*args, **kwargs):
+        raise RuntimeError("computed before the folder was checked")
+
+    monkeypatch.setattr("bayeskit.workflows.folder.compare", forbidden)
+    monkeypatch.setattr("bayeskit.workflows.folder.sample", forbidden)
+    with pytest.raises(OutputError, match="--out"):
+        evidence_in_folder(target(), tmp_path / "file" / "below", title="coin")
+    with pytest.raises(OutputError, match="--out"):
+        posterior_in_folder(target(), tmp_path / "file" / "below", title="coin")
+    with pytest.raises(UnknownNameError):
+        evidence_in_folder(target(), tmp_path, title="coin", methods=["nonsense"])
+
+
+def test_a_checkpoint_survives_results_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OutputError("the disk is full")
+
+    monkeypatch.setattr("bayeskit.workflows.folder.write_report", full)
+    with pytest.raises(OutputError, match="full"):
+        evidence_in_folder(target(), tmp_path, title="coin", budget=SMALL, progress=False)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["checkpoint.ladder", "checkpoint.posterior", "evidence.csv", "posterior.nc"]
+    with pytest.raises(CheckpointError, match="seed"):
+        evidence_in_folder(target(), tmp_path, title="coin", budget=SMALL, seed=1, progress=False)
+
+
+def test_a_killed_run_resumes_to_the_same_draws(tmp_path):
+    whole = tmp_path / "whole"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    length = {"num_warmup": 150, "num_samples": 250}
+    posterior_in_folder(target(), whole, title="x", progress=False, **length)
+    killed = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", LONG, str(killed)], env=environment)
+    checkpoint = killed / "checkpoint.posterior"
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert checkpoint.exists() and not (killed / "posterior.nc").exists()
+    draws = posterior_in_folder(target(), killed, title="x", progress=False, **length)
+    expected = arviz.from_netcdf(whole / "posterior.nc", engine="h5netcdf")
+    assert torch.equal(torch.as_tensor(expected["posterior"]["p"].values), draws.values()["p"])
+    expected.close()
+    assert not checkpoint.exists()
