@@ -185,8 +185,7 @@ def _multiply(left: Factor, right: Factor) -> Factor:
 
 def _path(component: list[Factor], output: tuple[Label, ...]) -> list[tuple[int, ...]]:
     symbols = {
-        label: opt_einsum.get_symbol(i)
-        for i, label in enumerate(dict.fromkeys(x for f in component for x in f.labels))
+        label: opt_einsum.get_symbol(i) for i, label in enumerate(dict.fromkeys(x for f in component for x in f.labels))
     }
     inputs = ",".join("".join(symbols[x] for x in f.labels) for f in component)
     equation = inputs + "->" + "".join(symbols[x] for x in output)
@@ -220,9 +219,7 @@ def _sum_plates(factor: Factor, plates: frozenset[str]) -> Factor:
     return Factor(tensor, labels, factor.plates - plates)
 
 
-def _components(
-    factors: list[Factor], plates: frozenset[str], home: dict[int, frozenset[str]]
-) -> list[list[Factor]]:
+def _components(factors: list[Factor], plates: frozenset[str], home: dict[int, frozenset[str]]) -> list[list[Factor]]:
     """Group factors that share a variable at home in ``plates``."""
     groups: list[tuple[set[int], list[Factor]]] = []
     for factor in factors:

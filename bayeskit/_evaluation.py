@@ -70,7 +70,7 @@ class Cost:
 
 
 def tempered(log_prior: Tensor, log_likelihood: Tensor, beta: Tensor) -> Tensor:
-    """Return ``log_prior + beta * log_likelihood``, which at ``beta = 0`` is the prior even where the likelihood is zero."""
+    """Return ``log_prior + beta * log_likelihood``; ``beta = 0`` gives the prior even where the likelihood is 0."""
     return torch.where(beta == 0, log_prior, log_prior + beta * log_likelihood)
 
 
@@ -113,10 +113,7 @@ def _pin_dtypes(graph: GraphModule) -> None:
         schema = getattr(node.target, "_schema", None)
         if made is None or schema is None or node.all_input_nodes or not hasattr(made, "dtype"):
             continue
-        if (
-            any(argument.name == "dtype" for argument in schema.arguments)
-            and node.kwargs.get("dtype") is None
-        ):
+        if any(argument.name == "dtype" for argument in schema.arguments) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": made.dtype}
     graph.recompile()
 
@@ -188,9 +185,7 @@ def in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: 
     if chunk >= num_vectors:
 
         def once(u: Tensor, beta: Tensor) -> Evaluation:
-            with (
-                torch.no_grad()
-            ):  # the gradient is in the graph; a module's parameters need not record another
+            with torch.no_grad():  # the gradient is in the graph; a module's parameters need not record another
                 return Evaluation(*call(u.contiguous(), beta.contiguous()))
 
         return once

@@ -87,5 +87,3 @@ def as_output_folder(path: str | Path) -> Path:
             f"cannot write to the folder {folder}: {error.strerror or error}; give another --out"
         ) from error
     return folder
-
-

@@ -26,9 +26,7 @@ PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#666666"
 CHAIN_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY)
 
 
-def plot_evidence(
-    estimates: Sequence[Evidence], reference: float | None = None, ax: Axes | None = None
-) -> Axes:
+def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None, ax: Axes | None = None) -> Axes:
     """Plot estimates of one log evidence with their 95 % intervals.
 
     Filled circles are trusted, hollow ones are not, and a method that failed is listed without a mark. The
@@ -115,9 +113,7 @@ def _interval(ax: Axes, estimate: Evidence, row: int, low: float, high: float) -
             if low <= end <= high:
                 ax.plot([end], [row], marker="|", markersize=9, color=colour, zorder=2)
     face = colour if estimate.trusted else "white"
-    ax.plot(
-        [estimate.log_evidence], [row], marker="o", markersize=7, color=colour, mfc=face, mew=1.6, zorder=3
-    )
+    ax.plot([estimate.log_evidence], [row], marker="o", markersize=7, color=colour, mfc=face, mew=1.6, zorder=3)
 
 
 def _arrow(ax: Axes, estimate: Evidence, row: int, low: float, high: float) -> None:
@@ -125,9 +121,7 @@ def _arrow(ax: Axes, estimate: Evidence, row: int, low: float, high: float) -> N
     beyond_right = estimate.log_evidence > high
     edge, marker, side = (high, ">", "right") if beyond_right else (low, "<", "left")
     face = colour if estimate.trusted else "white"
-    ax.plot(
-        [edge], [row], marker=marker, markersize=9, color=colour, mfc=face, mew=1.4, clip_on=False, zorder=3
-    )
+    ax.plot([edge], [row], marker=marker, markersize=9, color=colour, mfc=face, mew=1.4, clip_on=False, zorder=3)
     ax.annotate(
         f"{estimate.log_evidence:.2f}",
         (edge, row),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 DELAY = 2.0
 INTERVAL = 0.2
@@ -21,7 +21,7 @@ class Bar:
         self._description, self._total, self._enabled = description, total, enabled
         self._begin = self._last = time.monotonic()
         self._progress: Progress | None = None
-        self._task = None
+        self._task: TaskID | None = None
 
     def due(self, completed: int) -> bool:
         """Tell whether it is time to draw again; ask before computing a note."""

@@ -72,9 +72,7 @@ def _cuda_stream(generator: torch.Generator) -> Iterator[None]:
         torch.cuda.set_rng_state(before)
 
 
-def new_generator(
-    seed: int | torch.Generator, device: torch.device | str = "cpu", stream: str = ""
-) -> torch.Generator:
+def new_generator(seed: int | torch.Generator, device: torch.device | str = "cpu", stream: str = "") -> torch.Generator:
     """Return a generator on ``device``; a generator is returned as it is.
 
     ``stream`` names what the numbers are for. Different streams of one seed are

@@ -129,9 +129,7 @@ def evidence(
     from bayeskit.inference.evidence import compare, select
     from bayeskit.workflows import evidence_in_folder
 
-    chosen: str | list[str] = (
-        methods if methods == "all" else [m.strip() for m in methods.split(",") if m.strip()]
-    )
+    chosen: str | list[str] = methods if methods == "all" else [m.strip() for m in methods.split(",") if m.strip()]
     if not chosen:
         raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
     select(chosen)

@@ -92,8 +92,7 @@ def headline(estimates: Iterable[Evidence]) -> Headline:
     away = tuple(
         z.method
         for z in trusted
-        if abs(z.log_evidence - best.log_evidence)
-        > AGREEMENT * math.hypot(z.standard_error, best.standard_error)
+        if abs(z.log_evidence - best.log_evidence) > AGREEMENT * math.hypot(z.standard_error, best.standard_error)
     )
     return Headline(best, len(trusted), len(results), away)
 
@@ -226,11 +225,7 @@ def _evidence_section(comparison: EvidenceComparison, reference: float | None) -
         ]
         rows.append(("" if z.trusted else "untrusted", cells))
     parts = ["<section><h2>Estimates</h2>", table(header, rows)]
-    items = [
-        f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>"
-        for z in comparison
-        if z.warnings
-    ]
+    items = [f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>" for z in comparison if z.warnings]
     if items:
         parts.append(f"<h3>Why some are not trusted</h3><ul>{''.join(items)}</ul>")
     parts.append(
@@ -270,9 +265,7 @@ def _posterior_section(draws: Draws) -> str:
     return "".join(parts)
 
 
-def _settings_section(
-    comparison: EvidenceComparison, target: Target | None, settings: Mapping[str, Any]
-) -> str:
+def _settings_section(comparison: EvidenceComparison, target: Target | None, settings: Mapping[str, Any]) -> str:
     draws = comparison.draws
     target = target or (draws.target if draws is not None else None)
     facts: dict[str, Any] = dict(settings) | dict(comparison.settings)
@@ -292,9 +285,7 @@ def _settings_section(
         facts["tempered ladder, seconds"] = f"{comparison.ladder.draws.seconds:.1f}"
         facts["tempered ladder, gradients"] = f"{comparison.ladder.num_evaluations:,}"
     facts["estimators alone, seconds"] = f"{_own_seconds(comparison):.1f}"
-    versions = (
-        {"python": platform.python_version()} | _versions() | {"platform": platform.platform(terse=True)}
-    )
+    versions = {"python": platform.python_version()} | _versions() | {"platform": platform.platform(terse=True)}
     tables = (("Settings", facts), ("Versions", versions))
     return "".join(f"<section><h2>{name}</h2>{pairs(rows)}</section>" for name, rows in tables)
 

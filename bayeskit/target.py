@@ -6,12 +6,14 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayeskit import _evaluation
+from bayeskit._batches import first_rows, gather, lift
+from bayeskit._density import Density, FunctionDensity
 from bayeskit._engine import UNTRACEABLE, Compile, Engine, first_line
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro import PyroDensity, Site
@@ -25,54 +27,6 @@ from bayeskit.errors import (
 )
 
 PriorSampler = Callable[[int, torch.Generator], Tensor]
-
-
-class _Density(Protocol):
-    """What a Target stands on: a density of single vectors, or of batches where ``batched`` is true."""
-
-    sites: tuple[Site, ...]
-    dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]: ...
-    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]: ...
-    def vector(self, values: Mapping[str, Tensor]) -> Tensor: ...
-    def pointwise(self, u: Tensor) -> dict[str, Tensor]: ...
-
-
-class _FunctionDensity:
-    """Two functions of a vector, with the identity as their bijection."""
-
-    def __init__(
-        self,
-        log_prior: Callable[[Tensor], Tensor],
-        log_likelihood: Callable[[Tensor], Tensor],
-        dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        shape = torch.Size((dim,))
-        self.sites: tuple[Site, ...] = (Site("u", shape, shape, 0, dim),)
-        self.dim, self.dtype, self.device = dim, dtype, device
-        self.log_prior, self.log_likelihood = log_prior, log_likelihood
-
-    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        with _evaluation.validation_kept():
-            # Distributions that check their arguments branch on values, which a trace cannot follow.
-            torch.distributions.Distribution.set_default_validate_args(False)
-            return self.log_prior(u), self.log_likelihood(u)
-
-    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        return {"u": u}
-
-    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
-        return torch.as_tensor(values["u"], dtype=self.dtype, device=self.device)
-
-    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
-        raise ModelError(
-            "a target made from functions has no pointwise log likelihood; build it with Target.from_pyro"
-        )
 
 
 class Target:
@@ -106,9 +60,7 @@ class Target:
     torch.Size([3])
     """
 
-    def __init__(
-        self, density: _Density, *, batched: bool, sample_prior: PriorSampler | None, compile: Compile
-    ) -> None:
+    def __init__(self, density: Density, *, batched: bool, sample_prior: PriorSampler | None, compile: Compile) -> None:
         if compile not in (True, False, "auto"):
             raise SettingsError(f"compile must be True, False or 'auto', not {compile!r}")
         self._density = density
@@ -220,7 +172,7 @@ class Target:
                     f"{name} maps (2, {dim}) to {shape} instead of (2,); sum over the last dimension only, "
                     "or wrap a function of one vector in torch.func.vmap"
                 )
-        density = _FunctionDensity(log_prior, log_likelihood, dim, dtype, device)
+        density = FunctionDensity(log_prior, log_likelihood, dim, dtype, device)
         return cls(density, batched=True, sample_prior=sample_prior, compile=compile)
 
     def _can_be_batched(self, density: PyroDensity, generator: torch.Generator) -> bool:
@@ -325,16 +277,16 @@ class Target:
         batch = u.shape[:-1]
         if batch.numel() == 0:
             shapes = self._map(function, u.new_zeros(1, self.dim))  # one vector tells the shapes of none
-            return _gather([_first_rows(shapes, 0)], batch)
+            return gather([first_rows(shapes, 0)], batch)
         flat = u.reshape(-1, self.dim)
         if self._loops:
-            parts = [_lift(function(row)) for row in flat]
+            parts = [lift(function(row)) for row in flat]
         else:
             batched = function if self._batched else torch.func.vmap(function)
             chunk = len(flat) if len(flat) <= 64 else self.cost.chunk_size(len(flat))
             with one_thread():
                 parts = [batched(flat[s : s + chunk]) for s in range(0, len(flat), chunk)]
-        return _gather(parts, batch)
+        return gather(parts, batch)
 
     # -- moving between spaces --------------------------------------------------------------
 
@@ -371,9 +323,7 @@ class Target:
             )
         draws = self._sample_prior(num_draws, generator)
         if tuple(draws.shape) != (num_draws, self.dim):
-            raise ShapeError(
-                f"sample_prior returned shape {tuple(draws.shape)} instead of {(num_draws, self.dim)}"
-            )
+            raise ShapeError(f"sample_prior returned shape {tuple(draws.shape)} instead of {(num_draws, self.dim)}")
         return draws.to(self.dtype)
 
     @property
@@ -425,13 +375,10 @@ class Target:
             cut = value.dim() - len(site.shape)
             if cut < 0 or value.shape[cut:] != site.shape:
                 raise ShapeError(
-                    f"site {site.name!r} has shape {tuple(site.shape)}, "
-                    f"but its value has shape {tuple(value.shape)}"
+                    f"site {site.name!r} has shape {tuple(site.shape)}, but its value has shape {tuple(value.shape)}"
                 )
             if batch is not None and batch != value.shape[:cut]:
-                raise ShapeError(
-                    f"site {site.name!r} has batch shape {tuple(value.shape[:cut])}, not {tuple(batch)}"
-                )
+                raise ShapeError(f"site {site.name!r} has batch shape {tuple(value.shape[:cut])}, not {tuple(batch)}")
             batch = value.shape[:cut]
             flat[site.name] = value.reshape(-1, *site.shape)
         count = next(iter(flat.values())).shape[0]
@@ -480,9 +427,7 @@ class Target:
         result = torch.as_tensor(beta, dtype=self.dtype, device=self.device)
         padded = (1,) * (len(batch) - result.dim()) + tuple(result.shape)
         if len(padded) > len(batch) or any(n not in (1, m) for n, m in zip(padded, batch, strict=True)):
-            raise ShapeError(
-                f"beta has shape {tuple(result.shape)}, which does not broadcast to {tuple(batch)}"
-            )
+            raise ShapeError(f"beta has shape {tuple(result.shape)}, which does not broadcast to {tuple(batch)}")
         return result
 
     def __repr__(self) -> str:
@@ -501,33 +446,6 @@ def _raise_if_broken(density: PyroDensity, u: Tensor) -> None:
             f"the model runs, but its density cannot be evaluated: {error}; a loop over enumerated sites "
             "needs pyro.markov around its range"
         ) from error
-
-
-def _lift(result: Any) -> Any:
-    """Give the result for one vector a leading batch dimension."""
-    if isinstance(result, dict):
-        return {k: v.unsqueeze(0) for k, v in result.items()}
-    if isinstance(result, tuple):
-        return tuple(v.unsqueeze(0) for v in result)
-    return result.unsqueeze(0)
-
-
-def _first_rows(result: Any, count: int) -> Any:
-    if isinstance(result, dict):
-        return {k: v[:count] for k, v in result.items()}
-    return tuple(v[:count] for v in result)
-
-
-def _gather(parts: list[Any], batch: torch.Size) -> Any:
-    """Concatenate chunk results and give them the caller's batch shape."""
-
-    def join(tensors: list[Tensor]) -> Tensor:
-        whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return whole.reshape(batch + whole.shape[1:])
-
-    if isinstance(parts[0], dict):
-        return {k: join([p[k] for p in parts]) for k in parts[0]}
-    return tuple(join([p[i] for p in parts]) for i in range(len(parts[0])))
 
 
 __all__ = ["Evaluation", "Site", "Target"]

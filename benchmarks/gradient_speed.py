@@ -91,7 +91,9 @@ def main() -> None:
         print(f"batch {batch}: largest gradient difference to the one by hand {float(gap):.1e}")
         for name, value in medians.items():
             ratio = value / medians["Target, compiled"]
-            print(f"  {name:20s} {value:9.4f} ms a call   {1e3 * value / batch:9.3f} us a vector   {ratio:6.2f} x Target")
+            print(
+                f"  {name:20s} {value:9.4f} ms a call   {1e3 * value / batch:9.3f} us a vector   {ratio:6.2f} x Target"
+            )
 
 
 if __name__ == "__main__":

@@ -33,9 +33,7 @@ EXPECTED_VALUE, EXPECTED_NORM = -10145.701953426, 9596.131342050
 BATCHES = (1, 100)
 
 
-def compile_value_and_gradient(
-    model: TreeModel, example: Tensor
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def compile_value_and_gradient(model: TreeModel, example: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Trace and compile the batched value and gradient for inputs shaped like `example`."""
 
     def total(lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,9 +61,7 @@ def make_peer_input(python: Path, alignment: Path, tree: Path, folder: Path) -> 
     """Let torchtree's own command line describe the model."""
     program = "from torchtree.cli.cli import main; main()"
     arguments = ["advi", "-i", alignment, "-t", tree, "-m", "JC69", "--keep"]
-    made = subprocess.run(
-        [python, "-c", program, *arguments], capture_output=True, text=True, check=True, cwd=folder
-    )
+    made = subprocess.run([python, "-c", program, *arguments], capture_output=True, text=True, check=True, cwd=folder)
     path = folder / "torchtree_ds1.json"
     path.write_text(made.stdout)
     return path
@@ -85,9 +81,7 @@ def time_peer(python: Path, description: Path, batch: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the DS1 files")
     parser.add_argument("--peer-python", type=Path, help="a Python with torchtree 1.0.2")
     parser.add_argument("--rounds", type=int, default=5, help="turns of ours and the peer")

@@ -11,8 +11,7 @@ from bayeskit.inference.evidence import Evidence
 from bayeskit.workflows import Exam, ExamRow
 
 SMALL = (
-    "--chains 4 --warmup 60 --samples 100 --temperatures 6 "
-    "--ladder-chains 4 --ladder-warmup 30 --ladder-samples 40"
+    "--chains 4 --warmup 60 --samples 100 --temperatures 6 --ladder-chains 4 --ladder-warmup 30 --ladder-samples 40"
 ).split()
 
 

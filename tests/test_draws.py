@@ -44,9 +44,7 @@ def test_arviz_reads_every_group(draws):
     stats = set(data.sample_stats.data_vars)
     assert stats >= {"lp", "diverging", "acceptance_rate", "energy", "n_steps", "step_size"}
     assert data.log_likelihood["y"].shape == (2, 50, 3)
-    np.testing.assert_allclose(
-        data.log_likelihood["y"].sum("y_dim_0").values, draws.log_likelihood.numpy(), rtol=1e-12
-    )
+    np.testing.assert_allclose(data.log_likelihood["y"].sum("y_dim_0").values, draws.log_likelihood.numpy(), rtol=1e-12)
     summary = arviz.summary(data, hdi_prob=0.9)
     assert {"mean", "scale[0]", "scale[1]", "ratio"} <= set(summary.index)
     assert np.isfinite(arviz.loo(data).elpd_loo)

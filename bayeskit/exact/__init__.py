@@ -97,7 +97,5 @@ def get(name: str) -> ExactCase:
     if name not in CASES:
         nearest = difflib.get_close_matches(str(name), CASES, n=1, cutoff=0.4)
         suggestion = f" Did you mean '{nearest[0]}'?" if nearest else ""
-        raise UnknownNameError(
-            f"No exact case is called '{name}'.{suggestion} The cases are: {', '.join(CASES)}."
-        )
+        raise UnknownNameError(f"No exact case is called '{name}'.{suggestion} The cases are: {', '.join(CASES)}.")
     return CASES[name]()

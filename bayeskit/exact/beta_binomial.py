@@ -36,9 +36,7 @@ def beta_binomial_model(successes: Tensor, trials: Tensor, alpha: Tensor, beta: 
     pyro.sample("successes", dist.Binomial(total_count=trials, probs=p), obs=successes)
 
 
-def beta_binomial(
-    successes: int = 2, trials: int = 10, *, alpha: float = 1.0, beta: float = 1.0
-) -> ExactCase:
+def beta_binomial(successes: int = 2, trials: int = 10, *, alpha: float = 1.0, beta: float = 1.0) -> ExactCase:
     r"""Build the beta-binomial case.
 
     The evidence is :math:`\binom{n}{k} B(\alpha + k, \beta + n - k) / B(\alpha, \beta)`; under the

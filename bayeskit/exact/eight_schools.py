@@ -20,9 +20,7 @@ _STANDARD_ERRORS = (15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0)
 _TOLERANCE = 1e-9
 
 
-def eight_schools_model(
-    effects: Tensor, standard_errors: Tensor, mu_scale: Tensor, tau_scale: Tensor
-) -> None:
+def eight_schools_model(effects: Tensor, standard_errors: Tensor, mu_scale: Tensor, tau_scale: Tensor) -> None:
     """Pyro model, non-centred: ``theta = mu + tau * eta`` with ``eta ~ N(0, 1)``.
 
     ``mu ~ N(0, mu_scale^2)``, ``tau ~ HalfCauchy(tau_scale)``, ``y ~ N(theta, standard_errors^2)``.
@@ -51,9 +49,7 @@ def eight_schools_model(
         pyro.sample("y", dist.Normal(theta, standard_errors), obs=effects)
 
 
-def eight_schools_centered_model(
-    effects: Tensor, standard_errors: Tensor, mu_scale: Tensor, tau_scale: Tensor
-) -> None:
+def eight_schools_centered_model(effects: Tensor, standard_errors: Tensor, mu_scale: Tensor, tau_scale: Tensor) -> None:
     """Pyro model, centred: ``theta ~ N(mu, tau^2)`` sampled directly.
 
     The same posterior of ``mu``, ``tau`` and ``theta`` as :func:`eight_schools_model`, in the coordinates
@@ -200,9 +196,7 @@ def eight_schools(
     y = finite_tensor("effects", _EFFECTS if effects is None else effects, 1)
     s = finite_tensor("standard_errors", _STANDARD_ERRORS if standard_errors is None else standard_errors, 1)
     if y.shape != s.shape:
-        raise ShapeError(
-            f"effects has {y.numel()} entries and standard_errors has {s.numel()}; they must agree."
-        )
+        raise ShapeError(f"effects has {y.numel()} entries and standard_errors has {s.numel()}; they must agree.")
     if not bool((s > 0).all()):
         raise DataError(f"standard_errors has the entry {s.min().item():g}; all must be above zero.")
     if y.numel() < 2:
@@ -234,8 +228,7 @@ def eight_schools(
         args=(y, s, mu_scale_tensor, tau_scale_tensor),
         log_evidence=log_evidence,
         posterior_mean={
-            site: torch.from_numpy(mean).reshape(() if site in scalar else mean.shape)
-            for site, mean in means.items()
+            site: torch.from_numpy(mean).reshape(() if site in scalar else mean.shape) for site, mean in means.items()
         },
         posterior_covariance={site: torch.from_numpy(value) for site, value in covariances.items()},
         reference=(

@@ -106,9 +106,7 @@ def linear_regression(
         x, y = finite_tensor("design", design, 2), finite_tensor("response", response, 1)
     num_observations, num_coefficients = x.shape
     if y.shape[0] != num_observations:
-        raise ShapeError(
-            f"design has {num_observations} rows and response has {y.shape[0]} entries; they must agree."
-        )
+        raise ShapeError(f"design has {num_observations} rows and response has {y.shape[0]} entries; they must agree.")
     noise_sd_tensor, prior_sd_tensor = (
         positive_scalar("noise_sd", noise_sd),
         positive_scalar("prior_sd", prior_sd),

@@ -116,9 +116,7 @@ def radiata_pine(
     (-310.12829, -301.7046)
     """
     if covariate not in _MODEL_NUMBERS:
-        raise SettingsError(
-            f"covariate is {covariate!r}; pass 'x' (density) or 'z' (resin-adjusted density)."
-        )
+        raise SettingsError(f"covariate is {covariate!r}; pass 'x' (density) or 'z' (resin-adjusted density).")
     mean_0 = finite_tensor("prior_mean", prior_mean, 1)
     precision_0 = finite_tensor("prior_precision", prior_precision, 1)
     if mean_0.numel() != 2 or precision_0.numel() != 2 or not bool((precision_0 > 0).all()):

@@ -18,9 +18,7 @@ from bayeskit.inference.evidence import METHODS, Budget, Evidence, compare
 from bayeskit.parallel import map_tasks
 from bayeskit.target import Target
 
-SMALL = Budget(
-    num_chains=4, num_warmup=200, num_samples=1000, ladder_chains=8, ladder_warmup=150, ladder_samples=300
-)
+SMALL = Budget(num_chains=4, num_warmup=200, num_samples=1000, ladder_chains=8, ladder_warmup=150, ladder_samples=300)
 
 
 @dataclass(frozen=True)
@@ -142,9 +140,7 @@ def calibrate(
         _Replicate(case, tuple(methods), budget, correlation, seed + i, num_replicates >= COMPILE_FROM)
         for i in range(num_replicates)
     ]
-    results = map_tasks(
-        _replicate, tasks, num_jobs=num_jobs, progress=progress, description=f"calibrating on {case}"
-    )
+    results = map_tasks(_replicate, tasks, num_jobs=num_jobs, progress=progress, description=f"calibrating on {case}")
 
     def column(attribute: str) -> dict[str, np.ndarray]:
         return {m: np.array([getattr(r[m], attribute) for r in results]) for m in methods}

@@ -85,9 +85,7 @@ def evidence_in_folder(
     draws = posterior_draws(comparison)
     if draws is not None:
         save_netcdf(draws, out / "posterior.nc")
-    write_report(
-        out / "report.html", comparison, title=title, target=target, reference=reference, settings=settings
-    )
+    write_report(out / "report.html", comparison, title=title, target=target, reference=reference, settings=settings)
     _remove_checkpoints(out)
     return comparison
 
@@ -153,9 +151,7 @@ def posterior_in_folder(
     write_atomically(out / "summary.csv", table.encode())
     save_netcdf(draws, out / "posterior.nc")
     facts = dict(settings or {}) | {"num_chains": num_chains, "num_samples": num_samples} | draws.settings
-    write_report(
-        out / "report.html", EvidenceComparison({}, draws, None), title=title, target=target, settings=facts
-    )
+    write_report(out / "report.html", EvidenceComparison({}, draws, None), title=title, target=target, settings=facts)
     _remove_checkpoints(out)
     return draws
 
@@ -222,8 +218,7 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; "
-            "choose a folder that exists, is writable and has space"
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
         ) from error
 
 

@@ -31,16 +31,12 @@ BUILDERS: dict[str, Callable[[], ExactCase]] = {
 }
 
 
-def pyro_log_joint(
-    model: Callable[..., object], args: tuple[Tensor, ...], sites: dict[str, Tensor]
-) -> Tensor:
+def pyro_log_joint(model: Callable[..., object], args: tuple[Tensor, ...], sites: dict[str, Tensor]) -> Tensor:
     conditioned = pyro.poutine.condition(model, data=sites)
     return pyro.poutine.trace(conditioned).get_trace(*args).log_prob_sum()
 
 
-def batched_log_joint(
-    model: Callable[..., object], args: tuple[Tensor, ...], sites: dict[str, Tensor]
-) -> Tensor:
+def batched_log_joint(model: Callable[..., object], args: tuple[Tensor, ...], sites: dict[str, Tensor]) -> Tensor:
     with pyro.validation_enabled(False):
         return vmap(lambda values: pyro_log_joint(model, args, values))(sites)
 
@@ -74,17 +70,13 @@ def _density_beta_binomial(args, p) -> float:
 
 def _density_schools(args, mu, tau, eta) -> float:
     y, s, mu_scale, tau_scale = args
-    prior = (
-        _normal(mu, 0.0, mu_scale) + stats.halfcauchy.logpdf(tau, scale=tau_scale) + _normal(eta, 0.0, 1.0)
-    )
+    prior = _normal(mu, 0.0, mu_scale) + stats.halfcauchy.logpdf(tau, scale=tau_scale) + _normal(eta, 0.0, 1.0)
     return prior + _normal(y, mu + tau * eta, s)
 
 
 def _density_schools_centered(args, mu, tau, theta) -> float:
     y, s, mu_scale, tau_scale = args
-    prior = (
-        _normal(mu, 0.0, mu_scale) + stats.halfcauchy.logpdf(tau, scale=tau_scale) + _normal(theta, mu, tau)
-    )
+    prior = _normal(mu, 0.0, mu_scale) + stats.halfcauchy.logpdf(tau, scale=tau_scale) + _normal(theta, mu, tau)
     return prior + _normal(y, theta, s)
 
 
@@ -95,9 +87,7 @@ def _density_tree(args, branch_lengths) -> float:
     polynomials = [1.0 + 3.0 * pairs.sum() + 6.0 * a * b * c]
     polynomials += [1.0 + 4.0 * pair - pairs.sum() - 2.0 * a * b * c for pair in pairs]
     polynomials += [1.0 - pairs.sum() + 2.0 * a * b * c]
-    return stats.expon.logpdf(branch_lengths, scale=1.0 / rate).sum() + counts @ np.log(
-        np.array(polynomials) / 64.0
-    )
+    return stats.expon.logpdf(branch_lengths, scale=1.0 / rate).sum() + counts @ np.log(np.array(polynomials) / 64.0)
 
 
 DENSITIES: dict[str, tuple[Callable[..., float], Callable[[np.random.Generator], dict[str, np.ndarray]]]] = {
@@ -147,9 +137,7 @@ def test_the_model_and_its_gradient_run_under_vmap(name: str) -> None:
     points = random_points(name, 7)
     batch = {site: torch.stack([point[site] for point in points]) for site in points[0]}
     looped = torch.stack([pyro_log_joint(case.model, case.args, point) for point in points])
-    torch.testing.assert_close(
-        batched_log_joint(case.model, case.args, batch), looped, rtol=1e-13, atol=1e-13
-    )
+    torch.testing.assert_close(batched_log_joint(case.model, case.args, batch), looped, rtol=1e-13, atol=1e-13)
     with pyro.validation_enabled(False):
         gradients = vmap(grad(lambda sites: pyro_log_joint(case.model, case.args, sites)))(batch)
     for site, gradient in gradients.items():
@@ -199,9 +187,7 @@ def _integral_beta_binomial(case, model, args, jacobian) -> Tensor:
     logit = torch.linspace(-40.0, 40.0, 4001, dtype=torch.float64)
     log_density = batched_log_joint(model, args, {"p": logit.sigmoid()})
     if jacobian:
-        log_density = (
-            log_density + torch.nn.functional.logsigmoid(logit) + torch.nn.functional.logsigmoid(-logit)
-        )
+        log_density = log_density + torch.nn.functional.logsigmoid(logit) + torch.nn.functional.logsigmoid(-logit)
     return (log_density.logsumexp(0) + math.log(80.0 / 4000.0)).reshape(1)
 
 

@@ -31,9 +31,7 @@ def _grid(y: np.ndarray, s: np.ndarray, mu_scale: float, tau_scale: float) -> tu
     )
     for effect, error in zip(y, s, strict=True):
         variance = error**2 + tau**2
-        log_density = (
-            log_density - 0.5 * np.log(2.0 * math.pi * variance) - 0.5 * (effect - mu) ** 2 / variance
-        )
+        log_density = log_density - 0.5 * np.log(2.0 * math.pi * variance) - 0.5 * (effect - mu) ** 2 / variance
     cell = (mu[1, 0] - mu[0, 0]) * (log_tau[0, 1] - log_tau[0, 0])
     return mu, tau, np.exp(log_density) * cell
 
@@ -71,9 +69,7 @@ def test_covariances_agree_with_the_full_normal_given_tau() -> None:
         noise = np.diag(S**2)
         covariance_y = to_theta @ prior @ to_theta.T + noise
         gain = prior @ to_theta.T @ np.linalg.inv(covariance_y)
-        density = (
-            multivariate_normal.pdf(Y, cov=covariance_y) * 2.0 / (math.pi * 5.0 * (1.0 + (tau / 5.0) ** 2))
-        )
+        density = multivariate_normal.pdf(Y, cov=covariance_y) * 2.0 / (math.pi * 5.0 * (1.0 + (tau / 5.0) ** 2))
         mean, covariance = gain @ Y, prior - gain @ to_theta @ prior
         mapped = np.vstack([np.eye(num + 1), to_theta])
         return density, mapped @ mean, mapped @ covariance @ mapped.T

@@ -184,9 +184,7 @@ CONTINUOUS = {
     "dependent_bounds": Case(dependent_bounds, (Y[0],)),
     "sequential_plate": Case(sequential_plate, (Y[:3],)),
     "angles": Case(angles, (Y[0],)),
-    "simplices": Case(
-        simplices, (torch.tensor([0.8, 1.5, 2.0], dtype=torch.float64), torch.tensor([0, 2, 1, 1]))
-    ),
+    "simplices": Case(simplices, (torch.tensor([0.8, 1.5, 2.0], dtype=torch.float64), torch.tensor([0, 2, 1, 1]))),
 }
 
 
@@ -292,12 +290,8 @@ ENUMERATED = {
         (normal(2, 2, seed=6),),
         discrete={"g": (COIN, torch.Size([2])), "k": (TWO, torch.Size([2, 2]))},
     ),
-    "two_parents": Case(
-        two_parents, (Y[:2],), discrete={"a": (TWO, torch.Size([2])), "b": (THREE, torch.Size([2]))}
-    ),
-    "discrete_parent": Case(
-        discrete_parent, (Y[:3],), discrete={"z": (THREE, ONE), "w": (COIN, torch.Size([3]))}
-    ),
+    "two_parents": Case(two_parents, (Y[:2],), discrete={"a": (TWO, torch.Size([2])), "b": (THREE, torch.Size([2]))}),
+    "discrete_parent": Case(discrete_parent, (Y[:3],), discrete={"z": (THREE, ONE), "w": (COIN, torch.Size([3]))}),
     "mixed_likelihood": Case(mixed_likelihood, (Y[:3],), discrete={"z": (COIN, torch.Size([3]))}),
     "discrete_chain_in_plate": Case(
         discrete_chain_in_plate,

@@ -213,9 +213,7 @@ def test_a_wrong_jacobian_is_noticed(name, factor, monkeypatch):
         assert_matches_hand(make(CONTINUOUS[name]), CONTINUOUS[name])
 
 
-@pytest.mark.parametrize(
-    "name", ["mixture", "global_switch", "hidden_markov", "discrete_parent", "two_parents"]
-)
+@pytest.mark.parametrize("name", ["mixture", "global_switch", "hidden_markov", "discrete_parent", "two_parents"])
 def test_a_lost_discrete_prior_is_noticed(name, monkeypatch):
     right = _pyro.PyroDensity._factors
 

@@ -113,9 +113,7 @@ BAD = {
     "half-line declared as a line": (
         lambda: Target.from_pyro(
             latent(
-                lambda: dist.TransformedDistribution(
-                    dist.Exponential(1.0), dist.transforms.AffineTransform(2.0, -1.5)
-                )
+                lambda: dist.TransformedDistribution(dist.Exponential(1.0), dist.transforms.AffineTransform(2.0, -1.5))
             ),
             Y,
         ),
@@ -191,16 +189,12 @@ BAD = {
         "no value was given for site 'mean'; needed are",
     ),
     "site shape": (
-        lambda: Target.from_pyro(mixture, Y).unconstrain(
-            {"weights": torch.ones(2) / 2, "means": torch.zeros(3)}
-        ),
+        lambda: Target.from_pyro(mixture, Y).unconstrain({"weights": torch.ones(2) / 2, "means": torch.zeros(3)}),
         ShapeError,
         r"'weights' has shape \(3,\), but its value has shape \(2,\)",
     ),
     "site batch": (
-        lambda: Target.from_pyro(mixture, Y).unconstrain(
-            {"weights": torch.ones(2, 3) / 3, "means": torch.zeros(3)}
-        ),
+        lambda: Target.from_pyro(mixture, Y).unconstrain({"weights": torch.ones(2, 3) / 3, "means": torch.zeros(3)}),
         ShapeError,
         r"'means' has batch shape \(\), not \(2,\)",
     ),

@@ -169,9 +169,7 @@ class Triangle(TorchDistribution):
         below = dist.Normal(0.0, 1.0).log_prob(value[..., 1, 0])
         if self.unit:
             return below
-        diagonal = (
-            dist.Normal(0.0, 1.0) if self.kind is constraints.lower_triangular else dist.HalfNormal(1.0)
-        )
+        diagonal = dist.Normal(0.0, 1.0) if self.kind is constraints.lower_triangular else dist.HalfNormal(1.0)
         return below + diagonal.log_prob(value[..., 0, 0]) + diagonal.log_prob(value[..., 1, 1])
 
 
@@ -181,9 +179,7 @@ def ordered(transform):
 
 SEVERAL_DIMENSIONS = {
     "Dirichlet": lambda: dist.Dirichlet(torch.tensor([1.5, 2.5, 1.2])),
-    "MultivariateNormal": lambda: dist.MultivariateNormal(
-        torch.ones(2), torch.tensor([[2.0, 0.6], [0.6, 1.0]])
-    ),
+    "MultivariateNormal": lambda: dist.MultivariateNormal(torch.ones(2), torch.tensor([[2.0, 0.6], [0.6, 1.0]])),
     "independent": lambda: dist.Gamma(torch.tensor([1.5, 2.0]), 1.0).to_event(1),
     "ordered": lambda: ordered(dist.transforms.OrderedTransform()),
     "Wishart": lambda: dist.Wishart(torch.tensor(4.0), torch.tensor([[1.0, 0.3], [0.3, 0.8]])),
@@ -206,8 +202,7 @@ def test_prior_of_several_coordinates_integrates_to_one(name):
     grid = torch.cartesian_prod(*[u] * target.dim).reshape(-1, target.dim)
     weight = torch.cartesian_prod(*[log_weight] * target.dim).reshape(len(grid), -1).sum(-1)
     integral = sum(
-        (target.log_prior(g) + w).exp().sum()
-        for g, w in zip(grid.split(50_000), weight.split(50_000), strict=True)
+        (target.log_prior(g) + w).exp().sum() for g, w in zip(grid.split(50_000), weight.split(50_000), strict=True)
     )
     assert_close(float(integral), 1.0, 1e-6)
 

@@ -23,7 +23,6 @@ from bayeskit.inference.evidence.statistics import (
 from bayeskit.inference.samplers.initial import starting_points
 from bayeskit.target import Target
 
-
 MAX_ROUNDS = 15
 
 
@@ -69,7 +68,11 @@ def find_mode(target: Target, *, seed: int = 0, draws: Draws | None = None) -> t
     with one_thread():
         for point in start:
             outcome = minimize(
-                loss, point.double().cpu().numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 2000, "maxls": 50}
+                loss,
+                point.double().cpu().numpy(),
+                jac=True,
+                method="L-BFGS-B",
+                options={"maxiter": 2000, "maxls": 50},
             )
             found.append((float(outcome.fun), outcome.x))
     value, x = min(found, key=lambda pair: pair[0])
@@ -96,7 +99,7 @@ def laplace_importance_sampling(
     draws: Draws | None = None,
     seed: int = 0,
 ) -> Evidence:
-    """Importance sampling from a multivariate Student-t at the posterior mode.
+    """Sample by importance from a multivariate Student-t at the posterior mode.
 
     Scale matrix is the inverse of the negative Hessian in unconstrained space; the
     t tails cover what the Gaussian approximation misses. Short pilot rounds refit the

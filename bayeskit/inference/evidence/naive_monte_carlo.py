@@ -6,8 +6,8 @@ from bayeskit._torch import new_generator
 from bayeskit.inference.evidence.checks import weight_problems
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.statistics import (
-    log_mean_exp,
     independent_log_mean_exp_error,
+    log_mean_exp,
     pareto_shape,
     weight_effective_sample_size,
 )
@@ -42,7 +42,8 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
     >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
     (True, True)
     """
-    log_likelihood = target.log_likelihood(target.sample_prior(num_draws, new_generator(seed, stream="naive Monte Carlo"))).unsqueeze(0)
+    prior = target.sample_prior(num_draws, new_generator(seed, stream="naive Monte Carlo"))
+    log_likelihood = target.log_likelihood(prior).unsqueeze(0)
     shape = pareto_shape(log_likelihood)
     effective = float(weight_effective_sample_size(log_likelihood[0]))
     return Evidence(

@@ -82,7 +82,7 @@ def _split(x: Tensor) -> Tensor:
 
 
 def mean_error(x: Tensor) -> Tensor:
-    """Standard error of the mean of autocorrelated draws, ``(*batch, chains, draws) -> (*batch)``."""
+    """Return the standard error of the mean of autocorrelated draws, ``(*batch, chains, draws) -> (*batch)``."""
     flat = x.flatten(-2)
     return (flat.var(-1) / effective_sample_size(x)).sqrt()
 
@@ -94,13 +94,13 @@ def log_mean_exp(log_x: Tensor) -> Tensor:
 
 
 def log_mean_exp_error(log_x: Tensor) -> Tensor:
-    """Standard error of :func:`log_mean_exp` by the delta method, autocorrelation included."""
+    """Return the standard error of :func:`log_mean_exp` by the delta method, autocorrelation included."""
     relative = (log_x - log_mean_exp(log_x).unsqueeze(-1).unsqueeze(-1)).exp()
     return mean_error(relative)
 
 
 def independent_log_mean_exp_error(log_x: Tensor) -> Tensor:
-    """Standard error of :func:`log_mean_exp` for independent draws."""
+    """Return the standard error of :func:`log_mean_exp` for independent draws."""
     flat = log_x.flatten(-2)
     relative = (flat - log_mean_exp(log_x).unsqueeze(-1)).exp()
     return relative.std(-1) / math.sqrt(flat.shape[-1])

@@ -157,8 +157,5 @@ class HMC:
 
 def _choose(accept: Tensor, new: HMCState, old: HMCState) -> HMCState:
     return HMCState(
-        *(
-            torch.where(accept.unsqueeze(-1) if a.dim() == 2 else accept, a, b)
-            for a, b in zip(new, old, strict=True)
-        )
+        *(torch.where(accept.unsqueeze(-1) if a.dim() == 2 else accept, a, b) for a, b in zip(new, old, strict=True))
     )

@@ -73,9 +73,7 @@ class RunResult(NamedTuple):
 RECORDED = ("log_prior", "log_likelihood", "acceptance_rate", "diverging", "energy", "num_steps")
 
 
-def run(
-    target: Target, adaptation: Adaptation, settings: RunSettings, *, initial: Tensor | None = None
-) -> RunResult:
+def run(target: Target, adaptation: Adaptation, settings: RunSettings, *, initial: Tensor | None = None) -> RunResult:
     """Warm up, sample and record.
 
     Parameters
@@ -166,14 +164,13 @@ class _Loop:
         divergences = int(self.records["diverging"][: max(0, self.iteration - warmup)].sum())
         phase = "warm-up" if self.iteration <= warmup else "sampling"
         step = float(self.state.step_size.median())
-        text = f"{phase}, {self.settings.num_chains} chains, step {step:.2g}, {float(self.state.num_steps):.0f} leapfrogs"
+        text = (
+            f"{phase}, {self.settings.num_chains} chains, step {step:.2g}, {float(self.state.num_steps):.0f} leapfrogs"
+        )
         return f"{text}, divergences: {divergences}" if divergences else text
 
     def _due(self, last_save: float) -> bool:
-        return (
-            self.settings.checkpoint is not None
-            and time.monotonic() - last_save >= self.settings.checkpoint_seconds
-        )
+        return self.settings.checkpoint is not None and time.monotonic() - last_save >= self.settings.checkpoint_seconds
 
     def _save(self) -> None:
         done = max(0, self.iteration - self.adaptation.num_warmup)

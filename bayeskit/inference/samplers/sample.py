@@ -191,7 +191,14 @@ def sample_ladder(
     warm = levels[1:]
     per_chain = warm.repeat_interleave(num_chains)
     settings = RunSettings(
-        len(per_chain), num_warmup, num_samples, seed, checkpoint, checkpoint_seconds, progress, "tempered ladder"
+        len(per_chain),
+        num_warmup,
+        num_samples,
+        seed,
+        checkpoint,
+        checkpoint_seconds,
+        progress,
+        "tempered ladder",
     )
     adaptation = Adaptation(
         HMC(beta=per_chain),

@@ -117,9 +117,7 @@ class Alignment:
     @classmethod
     def _from_records(cls, records: Sequence[Record], source: str) -> Alignment:
         if not records or not records[0].text:
-            raise AlignmentError(
-                f"{source}: there is no site. Remedy: give sequences with at least one site."
-            )
+            raise AlignmentError(f"{source}: there is no site. Remedy: give sequences with at least one site.")
         num_sites = len(records[0].text)
         first_seen: dict[str, Record] = {}
         rows = np.empty((len(records), num_sites), dtype=np.uint8)

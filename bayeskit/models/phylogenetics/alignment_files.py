@@ -94,8 +94,7 @@ def read_records(path: str | os.PathLike[str], format: str | None = None) -> lis
         raise AlignmentError(f"{source}: there is no such file. Remedy: check the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise AlignmentError(
-            f"{source}: cannot be read as text ({error}). Remedy: give the path of a FASTA, NEXUS or "
-            "PHYLIP file."
+            f"{source}: cannot be read as text ({error}). Remedy: give the path of a FASTA, NEXUS or PHYLIP file."
         ) from error
     if not text.strip():
         raise AlignmentError(f"{source}: the file is empty. Remedy: give a FASTA, NEXUS or PHYLIP alignment.")
@@ -301,15 +300,10 @@ def _nexus_matrix(
     interleaved = "interleave" in flags and settings["interleave"].lower() not in ("no", "n", "false")
     # A symbol of more than one character is left to the check for unknown characters.
     own_symbols = ((settings.get("gap", ""), "-"), (settings.get("missing", ""), "?"))
-    symbols = str.maketrans(
-        {own.strip("\"'"): usual for own, usual in own_symbols if len(own.strip("\"'")) == 1}
-    )
+    symbols = str.maketrans({own.strip("\"'"): usual for own, usual in own_symbols if len(own.strip("\"'")) == 1})
     match_symbol = settings.get("matchchar", "").strip("\"'")
     known = (
-        set("".join(BASES))
-        | set("".join(BASES).lower())
-        | {chr(code) for code in symbols}
-        | set("{}()" + match_symbol)
+        set("".join(BASES)) | set("".join(BASES).lower()) | {chr(code) for code in symbols} | set("{}()" + match_symbol)
     )
     records: dict[str, Record] = {}
     last: Record | None = None

@@ -210,9 +210,7 @@ def read_tree_texts(path: str | os.PathLike[str]) -> list[TreeText]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TreeError(
-            f"{source}: cannot be read as text ({error}). Remedy: give the path of a tree file."
-        ) from error
+        raise TreeError(f"{source}: cannot be read as text ({error}). Remedy: give the path of a tree file.") from error
     if not text.strip():
         raise TreeError(f"{source}: the file is empty. Remedy: give a file with a Newick or NEXUS tree.")
     is_nexus = text.lstrip()[:6].upper() == "#NEXUS"
@@ -258,9 +256,7 @@ def _nexus_trees(text: str, source: str) -> list[TreeText]:
         elif block == "trees" and head in ("tree", "utree"):
             joined = _join(words)
             if "=" not in joined:
-                raise TreeError(
-                    f"{source}, line {start}: a tree without '='. Remedy: write 'tree NAME = ...;'."
-                )
+                raise TreeError(f"{source}, line {start}: a tree without '='. Remedy: write 'tree NAME = ...;'.")
             name, newick = joined.split("=", 1)
             found.append(TreeText(newick + ";", source, start + name.count("\n"), translate))
     if block == "trees" or statement:

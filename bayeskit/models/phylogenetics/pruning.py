@@ -82,9 +82,7 @@ def _upward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> _Upward:
         parts = [tip_messages[level.tips]] if level.num_tip_lines else []
         if level.num_rows:
             products = _products(tables[-1], level.left, level.right)
-            largest = torch.maximum(
-                torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3])
-            )
+            largest = torch.maximum(torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3]))
             scaler = _safe(largest)
             inverse = 1.0 / scaler
             parts += transport.send(coefficients, [product * inverse for product in products], level)
@@ -93,8 +91,7 @@ def _upward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> _Upward:
     one, other, third = schedule.root_factors
     pairs = _products(tables[-1], one, other)
     terms = [
-        frequency * pair * tables[-1][line]
-        for frequency, pair, line in zip(frequencies, pairs, third, strict=True)
+        frequency * pair * tables[-1][line] for frequency, pair, line in zip(frequencies, pairs, third, strict=True)
     ]
     return _Upward(coefficients, tip_messages, tables, scalers, (terms[0] + terms[1]) + (terms[2] + terms[3]))
 
@@ -201,9 +198,7 @@ class _Gradient(torch.autograd.Function):
         coefficients, tip_messages, *middle, sites = merged
         depth = len(plan.schedule.levels)
         upward = _Upward(coefficients, tip_messages, middle[:depth], middle[depth:], sites)
-        by_input, by_frequency = _downward(
-            flat, flat_frequencies, upward, cotangent.reshape(batch.numel()), plan
-        )
+        by_input, by_frequency = _downward(flat, flat_frequencies, upward, cotangent.reshape(batch.numel()), plan)
         return by_input.reshape(inputs.shape), by_frequency.T.reshape(frequencies.shape)
 
     @staticmethod

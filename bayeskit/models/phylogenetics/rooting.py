@@ -19,9 +19,7 @@ def neighbors_of(tree: Tree) -> list[list[int]]:
     return neighbors
 
 
-def count_sub_patterns(
-    tree: Tree, neighbors: list[list[int]], patterns: np.ndarray
-) -> dict[tuple[int, int], int]:
+def count_sub_patterns(tree: Tree, neighbors: list[list[int]], patterns: np.ndarray) -> dict[tuple[int, int], int]:
     """Count the distinct sub-patterns on the far side of every edge, seen from either end.
 
     Returns

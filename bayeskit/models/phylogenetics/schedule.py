@@ -228,9 +228,7 @@ class _Table:
     num_inner_rows: int
     start: dict[int, int]
 
-    def lines(
-        self, node: int, is_tip: bool, rows: _Rows, versions: np.ndarray, group: _Renamings
-    ) -> np.ndarray:
+    def lines(self, node: int, is_tip: bool, rows: _Rows, versions: np.ndarray, group: _Renamings) -> np.ndarray:
         """Return the lines of some versions of a node's rows, shape `(4, len(versions))`."""
         row = self.start[node] + rows.row_of[versions]
         # Renaming g moves the value of base i to base g(i), so state i is read where g came from.
@@ -307,9 +305,7 @@ def build_schedule(
         inner = [(node, parent) for node, parent in nodes if node >= tree.num_taxa]
         for node in tips:
             rows[node] = _tip_rows(patterns[node], group)
-        children_of = {
-            node: [child for child in neighbors[node] if child != parent] for node, parent in inner
-        }
+        children_of = {node: [child for child in neighbors[node] if child != parent] for node, parent in inner}
         for node, (one, other) in children_of.items():
             rows[node] = _inner_rows(rows[one], rows[other], group)
         for node, _ in nodes:
@@ -322,9 +318,7 @@ def build_schedule(
             + [
                 np.stack(
                     [
-                        below.lines(
-                            child, child < tree.num_taxa, rows[child], rows[node].factors[side], group
-                        )
+                        below.lines(child, child < tree.num_taxa, rows[child], rows[node].factors[side], group)
                         for side, child in enumerate(children)
                     ]
                 )

@@ -133,8 +133,7 @@ class Tree:
             )
         if index is not None and not 0 <= index < len(texts):
             raise TreeError(
-                f"{os.fspath(path)}: there is no tree {index}. Remedy: choose an index from 0 to "
-                f"{len(texts) - 1}."
+                f"{os.fspath(path)}: there is no tree {index}. Remedy: choose an index from 0 to {len(texts) - 1}."
             )
         entry = texts[index or 0]
         parsed = parse_newick(entry.newick, entry.source, entry.line)
@@ -245,9 +244,7 @@ def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree
     """Check a parsed description and number its nodes."""
     children = [list(below) for below in parsed.children]
     lengths = list(parsed.lengths)
-    names = [
-        _name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)
-    ]
+    names = [_name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)]
     tips = [node for node, below in enumerate(children) if not below]
     taxa = [names[node] for node in tips]
     _check_taxa(taxa, where)
@@ -294,9 +291,7 @@ def _check_taxa(taxa: list[str], where: str) -> None:
     seen: set[str] = set()
     for name in taxa:
         if name in seen:
-            raise TreeError(
-                f"{where}: the taxon {name!r} stands twice in the tree. Remedy: make names unique."
-            )
+            raise TreeError(f"{where}: the taxon {name!r} stands twice in the tree. Remedy: make names unique.")
         seen.add(name)
 
 

@@ -70,9 +70,7 @@ class TreeModel:
         device: torch.device | str = "cpu",
     ) -> None:
         if not dtype.is_floating_point:
-            raise SettingsError(
-                f"dtype={dtype} is not a floating-point type. Remedy: use torch.float64 or float32."
-            )
+            raise SettingsError(f"dtype={dtype} is not a floating-point type. Remedy: use torch.float64 or float32.")
         _check_taxa(alignment, tree)
         self.alignment = alignment
         self.tree = tree
@@ -196,6 +194,4 @@ def _check_taxa(alignment: Alignment, tree: Tree) -> None:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(repr(name) for name in names[:5]) + (
-        f" and {len(names) - 5} more" if len(names) > 5 else ""
-    )
+    return ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

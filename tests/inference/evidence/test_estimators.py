@@ -93,7 +93,9 @@ def test_bridge_standard_error_grows_with_autocorrelation(linear):
         log_prior=target.log_prior(repeated),
         log_likelihood=target.log_likelihood(repeated),
     )
-    ratio = evidence.bridge_sampling(target, sticky).standard_error / evidence.bridge_sampling(target, draws).standard_error
+    ratio = (
+        evidence.bridge_sampling(target, sticky).standard_error / evidence.bridge_sampling(target, draws).standard_error
+    )
     assert ratio > 1.2
 
 
@@ -188,7 +190,9 @@ def test_a_target_without_prior_draws_still_has_bridge_and_laplace(limit):
         lambda u: (-0.5 * u.square() - constant).sum(-1), lambda u: (-0.5 * (u - 1).square() - constant).sum(-1), 2
     )
     answer = 2 * (-0.25 - 0.5 * math.log(4 * math.pi))
-    table = evidence.compare(target, budget=BUDGET, progress=False, methods=["bridge_sampling", "laplace_importance_sampling"])
+    table = evidence.compare(
+        target, budget=BUDGET, progress=False, methods=["bridge_sampling", "laplace_importance_sampling"]
+    )
     for z in table:
         assert abs(z.log_evidence - answer) < limit(2) * z.standard_error
     with pytest.raises(SettingsError, match="sample_prior"):

@@ -106,8 +106,9 @@ def test_a_nan_in_one_chain_does_not_spoil_the_others(limit):
     target = bk.Target.from_functions(log_prior, lambda u: 0 * u.sum(-1), 2)
     initial = torch.zeros(8, 2, dtype=torch.float64)
     initial[3] = -5.0
-    with pytest.warns(bk.errors.InitializationWarning, match=r"chains \[3\]"), pytest.warns(
-        bk.errors.SamplingWarning, match="diverged"
+    with (
+        pytest.warns(bk.errors.InitializationWarning, match=r"chains \[3\]"),
+        pytest.warns(bk.errors.SamplingWarning, match="diverged"),
     ):
         draws = bk.sample(target, 8, 200, 500, seed=1, initial=initial, progress=False)
     assert bool((draws.unconstrained[3] == -5).all())

@@ -6,9 +6,7 @@ import torch
 from bayeskit.errors import AlignmentError, SettingsError
 from bayeskit.models.phylogenetics import Alignment
 
-HEAD = (
-    "#NEXUS\nbegin data;\ndimensions ntax=2 nchar=4;\nformat datatype=dna gap=- missing=?{options};\nmatrix\n"
-)
+HEAD = "#NEXUS\nbegin data;\ndimensions ntax=2 nchar=4;\nformat datatype=dna gap=- missing=?{options};\nmatrix\n"
 
 
 def nexus(matrix: str, options: str = "") -> str:
@@ -57,9 +55,7 @@ GOOD = {
     "interleaved nexus with match characters": nexus("a ac\nb ..\na gt\nb -N", " interleave matchchar=."),
     "nexus with own symbols": nexus("a acgt\nb AC~!").replace("gap=- missing=?", "gap = ~ missing='!'"),
     "nexus with sets": nexus("a acgt\nb {A}C-(ACGT)"),
-    "nexus in capitals": nexus("a acgt\nb AC-N")
-    .replace("matrix", "MATRIX")
-    .replace("begin data", "BEGIN CHARACTERS"),
+    "nexus in capitals": nexus("a acgt\nb AC-N").replace("matrix", "MATRIX").replace("begin data", "BEGIN CHARACTERS"),
     "rna": nexus("a acgu\nb AC-N").replace("dna", "rna"),
     "phylip": "2 4\na  acgt\nb  AC-N\n",
     "sequential phylip": "2 4\na  ac\n gt\nb  AC\n-N\n",
@@ -185,9 +181,7 @@ def test_malformed_sequences():
         Alignment.from_sequences({"a": "a\0g"})
 
 
-@pytest.mark.parametrize(
-    "case", ["fasta", "nexus", "interleaved nexus", "nexus with match characters", "phylip"]
-)
+@pytest.mark.parametrize("case", ["fasta", "nexus", "interleaved nexus", "nexus with match characters", "phylip"])
 def test_dendropy_agrees(case, tmp_path):
     dendropy = pytest.importorskip("dendropy")
     schema = case.split()[-1] if case in ("fasta", "nexus", "phylip") else "nexus"

@@ -110,9 +110,7 @@ def test_vmap_is_one_native_call(model, monkeypatch):
 
     sizes = []
     original = pruning._upward
-    monkeypatch.setattr(
-        pruning, "_upward", lambda inputs, *rest: sizes.append(len(inputs)) or original(inputs, *rest)
-    )
+    monkeypatch.setattr(pruning, "_upward", lambda inputs, *rest: sizes.append(len(inputs)) or original(inputs, *rest))
     vmap(grad(model.log_likelihood))(lengths_for(model, 5))
     assert sizes == [5]
 

@@ -62,14 +62,10 @@ def random_tree(num_taxa: int, generator: torch.Generator) -> Tree:
     return Tree.from_newick(f"({','.join(parts)});")
 
 
-def random_alignment(
-    num_taxa: int, num_sites: int, generator: torch.Generator, symbols: str = "ACGT"
-) -> Alignment:
+def random_alignment(num_taxa: int, num_sites: int, generator: torch.Generator, symbols: str = "ACGT") -> Alignment:
     """Sequences of independent random symbols."""
     picks = torch.randint(len(symbols), (num_taxa, num_sites), generator=generator).tolist()
-    return Alignment.from_sequences(
-        {f"t{i}": "".join(symbols[j] for j in row) for i, row in enumerate(picks)}
-    )
+    return Alignment.from_sequences({f"t{i}": "".join(symbols[j] for j in row) for i, row in enumerate(picks)})
 
 
 @dataclass(frozen=True)
@@ -249,19 +245,14 @@ def test_order_of_sites_and_taxa_does_not_matter():
     )
     lengths = lengths_like(tree, 6)
     first, second = TreeModel(alignment, tree), TreeModel(shuffled, tree)
-    torch.testing.assert_close(
-        first.log_likelihood(lengths), second.log_likelihood(lengths), rtol=1e-13, atol=0
-    )
+    torch.testing.assert_close(first.log_likelihood(lengths), second.log_likelihood(lengths), rtol=1e-13, atol=0)
     assert relative_error(gradient(first, lengths), gradient(second, lengths)) < 1e-12
 
 
 def test_position_of_the_root_does_not_matter():
     generator = torch.Generator().manual_seed(5)
     alignment = Alignment.from_sequences(
-        {
-            name: "".join("ACGT"[i] for i in torch.randint(4, (30,), generator=generator).tolist())
-            for name in "ABCDE"
-        }
+        {name: "".join("ACGT"[i] for i in torch.randint(4, (30,), generator=generator).tolist()) for name in "ABCDE"}
     )
     texts = [
         "((A:0.1,B:0.2):0.3,C:0.4,(D:0.5,E:0.6):0.7);",
@@ -341,9 +332,7 @@ def test_renaming_bases_saves_work_and_changes_nothing():
     fast, plain = TreeModel(alignment, tree), TreeModel(alignment, tree, JC69ByMatrices())
     assert fast._plan.schedule.num_updates < 0.6 * plain._plan.schedule.num_updates
     lengths = lengths_like(tree, 11, 3)
-    torch.testing.assert_close(
-        fast.log_likelihood(lengths), plain.log_likelihood(lengths), rtol=1e-13, atol=0
-    )
+    torch.testing.assert_close(fast.log_likelihood(lengths), plain.log_likelihood(lengths), rtol=1e-13, atol=0)
     assert relative_error(gradient(fast, lengths), gradient(plain, lengths)) < 1e-12
 
 
@@ -358,9 +347,7 @@ def test_second_derivatives_are_refused():
 
 def wrong_sign(monkeypatch):
     original = UniformTransport.inner_terms
-    monkeypatch.setattr(
-        UniformTransport, "inner_terms", lambda self, *args: [-term for term in original(self, *args)]
-    )
+    monkeypatch.setattr(UniformTransport, "inner_terms", lambda self, *args: [-term for term in original(self, *args)])
 
 
 def wrong_transpose(monkeypatch):
@@ -388,9 +375,7 @@ def test_the_value_check_catches_a_dropped_scaler():
     model = TreeModel(alignment, tree)
     inner = model._plan.schedule.num_updates - model._plan.schedule.root_weights.shape[0]
     model._plan.schedule.weights[:inner] = 0.0
-    assert (
-        relative_error(model.log_likelihood(lengths), plain_log_likelihood(alignment, tree, lengths)) > 1e-3
-    )
+    assert relative_error(model.log_likelihood(lengths), plain_log_likelihood(alignment, tree, lengths)) > 1e-3
 
 
 def test_a_general_model_with_a_wrong_transpose_is_caught(monkeypatch):

@@ -32,9 +32,7 @@ def test_sites_of_the_model():
 
 
 def test_another_prior_and_dtype():
-    model = TreeModel(
-        ALIGNMENT, TREE, JC69(), dist.Gamma(torch.tensor(2.0), torch.tensor(20.0)), dtype=torch.float32
-    )
+    model = TreeModel(ALIGNMENT, TREE, JC69(), dist.Gamma(torch.tensor(2.0), torch.tensor(20.0)), dtype=torch.float32)
     trace = poutine.trace(model).get_trace()
     trace.compute_log_prob()
     lengths = trace.nodes["branch_lengths"]["value"]
@@ -83,9 +81,7 @@ def test_transition_matrices_of_jukes_cantor():
     lengths = torch.tensor([0.0, 1e-12, 0.1, 2.0, 1e3], dtype=torch.float64)
     matrices = JC69().transition_matrices(lengths)
     generator = torch.full((4, 4), 1 / 3, dtype=torch.float64) - 4 / 3 * torch.eye(4, dtype=torch.float64)
-    torch.testing.assert_close(
-        matrices, torch.matrix_exp(generator * lengths[:, None, None]), rtol=1e-12, atol=1e-15
-    )
+    torch.testing.assert_close(matrices, torch.matrix_exp(generator * lengths[:, None, None]), rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(matrices.sum(-1), torch.ones(5, 4, dtype=torch.float64))
     # The chance of a change along a short branch keeps all its digits.
     assert matrices[1, 0, 1].item() == pytest.approx(1e-12 / 3, rel=1e-11)

@@ -1,4 +1,4 @@
-"""The one adapter that reads Pyro models; nothing outside this file sees a Pyro trace.
+"""A Pyro model as a density over one unconstrained vector.
 
 The model is run under one messenger that supplies every continuous latent
 site's value from a slice of the unconstrained vector and records each site's
@@ -10,22 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from inspect import getclosurevars
+from dataclasses import dataclass
 from math import prod
-from traceback import extract_tb
-from types import FunctionType, MethodType
 from typing import Any
 
 import pyro
 import torch
-from pyro.distributions.util import scale_and_mask
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit._enumeration import Enumeration, Factor, couplings, eliminate, pack, sum_product
+from bayeskit._pyro.inspection import culprit, dtype_and_device, unsteady
+from bayeskit._pyro.reader import Constants, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
 from bayeskit._transforms import bijection, support_of
 from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
@@ -40,158 +35,6 @@ class Site:
     unconstrained_shape: torch.Size
     start: int
     stop: int
-
-
-@dataclass
-class Record:
-    """What one run of the model says of one site."""
-
-    name: str
-    kind: str  # "latent", "observed", "enumerated" or "deterministic"
-    value: Tensor
-    log_prob: Tensor | None
-    plates: tuple[Any, ...]
-    dim_to_id: dict[int, int]
-    variable: int | None
-
-
-Supply = Callable[[str, Any], tuple[Tensor, Tensor | None]]
-
-
-@dataclass
-class _Constants:
-    """What the first run of the model fixes for all later ones."""
-
-    params: dict[str, Tensor] = field(default_factory=dict)
-    observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
-    indices: dict[str, Any] = field(default_factory=dict)  # of each plate, as plain numbers
-
-
-class _Indices(Tensor):
-    """A plate's indices, which a Python loop over the plate reads as numbers even while it is traced."""
-
-    numbers: list[int]
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def __new__(cls, indices: Tensor) -> _Indices:
-        self = indices.as_subclass(cls)
-        self.numbers = indices.tolist()
-        return self
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.numbers)
-
-
-class _Reader(Messenger):
-    """Supply latent values, record log probabilities."""
-
-    def __init__(self, supply: Supply, constants: _Constants, first_run: bool = False) -> None:
-        super().__init__()
-        self.supply, self.constants, self.first_run = supply, constants, first_run
-        self.records: dict[str, Record] = {}
-        self.jacobian: dict[str, Tensor | None] = {}
-        self.last: str | None = None
-
-    def _pyro_param(self, msg: Any) -> None:
-        params = self.constants.params
-        if msg["name"] not in params:
-            params[msg["name"]] = msg["fn"](*msg["args"], **msg["kwargs"]).detach().clone()
-        msg["value"], msg["done"] = params[msg["name"]], True
-
-    def _pyro_sample(self, msg: Any) -> None:
-        self.last = name = msg["name"]
-        if isinstance(msg["fn"], _Subsample):
-            if msg["fn"].subsample_size is not None and msg["fn"].subsample_size < msg["fn"].size:
-                raise ModelError(
-                    f"plate {name!r} subsamples its data, so the density is random; "
-                    "build the target from the full data"
-                )
-            if msg["value"] is None:
-                msg["value"] = self.constants.indices.get(name)
-            return
-        if _is_enumerated(msg) and not msg["fn"].has_enumerate_support:
-            raise UnsupportedSiteError(
-                f"site {name!r} is marked for enumeration, but its support is infinite; "
-                "use a distribution with finite support"
-            )
-        if msg["is_observed"]:
-            if self.first_run and not msg["infer"].get("_deterministic"):
-                self._hide_masked_nan(msg)
-            msg["value"] = self.constants.observed.get(name, msg["value"])
-        elif not msg["done"] and not _is_enumerated(msg):
-            # Not marked as done: the enumeration around this still has to note the site's dimensions.
-            msg["value"], self.jacobian[name] = self.supply(name, msg["fn"])
-
-    def _hide_masked_nan(self, msg: Any) -> None:
-        """Put a draw where data are missing and masked: NaN times a mask of zero is NaN in the gradient."""
-        name, fn, value = msg["name"], msg["fn"], msg["value"]
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return
-        bad = value.isnan()
-        if not bad.any():
-            return
-        event = bad.flatten(bad.dim() - fn.event_dim).any(-1) if fn.event_dim else bad
-        for mask in (msg["mask"], getattr(fn, "_mask", None)):
-            event = event if mask is None else event & torch.as_tensor(mask, device=value.device)
-        if event.any():
-            first = tuple(bad.nonzero()[0].tolist())
-            raise DataError(
-                f"observed site {name!r} holds {int(bad.sum())} NaN, the first at index {first}; "
-                "drop or impute missing data, or mask them with poutine.mask"
-            )
-        self.constants.observed[name] = torch.where(bad, fn.sample().to(value.dtype), value)
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        if isinstance(msg["fn"], _Subsample):
-            if self.first_run and isinstance(msg["value"], Tensor):
-                self.constants.indices[msg["name"]] = _Indices(msg["value"])
-            return
-        name, fn, value, infer = msg["name"], msg["fn"], msg["value"], msg["infer"]
-        if name in self.records:
-            raise ModelError(f"two sites are named {name!r}; give each its own name")
-        plates = tuple(f for f in msg["cond_indep_stack"] if f.vectorized)
-        log_prob: Tensor | None = None
-        if infer.get("_deterministic"):
-            kind = "deterministic"
-        else:
-            kind = (
-                "observed" if msg["is_observed"] else "enumerated" if _is_enumerated(msg) else "latent"
-            )
-            mask = msg["mask"]
-            if kind == "latent" and isinstance(mask, Tensor):
-                # Masked elements (padding, or the observed part of a partially observed site) reach no
-                # likelihood. With their prior they integrate to one; without it the evidence is infinite.
-                mask = None
-            with nullcontext() if self.first_run else _unvalidated(fn):
-                log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
-            jacobian = self.jacobian.get(name)
-            if jacobian is not None:
-                log_prob = log_prob + jacobian
-        dim_to_id = dict(infer.get("_dim_to_id", {}))
-        dim = infer.get("_enumerate_dim")
-        variable = None if dim is None else dim_to_id[dim]
-        self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
-
-
-@contextmanager
-def _unvalidated(fn: Any) -> Iterator[None]:
-    """Keep a distribution made with validation on, such as a module's prior, from branching on values."""
-    validating = []
-    while fn is not None:
-        if fn.__dict__.get("_validate_args"):
-            validating.append(fn)
-            fn._validate_args = False
-        fn = fn.__dict__.get("base_dist")
-    try:
-        yield
-    finally:
-        for distribution in validating:
-            distribution._validate_args = True
-
-
-def _is_enumerated(msg: Any) -> bool:
-    return msg["infer"].get("enumerate") == "parallel" and not msg["is_observed"]
 
 
 class PyroDensity:
@@ -213,12 +56,12 @@ class PyroDensity:
                 "For plain densities use Target.from_functions"
             )
         self._model, self._args, self._kwargs = model, args, kwargs
-        self.dtype, self.device = _dtype_and_device((model, args, kwargs))
+        self.dtype, self.device = dtype_and_device((model, args, kwargs))
         self._first_available_dim = -1
         self._enumerates = False
         records, drawn = self._prototype(generator)
         observed = {n: r for n, r in records.items() if r.kind == "observed"}
-        dtype, device = _dtype_and_device([r.value for r in observed.values()], self.dtype, self.device)
+        dtype, device = dtype_and_device([r.value for r in observed.values()], self.dtype, self.device)
         if (dtype, device) != (self.dtype, self.device):
             # The data are in the model's closure: now that they are seen, constants follow them too.
             self.dtype, self.device = dtype, device
@@ -228,9 +71,7 @@ class PyroDensity:
         self._enumerates = any(r.kind == "enumerated" for r in records.values())
         self._first_available_dim = -1 - depth
         self.observed_sites = tuple(observed)
-        self._deterministic_shapes = {
-            n: r.value.shape for n, r in records.items() if r.kind == "deterministic"
-        }
+        self._deterministic_shapes = {n: r.value.shape for n, r in records.items() if r.kind == "deterministic"}
         self.sites = self._layout(records, drawn)
         self.dim = self.sites[-1].stop if self.sites else 0
         if self.dim == 0:
@@ -247,8 +88,8 @@ class PyroDensity:
             drawn[name] = fn
             return self._draw(fn), None
 
-        self._constants = _Constants()
-        reader = _Reader(draw, self._constants, first_run=True)
+        self._constants = Constants()
+        reader = Reader(draw, self._constants, first_run=True)
         try:
             with global_stream(generator), self._globals(validate=True), reader:
                 self._model(*self._args, **self._kwargs)
@@ -259,7 +100,7 @@ class PyroDensity:
                 raise
             self._explain_nan_arguments()
             place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
-            raise ModelError(f"running the model once failed {place}{_culprit(error)}: {error}") from error
+            raise ModelError(f"running the model once failed {place}{culprit(error)}: {error}") from error
         return reader.records, drawn
 
     def _check(self, records: dict[str, Record]) -> None:
@@ -342,7 +183,7 @@ class PyroDensity:
                 del store[name]
 
     def _run(self, supply: Supply, enumerate_sites: bool = True) -> dict[str, Record]:
-        reader = _Reader(supply, self._constants)
+        reader = Reader(supply, self._constants)
         enumerating = self._enumerates and enumerate_sites
         outer = Enumeration(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         with self._globals(validate=False), outer, reader:
@@ -370,7 +211,7 @@ class PyroDensity:
 
     def _site(self, name: str) -> Site:
         if name not in self._by_name:
-            raise _unsteady(name)
+            raise unsteady(name)
         return self._by_name[name]
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -378,7 +219,7 @@ class PyroDensity:
         records = self._run(self._from_vector(u))
         absent = [s.name for s in self.sites if s.name not in records]
         if absent:
-            raise _unsteady(absent[0])
+            raise unsteady(absent[0])
         if not self._enumerates:
             zero = u.new_zeros(())
             prior = sum((r.log_prob.sum() for r in records.values() if r.kind == "latent"), zero)  # type: ignore[union-attr]
@@ -398,17 +239,9 @@ class PyroDensity:
     def _factors(
         self, records: dict[str, Record]
     ) -> tuple[list[tuple[str, Factor]], dict[int, frozenset[str]], dict[int, str]]:
-        home = {
-            r.variable: frozenset(f.name for f in r.plates)
-            for r in records.values()
-            if r.variable is not None
-        }
+        home = {r.variable: frozenset(f.name for f in r.plates) for r in records.values() if r.variable is not None}
         names = {r.variable: r.name for r in records.values() if r.variable is not None}
-        factors = [
-            (r.kind, self._pack(r))
-            for r in records.values()
-            if r.log_prob is not None
-        ]
+        factors = [(r.kind, self._pack(r)) for r in records.values() if r.log_prob is not None]
         return factors, home, names
 
     def _pack(self, record: Record) -> Factor:
@@ -422,11 +255,7 @@ class PyroDensity:
         if not self._enumerates:
             return {n: records[n].log_prob for n in self.observed_sites}  # type: ignore[misc]
         _, home, names = self._factors(records)
-        packed = {
-            r.name: self._pack(r)
-            for r in records.values()
-            if r.log_prob is not None and r.kind != "latent"
-        }
+        packed = {r.name: self._pack(r) for r in records.values() if r.log_prob is not None and r.kind != "latent"}
         result = {}
         for name in self.observed_sites:
             mine = packed[name]
@@ -511,63 +340,3 @@ class PyroDensity:
         torch.func.vmap(probe, randomness="different")(stacked)
         with self._globals(validate=False):
             return {name: self._draw(fn, (num_draws,)) for name, fn in roots.items()}
-
-
-def _culprit(error: Exception) -> str:
-    """Quote the user's own line that failed: a distribution is built before its site has a name."""
-    libraries = (*torch.__path__, *pyro.__path__, __file__)
-    for frame in reversed(extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(libraries):
-            return f", in line {frame.lineno} of {frame.name} ({frame.line})"
-    return ""
-
-
-def _unsteady(name: str) -> ModelError:
-    return ModelError(
-        f"site {name!r} appeared only in some runs of the model; the set of sites must not depend on values"
-    )
-
-
-def _dtype_and_device(
-    data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
-) -> tuple[torch.dtype, torch.device]:
-    """Find the dtype and device of the floating tensors inside ``data`` and the functions in it."""
-    tensors: list[Tensor] = []
-    seen: set[int] = set()
-
-    def visit(item: Any) -> None:
-        if isinstance(item, Tensor):
-            tensors.append(item)
-        elif id(item) in seen:
-            return
-        seen.add(id(item))
-        if isinstance(item, FunctionType):
-            names = getclosurevars(item)
-            visit(names.nonlocals)
-            # Functions among the globals are libraries' more often than the model's own.
-            visit({k: v for k, v in names.globals.items() if not isinstance(v, FunctionType)})
-        elif isinstance(item, MethodType):
-            visit((item.__func__, item.__self__))
-        elif isinstance(item, partial):
-            visit((item.func, item.args, item.keywords))
-        elif isinstance(item, torch.nn.Module):
-            tensors.extend(item.parameters())
-            tensors.extend(item.buffers())
-        elif isinstance(item, Mapping):
-            for value in item.values():
-                visit(value)
-        elif isinstance(item, (list, tuple)):
-            for value in item:
-                visit(value)
-        elif callable(item) and not isinstance(item, type):
-            visit(getattr(item, "__dict__", None))
-
-    visit(data)
-    floating = [t for t in tensors if t.is_floating_point()]
-    found = dtype
-    for tensor in floating:
-        if tensor.dtype in (torch.float32, torch.float64):
-            found = tensor.dtype if found is None else torch.promote_types(found, tensor.dtype)
-    if tensors and (device is None or device.type == "cpu"):
-        device = next((t.device for t in tensors if t.device.type != "cpu"), tensors[0].device)
-    return found or torch.get_default_dtype(), device or torch.device("cpu")

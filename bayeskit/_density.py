@@ -1,0 +1,59 @@
+"""What a Target stands on: the interface of a density, and the density made of two functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bayeskit._pyro import Site
+from bayeskit._torch import validation_kept
+from bayeskit.errors import ModelError
+
+
+class Density(Protocol):
+    """What a Target stands on: a density of single vectors, or of batches where ``batched`` is true."""
+
+    sites: tuple[Site, ...]
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]: ...
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]: ...
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor: ...
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]: ...
+
+
+class FunctionDensity:
+    """Two functions of a vector, with the identity as their bijection."""
+
+    def __init__(
+        self,
+        log_prior: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor], Tensor],
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = torch.Size((dim,))
+        self.sites: tuple[Site, ...] = (Site("u", shape, shape, 0, dim),)
+        self.dim, self.dtype, self.device = dim, dtype, device
+        self.log_prior, self.log_likelihood = log_prior, log_likelihood
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        with validation_kept():
+            # Distributions that check their arguments branch on values, which a trace cannot follow.
+            torch.distributions.Distribution.set_default_validate_args(False)
+            return self.log_prior(u), self.log_likelihood(u)
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        return {"u": u}
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        return torch.as_tensor(values["u"], dtype=self.dtype, device=self.device)
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        raise ModelError("a target made from functions has no pointwise log likelihood; build it with Target.from_pyro")

@@ -1,0 +1,76 @@
+"""What can be read off a model before and beside its sites: dtype and device of its data, places of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from inspect import getclosurevars
+from traceback import extract_tb
+from types import FunctionType, MethodType
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor
+
+from bayeskit.errors import ModelError
+
+
+def culprit(error: Exception) -> str:
+    """Quote the user's own line that failed: a distribution is built before its site has a name."""
+    libraries = (*torch.__path__, *pyro.__path__, __file__)
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(libraries):
+            return f", in line {frame.lineno} of {frame.name} ({frame.line})"
+    return ""
+
+
+def unsteady(name: str) -> ModelError:
+    return ModelError(
+        f"site {name!r} appeared only in some runs of the model; the set of sites must not depend on values"
+    )
+
+
+def dtype_and_device(
+    data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> tuple[torch.dtype, torch.device]:
+    """Find the dtype and device of the floating tensors inside ``data`` and the functions in it."""
+    tensors: list[Tensor] = []
+    seen: set[int] = set()
+
+    def visit(item: Any) -> None:
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        elif id(item) in seen:
+            return
+        seen.add(id(item))
+        if isinstance(item, FunctionType):
+            names = getclosurevars(item)
+            visit(names.nonlocals)
+            # Functions among the globals are libraries' more often than the model's own.
+            visit({k: v for k, v in names.globals.items() if not isinstance(v, FunctionType)})
+        elif isinstance(item, MethodType):
+            visit((item.__func__, item.__self__))
+        elif isinstance(item, partial):
+            visit((item.func, item.args, item.keywords))
+        elif isinstance(item, torch.nn.Module):
+            tensors.extend(item.parameters())
+            tensors.extend(item.buffers())
+        elif isinstance(item, Mapping):
+            for value in item.values():
+                visit(value)
+        elif isinstance(item, (list, tuple)):
+            for value in item:
+                visit(value)
+        elif callable(item) and not isinstance(item, type):
+            visit(getattr(item, "__dict__", None))
+
+    visit(data)
+    floating = [t for t in tensors if t.is_floating_point()]
+    found = dtype
+    for tensor in floating:
+        if tensor.dtype in (torch.float32, torch.float64):
+            found = tensor.dtype if found is None else torch.promote_types(found, tensor.dtype)
+    if tensors and (device is None or device.type == "cpu"):
+        device = next((t.device for t in tensors if t.device.type != "cpu"), tensors[0].device)
+    return found or torch.get_default_dtype(), device or torch.device("cpu")

@@ -1,0 +1,165 @@
+"""One run of a Pyro model: supply the values of its latent sites, record what each site says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+
+from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
+
+
+@dataclass
+class Record:
+    """What one run of the model says of one site."""
+
+    name: str
+    kind: str  # "latent", "observed", "enumerated" or "deterministic"
+    value: Tensor
+    log_prob: Tensor | None
+    plates: tuple[Any, ...]
+    dim_to_id: dict[int, int]
+    variable: int | None
+
+
+Supply = Callable[[str, Any], tuple[Tensor, Tensor | None]]
+
+
+@dataclass
+class Constants:
+    """What the first run of the model fixes for all later ones."""
+
+    params: dict[str, Tensor] = field(default_factory=dict)
+    observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
+    indices: dict[str, Any] = field(default_factory=dict)  # of each plate, as plain numbers
+
+
+class Indices(Tensor):
+    """A plate's indices, which a Python loop over the plate reads as numbers even while it is traced."""
+
+    numbers: list[int]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, indices: Tensor) -> Indices:
+        self = indices.as_subclass(cls)
+        self.numbers = indices.tolist()
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+
+class Reader(Messenger):
+    """Supply latent values, record log probabilities."""
+
+    def __init__(self, supply: Supply, constants: Constants, first_run: bool = False) -> None:
+        super().__init__()
+        self.supply, self.constants, self.first_run = supply, constants, first_run
+        self.records: dict[str, Record] = {}
+        self.jacobian: dict[str, Tensor | None] = {}
+        self.last: str | None = None
+
+    def _pyro_param(self, msg: Any) -> None:
+        params = self.constants.params
+        if msg["name"] not in params:
+            params[msg["name"]] = msg["fn"](*msg["args"], **msg["kwargs"]).detach().clone()
+        msg["value"], msg["done"] = params[msg["name"]], True
+
+    def _pyro_sample(self, msg: Any) -> None:
+        self.last = name = msg["name"]
+        if isinstance(msg["fn"], _Subsample):
+            if msg["fn"].subsample_size is not None and msg["fn"].subsample_size < msg["fn"].size:
+                raise ModelError(
+                    f"plate {name!r} subsamples its data, so the density is random; build the target from the full data"
+                )
+            if msg["value"] is None:
+                msg["value"] = self.constants.indices.get(name)
+            return
+        if is_enumerated(msg) and not msg["fn"].has_enumerate_support:
+            raise UnsupportedSiteError(
+                f"site {name!r} is marked for enumeration, but its support is infinite; "
+                "use a distribution with finite support"
+            )
+        if msg["is_observed"]:
+            if self.first_run and not msg["infer"].get("_deterministic"):
+                self._hide_masked_nan(msg)
+            msg["value"] = self.constants.observed.get(name, msg["value"])
+        elif not msg["done"] and not is_enumerated(msg):
+            # Not marked as done: the enumeration around this still has to note the site's dimensions.
+            msg["value"], self.jacobian[name] = self.supply(name, msg["fn"])
+
+    def _hide_masked_nan(self, msg: Any) -> None:
+        """Put a draw where data are missing and masked: NaN times a mask of zero is NaN in the gradient."""
+        name, fn, value = msg["name"], msg["fn"], msg["value"]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return
+        bad = value.isnan()
+        if not bad.any():
+            return
+        event = bad.flatten(bad.dim() - fn.event_dim).any(-1) if fn.event_dim else bad
+        for mask in (msg["mask"], getattr(fn, "_mask", None)):
+            event = event if mask is None else event & torch.as_tensor(mask, device=value.device)
+        if event.any():
+            first = tuple(bad.nonzero()[0].tolist())
+            raise DataError(
+                f"observed site {name!r} holds {int(bad.sum())} NaN, the first at index {first}; "
+                "drop or impute missing data, or mask them with poutine.mask"
+            )
+        self.constants.observed[name] = torch.where(bad, fn.sample().to(value.dtype), value)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if isinstance(msg["fn"], _Subsample):
+            if self.first_run and isinstance(msg["value"], Tensor):
+                self.constants.indices[msg["name"]] = Indices(msg["value"])
+            return
+        name, fn, value, infer = msg["name"], msg["fn"], msg["value"], msg["infer"]
+        if name in self.records:
+            raise ModelError(f"two sites are named {name!r}; give each its own name")
+        plates = tuple(f for f in msg["cond_indep_stack"] if f.vectorized)
+        log_prob: Tensor | None = None
+        if infer.get("_deterministic"):
+            kind = "deterministic"
+        else:
+            kind = "observed" if msg["is_observed"] else "enumerated" if is_enumerated(msg) else "latent"
+            mask = msg["mask"]
+            if kind == "latent" and isinstance(mask, Tensor):
+                # Masked elements (padding, or the observed part of a partially observed site) reach no
+                # likelihood. With their prior they integrate to one; without it the evidence is infinite.
+                mask = None
+            with nullcontext() if self.first_run else _unvalidated(fn):
+                log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
+            jacobian = self.jacobian.get(name)
+            if jacobian is not None:
+                log_prob = log_prob + jacobian
+        dim_to_id = dict(infer.get("_dim_to_id", {}))
+        dim = infer.get("_enumerate_dim")
+        variable = None if dim is None else dim_to_id[dim]
+        self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
+
+
+@contextmanager
+def _unvalidated(fn: Any) -> Iterator[None]:
+    """Keep a distribution made with validation on, such as a module's prior, from branching on values."""
+    validating = []
+    while fn is not None:
+        if fn.__dict__.get("_validate_args"):
+            validating.append(fn)
+            fn._validate_args = False
+        fn = fn.__dict__.get("base_dist")
+    try:
+        yield
+    finally:
+        for distribution in validating:
+            distribution._validate_args = True
+
+
+def is_enumerated(msg: Any) -> bool:
+    return msg["infer"].get("enumerate") == "parallel" and not msg["is_observed"]
