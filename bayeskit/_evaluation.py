@@ -118,6 +118,25 @@ def _pin_dtypes(graph: GraphModule) -> None:
     graph.recompile()
 
 
+def _fail_apart(graph: GraphModule) -> None:
+    """Let a matrix that cannot be factorised give NaN to its own vector instead of an error to all of them."""
+    aten = torch.ops.aten
+    for check in list(graph.graph.find_nodes(op="call_function", target=aten._linalg_check_errors.default)):
+        info = check.args[0]
+        for result in list(info.args[0].users):
+            meta = result.meta.get("tensor_meta")
+            if result is info or not hasattr(meta, "dtype") or not meta.dtype.is_floating_point:
+                continue
+            with graph.graph.inserting_before(check):
+                failed = graph.graph.call_function(aten.ne.Scalar, (info, 0))
+                for _ in range(len(meta.shape) - len(info.meta["tensor_meta"].shape)):
+                    failed = graph.graph.call_function(aten.unsqueeze.default, (failed, -1))
+                masked = graph.graph.call_function(aten.masked_fill.Scalar, (result, failed, torch.nan))
+            result.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
+        graph.graph.erase_node(check)
+    graph.recompile()
+
+
 def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:
     """Trace value and gradient of ``joint`` for ``num_vectors`` vectors."""
     u = torch.zeros(num_vectors, dim, dtype=dtype, device=device)
@@ -125,6 +144,7 @@ def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: 
     evaluate = with_gradient(joint)
     with one_thread():
         graph = make_fx(lambda u, beta: tuple(evaluate(u, beta)))(u, beta)
+    _fail_apart(graph)
     graph.graph.eliminate_dead_code()
     _pin_dtypes(graph)
     return graph

@@ -119,10 +119,14 @@ def posterior_summary(draws: Draws) -> pd.DataFrame:
     >>> list(posterior_summary(draws).columns)
     ['mean', 'mcse', 'sd', '5 %', '95 %', 'ess', 'r_hat']
     """
-    names, values = _components(draws)
+    return _summary(*_components(draws))
+
+
+def _summary(names: list[str], values: torch.Tensor) -> pd.DataFrame:
+    count = values.shape[-1]
     flat = values.flatten(1)
     sd = flat.std(1)
-    ess = effective_sample_size(values) if draws.num_draws >= 8 else torch.full_like(sd, math.nan)
+    ess = effective_sample_size(values) if count >= 8 else torch.full_like(sd, math.nan)
     # NumPy's quantiles: torch's refuse more than 2**24 values.
     low, high = np.quantile(flat.numpy(), [0.05, 0.95], axis=1)
     columns = {
@@ -132,7 +136,7 @@ def posterior_summary(draws: Draws) -> pd.DataFrame:
         "5 %": low,
         "95 %": high,
         "ess": ess.numpy(),
-        "r_hat": r_hat(values).numpy() if draws.num_draws >= 4 else np.full(len(names), math.nan),
+        "r_hat": r_hat(values).numpy() if count >= 4 else np.full(len(names), math.nan),
     }
     return pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
 
@@ -239,7 +243,8 @@ def _evidence_section(comparison: EvidenceComparison, reference: float | None) -
 
 
 def _posterior_section(draws: Draws) -> str:
-    summary = posterior_summary(draws)
+    names, values = _components(draws)  # once: deterministic sites need the whole model
+    summary = _summary(names, values)
     shown = summary.iloc[np.sort(_worst_first(summary)[:MAX_LISTED])]
     formats = {"ess": ".0f", "r_hat": ".3f"}
     rows = []
@@ -260,7 +265,7 @@ def _posterior_section(draws: Draws) -> str:
         "</section><section><h2>Chains</h2><p>Worst R-hat first. Left: the path of every chain. "
         "Right: how far the ranks of each chain stray from uniform; chains that agree stay near zero.</p>"
     )
-    parts.append(_chain_figures(draws, summary))
+    parts.append(_chain_figures(names, values, summary))
     parts.append("</section>")
     return "".join(parts)
 
@@ -328,12 +333,11 @@ def _evidence_figure(comparison: EvidenceComparison, reference: float | None) ->
     return svg.replace("<svg", '<svg role="img" aria-label="Estimates of the log evidence"', 1)
 
 
-def _chain_figures(draws: Draws, summary: pd.DataFrame) -> str:
+def _chain_figures(names: list[str], values: torch.Tensor, summary: pd.DataFrame) -> str:
     from matplotlib.figure import Figure
 
     from bayeskit._plots import plot_rank, plot_trace
 
-    names, values = _components(draws)
     figures = []
     for index in _worst_first(summary)[:MAX_PLOTTED]:
         name, chains = names[index], values[index].numpy()
@@ -362,7 +366,7 @@ def _as_png(figure: Figure) -> str:
     drawn, buffer = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=110)
     # A palette is enough for a few lines and a third of the size.
-    Image.open(drawn).convert("RGB").quantize(64).save(buffer, format="png")
+    Image.open(drawn).convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE).save(buffer, format="png")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

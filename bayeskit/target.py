@@ -208,7 +208,20 @@ class Target:
 
     def evaluate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass."""
-        return self._map(self._density.joint, self._checked(u))
+        u = self._checked(u)
+        try:
+            return self._map(self._density.joint, u)
+        except torch.linalg.LinAlgError:
+            # One matrix that cannot be factorised stops the whole batch; take the vectors one by one.
+            rows = [self._evaluate_alone(row) for row in u.reshape(-1, self.dim)]
+            return gather(rows, u.shape[:-1])
+
+    def _evaluate_alone(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            return self._map(self._density.joint, row.unsqueeze(0))
+        except torch.linalg.LinAlgError:
+            nan = torch.full((1,), torch.nan, dtype=self.dtype, device=self.device)
+            return nan, nan
 
     def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
         """Return the log likelihood of each observation, ``(*batch, d) -> {site: (*batch, *obs)}``.

@@ -144,12 +144,21 @@ def test_ranks_of_equal_chains_stay_in_the_band_and_others_leave_it():
 
     def reach(chains):
         axes = plot_rank(chains, "x", Figure().subplots())
-        return max(np.abs(line.get_ydata()).max() for line in axes.lines)
+        return max(np.abs(curve[:, 1]).max() for curve in axes.collections[0].get_segments())
 
     band = 1.628 * math.sqrt(0.75 / 500)
     assert reach(values) < band
     values[2] += 1.0
     assert reach(values) > 3 * band
+
+
+def test_a_trace_shows_every_chain_in_full():
+    values = np.random.default_rng(0).normal(size=(9, 30))
+    axes = plot_trace(values, "x", Figure().subplots())
+    paths = axes.collections[0].get_segments()
+    np.testing.assert_array_equal(np.stack([path[:, 1] for path in paths]), values)
+    low, high = axes.get_ylim()
+    assert low <= values.min() and high >= values.max()
 
 
 def test_plots_of_chains_refuse_other_shapes():

@@ -51,8 +51,8 @@ _ENTRIES: dict[str, Entry] = {
             primates_target,
             reference=-6468.912,
             reference_source="importance sampling with 40,000 draws, standard error 0.004",
-            # Many short chains: the posterior run then shares its compiled graph with the ladder, and compiling
-            # is what takes longest here. The ladder is just long enough for standard errors below 0.03.
+            # Many short chains: the posterior run then shares its compiled graph with the ladder, and
+            # compiling takes longest here. The ladder just suffices for standard errors below 0.03.
             budget={"num_chains": 64, "num_warmup": 300, "num_samples": 250, "ladder_samples": 400},
         ),
     )

@@ -1,0 +1,38 @@
+"""A matrix that cannot be factorised spoils its own vector and no other."""
+
+import pytest
+import torch
+
+import bayeskit as bk
+
+
+def log_likelihood(u):
+    one = torch.ones_like(u[..., 0])
+    matrix = torch.stack([one, u[..., 0], u[..., 0], one], -1).reshape(*u.shape[:-1], 2, 2)
+    factor = torch.linalg.cholesky(matrix)  # fails for a correlation beyond one
+    return -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def target(compile):
+    return bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), log_likelihood, 1, compile=compile)
+
+
+U = torch.tensor([[0.5], [1.5], [-0.2]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_value_and_gradient(compile):
+    value, gradient = target(compile).value_and_grad(U)
+    x = U[:, 0]
+    exact = -0.5 * x.square() - 0.5 * (1 - x.square()).log()
+    slope = -x + x / (1 - x.square())
+    keep = [0, 2]
+    torch.testing.assert_close(value[keep], exact[keep], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient[keep, 0], slope[keep], rtol=1e-12, atol=1e-12)
+    assert bool(value[1].isnan()) and bool(gradient[1].isnan().all())
+
+
+def test_evaluate():
+    log_prior, values = target(False).evaluate(U)
+    assert bool(values[1].isnan()) and bool(values[[0, 2]].isfinite().all())
+    assert bool(log_prior[[0, 2]].isfinite().all())
