@@ -18,7 +18,7 @@ from bayeskit.errors import ShapeError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bayeskit.inference.evidence import Evidence
+    from bayeskit.inference.evidence.result import Evidence
 
 # Okabe and Ito's palette, told apart with any kind of colour vision and, by its lightness, in print.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -50,7 +50,7 @@ def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None,
     --------
     >>> from matplotlib.figure import Figure
     >>> from bayeskit._plots import plot_evidence
-    >>> from bayeskit.inference.evidence import Evidence
+    >>> from bayeskit.inference.evidence.result import Evidence
     >>> estimates = [Evidence("bridge_sampling", -94.08, 0.004, 8000)]
     >>> plot_evidence(estimates, -94.0845, Figure().subplots()).get_xlabel()
     'log evidence (nats)'

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import xarray as xr
 from torch import Tensor
 
+from bayeskit._arviz import as_inference_data, to_datasets
 from bayeskit._files import load_tensors, save_tensors
-from bayeskit.errors import DrawsError
+from bayeskit.errors import DrawsError, ModelError
 from bayeskit.target import Target
 
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
@@ -106,9 +108,26 @@ class Draws:
         ``step_size``, ``log_prior``, ``log_likelihood``) and, where the likelihood of
         single observations is known, ``log_likelihood``.
         """
-        from bayeskit._arviz import to_arviz
+        return as_inference_data(self.to_datasets())
 
-        return to_arviz(self)
+    def to_datasets(self) -> dict[str, xr.Dataset]:
+        """Return what :meth:`to_arviz` holds as one ``xarray.Dataset`` a group."""
+        stats = {"lp": self.log_density, "log_prior": self.log_prior, "log_likelihood": self.log_likelihood}
+        groups = {
+            "posterior": {"u": self.unconstrained} if self.target is None else self.values(),
+            "sample_stats": stats | self.sample_stats,
+            "log_likelihood": self._pointwise(),
+        }
+        facts = {"sampling_time": float(self.seconds), "num_gradients": int(self.num_gradients)}
+        return to_datasets(groups, facts | self.settings)
+
+    def _pointwise(self) -> dict[str, Tensor]:
+        if self.target is None:
+            return {}
+        try:
+            return self.target.pointwise_log_likelihood(self.unconstrained)
+        except ModelError:
+            return {}  # observations coupled by a summed-out site, or a target made from functions
 
     def save(self, path: str | Path) -> None:
         """Write the draws as one safetensors file, whole or not at all.

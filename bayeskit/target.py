@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from bayeskit import _evaluation
 from bayeskit._batches import first_rows, gather, lift
-from bayeskit._density import Density, FunctionDensity
+from bayeskit._density import Density, FunctionDensity, fingerprint
 from bayeskit._engine import UNTRACEABLE, Compile, Engine, first_line
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro import PyroDensity, Site
@@ -420,14 +418,7 @@ class Target:
         Two targets with equal fingerprints have the same coordinates and, but
         for rounding beyond six digits, the same data.
         """
-        grid = torch.linspace(-0.5, 0.5, self.dim, dtype=self.dtype, device=self.device)
-        log_prior, log_likelihood = self.evaluate(torch.stack([torch.zeros_like(grid), grid]))
-        facts = {
-            "sites": [(s.name, list(s.shape), s.start) for s in self.sites],
-            "dtype": str(self.dtype),
-            "density": [f"{float(x):.6e}" for x in torch.cat([log_prior, log_likelihood])],
-        }
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        return fingerprint(self.sites, self.evaluate)
 
     # -- checking ---------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 import bayeskit as bk
-from bayeskit._arviz import as_inference_data, to_datasets
+from bayeskit._arviz import as_inference_data
 from bayeskit.errors import CheckpointError, DrawsError, OutputError
 
 with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def test_netcdf_round_trip(draws, tmp_path):
 def test_the_border_gives_a_data_tree_where_arviz_has_no_inference_data(draws, monkeypatch):
     """ArviZ 1.x has no InferenceData; there the DataTree is the answer."""
     monkeypatch.delattr(arviz, "InferenceData")
-    tree = as_inference_data(to_datasets(draws))
+    tree = as_inference_data(draws.to_datasets())
     assert isinstance(tree, xr.DataTree) and "posterior" in tree.children
 
 
@@ -71,7 +71,7 @@ def test_save_and_load(draws, tmp_path):
     assert torch.equal(read.unconstrained, draws.unconstrained)
     assert read.sample_stats.keys() == draws.sample_stats.keys() and read.settings == draws.settings
     alone = bk.Draws.load(path)
-    assert set(to_datasets(alone)) == {"posterior", "sample_stats"}
+    assert set(alone.to_datasets()) == {"posterior", "sample_stats"}
     with pytest.raises(DrawsError, match="no target"):
         alone.values()
     other = bk.Target.from_pyro(model, torch.tensor([9.0], dtype=torch.float64))

@@ -9,7 +9,6 @@ from typing import Any
 
 import xarray as xr
 
-from bayeskit._arviz import to_datasets
 from bayeskit._files import as_output_folder, write_atomically
 from bayeskit.draws import Draws
 from bayeskit.errors import OutputError
@@ -211,7 +210,7 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    tree = xr.DataTree.from_dict(to_datasets(draws))
+    tree = xr.DataTree.from_dict(draws.to_datasets())
     try:
         tree.to_netcdf(temporary, engine="h5netcdf")
         os.replace(temporary, path)

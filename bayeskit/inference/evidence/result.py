@@ -31,8 +31,9 @@ class Evidence:
     --------
     >>> from bayeskit.inference.evidence import Evidence
     >>> z = Evidence("bridge_sampling", -94.08, 0.004, 8000)
-    >>> z.interval()
-    (-94.08783985593785, -94.07216014406214)
+    >>> low, high = z.interval()
+    >>> round(low, 4), round(high, 4)
+    (-94.0878, -94.0722)
     """
 
     method: str
