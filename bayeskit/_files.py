@@ -6,8 +6,10 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -25,17 +27,17 @@ def write_atomically(path: str | Path, data: bytes) -> None:
         If the folder does not exist, cannot be written, or the disk is full.
     """
     path = Path(path)
-    temporary = None
+    # Not tempfile's: its files are private, and a result should have the permissions the user's mask gives.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
         ) from error
