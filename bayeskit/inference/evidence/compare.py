@@ -212,7 +212,7 @@ def _estimate(method: Method, target: Target, draws: Draws | None, ladder: Ladde
     except BayeskitError as error:
         result = Evidence(method.name, math.nan, math.nan, 0, (f"failed: {error}",))
     shared = 0.0
-    if method.needs == "posterior" and draws is not None:
+    if method.needs in ("posterior", "density") and draws is not None:
         shared = draws.seconds
     elif method.needs == "ladder" and ladder is not None:
         shared = ladder.draws.seconds

@@ -26,8 +26,8 @@ from bayeskit.target import Target
 MAX_ROUNDS = 15
 
 
-def find_mode(target: Target, *, seed: int = 0, draws: Draws | None = None) -> tuple[Tensor, int]:
-    """Find the highest mode reachable from a few starting points by L-BFGS.
+def find_modes(target: Target, *, seed: int = 0, draws: Draws | None = None) -> tuple[Tensor, int]:
+    """Find the modes reachable from a few starting points by L-BFGS.
 
     Parameters
     ----------
@@ -38,8 +38,8 @@ def find_mode(target: Target, *, seed: int = 0, draws: Draws | None = None) -> t
 
     Returns
     -------
-    mode : Tensor
-        Shape ``(d,)``, unconstrained.
+    modes : Tensor
+        Ends of all searches, the highest first, shape ``(searches, d)``, unconstrained.
     num_evaluations : int
 
     Raises
@@ -51,7 +51,7 @@ def find_mode(target: Target, *, seed: int = 0, draws: Draws | None = None) -> t
     start = starting_points(target, 4, one.expand(4), new_generator(seed, target.device, "mode"))
     if draws is not None:
         best = draws.log_density.flatten().argmax()
-        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0), start[:1]])
+        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0), start[:2]])
     count = 0
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -75,10 +75,10 @@ def find_mode(target: Target, *, seed: int = 0, draws: Draws | None = None) -> t
                 options={"maxiter": 2000, "maxls": 50},
             )
             found.append((float(outcome.fun), outcome.x))
-    value, x = min(found, key=lambda pair: pair[0])
-    if not value < 1e299:
+    ends = [x for value, x in sorted(found, key=lambda pair: pair[0]) if value < 1e299]
+    if not ends:
         raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")
-    return torch.as_tensor(x, dtype=target.dtype, device=target.device), count
+    return torch.as_tensor(np.stack(ends), dtype=target.dtype, device=target.device), count
 
 
 def curvature(target: Target, mode: Tensor) -> tuple[Tensor, int]:
@@ -114,7 +114,8 @@ def laplace_importance_sampling(
         Draws of the final round.
     degrees_of_freedom : float, default 5
     draws : Draws, optional
-        Posterior draws, to start the search for the mode.
+        Posterior draws, to start the search for the mode and to see whether the
+        proposal covers them.
     seed : int, default 0
 
     Returns
@@ -135,9 +136,9 @@ def laplace_importance_sampling(
     (True, True)
     """
     generator = new_generator(seed, stream="laplace importance sampling")
-    mode, search = find_mode(target, seed=seed, draws=draws)
-    precision, differences = curvature(target, mode)
-    proposal = _StudentT(mode, _scale_factor(precision), degrees_of_freedom)
+    modes, search = find_modes(target, seed=seed, draws=draws)
+    precision, differences = curvature(target, modes[0])
+    proposal = _StudentT(modes[0], _scale_factor(precision), degrees_of_freedom)
     pilot = max(4000, 40 * target.dim)
     rounds, stalls, best = 0, 0, (0.0, proposal)
     while rounds < MAX_ROUNDS and stalls < 3 and best[0] < 0.5:
@@ -154,14 +155,47 @@ def laplace_importance_sampling(
     log_weights = _log_weights(target, proposal, x).unsqueeze(0)
     shape = pareto_shape(log_weights)
     effective = float(weight_effective_sample_size(log_weights[0]))
+    log_z, largest = float(log_mean_exp(log_weights)), float(log_weights.max())
+    problems = weight_problems(shape, effective)
+    problems += _missed_modes(target, proposal, modes[1:], log_z, largest)
+    problems += _missed_draws(proposal, draws, largest)
     return Evidence(
         "laplace_importance_sampling",
-        float(log_mean_exp(log_weights)),
+        log_z,
         float(independent_log_mean_exp_error(log_weights)),
         num_draws + rounds * pilot + search + differences + (0 if draws is None else draws.num_gradients),
-        tuple(weight_problems(shape, effective)),
+        tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective},
     )
+
+
+MIN_MISSED_MASS = 0.01
+
+
+def _missed_modes(target: Target, proposal: _StudentT, others: Tensor, log_z: float, largest: float) -> list[str]:
+    """Ask whether a mode that a search ended at lies outside the proposal and carries mass of its own."""
+    for mode in others:
+        height = float(target.log_density(mode))
+        if not height - float(proposal.log_prob(mode.unsqueeze(0))) > largest:
+            continue
+        eigenvalues = torch.linalg.eigvalsh(curvature(target, mode)[0])
+        if bool((eigenvalues > 0).all()):
+            mass = height + 0.5 * (len(mode) * math.log(2 * math.pi) - float(eigenvalues.log().sum()))
+            if mass > log_z + math.log(MIN_MISSED_MASS):
+                return ["the proposal does not cover another mode of the posterior: use stepping stone"]
+    return []
+
+
+def _missed_draws(proposal: _StudentT, draws: Draws | None, largest: float) -> list[str]:
+    """Ask whether posterior draws lie where no proposal draw had as large a weight."""
+    if draws is None:
+        return []
+    x = draws.unconstrained.flatten(0, 1)
+    log_density = (draws.log_prior + draws.log_likelihood).flatten()
+    share = float((log_density - proposal.log_prob(x) > largest).to(torch.float64).mean())
+    if share <= MIN_MISSED_MASS:
+        return []
+    return [f"{100 * share:.0f} % of the posterior draws lie outside the proposal: use bridge sampling"]
 
 
 def _log_weights(target: Target, proposal: _StudentT, x: Tensor) -> Tensor:

@@ -57,6 +57,11 @@ def _tempered(function: Callable[..., Evidence]) -> Estimate:
     return lambda target, draws, ladder, seed: function(target, _needed(ladder, "a tempered ladder"))
 
 
+def _checked(function: Callable[..., Evidence]) -> Estimate:
+    """Let a method that can do without posterior draws check itself against them where they exist."""
+    return lambda target, draws, ladder, seed: function(target, draws=draws, seed=seed)
+
+
 def _alone(function: Callable[..., Evidence]) -> Estimate:
     return lambda target, draws, ladder, seed: function(target, seed=seed)
 
@@ -65,7 +70,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("naive_monte_carlo", "prior", _alone(naive_monte_carlo)),
-        Method("laplace_importance_sampling", "density", _alone(laplace_importance_sampling)),
+        Method("laplace_importance_sampling", "density", _checked(laplace_importance_sampling)),
         Method("harmonic_mean", "posterior", _posterior(harmonic_mean)),
         Method("bridge_sampling", "posterior", _posterior(bridge_sampling)),
         Method("path_sampling", "ladder", _tempered(path_sampling)),
@@ -93,6 +98,6 @@ def select(methods: str | Sequence[str]) -> list[Method]:
     for name in names:
         if name not in METHODS:
             near = difflib.get_close_matches(name, METHODS, 1, 0.3)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise UnknownNameError(f"no evidence method is called {name!r}{hint} Known are: {', '.join(METHODS)}")
     return [method for name, method in METHODS.items() if name in names]

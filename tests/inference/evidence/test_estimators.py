@@ -208,3 +208,28 @@ def test_the_csv_is_the_table(linear, tmp_path):
     read = pd.read_csv(tmp_path / "evidence.csv")
     assert read["log_evidence"][0] == pytest.approx(table["bridge_sampling"].log_evidence, abs=1e-7)
     assert torch.isfinite(torch.tensor(read["standard_error"])).all()
+
+
+def test_no_method_trusts_half_of_a_bimodal_posterior(limit):
+    """Two modes of equal mass, 30 standard deviations apart: whoever misses one must say so."""
+    scale = 5 * math.sqrt(2 * math.pi)
+
+    def log_prior(u):
+        return (-0.5 * (u / 5).square() - math.log(scale)).sum(-1)
+
+    def log_likelihood(u):
+        left, right = (-0.5 * ((u - c) / 0.3).square().sum(-1) for c in (-4.5, 4.5))
+        return torch.logaddexp(left, right)
+
+    target = bk.Target.from_functions(
+        log_prior, log_likelihood, 2, lambda n, g: 5 * torch.randn(n, 2, generator=g, dtype=torch.float64)
+    )
+    one = math.log(0.3**2 / (25 + 0.3**2)) - 4.5**2 / (25 + 0.3**2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bk.errors.SamplingWarning)
+        table = evidence.compare(target, budget=BUDGET, seed=0, progress=False)
+    for z in table:
+        score = (z.log_evidence - math.log(2) - one) / z.standard_error
+        assert abs(score) < limit(len(table.results)) or not z.trusted, str(z)
+    alone = evidence.laplace_importance_sampling(target, seed=0)
+    assert not alone.trusted and "another mode" in alone.warnings[0]
