@@ -46,6 +46,11 @@ class Engine:
             found = self._evaluators[key] = self._make(num_vectors, num_calls, compile)
         return found
 
+    def compiled(self, num_vectors: int) -> Evaluator | None:
+        """Return an evaluator over a graph that is compiled already and fits into ``num_vectors`` rows, if any."""
+        chunk = max((size for size, done in self._calls if done and size <= num_vectors), default=None)
+        return None if chunk is None else _evaluation.in_chunks(self._calls[chunk, True], num_vectors, chunk)
+
     @property
     def cost(self) -> Cost:
         """Nodes and bytes of the gradient graph of one vector."""

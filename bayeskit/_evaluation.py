@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -167,6 +169,26 @@ def has_compiler() -> bool:
     """Tell whether a C++ compiler, which ``torch.compile`` needs on a CPU, is on the path."""
     candidates = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
     return any(name and shutil.which(name) for name in candidates)
+
+
+def warm_up_compiler() -> threading.Thread:
+    """Let inductor probe the machine's vector instructions in the background.
+
+    The probe runs the C++ compiler a few times, seconds on a machine's first
+    compilation; meanwhile the model can be read and traced. Returns the thread.
+    """
+
+    def probe() -> None:
+        # Whatever fails here fails again, with a message, when the density is compiled.
+        with suppress(RuntimeError, OSError, ImportError):
+            from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+            pick_vec_isa()
+
+    thread = threading.Thread(target=probe, name="bayeskit-compiler-probe", daemon=True)
+    if has_compiler():
+        thread.start()
+    return thread
 
 
 def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:

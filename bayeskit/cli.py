@@ -124,6 +124,7 @@ def evidence(
     With --out, writes evidence.csv, posterior.nc and report.html; a killed run resumes with the same command.
     """
     _check_choice(name, alignment, tree)
+    from bayeskit._evaluation import warm_up_compiler
     from bayeskit._files import as_output_folder
     from bayeskit.gallery import get, tree_target
     from bayeskit.inference.evidence import compare, select
@@ -136,6 +137,7 @@ def evidence(
     entry = None if name is None else get(name)
     if out is not None:
         as_output_folder(out)  # said before a model is built, let alone run
+    warm_up_compiler()
     budget = _budget(
         {} if entry is None else entry.budget,
         num_chains=chains,

@@ -207,6 +207,13 @@ class Target:
     def evaluate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass."""
         u = self._checked(u)
+        fast = self._engine.compiled(u.shape[:-1].numel())
+        if fast is not None and not u.requires_grad:
+            # A compiled gradient costs less than an eager value.
+            with one_thread():
+                flat = u.reshape(-1, self.dim)
+                result = fast(flat, torch.ones_like(flat[:, 0]))
+            return result.log_prior.reshape(u.shape[:-1]), result.log_likelihood.reshape(u.shape[:-1])
         try:
             return self._map(self._density.joint, u)
         except torch.linalg.LinAlgError:
@@ -325,8 +332,7 @@ class Target:
             raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
         generator = new_generator(seed, stream="prior")
         if isinstance(self._density, PyroDensity):
-            with global_stream(generator):
-                return self._pyro_prior(self._density, num_draws).to(self.dtype).detach()
+            return self._density.prior_vectors(num_draws, generator, batched=not self._loops)
         if self._sample_prior is None:
             raise SettingsError(
                 "this target cannot draw from its prior; pass sample_prior=(n, generator) -> (n, dim) "
@@ -341,17 +347,6 @@ class Target:
     def can_sample_prior(self) -> bool:
         """Whether :meth:`sample_prior` works."""
         return isinstance(self._density, PyroDensity) or self._sample_prior is not None
-
-    def _pyro_prior(self, density: PyroDensity, num_draws: int) -> Tensor:
-        if not self._loops:
-            try:
-                given = density.root_draws(num_draws)
-                dummy = torch.zeros(num_draws, device=self.device)
-                draw = torch.func.vmap(lambda values, _: density.prior_vector(values), randomness="different")
-                return draw(given, dummy)
-            except UNTRACEABLE:
-                pass  # some of torch's samplers do not know vmap; the loop below is slower and always right
-        return torch.stack([density.prior_vector({}) for _ in range(num_draws)])
 
     def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the sites' values, ``(*batch, d) -> {site: (*batch, *shape)}``.

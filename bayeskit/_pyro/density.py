@@ -9,7 +9,7 @@ vector, so ``torch.func.vmap`` and ``make_fx`` can take it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -311,6 +311,19 @@ class PyroDensity:
 
         self._run(supply, enumerate_sites=False)
         return torch.cat([pieces[s.name] for s in self.sites])
+
+    def prior_vectors(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
+        """Draw vectors from the prior, shape ``(num_draws, dim)``."""
+        with global_stream(generator):
+            if batched:
+                # Some of torch's samplers do not know vmap; the loop below is slower and always right.
+                with suppress(RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+                    given = self.root_draws(num_draws)
+                    dummy = torch.zeros(num_draws, device=self.device)
+                    draw = torch.func.vmap(lambda values, _: self.prior_vector(values), randomness="different")
+                    return draw(given, dummy).to(self.dtype).detach()
+            rows = [self.prior_vector({}) for _ in range(num_draws)]
+            return torch.stack(rows).to(self.dtype).detach()
 
     def root_draws(self, num_draws: int) -> dict[str, Tensor]:
         """Draw, all at once, the sites whose prior depends on no other latent site.
