@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bayeskit._pyro import Site
+from bayeskit._pyro import Site, tensors_in
 from bayeskit._torch import validation_kept
 from bayeskit.errors import ModelError
 
@@ -22,6 +22,7 @@ class Density(Protocol):
     dim: int
     dtype: torch.dtype
     device: torch.device
+    data: list[Tensor]
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]: ...
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]: ...
@@ -44,6 +45,7 @@ class FunctionDensity:
         self.sites: tuple[Site, ...] = (Site("u", shape, shape, 0, dim),)
         self.dim, self.dtype, self.device = dim, dtype, device
         self.log_prior, self.log_likelihood = log_prior, log_likelihood
+        self.data = tensors_in((log_prior, log_likelihood))
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
         with validation_kept():
@@ -61,13 +63,19 @@ class FunctionDensity:
         raise ModelError("a target made from functions has no pointwise log likelihood; build it with Target.from_pyro")
 
 
-def fingerprint(sites: tuple[Site, ...], evaluate: Callable[[Tensor], tuple[Tensor, Tensor]]) -> str:
-    """Digest the sites and the density at two fixed points, to six digits."""
-    grid = torch.linspace(-0.5, 0.5, sites[-1].stop)
+def fingerprint(density: Density, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]]) -> str:
+    """Digest the sites, the data, and the density at two fixed points as far as rounding lets it be repeated."""
+    grid = torch.linspace(-0.5, 0.5, density.dim)
     values = torch.cat(evaluate(torch.stack([torch.zeros_like(grid), grid])))
+    digits = 2 if density.dtype == torch.float32 else 5
+    digest = hashlib.sha256()
+    for tensor in density.data:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     facts = {
-        "sites": [(s.name, list(s.shape), s.start) for s in sites],
+        "sites": [(s.name, list(s.shape), s.start) for s in density.sites],
         "dtype": str(values.dtype),
-        "density": [f"{float(x):.6e}" for x in values],
+        "data": digest.hexdigest(),
+        "density": [f"{float(x):.{digits}e}" for x in values],
     }
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

@@ -214,6 +214,9 @@ class Target:
                 flat = u.reshape(-1, self.dim)
                 result = fast(flat, torch.ones_like(flat[:, 0]))
             return result.log_prior.reshape(u.shape[:-1]), result.log_likelihood.reshape(u.shape[:-1])
+        return self._evaluate_eagerly(u)
+
+    def _evaluate_eagerly(self, u: Tensor) -> tuple[Tensor, Tensor]:
         try:
             return self._map(self._density.joint, u)
         except torch.linalg.LinAlgError:
@@ -408,12 +411,8 @@ class Target:
         return tuple(result)
 
     def fingerprint(self) -> str:
-        """Return a digest of the model's sites and of its density at two fixed points.
-
-        Two targets with equal fingerprints have the same coordinates and, but
-        for rounding beyond six digits, the same data.
-        """
-        return fingerprint(self.sites, self.evaluate)
+        """Return a digest of the model's sites, its data, and its density at two fixed points."""
+        return fingerprint(self._density, lambda u: self._evaluate_eagerly(self._checked(u)))
 
     # -- checking ---------------------------------------------------------------------------
 

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pyro
 import pytest
 import torch
+from scipy.stats import norm
+
+FAILURE_RATE = 1e-5
 
 # On small tensors a second thread only spins, and the suite runs in two processes anyway.
 torch.set_num_threads(1)
@@ -34,3 +37,9 @@ def torch_globals_stay_unchanged() -> Iterator[None]:
     if before != after:
         changed = {name: after[name] for name in before if before[name] != after[name]}
         pytest.fail(f"the test changed globals: {changed}")
+
+
+@pytest.fixture(scope="session")
+def limit():
+    """Return the largest acceptable |z| among ``comparisons`` at the suite's failure rate."""
+    return lambda comparisons=1: float(norm.isf(FAILURE_RATE / (2 * comparisons)))

@@ -1,5 +1,6 @@
 """The one adapter that reads Pyro models; nothing outside this folder sees Pyro's runtime."""
 
 from bayeskit._pyro.density import PyroDensity, Site
+from bayeskit._pyro.inspection import tensors_in
 
-__all__ = ["PyroDensity", "Site"]
+__all__ = ["PyroDensity", "Site", "tensors_in"]

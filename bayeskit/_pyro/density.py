@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from bayeskit._enumeration import Enumeration, Factor, couplings, eliminate, pack, sum_product
-from bayeskit._pyro.inspection import culprit, dtype_and_device, unsteady
+from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, unsteady
 from bayeskit._pyro.reader import Constants, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
 from bayeskit._transforms import bijection, support_of
 from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
+
+PROTOTYPE_DRAWS = 20
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class PyroDensity:
         self._enumerates = any(r.kind == "enumerated" for r in records.values())
         self._first_available_dim = -1 - depth
         self.observed_sites = tuple(observed)
+        self.data = [r.value for r in records.values() if r.kind == "observed"] + tensors_in((model, args, kwargs))
         self._deterministic_shapes = {n: r.value.shape for n, r in records.items() if r.kind == "deterministic"}
         self.sites = self._layout(records, drawn)
         self.dim = self.sites[-1].stop if self.sites else 0
@@ -81,6 +84,20 @@ class PyroDensity:
     # -- building ---------------------------------------------------------------------------
 
     def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
+        """Run the model until a prior draw admits the data, whose support may depend on it."""
+        first: ModelError | None = None
+        for _ in range(PROTOTYPE_DRAWS):
+            try:
+                return self._validated_run(generator)
+            except UnsupportedSiteError:
+                raise
+            except ModelError as error:
+                if not isinstance(error.__cause__, ValueError):
+                    raise
+                first = first or error
+        raise first or ModelError("the model could not be run")
+
+    def _validated_run(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
         """Run the model once as the user would, validation on, so that errors can name the site."""
         drawn: dict[str, Any] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from inspect import getclosurevars
+from pathlib import Path
 from traceback import extract_tb
 from types import FunctionType, MethodType
 from typing import Any
@@ -18,7 +19,8 @@ from bayeskit.errors import ModelError
 
 def culprit(error: Exception) -> str:
     """Quote the user's own line that failed: a distribution is built before its site has a name."""
-    libraries = (*torch.__path__, *pyro.__path__, __file__)
+    # Not the whole package: models of ours are a user's code like any other.
+    libraries = (*torch.__path__, *pyro.__path__, str(Path(__file__).parent))
     for frame in reversed(extract_tb(error.__traceback__)):
         if not frame.filename.startswith(libraries):
             return f", in line {frame.lineno} of {frame.name} ({frame.line})"
@@ -31,10 +33,8 @@ def unsteady(name: str) -> ModelError:
     )
 
 
-def dtype_and_device(
-    data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
-) -> tuple[torch.dtype, torch.device]:
-    """Find the dtype and device of the floating tensors inside ``data`` and the functions in it."""
+def tensors_in(data: Any) -> list[Tensor]:
+    """Return the tensors inside ``data``: containers, modules, and what functions and objects in it refer to."""
     tensors: list[Tensor] = []
     seen: set[int] = set()
 
@@ -66,6 +66,14 @@ def dtype_and_device(
             visit(getattr(item, "__dict__", None))
 
     visit(data)
+    return tensors
+
+
+def dtype_and_device(
+    data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> tuple[torch.dtype, torch.device]:
+    """Find the dtype and device of the floating tensors inside ``data`` and the functions in it."""
+    tensors = tensors_in(data)
     floating = [t for t in tensors if t.is_floating_point()]
     found = dtype
     for tensor in floating:

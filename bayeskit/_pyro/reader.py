@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pyro.distributions import ImproperUniform
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -93,6 +94,8 @@ class Reader(Messenger):
                 self._hide_masked_nan(msg)
             msg["value"] = self.constants.observed.get(name, msg["value"])
         elif not msg["done"] and not is_enumerated(msg):
+            if self.first_run:
+                _refuse_improper(msg)
             # Not marked as done: the enumeration around this still has to note the site's dimensions.
             msg["value"], self.jacobian[name] = self.supply(name, msg["fn"])
 
@@ -143,6 +146,21 @@ class Reader(Messenger):
         dim = infer.get("_enumerate_dim")
         variable = None if dim is None else dim_to_id[dim]
         self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
+
+
+def _refuse_improper(msg: Any) -> None:
+    """Refuse priors that do not integrate to one: no evidence exists under them."""
+    if isinstance(msg["fn"], ImproperUniform):
+        raise UnsupportedSiteError(
+            f"site {msg['name']!r} has an improper prior, under which no marginal likelihood exists; "
+            "give it a proper one"
+        )
+    scale = msg["scale"]
+    if not (isinstance(scale, (int, float)) and scale == 1) and bool((torch.as_tensor(scale) != 1).any()):
+        raise ModelError(
+            f"the latent site {msg['name']!r} is scaled by poutine.scale, so its prior does not integrate to one; "
+            "scale the observed sites only"
+        )
 
 
 @contextmanager

@@ -1,20 +1,11 @@
-"""Targets with known moments, and the tolerance of the suite."""
+"""Targets with known moments."""
 
 import math
 
 import pytest
 import torch
-from scipy.stats import norm
 
 import bayeskit as bk
-
-FAILURE_RATE = 1e-5
-
-
-@pytest.fixture(scope="session")
-def limit():
-    """Return the largest acceptable |z| among ``comparisons`` at the suite's failure rate."""
-    return lambda comparisons=1: float(norm.isf(FAILURE_RATE / (2 * comparisons)))
 
 
 @pytest.fixture(scope="session")

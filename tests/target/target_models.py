@@ -74,8 +74,8 @@ def masked(y: Tensor) -> None:
 
 def scaled(y: Tensor) -> None:
     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    sd = pyro.sample("sd", dist.InverseGamma(3.0, 1.0))
     with poutine.scale(scale=0.3):
-        sd = pyro.sample("sd", dist.InverseGamma(3.0, 1.0))
         pyro.sample("y", dist.Normal(mean, sd).expand([len(y)]).to_event(1), obs=y)
 
 

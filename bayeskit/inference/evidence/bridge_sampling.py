@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import DrawsError
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, posterior_problems
+from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.statistics import effective_sample_size, mean_error
 from bayeskit.target import Target
@@ -64,6 +64,9 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     (True, True)
     """
     belongs(draws, target)
+    if num_proposals is not None and num_proposals < 1:
+        raise SettingsError(f"num_proposals must be at least 1, not {num_proposals}")
+    draws = finite_chains(draws)
     half = draws.num_draws // 2
     fit = draws.unconstrained[:, :half].flatten(0, 1)
     d = target.dim
@@ -80,8 +83,9 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     noise = torch.randn(count, d, generator=generator, dtype=x.dtype).to(x.device)
     y = proposal.loc + noise @ proposal.scale_tril.T
 
-    posterior_ratio = log_density - proposal.log_prob(x)  # (chains, draws)
-    proposal_ratio = target.log_density(y) - proposal.log_prob(y)  # (count,)
+    # In double precision, where the iteration can converge whatever the model's own precision.
+    posterior_ratio = (log_density - proposal.log_prob(x)).to(torch.float64)  # (chains, draws)
+    proposal_ratio = (target.log_density(y) - proposal.log_prob(y)).to(torch.float64)  # (count,)
     proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
     effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
     log_z, converged, iterations = _iterate(posterior_ratio, proposal_ratio, effective)
@@ -101,7 +105,7 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     return Evidence(
         "bridge_sampling",
         log_z,
-        math.sqrt(variance),
+        with_rounding(math.sqrt(variance), log_density),
         draws.num_gradients + count,
         tuple(problems),
         diagnostics,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.statistics import effective_sample_size, r_hat
+from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 MAX_R_HAT = 1.05
@@ -16,14 +20,22 @@ MIN_EFFECTIVE = 100
 MAX_DIVERGING = 0.01
 
 
-def belongs(draws: Draws, target: Target) -> None:
-    """Refuse draws that were not made from ``target``.
+MIN_DRAWS = 8
+
+
+def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
+    """Refuse draws that were not made from ``target``, are too few, or not from its posterior.
 
     Raises
     ------
     DrawsError
-        If the dimension differs, or the recorded density is not that of ``target``.
+        If the dimension differs, the recorded density is not that of ``target``, the
+        chains are shorter than 8 draws, or ``posterior`` and they are tempered.
     """
+    if draws.num_draws < MIN_DRAWS:
+        raise DrawsError(f"chains of {draws.num_draws} draws are too few to see their error; draw at least {MIN_DRAWS}")
+    if posterior and not bool((draws.beta == 1).all()):
+        raise DrawsError("the draws are tempered (beta below 1); this estimator needs draws from the posterior")
     if draws.unconstrained.shape[-1] != target.dim:
         raise DrawsError(
             f"the draws have dimension {draws.unconstrained.shape[-1]}, the target {target.dim}; "
@@ -36,7 +48,8 @@ def belongs(draws: Draws, target: Target) -> None:
     tolerance = 1e-3 if target.dtype == torch.float32 else 1e-6
     scale = 1 + draws.log_likelihood[:, -1].abs() + draws.log_prior[:, -1].abs()
     difference = (log_prior - draws.log_prior[:, -1]).abs() + (log_likelihood - draws.log_likelihood[:, -1]).abs()
-    if bool((difference > tolerance * scale).any()):
+    same = (difference <= tolerance * scale) | ~(scale.isfinite() | difference.isfinite())
+    if not bool(same.all()):
         raise DrawsError("the draws come from another target: their recorded densities differ from this one's")
 
 
@@ -70,17 +83,74 @@ def weight_problems(shape: float, effective: float) -> list[str]:
     return problems
 
 
-def ladder_problems(log_likelihood: Tensor, diverging: Tensor | None) -> tuple[list[str], dict[str, float]]:
-    """Check that the chains of every temperature agree; ``log_likelihood`` is ``(T, chains, draws)``."""
-    ranks = r_hat(log_likelihood[1:])
+def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
+    """Check that the chains of every temperature agree on the likelihood and on where the posterior lies."""
+    log_likelihood, diverging = ladder.log_likelihood, ladder.draws.sample_stats.get("diverging")
+    levels, chains, count = log_likelihood.shape
+    position = ladder.draws.unconstrained.reshape(levels, chains, count, -1).movedim(-1, 1)
+    # Bounded, so that a heavy-tailed prior does not pass for disagreement.
+    location, spread = _centre(position)
+    everything = torch.cat([((position - location) / spread).tanh(), log_likelihood.unsqueeze(1)], 1)
+    ranks = r_hat(everything[1:]).amax(1)
     worst = float(ranks.max())
     problems = []
     if not worst <= 2 * MAX_R_HAT - 1:
         problems.append(
-            f"chains at temperature {int(ranks.argmax()) + 1} disagree (R-hat {worst:.3f}): "
-            "give the ladder more warm-up and samples"
+            f"chains at temperature {int(ranks.argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder more "
+            "warm-up and samples; if the posterior has several modes, chains cannot weigh them"
         )
+    effective = float(effective_sample_size(log_likelihood[1:]).min())
+    if not effective >= MIN_EFFECTIVE:
+        problems.append(f"a temperature has only {effective:.0f} effective draws: give the ladder more samples")
     share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
     if share > MAX_DIVERGING:
         problems.append(f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise")
     return problems, {"r_hat": worst, "diverging": share}
+
+
+def _centre(position: Tensor) -> tuple[Tensor, Tensor]:
+    """Median and quartile spread of each coordinate at each temperature, ``(T, d, 1, 1)``."""
+    flat = position.flatten(-2)
+    low, middle, high = (flat.quantile(q, -1)[..., None, None] for q in (0.25, 0.5, 0.75))
+    return middle, (high - low).clamp(min=torch.finfo(flat.dtype).tiny)
+
+
+def without_nan(log_likelihood: Tensor) -> tuple[Tensor, list[str]]:
+    """Count a likelihood that is not a number as zero, and say so."""
+    bad = log_likelihood.isnan()
+    if not bool(bad.any()):
+        return log_likelihood, []
+    share = 100 * float(bad.to(torch.float64).mean())
+    problem = f"the likelihood is NaN at {share:.2g} % of the points and was counted as zero there: mend the model"
+    return torch.where(bad, -torch.inf, log_likelihood), [problem]
+
+
+def finite_chains(draws: Draws) -> Draws:
+    """Leave out chains that never had a finite density: one lost chain must not spoil the others.
+
+    Raises
+    ------
+    DrawsError
+        If no chain is left.
+    """
+    alive = draws.log_density.isfinite().all(1)
+    if bool(alive.all()):
+        return draws
+    if not bool(alive.any()):
+        raise DrawsError("no chain has a finite density at all of its draws; look at the model and the start points")
+    stats = {name: value[alive] for name, value in draws.sample_stats.items()}
+    return replace(
+        draws,
+        unconstrained=draws.unconstrained[alive],
+        log_prior=draws.log_prior[alive],
+        log_likelihood=draws.log_likelihood[alive],
+        beta=draws.beta[alive],
+        sample_stats=stats,
+    )
+
+
+def with_rounding(standard_error: float, log_values: Tensor) -> float:
+    """Add to a standard error what the floating-point format cannot resolve of log densities this large."""
+    finite = log_values[log_values.isfinite()]
+    size = float(finite.abs().median()) if finite.numel() else 0.0
+    return math.hypot(standard_error, size * torch.finfo(log_values.dtype).eps)

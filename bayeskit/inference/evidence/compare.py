@@ -209,8 +209,10 @@ def _estimate(method: Method, target: Target, draws: Draws | None, ladder: Ladde
     begin = time.monotonic()
     try:
         result = method.estimate(target, draws, ladder, seed)
-    except BayeskitError as error:
-        result = Evidence(method.name, math.nan, math.nan, 0, (f"failed: {error}",))
+    except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
+        # Whatever one method stumbles over, the draws and the other methods' results stand.
+        kind = "" if isinstance(error, BayeskitError) else f"{type(error).__name__}: "
+        result = Evidence(method.name, math.nan, math.nan, 0, (f"failed: {kind}{error}",))
     shared = 0.0
     if method.needs in ("posterior", "density") and draws is not None:
         shared = draws.seconds

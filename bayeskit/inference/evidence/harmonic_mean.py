@@ -6,7 +6,13 @@ import torch
 
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence.checks import belongs, posterior_problems, weight_problems
+from bayeskit.inference.evidence.checks import (
+    belongs,
+    finite_chains,
+    posterior_problems,
+    weight_problems,
+    with_rounding,
+)
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.statistics import (
     effective_sample_size,
@@ -63,6 +69,7 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     False
     """
     belongs(draws, target)
+    draws = finite_chains(draws)
     log_weights = -draws.log_likelihood
     shape = pareto_shape(log_weights)
     autocorrelation = float(effective_sample_size(draws.log_likelihood)) / draws.log_likelihood.numel()
@@ -86,7 +93,7 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     return Evidence(
         "harmonic_mean",
         -float(log_mean_exp(log_weights)),
-        float(log_mean_exp_error(log_weights)),
+        with_rounding(float(log_mean_exp_error(log_weights)), draws.log_likelihood),
         draws.num_gradients + num_extra,
         tuple(problems),
         diagnostics,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.errors import InitializationError
-from bayeskit.inference.evidence.checks import weight_problems
+from bayeskit.errors import InitializationError, SettingsError
+from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.statistics import (
     independent_log_mean_exp_error,
@@ -135,6 +135,8 @@ def laplace_importance_sampling(
     >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
     (True, True)
     """
+    if num_draws < 1:
+        raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
     generator = new_generator(seed, stream="laplace importance sampling")
     modes, search = find_modes(target, seed=seed, draws=draws)
     precision, differences = curvature(target, modes[0])
@@ -152,17 +154,18 @@ def laplace_importance_sampling(
     proposal = best[1] if stalls else proposal
     # The proposal depends on the pilot rounds, so only this last round enters the estimate.
     x = proposal.sample(num_draws, generator)
-    log_weights = _log_weights(target, proposal, x).unsqueeze(0)
+    log_density, nan_problems = without_nan(target.log_density(x))
+    log_weights = (log_density - proposal.log_prob(x)).unsqueeze(0)
     shape = pareto_shape(log_weights)
     effective = float(weight_effective_sample_size(log_weights[0]))
     log_z, largest = float(log_mean_exp(log_weights)), float(log_weights.max())
-    problems = weight_problems(shape, effective)
+    problems = nan_problems + weight_problems(shape, effective)
     problems += _missed_modes(target, proposal, modes[1:], log_z, largest)
     problems += _missed_draws(proposal, draws, largest)
     return Evidence(
         "laplace_importance_sampling",
         log_z,
-        float(independent_log_mean_exp_error(log_weights)),
+        with_rounding(float(independent_log_mean_exp_error(log_weights)), log_density),
         num_draws + rounds * pilot + search + differences + (0 if draws is None else draws.num_gradients),
         tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective},

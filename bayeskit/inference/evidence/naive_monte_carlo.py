@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bayeskit._torch import new_generator
-from bayeskit.inference.evidence.checks import weight_problems
+from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.statistics import (
     independent_log_mean_exp_error,
@@ -30,6 +31,11 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
     -------
     Evidence
 
+    Raises
+    ------
+    SettingsError
+        If there are no draws, or the target cannot draw from its prior.
+
     References
     ----------
     Hammersley, J. M., Handscomb, D. C. (1964). Monte Carlo Methods. Methuen.
@@ -42,15 +48,17 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
     >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
     (True, True)
     """
+    if num_draws < 1:
+        raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
     prior = target.sample_prior(num_draws, new_generator(seed, stream="naive Monte Carlo"))
-    log_likelihood = target.log_likelihood(prior).unsqueeze(0)
+    log_likelihood, problems = without_nan(target.log_likelihood(prior).unsqueeze(0))
     shape = pareto_shape(log_likelihood)
     effective = float(weight_effective_sample_size(log_likelihood[0]))
     return Evidence(
         "naive_monte_carlo",
         float(log_mean_exp(log_likelihood)),
-        float(independent_log_mean_exp_error(log_likelihood)),
+        with_rounding(float(independent_log_mean_exp_error(log_likelihood)), log_likelihood),
         num_draws,
-        tuple(weight_problems(shape, effective)),
+        tuple(problems + weight_problems(shape, effective)),
         {"pareto_shape": shape, "effective_draws": effective},
     )

@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from bayeskit.inference.evidence.checks import belongs, ladder_problems
+from bayeskit.inference.evidence.checks import belongs, ladder_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.statistics import log_mean_exp, log_mean_exp_error, mean_error
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 
-def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> Evidence:
+def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True, seed: int = 0) -> Evidence:
     """Integrate the expected log likelihood over the inverse temperature (thermodynamic integration).
 
     The integrand's derivative is the variance of the log likelihood, so the
@@ -30,6 +30,8 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> 
     corrected : bool, default True
         Without it the plain trapezoidal rule, whose bias then makes it untrusted
         where it exceeds the Monte Carlo error.
+    seed : int, default 0
+        As every estimator takes one; nothing is drawn here.
 
     Returns
     -------
@@ -57,8 +59,9 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> 
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error
     True
     """
-    belongs(ladder.draws, target)
-    log_likelihood, beta = ladder.log_likelihood, ladder.beta
+    belongs(ladder.draws, target, posterior=False)
+    beta = ladder.beta
+    log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
     # Under a heavy-tailed prior the log likelihood has no moments, so the first interval is stepped over.
     first = beta[1] * log_likelihood[:1]
     start, start_error = float(log_mean_exp(first)), float(log_mean_exp_error(first))
@@ -78,7 +81,8 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> 
     influence = weight[:, None, None] * centred + slope[:, None, None] * centred.square()
     monte_carlo = math.sqrt(float(mean_error(influence).square().sum()) + start_error**2)
 
-    problems, diagnostics = ladder_problems(log_likelihood, ladder.draws.sample_stats.get("diverging"))
+    problems, diagnostics = ladder_problems(ladder)
+    problems += nan_problems
     diagnostics |= {"trapezoid_gap": correction, "monte_carlo_error": monte_carlo}
     if not corrected and abs(correction) > monte_carlo:
         problems.append(
@@ -91,7 +95,7 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True) -> 
     return Evidence(
         "path_sampling",
         start + trapezoid + (correction if corrected else 0.0),
-        monte_carlo,
+        with_rounding(monte_carlo, log_likelihood),
         ladder.num_evaluations,
         tuple(problems),
         diagnostics,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, ladder_problems
+from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, ladder_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.statistics import (
     effective_sample_size,
@@ -14,7 +14,7 @@ from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 
-def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
+def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
     """Multiply the ratios of neighbouring normalising constants, each estimated below its step.
 
     Parameters
@@ -22,6 +22,8 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     target : Target
     ladder : Ladder
         Draws at every temperature.
+    seed : int, default 0
+        As every estimator takes one; nothing is drawn here.
 
     Returns
     -------
@@ -48,12 +50,13 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error
     True
     """
-    belongs(ladder.draws, target)
-    log_likelihood = ladder.log_likelihood
+    belongs(ladder.draws, target, posterior=False)
+    log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
     steps = ladder.beta.diff()[:, None, None] * log_likelihood[:-1]
     errors = log_mean_exp_error(steps)
 
-    problems, diagnostics = ladder_problems(log_likelihood, ladder.draws.sample_stats.get("diverging"))
+    problems, diagnostics = ladder_problems(ladder)
+    problems += nan_problems
     count = steps[0].numel()
     independent = (effective_sample_size(log_likelihood[:-1]) / count).clamp(max=1.0)
     effective = weight_effective_sample_size(steps.flatten(1)) * independent
@@ -67,7 +70,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     return Evidence(
         "stepping_stone",
         float(log_mean_exp(steps).sum()),
-        float(errors.square().sum().sqrt()),
+        with_rounding(float(errors.square().sum().sqrt()), log_likelihood),
         ladder.num_evaluations,
         tuple(problems),
         diagnostics,

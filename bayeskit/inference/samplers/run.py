@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +108,7 @@ def run(target: Target, adaptation: Adaptation, settings: RunSettings, *, initia
         start = starting_points(target, settings.num_chains, beta, generator, initial)
         state = adaptation.init(target, start, generator=generator)
         records = _allocate(settings, target)
-        facts = _facts(target, adaptation, settings, beta)
+        facts = _facts(target, adaptation, settings, beta) | {"start": _digest(start)}
         iteration = 0
         if settings.checkpoint is not None and Path(settings.checkpoint).exists():
             state, saved, iteration = load_checkpoint(settings.checkpoint, state, generator, facts)
@@ -192,6 +193,12 @@ def _allocate(settings: RunSettings, target: Target) -> dict[str, Tensor]:
     return records
 
 
+def _digest(x: Tensor | None) -> str:
+    """Identify a tensor by its six leading digits, which survive another machine's rounding."""
+    values = [] if x is None else [f"{v:.5e}" for v in x.flatten().tolist()]
+    return hashlib.sha256(",".join(values).encode()).hexdigest()[:16]
+
+
 def _facts(target: Target, adaptation: Adaptation, settings: RunSettings, beta: Tensor) -> dict[str, Any]:
     """Everything that must agree between a checkpoint and the run that resumes it."""
     kernel = adaptation.kernel
@@ -205,7 +212,11 @@ def _facts(target: Target, adaptation: Adaptation, settings: RunSettings, beta: 
         "beta": [float(b) for b in beta.reshape(adaptation.num_groups, -1)[:, 0]],
         "target_acceptance": adaptation.target_acceptance,
         "max_steps": adaptation.max_steps,
+        "step_size": _digest(torch.as_tensor(kernel.step_size)),
         "step_size_jitter": kernel.step_size_jitter,
+        "num_steps_jitter": kernel.num_steps_jitter,
+        "max_energy_error": kernel.max_energy_error,
+        "initial_inverse_mass": _digest(adaptation.initial_inverse_mass),
         "compile": str(target.compile),
         "torch": torch.__version__,
     }

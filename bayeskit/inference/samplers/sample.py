@@ -45,7 +45,8 @@ def sample(
         Adapting iterations, thrown away, and iterations kept, of each chain.
     seed : int, default 0
     kernel : HMC, optional
-        Fixed settings of the kernel, such as its jitter.
+        Its jitter and energy limit stay as they are, its step size is where warm-up
+        starts; metric and number of steps are learnt.
     target_acceptance : float, default 0.8
         Raise it towards one where there are divergences.
     initial : Tensor, optional
@@ -69,6 +70,8 @@ def sample(
         If no chain has a finite density at its start.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
+    SettingsError
+        If the kernel is tempered, or there is nothing to run.
 
     Examples
     --------
@@ -82,6 +85,8 @@ def sample(
     >>> abs(float(draws.values()["mean"].mean()) - 2 / 3) < 0.15
     True
     """
+    if kernel is not None and not bool((torch.as_tensor(kernel.beta) == 1).all()):
+        raise SettingsError("sample draws from the posterior, so its kernel needs beta=1; use sample_ladder to temper")
     settings = RunSettings(
         num_chains, num_warmup, num_samples, seed, checkpoint, checkpoint_seconds, progress, "posterior"
     )
