@@ -83,6 +83,7 @@ def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None,
     ax.set_ylim(len(estimates) - 0.5, -0.5)
     labels = [z.method.replace("_", " ") + ("" if z.trusted else " (not trusted)") for z in estimates]
     ax.set_yticks(range(len(estimates)), labels)
+    ax.locator_params(axis="x", nbins=5)  # long numbers such as -6468.9120 would run into each other
     ax.ticklabel_format(axis="x", useOffset=False, style="plain")
     ax.set_xlabel("log evidence (nats)")
     ax.grid(axis="x", alpha=0.25)
