@@ -111,7 +111,7 @@ class Alignment:
         >>> Alignment.from_sequences({"A": "ac", "B": "gt", "C": "u?"}).patterns.tolist()
         [[1, 2], [4, 8], [8, 15]]
         """
-        records = [Record(name, None, [(None, text)]) for name, text in sequences.items()]
+        records = [Record(name, text, []) for name, text in sequences.items()]
         return cls._from_records(records, "sequences")
 
     @classmethod

@@ -1,28 +1,34 @@
-"""Readers of FASTA, PHYLIP and NEXUS alignments that remember where each character stood.
+"""FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against their files.
 
-General readers accept truncated NEXUS files, take interleaved PHYLIP for sequential, refuse U
-beside T and forget line numbers; an alignment that was read wrongly still has a likelihood, so
-these readers are strict instead.
+DendroPy gets an alphabet of all characters that a file has, because its own has no U beside T;
+which of them are nucleotides is told afterwards, with taxon and site. It says nothing about a
+wrong number of taxa, and where a sequence is too short it takes the next name for characters.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import dendropy
+from dendropy.dataio.nexusreader import NexusReader
+from dendropy.utility.error import DataParseError
+
 from bayeskit.errors import AlignmentError, SettingsError
+from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, read_text, unquoted
 
 #: Sets of bases as bits (A=1, C=2, G=4, T=8) for each IUPAC code; gaps and unknowns are all four.
 BASES = {
     **{"A": 1, "C": 2, "M": 3, "G": 4, "R": 5, "S": 6, "V": 7, "T": 8, "U": 8, "W": 9, "Y": 10},
     **{"H": 11, "K": 12, "D": 13, "B": 14, "N": 15, "X": 15, "O": 15, "?": 15, "-": 15},
 }
+_SET = re.compile(r"[{(]([^{}()]*)[})]")
 _LETTER = {mask: letter for letter, mask in reversed(BASES.items()) if letter.isalpha()}
-_SET = re.compile(r"\{([^{}()]*)\}|\(([^{}()]*)\)")
-_NEXUS_PIECE = re.compile(r"'(?:[^']|'')*'|[\[\];]")
+#: What DendroPy does not take for a character, and the gap and missing characters that it knows anyway.
+_NO_SYMBOLS = set(" \t\n{}(),;:=\\\"'[]-?")
 _SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?")
 _SUFFIXES = {
     **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".ffn"), "fasta"),
@@ -31,35 +37,43 @@ _SUFFIXES = {
 }
 
 
+class _Misread(Exception):
+    """The line from which on DendroPy took names for characters, or characters for names."""
+
+    def __init__(self, line: int, problem: str):
+        super().__init__(problem)
+        self.line = line
+
+
 @dataclass
 class Record:
-    """One sequence, in the pieces in which it stands in its file.
+    """One sequence and the lines on which it stands.
 
     Attributes
     ----------
     name : str
         Name of the taxon.
-    line : int or None
-        Line of the name; None where there is no file.
-    pieces : list of (int or None, str)
-        Line and characters, one character a site.
+    text : str
+        Its characters, one a site.
+    rows : list of (int, int)
+        Line and number of sites, for each line; empty where there is no file.
     """
 
     name: str
-    line: int | None
-    pieces: list[tuple[int | None, str]] = field(default_factory=list)
+    text: str
+    rows: list[tuple[int, int]]
 
     @property
-    def text(self) -> str:
-        """All characters."""
-        return "".join(piece for _, piece in self.pieces)
+    def line(self) -> int | None:
+        """Line of the name."""
+        return self.rows[0][0] if self.rows else None
 
     def line_of(self, site: int) -> int | None:
         """Line on which a site stands, counted from 0."""
-        for line, piece in self.pieces:
-            if site < len(piece):
+        for line, sites in self.rows:
+            if site < sites:
                 return line
-            site -= len(piece)
+            site -= sites
         return self.line
 
 
@@ -88,16 +102,7 @@ def read_records(path: str | os.PathLike[str], format: str | None = None) -> lis
     source = os.fspath(path)
     if format is not None and format.lower() not in ("fasta", "nexus", "phylip"):
         raise SettingsError(f"format={format!r} is unknown. Remedy: use 'fasta', 'nexus' or 'phylip'.")
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise AlignmentError(f"{source}: there is no such file. Remedy: check the path.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise AlignmentError(
-            f"{source}: cannot be read as text ({error}). Remedy: give the path of a FASTA, NEXUS or PHYLIP file."
-        ) from error
-    if not text.strip():
-        raise AlignmentError(f"{source}: the file is empty. Remedy: give a FASTA, NEXUS or PHYLIP alignment.")
+    text = read_text(path, "a FASTA, NEXUS or PHYLIP file", AlignmentError)
     kind = format.lower() if format else _guess(text, source)
     reader = {"fasta": _read_fasta, "nexus": _read_nexus, "phylip": _read_phylip}[kind]
     return reader(text, source)
@@ -126,26 +131,108 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _squeeze(text: str) -> str:
-    return "".join(text.split())
+def _sites(row: str) -> int:
+    return len(_SET.sub("N", "".join(row.split())))
+
+
+def _parse(text: str, schema: str, **options: bool) -> list[tuple[str, str]]:
+    """Let DendroPy read names and sequences."""
+    if schema != "nexus":
+        symbols = "".join(set(text) - set(" \t\n"))
+        options["default_state_alphabet"] = dendropy.StateAlphabet(fundamental_states=symbols, case_sensitive=True)
+    names = dendropy.TaxonNamespace(is_case_sensitive=True)
+    matrix = dendropy.StandardCharacterMatrix.get(data=text, schema=schema, taxon_namespace=names, **options)
+    return [(taxon.label, matrix[taxon].symbols_as_string()) for taxon in matrix]
+
+
+def _records(
+    sequences: list[tuple[str, str]],
+    rows: list[tuple[int, str]],
+    split: Callable[[str], tuple[str, str]],
+    layout: str = "sequential",
+) -> list[Record]:
+    """Find the lines of each sequence and check that they hold as many sites as DendroPy read."""
+    records = [Record(name, text, []) for name, text in sequences]
+    named = {record.name: record for record in records}
+    waiting = iter(records)
+    record: Record | None = None
+    missing = 0
+    for at, (line, row) in enumerate(rows):
+        name, rest = split(row)
+        if layout == "sequential":
+            starts = missing <= 0
+            record = next(waiting, None) if starts else record
+        else:
+            starts = layout == "interleaved with names" or at < len(records)
+            record = named.get(name) if layout == "interleaved with names" else records[at % len(records)]
+        if record is None or (starts and record.name != name):
+            raise _Misread(line, f"{name!r} is not where a name is expected")
+        sites = _sites(rest if starts else row)
+        missing = (len(record.text) if starts else missing) - sites
+        record.rows.append((line, sites))
+    for record in records:
+        sites = sum(sites for _, sites in record.rows)
+        if sites != len(record.text):
+            raise _Misread(record.line or 1, f"taxon {record.name!r} has {sites} sites")
+    return records
+
+
+def _blame(
+    source: str, rows: list[tuple[int, str]], split: Callable[[str], tuple[str, str]], num_sites: int | None
+) -> None:
+    """Find the fault in rows of which each starts a sequence, and holds it all where `num_sites` is given."""
+    first: dict[str, int] = {}
+    for line, row in rows:
+        name, rest = split(row)
+        if name in first:
+            raise AlignmentError(
+                f"{source}, line {line}: the taxon {name!r} stands twice (first in line {first[name]}). "
+                "Remedy: make names unique, or set 'interleave' in a NEXUS FORMAT."
+            )
+        first[name] = line
+        if num_sites is not None and _sites(rest) != num_sites:
+            raise _wrong_length(source, line, name, _sites(rest), f"nchar={num_sites} is")
+
+
+def _wrong_length(source: str, line: int | None, name: str, sites: int, announced: str) -> AlignmentError:
+    return AlignmentError(
+        f"{source}, line {line}: taxon {name!r} has {sites} sites, but {announced} announced. "
+        "Remedy: align the sequences to one length and correct the number."
+    )
+
+
+def _first_word(row: str) -> tuple[str, str]:
+    name, *rest = row.split(None, 1)
+    return name, "".join(rest)
+
+
+def _first_ten(row: str) -> tuple[str, str]:
+    return row[:10].strip(), row[10:]
+
+
+def _fasta_name(row: str) -> tuple[str, str]:
+    return (row.strip()[1:].strip(), "") if row.strip().startswith(">") else ("", row)
 
 
 def _read_fasta(text: str, source: str) -> list[Record]:
-    records: list[Record] = []
-    for number, line in _lines(text):
-        if line.startswith(">"):
-            words = line[1:].split()
-            if not words:
-                raise AlignmentError(f"{source}, line {number}: a sequence has no name. Remedy: add it.")
-            records.append(Record(words[0], number))
-        elif line.startswith(";"):
-            continue
-        elif not records:
-            raise AlignmentError(
-                f"{source}, line {number}: FASTA must start with '>NAME'. Remedy: add it, or give format=."
-            )
-        else:
-            records[-1].pieces.append((number, _squeeze(line)))
+    text = re.sub(r"(?m)^;.*", "", text)
+    rows = list(_lines(text))
+    names = [(line, row) for line, row in rows if row.strip().startswith(">")]
+    if not names or names[0] != rows[0]:
+        line = rows[0][0] if rows else 1
+        raise AlignmentError(f"{source}, line {line}: FASTA must start with '>NAME'. Remedy: add it, or give format=.")
+    for line, row in names:
+        if not _fasta_name(row)[0]:
+            raise AlignmentError(f"{source}, line {line}: a sequence has no name. Remedy: add it.")
+    try:
+        records = _records(_parse(text, "fasta"), rows, _fasta_name)
+    except DataParseError as error:
+        _blame(source, names, _fasta_name, None)
+        raise AlignmentError(
+            f"{source}, line {error.line_num}: there is no site above this name. Remedy: give each name a sequence."
+        ) from error
+    for record in records:
+        record.name = record.name.split()[0]
     return records
 
 
@@ -164,118 +251,44 @@ def _read_phylip(text: str, source: str) -> list[Record]:
             "Remedy: correct the number, or write the file again if it is truncated."
         )
     # Nothing in the file says which variant it is; only the right one gives the announced lengths.
-    attempts = []
-    for name_width in (None, 10):
-        attempts.append(_phylip_interleaved(body, num_taxa, name_width))
-        attempts.append(_phylip_sequential(body, num_taxa, num_sites, name_width))
-    for records in attempts:
-        if len(records) == num_taxa and all(len(record.text) == num_sites for record in records):
-            return records
-    best = attempts[0] if len(body) % num_taxa == 0 else attempts[1]
-    wrong = next((record for record in best if len(record.text) != num_sites), None)
-    if wrong is None:
-        raise AlignmentError(
-            f"{source}, line {head_line}: {num_taxa} taxa are announced and {len(best)} found. "
-            "Remedy: correct the number, or write the file again if it is truncated."
-        )
+    best: list[Record] = []
+    for strict in (False, True):
+        rows = [(line, row if strict else row.lstrip()) for line, row in body]
+        # DendroPy refuses a text of two lines, so a blank one follows.
+        plain = "\n".join([f"{num_taxa} {num_sites}", *(row for _, row in rows), "", ""])
+        for interleaved in (True, False):
+            try:
+                sequences = _parse(plain, "phylip", strict=strict, interleaved=interleaved)
+                split = _first_ten if strict else _first_word
+                records = _records(sequences, rows, split, "interleaved" if interleaved else "sequential")
+            # DendroPy fails with TypeError while it words what is wrong with a repeated taxon.
+            except (DataParseError, TypeError, _Misread):
+                continue
+            if all(len(record.text) == num_sites for record in records):
+                return records
+            best = best or records
+    _blame(source, body[:num_taxa], _first_word, None)
+    for record in best:
+        if len(record.text) != num_sites:
+            raise _wrong_length(source, record.line, record.name, len(record.text), f"{num_sites} are")
     raise AlignmentError(
-        f"{source}, line {wrong.line}: taxon {wrong.name!r} has {len(wrong.text)} sites, but {num_sites} are "
-        "announced. Remedy: align the sequences to one length and correct the first line."
+        f"{source}, line {head_line}: the lines that follow are not the {num_taxa} taxa and {num_sites} sites that "
+        "are announced. Remedy: correct the numbers, or write the file again if it is truncated."
     )
-
-
-def _phylip_row(number: int, line: str, name_width: int | None) -> Record:
-    if name_width is None:
-        name, *rest = line.split(None, 1)
-        return Record(name, number, [(number, _squeeze(rest[0]))] if rest else [])
-    return Record(line[:name_width].strip(), number, [(number, _squeeze(line[name_width:]))])
-
-
-def _phylip_interleaved(body: list[tuple[int, str]], num_taxa: int, name_width: int | None) -> list[Record]:
-    records = [_phylip_row(number, line, name_width) for number, line in body[:num_taxa]]
-    for position, (number, line) in enumerate(body[num_taxa:]):
-        records[position % num_taxa].pieces.append((number, _squeeze(line)))
-    return records
-
-
-def _phylip_sequential(
-    body: list[tuple[int, str]], num_taxa: int, num_sites: int, name_width: int | None
-) -> list[Record]:
-    records: list[Record] = []
-    missing = 0
-    for number, line in body:
-        if missing > 0:
-            records[-1].pieces.append((number, _squeeze(line)))
-            missing -= len(records[-1].pieces[-1][1])
-        else:
-            records.append(_phylip_row(number, line, name_width))
-            missing = num_sites - len(records[-1].text)
-    return records
 
 
 def _read_nexus(text: str, source: str) -> list[Record]:
     settings: dict[str, str] = {}
-    flags: set[str] = set()
     records: list[Record] | None = None
-    block = ""
-    for line, statement, closed in _nexus_statements(text, source):
-        words = statement.split()
-        head = words[0].lower() if words else ""
-        if not closed:
-            if block or head:
-                where = head.upper() or f"block {block.upper()}"
-                raise AlignmentError(
-                    f"{source}, line {line}: the file ends inside {where}, without ';'. Remedy: the file "
-                    "seems truncated; write or copy it again."
-                )
-            break
-        if head == "begin":
-            block = words[1].lower() if len(words) > 1 else ""
-        elif head in ("end", "endblock"):
-            block = ""
-        elif block in ("data", "characters") and head in ("dimensions", "format"):
-            for key, value in _SETTING.findall(statement[len(head) :]):
-                settings[key.lower()] = value
-                flags.add(key.lower())
+    for block, head, line, rest in nexus_commands(text, source, AlignmentError):
+        if block in ("data", "characters") and head in ("dimensions", "format"):
+            settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
             _check_format(settings, source, line)
         elif block in ("data", "characters") and head == "matrix" and records is None:
-            records = _nexus_matrix(statement, source, line, settings, flags)
+            records = _nexus_matrix(rest, source, line, settings)
     if records is None:
         raise AlignmentError(f"{source}: there is no DATA block with a MATRIX. Remedy: add one.")
     return records
-
-
-def _nexus_statements(text: str, source: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield each statement without comments: its first line, its text, and whether ';' closes it."""
-    parts: list[str] = []
-    line = statement_line = position = 1
-    position = len(text) - len(text.lstrip()) + len("#NEXUS")
-    line = statement_line = 1 + text.count("\n", 0, position)
-    while True:
-        match = _NEXUS_PIECE.search(text, position)
-        stop = len(text) if match is None else match.start()
-        parts.append(text[position:stop])
-        line += text.count("\n", position, stop)
-        if match is None or match.group() == ";":
-            statement = "".join(parts)
-            blank_lines = statement[: len(statement) - len(statement.lstrip())].count("\n")
-            yield statement_line + blank_lines, statement.strip(), match is not None
-            if match is None:
-                return
-            parts, statement_line = [], line
-            position = match.end()
-            continue
-        end = match.end()
-        if match.group() == "[":
-            end = text.find("]", end) + 1
-            if end == 0:
-                raise AlignmentError(f"{source}, line {line}: a comment is never closed. Remedy: add ']'.")
-            parts.append("\n" * text.count("\n", match.start(), end))
-        else:
-            # A name in quotes may hold blanks; underscores stand for them in the rest of the file.
-            parts.append("_".join(match.group()[1:-1].replace("''", "'").split()))
-        line += text.count("\n", match.start(), end)
-        position = end
 
 
 def _check_format(settings: dict[str, str], source: str, line: int) -> None:
@@ -293,90 +306,59 @@ def _check_format(settings: dict[str, str], source: str, line: int) -> None:
             )
 
 
-def _nexus_matrix(
-    statement: str, source: str, first_line: int, settings: dict[str, str], flags: set[str]
-) -> list[Record]:
-    num_sites = int(settings["nchar"]) if settings.get("nchar", "").isdigit() else None
-    interleaved = "interleave" in flags and settings["interleave"].lower() not in ("no", "n", "false")
-    # A symbol of more than one character is left to the check for unknown characters.
-    own_symbols = ((settings.get("gap", ""), "-"), (settings.get("missing", ""), "?"))
-    symbols = str.maketrans({own.strip("\"'"): usual for own, usual in own_symbols if len(own.strip("\"'")) == 1})
-    match_symbol = settings.get("matchchar", "").strip("\"'")
-    known = (
-        set("".join(BASES)) | set("".join(BASES).lower()) | {chr(code) for code in symbols} | set("{}()" + match_symbol)
+def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, str]) -> list[Record]:
+    if not settings.get("nchar", "").isdigit():
+        raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: write it in DIMENSIONS.")
+    num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
+    interleaved = settings.get("interleave", "no").lower() not in ("no", "n", "false")
+    # A name in quotes may hold blanks; underscores stand for them in the rest of the file.
+    text = QUOTED.sub(lambda found: "_".join(found.group().split()), text)
+    rows = [(first_line + offset - 1, row) for offset, row in _lines(unquoted(text))]
+    # DendroPy wants a number of taxa but takes any below it, and takes '.' for a match character if none is set.
+    plain = (
+        f"#NEXUS begin data; dimensions ntax={len(rows)} nchar={num_sites}; format datatype=standard "
+        f'symbols="{"".join(set(text.upper()) - _NO_SYMBOLS)}" matchchar={settings.get("matchchar", chr(1))} '
+        f"interleave={'yes' if interleaved else 'no'}; matrix {text}\n; end;"
     )
-    records: dict[str, Record] = {}
-    last: Record | None = None
-    for offset, row in _lines(statement[len("matrix") :]):
-        line = first_line + offset - 1
-        name, *rest = row.split(None, 1)
-        if interleaved:
-            last = records.setdefault(name, Record(name, line))
-            piece = rest[0] if rest else ""
-        elif (
-            last is None
-            or num_sites is None
-            or len(last.text) >= num_sites
-            or not set(_squeeze(row)) <= known
-            or (rest and len(last.text) + len(_squeeze(row)) > num_sites)
-        ):
-            # A row that cannot continue the sequence before starts a taxon even if that sequence
-            # is too short; the check of lengths below then reports that one.
-            if name in records:
-                raise AlignmentError(
-                    f"{source}, line {line}: the taxon {name!r} stands twice (first in line "
-                    f"{records[name].line}). Remedy: make names unique, or set 'interleave' in FORMAT."
-                )
-            last = records[name] = Record(name, line)
-            piece = rest[0] if rest else ""
-        else:
-            piece = row
-        piece = _SET.sub(lambda found: _set_letter(found, source, line), _squeeze(piece))  # noqa: B023
-        last.pieces.append((line, piece.translate(symbols)))
-    found = list(records.values())
-    _resolve_matches(found, match_symbol, source)
-    for record in found:
-        if num_sites is not None and len(record.text) != num_sites:
+    try:
+        found = _parse(plain, "nexus", preserve_underscores=True, case_sensitive_taxon_labels=True)
+        sequences = [(name, _SET.sub(_set_letter, states)) for name, states in found]
+        records = _records(sequences, rows, _first_word, "interleaved with names" if interleaved else "sequential")
+    except (DataParseError, NexusReader.BlockTerminatedException, _Misread) as error:
+        line = error.line if isinstance(error, _Misread) else first_line - 1 + (getattr(error, "line_num", None) or 1)
+        if "MATCHCHAR" in str(error):
+            name = next(_first_word(row)[0] for at, row in rows if at == line)
             raise AlignmentError(
-                f"{source}, line {record.line}: taxon {record.name!r} has {len(record.text)} sites, but "
-                f"nchar={num_sites} is announced. Remedy: align them to one length and correct DIMENSIONS."
-            )
-    num_taxa = settings.get("ntax", "")
-    if num_taxa.isdigit() and int(num_taxa) != len(found):
+                f"{source}, line {line}: taxon {name!r} has the match character where the first sequence has no "
+                "character. Remedy: write the first sequence in full."
+            ) from error
+        if not interleaved and num_taxa in ("", str(len(rows))):
+            _blame(source, rows, _first_word, num_sites)
+        # The line and column that DendroPy adds to its message count from the start of `plain`.
+        said = getattr(error, "message", str(error)) or "the last sequence is too short"
         raise AlignmentError(
-            f"{source}, line {first_line}: the matrix has {len(found)} taxa, but ntax={num_taxa} is "
+            f"{source}, line {line}: the matrix is not {num_taxa or 'of'} sequences of {num_sites} sites ({said}). "
+            "Remedy: give each taxon once, with as many sites as DIMENSIONS announces."
+        ) from error
+    own = ((settings.get("gap", "-"), "-"), (settings.get("missing", "?"), "?"))
+    usual = str.maketrans({symbol.upper(): letter for symbol, letter in own if len(symbol) == 1})
+    for record in records:
+        record.text = record.text.translate(usual)
+        if len(record.text) != num_sites:
+            raise _wrong_length(source, record.line, record.name, len(record.text), f"nchar={num_sites} is")
+    if num_taxa not in ("", str(len(records))):
+        raise AlignmentError(
+            f"{source}, line {first_line}: the matrix has {len(records)} taxa, but ntax={num_taxa} is "
             "announced. Remedy: correct DIMENSIONS, or write the file again if it is truncated."
         )
-    return found
+    return records
 
 
-def _set_letter(found: re.Match[str], source: str, line: int) -> str:
+def _set_letter(found: re.Match[str]) -> str:
+    """Return the code of a set of bases, or a symbol of it that is no base."""
     mask = 0
-    for symbol in (found.group(1) or found.group(2) or "").replace(",", "").upper():
+    for symbol in found.group(1).replace(",", "").upper():
         if symbol not in BASES:
-            raise AlignmentError(
-                f"{source}, line {line}: unknown character {symbol!r} in {found.group()!r}. "
-                "Remedy: use IUPAC nucleotide codes."
-            )
+            return symbol
         mask |= BASES[symbol]
-    return _LETTER[mask] if mask else "?"
-
-
-def _resolve_matches(records: list[Record], symbol: str, source: str) -> None:
-    """Replace the match character by what the first sequence has at the same site."""
-    if len(symbol) != 1 or not records:
-        return
-    reference = records[0].text
-    for record in records:
-        site = 0
-        for position, (line, piece) in enumerate(record.pieces):
-            if symbol in piece:
-                if record is records[0] or site + len(piece) > len(reference):
-                    raise AlignmentError(
-                        f"{source}, line {line}: taxon {record.name!r} has the match character {symbol!r} "
-                        "where the first sequence has no character. Remedy: write the first sequence in full."
-                    )
-                there = reference[site : site + len(piece)]
-                piece = "".join(b if a == symbol else a for a, b in zip(piece, there, strict=True))
-                record.pieces[position] = (line, piece)
-            site += len(piece)
+    return _LETTER.get(mask, "?")

@@ -78,6 +78,11 @@ def test_names(tmp_path):
     assert Alignment.from_file(write(tmp_path, quoted)).taxa == ("Homo_s.", "it's")
 
 
+def test_names_that_differ_in_case_or_look_like_bases(tmp_path):
+    for text in ("2 4\na  acgt\nA  acga\n", ">a\nacgt\n>A\nacga\n", nexus("a acgt\nA acga"), nexus("a\nacgt\nA\nacga")):
+        assert Alignment.from_file(write(tmp_path, text)).taxa == ("a", "A")
+
+
 def test_long_interleaved_phylip_is_not_read_as_sequential(tmp_path):
     text = "2 8\na  acgt\nb  acga\n\nacgt\nacgg\n"
     assert masks(Alignment.from_file(write(tmp_path, text)))[1] == [1, 2, 4, 1, 1, 2, 4, 4]
@@ -137,6 +142,20 @@ BAD = {
         nexus("a .cgt\nb ACGT", " matchchar=."),
         "line 6: taxon 'a' has the match character",
     ),
+    "dot that is no match character": (
+        nexus("a acgt\nb A.GT"),
+        r"line 7: unknown character '\.' in taxon 'b' at site 2",
+    ),
+    "interleaved too long": (
+        nexus("a ac\nb AC\n\na gt\nb GTA", " interleave"),
+        r"line \d+: the matrix is not 2 sequences of 4 sites",
+    ),
+    "interleaved too long by one block": (
+        nexus("a ac\nb AC\n\na gt\nb GT\n\na a\nb b", " interleave"),
+        r"line \d+: the matrix is not 2 sequences of 4 sites",
+    ),
+    "nexus short name": (nexus("a\nac\ng\nb\nACGT"), r"line \d+: the matrix is not 2 sequences of 4 sites"),
+    "no nchar": (nexus("a acgt\nb ACGT").replace("nchar=4", ""), "line 5: nchar is not announced"),
     "open comment": (nexus("a [acgt\nb ACGT"), "line 6: a comment is never closed"),
     "phylip too short": ("2 4\na  acgt\nb  act\n", r"line 3: taxon 'b' has 3 sites, but 4"),
     "phylip truncated": ("3 4\na  acgt\n", "line 1: 3 taxa are announced, but 1 lines"),

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 
 import pytest
 import torch
@@ -82,6 +83,22 @@ def test_labels():
     assert Tree.from_newick("(10,(9,8),7);").taxa == ("10", "9", "8", "7")
 
 
+def test_labels_that_newick_would_split_are_written_in_quotes():
+    text = "('A=1','{B}','\"C\"');"
+    assert Tree.from_newick(text).to_newick() == text
+
+
+def test_labels_that_differ_in_case_only_are_different_taxa():
+    assert Tree.from_newick("(a,A,(b,B));").taxa == ("a", "A", "b", "B")
+
+
+def test_numbers_as_labels_are_not_taken_for_positions(tmp_path):
+    path = tmp_path / "numbers.nex"
+    path.write_text("#NEXUS\nbegin trees;\ntree a = (3,1,2);\ntree b = (4,1,(5,2));\nend;\n")
+    assert Tree.from_file(path, index=0).taxa == ("3", "1", "2")
+    assert Tree.from_file(path, index=1).taxa == ("4", "1", "5", "2")
+
+
 def test_writing_other_lengths():
     tree = Tree.from_newick("((A,B),C,D);")
     assert tree.branch_lengths is None
@@ -117,7 +134,9 @@ def test_deep_trees_do_not_recurse():
     text = "t0:0.1"
     for number in range(1, 1998):
         text = f"({text},t{number}:0.1):0.1"
+    limit = sys.getrecursionlimit()
     tree = Tree.from_newick(f"({text},x:0.1,y:0.1);")
+    assert sys.getrecursionlimit() == limit
     assert tree.num_taxa == 2000
     assert Tree.from_newick(tree.to_newick()).children == tree.children
     assert len(set(tree.edge_names)) == tree.num_edges
@@ -175,6 +194,11 @@ BAD = {
     "(A:,B,C);": "not a number",
     "(A,B,C:": "inside a parenthesis",
     "(A,B,C):": "no complete tree",
+    "(A,(B,,D),C);": "missing before ','",
+    "(A:1 x,B:1,C:1);": "'x' after a length",
+    "(A:1{,B:1,C:1);": "after a length",
+    "(A'B,C',D,E);": "inside a word",
+    "(A=1,B,C);": "quote labels",
 }
 
 
