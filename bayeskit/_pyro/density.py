@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import torch
@@ -262,9 +262,8 @@ class PyroDensity:
         return factors, home, names
 
     def _pack(self, record: Record) -> Factor:
-        assert record.log_prob is not None
         plates = {f.dim: (f.name, f.size) for f in record.plates}
-        return pack(record.name, record.log_prob, plates, record.dim_to_id, self._first_available_dim)
+        return pack(record.name, cast(Tensor, record.log_prob), plates, record.dim_to_id, self._first_available_dim)
 
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
         """Return the log likelihood of each observation at one vector ``u``, by observed site."""

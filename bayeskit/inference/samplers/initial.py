@@ -46,7 +46,8 @@ def starting_points(
     if target.can_sample_prior:
         points = target.sample_prior(count, generator)
     else:
-        points = 4 * torch.rand(count, target.dim, dtype=target.dtype, generator=generator) - 2
+        shape = (count, target.dim)
+        points = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
     points = points.to(target.device)
     log_prior, log_likelihood = target.evaluate(points)
     density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
