@@ -1,0 +1,36 @@
+"""Where nothing can be compiled the traced graph serves, after one warning."""
+
+import warnings
+
+import pytest
+import torch
+
+from bayeskit import _evaluation, exact
+from bayeskit.errors import CompilationWarning
+
+
+def broken(*_, **__):
+    raise RuntimeError("the compiler gave up")
+
+
+@pytest.mark.parametrize("cause", ["none installed", "it fails"])
+def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch):
+    case = exact.get("linreg10")
+    expected = case.target()
+    u = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(3, 10)
+    if cause == "none installed":
+        monkeypatch.setattr(_evaluation, "has_compiler", lambda: False)
+    else:
+        monkeypatch.setattr(torch._inductor, "compile", broken)
+        monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
+    target = case.target()
+    target.compile = True
+    with pytest.warns(CompilationWarning) as caught:
+        value, gradient = target.value_and_grad(u)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        target.value_and_grad(u)
+    expected.compile = False
+    right_value, right_gradient = expected.value_and_grad(u)
+    assert torch.equal(value, right_value) and torch.equal(gradient, right_gradient)
