@@ -45,7 +45,13 @@ def write_atomically(path: str | Path, data: bytes) -> None:
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and JSON-able facts as one safetensors file."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    contiguous: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        # The format refuses tensors that share memory.
+        contiguous[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
+        memory.add(value.untyped_storage().data_ptr())
     write_atomically(path, save(contiguous, metadata={"bayeskit": json.dumps(dict(facts))}))
 
 

@@ -8,16 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 DELAY = 2.0
 INTERVAL = 0.2
 
 
 class Bar:
-    """Count steps towards a total; draws itself at most five times a second."""
+    """Count steps towards a total, if one is known; draws itself at most five times a second."""
 
-    def __init__(self, description: str, total: int, enabled: bool) -> None:
+    def __init__(self, description: str, total: int | None, enabled: bool) -> None:
         self._description, self._total, self._enabled = description, total, enabled
         self._begin = self._last = time.monotonic()
         self._progress: Progress | None = None
@@ -28,7 +36,7 @@ class Bar:
         if not self._enabled:
             return False
         now = time.monotonic()
-        return now - self._begin >= DELAY and (now - self._last >= INTERVAL or completed >= self._total)
+        return now - self._begin >= DELAY and (now - self._last >= INTERVAL or completed == self._total)
 
     def update(self, completed: int, note: str = "") -> None:
         """Say how much is done; ``note`` is shown behind the bar."""
@@ -39,7 +47,7 @@ class Bar:
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
-                TextColumn("{task.completed}/{task.total}"),
+                MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
@@ -58,7 +66,7 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(description: str, total: int, enabled: bool = True) -> Iterator[Bar]:
+def progress_bar(description: str, total: int | None, enabled: bool = True) -> Iterator[Bar]:
     """Open a bar; on anything but a terminal it stays silent."""
     bar = Bar(description, total, enabled and sys.stderr.isatty())
     try:

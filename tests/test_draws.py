@@ -47,7 +47,9 @@ def test_arviz_reads_every_group(draws):
     np.testing.assert_allclose(data.log_likelihood["y"].sum("y_dim_0").values, draws.log_likelihood.numpy(), rtol=1e-12)
     summary = arviz.summary(data, hdi_prob=0.9)
     assert {"mean", "scale[0]", "scale[1]", "ratio"} <= set(summary.index)
-    assert np.isfinite(arviz.loo(data).elpd_loo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of three observations any one is influential
+        assert np.isfinite(arviz.loo(data).elpd_loo)
 
 
 def test_netcdf_round_trip(draws, tmp_path):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
-from bayeskit.inference.evidence.statistics import effective_sample_size, r_hat
+from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 

@@ -14,7 +14,7 @@ from bayeskit.inference.evidence.checks import (
     with_rounding,
 )
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.statistics import (
+from bayeskit._statistics import (
     effective_sample_size,
     log_mean_exp,
     log_mean_exp_error,

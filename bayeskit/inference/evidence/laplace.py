@@ -14,7 +14,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError, SettingsError
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.statistics import (
+from bayeskit._statistics import (
     independent_log_mean_exp_error,
     log_mean_exp,
     pareto_shape,

@@ -6,7 +6,7 @@ from bayeskit._torch import new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.statistics import (
+from bayeskit._statistics import (
     independent_log_mean_exp_error,
     log_mean_exp,
     pareto_shape,

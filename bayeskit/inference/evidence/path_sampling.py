@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayeskit.inference.evidence.checks import belongs, ladder_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.statistics import log_mean_exp, log_mean_exp_error, mean_error
+from bayeskit._statistics import log_mean_exp, log_mean_exp_error, mean_error
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, ladder_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.statistics import (
+from bayeskit._statistics import (
     effective_sample_size,
     log_mean_exp,
     log_mean_exp_error,

@@ -1,51 +1,70 @@
-"""Warm-up: step size, diagonal metric and trajectory length, learnt across the chains of a group."""
+"""Warm-up: step size, metric and trajectory length, learnt across the chains of a group."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
+from bayeskit.inference.samplers.dual_averaging import DualAveraging
+from bayeskit.inference.samplers.hmc import HMC, HMCState
+from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.moments import MAX_CROSS_DIMENSION, Moments
+from bayeskit.inference.samplers.trajectory import ChEES, TrajectoryRule, TrajectoryState
 from bayeskit.target import Target
 
-MAX_DENSE_DIMENSION = 400
-TRAJECTORY = 0.4 * math.pi
+MetricKind = Literal["auto", "diagonal", "dense"]
+MAX_DENSE_DIMENSION = 128
+FLOOR = 0.1  # of an acceptance rate, or one chain in trouble would set the step size of all
+FIRST_STEPS = 8.0  # leapfrogs at most while the metric is still a guess
+
+
+class Kernel(Protocol):
+    """A kernel that can be tuned: :class:`HMC`, :class:`NUTS`."""
+
+    step_size: float | Tensor
+    beta: float | Tensor
+
+    def init(self, target: Target, position: Tensor) -> HMCState:
+        """Evaluate the density at ``position``."""
+        ...
+
+    def step(self, target: Target, state: HMCState, *, generator: torch.Generator) -> tuple[HMCState, Any]:
+        """Take one step; the info has at least the fields of :class:`KernelInfo`."""
+        ...
+
+    def with_settings(self, **changes: object) -> Any:
+        """Return a copy with some settings replaced."""
+        ...
 
 
 class AdaptationState(NamedTuple):
     """State of an adapting kernel; ``g`` counts groups, ``n`` chains."""
 
     kernel: HMCState
-    iteration: Tensor  # (), int64
-    step_size: Tensor  # (g,), in use
-    inverse_mass: Tensor  # (g, d)
-    num_steps: Tensor  # (), float: mean number of leapfrog steps
-    correlation_scale: Tensor  # (g,), square root of the largest eigenvalue of the correlation matrix
-    dual_average: Tensor  # (4, g): error sum, log step size averaged, centre, count
-    moment_count: Tensor  # ()
-    moment_mean: Tensor  # (g, d)
-    moment_cross: Tensor  # (g, d, d), or (g, d) in high dimension
+    iteration: Tensor  # (), int64, on the host
+    num_gradients: Tensor  # (), int64: over all chains
+    step: DualAveraging  # (g,) each
+    factor: Tensor  # of the metric, (g, d) or (g, d, d)
+    centre: Tensor  # (g, d), mean over the last window
+    trajectory: TrajectoryState
+    moments: Moments
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """A kernel around :class:`HMC` that tunes it for ``num_warmup`` steps and then leaves it alone.
+    """A kernel around a kernel that tunes it for ``num_warmup`` steps and then leaves it alone.
 
-    The chains of a group (those at one temperature) share step size and metric
-    and pool what they learn: dual averaging on their mean acceptance
-    probability (Hoffman and Gelman 2014), variances in doubling windows. The
-    trajectory is a fifth of a period of the longest axis: 0.4 pi times the square
-    root of the largest eigenvalue of the correlation matrix. (A quarter period would
-    decorrelate means best; log likelihoods, which are even about the mode, want less.)
+    The chains of a group (those at one temperature) share step size and metric and pool what they learn: dual
+    averaging on the harmonic mean of their acceptance probabilities, covariances in doubling windows, and,
+    for Hamiltonian Monte Carlo, one trajectory length for all chains.
 
     Parameters
     ----------
-    kernel : HMC
+    kernel : HMC or NUTS
         Settings that stay fixed; its step size is the starting value.
     num_warmup : int
         Adapting steps.
@@ -54,22 +73,37 @@ class Adaptation:
     target_acceptance : float, default 0.8
     max_steps : int, default 256
         Upper limit of the mean number of leapfrog steps.
-    initial_inverse_mass : Tensor, optional
+    initial_variance : Tensor, optional
         Shape ``(d,)`` or ``(g, d)``; rough variances, such as the prior's.
+    metric : {"auto", "diagonal", "dense"}, default "auto"
+        "auto" is dense up to 128 dimensions where warm-up brings at least eight draws a dimension.
+    trajectory : TrajectoryRule, optional
+        By default :class:`ChEES`. Kernels that end trajectories themselves do not ask.
+
+    References
+    ----------
+    Hoffman, M. D., Gelman, A. (2014). The No-U-Turn sampler. Journal of Machine Learning
+    Research 15, 1593-1623.
+    Hoffman, M. D., Radul, A., Sountsov, P. (2021). An adaptive-MCMC scheme for setting
+    trajectory lengths in Hamiltonian Monte Carlo. AISTATS 130, 3907-3915.
     """
 
-    kernel: HMC
+    kernel: Any
     num_warmup: int
     num_groups: int = 1
     target_acceptance: float = 0.8
     max_steps: int = 256
-    initial_inverse_mass: Tensor | None = None
+    initial_variance: Tensor | None = None
+    metric: MetricKind = "auto"
+    trajectory: TrajectoryRule = ChEES()
 
     def __post_init__(self) -> None:
         if self.num_warmup < 20:
             raise SettingsError(f"num_warmup must be at least 20 to tune step size and metric, not {self.num_warmup}")
         if not 0 < self.target_acceptance < 1:
             raise SettingsError(f"target_acceptance must lie in (0, 1), not {self.target_acceptance}")
+        if self.metric not in ("auto", "diagonal", "dense"):
+            raise SettingsError(f"metric must be 'auto', 'diagonal' or 'dense', not {self.metric!r}")
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> AdaptationState:
         """Evaluate the density at ``position``, shape ``(n, d)``, and find a rough step size."""
@@ -77,68 +111,91 @@ class Adaptation:
         g = self.num_groups
         if n % g:
             raise SettingsError(f"{n} chains cannot be split into {g} groups of equal size")
-        like = {"dtype": position.dtype, "device": position.device}
-        inverse_mass = torch.ones(g, d, **like)  # type: ignore[call-overload]
-        if self.initial_inverse_mass is not None:
-            inverse_mass = self.initial_inverse_mass.to(**like).expand(g, d).clone()  # type: ignore[call-overload]
+        deviation = torch.ones_like(position[:g])
+        if self.initial_variance is not None:
+            deviation = self.initial_variance.to(deviation).expand(g, d).sqrt()
+        dense = self._is_dense(n // g, d)
         state = self.kernel.init(target, position)
-        step_size = self._rough_step_size(target, state, inverse_mass, generator)
-        zero = torch.zeros((), **like)  # type: ignore[call-overload]
-        cross = (g, d, d) if d <= MAX_DENSE_DIMENSION else (g, d)
+        metric = Metric(deviation, is_dense=False)
+        step_size = self._rough_step_size(target, state, metric, generator)
         return AdaptationState(
             kernel=state,
             iteration=torch.zeros((), dtype=torch.int64),
-            step_size=step_size,
-            inverse_mass=inverse_mass,
-            num_steps=torch.tensor(4.0, dtype=torch.float64),
-            correlation_scale=torch.ones_like(step_size),
-            dual_average=_restart(step_size),
-            moment_count=zero,
-            moment_mean=torch.zeros_like(inverse_mass),
-            moment_cross=torch.zeros(cross, **like),  # type: ignore[call-overload]
+            num_gradients=torch.zeros((), dtype=torch.int64, device=position.device),
+            step=DualAveraging.start(step_size),
+            factor=torch.diag_embed(deviation) if dense else deviation.clone(),
+            centre=torch.zeros_like(deviation),
+            trajectory=self.trajectory.start(position),
+            moments=Moments.start(g, position),
         )
 
     def step(
         self, target: Target, state: AdaptationState, *, generator: torch.Generator
-    ) -> tuple[AdaptationState, HMCInfo]:
+    ) -> tuple[AdaptationState, Any]:
         """Step the kernel; during warm-up learn from the step."""
-        kernel = self.tuned(state)
-        new, info = kernel.step(target, state.kernel, generator=generator)
-        iteration = int(state.iteration)
-        state = state._replace(kernel=new, iteration=state.iteration + 1)
+        before, iteration = state.kernel.position, int(state.iteration)
+        state, info = self.advance(target, state, self.tuned(state), generator)
         if iteration < self.num_warmup:
-            state = self._learn(state, info, iteration)
+            state = self._learn(state, before, info, iteration)
         return state, info
 
-    def tuned(self, state: AdaptationState) -> HMC:
+    def advance(
+        self, target: Target, state: AdaptationState, kernel: Any, generator: torch.Generator
+    ) -> tuple[AdaptationState, Any]:
+        """Step ``kernel``, as :meth:`tuned` returned it, and learn nothing."""
+        new, info = kernel.step(target, state.kernel, generator=generator)
+        gradients = state.num_gradients + info.num_steps.sum()
+        return state._replace(kernel=new, iteration=state.iteration + 1, num_gradients=gradients), info
+
+    def tuned(self, state: AdaptationState) -> Any:
         """Return the kernel with what has been learnt so far."""
-        per_group = state.kernel.position.shape[0] // self.num_groups
-        return self.kernel.with_settings(
-            step_size=state.step_size.repeat_interleave(per_group),
-            inverse_mass=state.inverse_mass.repeat_interleave(per_group, 0),
-            num_steps=float(state.num_steps),
-        )
+        changes: dict[str, object] = {"step_size": self._per_chain(state), "metric": self._metric(state)}
+        if isinstance(self.kernel, HMC):
+            limit = float(self.max_steps)
+            if int(state.iteration) < self._windows()[1][0]:
+                limit = min(limit, FIRST_STEPS)
+            steps = (state.trajectory.log_length.exp() / state.step.step_size).median()
+            changes["num_steps"] = min(max(float(steps), 1.0), limit)
+        return self.kernel.with_settings(**changes)
 
     # -- learning ---------------------------------------------------------------------------
 
-    def _learn(self, state: AdaptationState, info: HMCInfo, iteration: int) -> AdaptationState:
-        acceptance = info.acceptance_rate.reshape(self.num_groups, -1).mean(-1)
-        dual_average, step_size = _average(state.dual_average, acceptance, self.target_acceptance)
-        state = state._replace(dual_average=dual_average, step_size=step_size)
+    def _learn(self, state: AdaptationState, before: Tensor, info: Any, iteration: int) -> AdaptationState:
+        acceptance = self._acceptance(state.kernel.log_density, info.acceptance_rate)
+        state = state._replace(step=state.step.update(acceptance, self.target_acceptance))
         first, ends = self._windows()
         if first <= iteration < ends[-1]:
-            state = self._accumulate(state)
+            state = state._replace(moments=state.moments.update(state.kernel.position))
+        if isinstance(self.kernel, HMC) and iteration >= ends[0]:
+            state = self._learn_trajectory(state, before, info)
         if iteration + 1 in ends:
             state = self._close_window(state)
         if iteration + 1 == self.num_warmup:
-            state = state._replace(step_size=state.dual_average[1].exp())
-        return state._replace(num_steps=self._steps(state))
+            trajectory = state.trajectory._replace(log_length=state.trajectory.log_average)
+            state = state._replace(step=state.step._replace(step_size=state.step.averaged), trajectory=trajectory)
+        return state
+
+    def _acceptance(self, log_density: Tensor, rate: Tensor) -> Tensor:
+        """Return the harmonic mean acceptance of each group, which minds the chains that fare worst, ``(g,)``.
+
+        Chains lost where there is no density cannot be helped by any step size and do not count.
+        """
+        alive = log_density.isfinite().reshape(self.num_groups, -1).to(rate)
+        reciprocal = rate.reshape(self.num_groups, -1).clamp(min=FLOOR).reciprocal()
+        return alive.sum(-1) / (alive * reciprocal).sum(-1).clamp(min=1.0)
+
+    def _learn_trajectory(self, state: AdaptationState, before: Tensor, info: Any) -> AdaptationState:
+        per_group = before.shape[0] // self.num_groups
+        step_size = state.step.step_size.repeat_interleave(per_group)
+        centre = state.centre.repeat_interleave(per_group, 0)
+        trajectory = self.trajectory.update(state.trajectory, before, info, centre, self._metric(state), step_size)
+        return state._replace(trajectory=trajectory)
 
     def _windows(self) -> tuple[int, list[int]]:
         """Return the first slow iteration and the end of each doubling window."""
-        first = max(5, round(0.15 * self.num_warmup))
-        last = self.num_warmup - max(5, round(0.15 * self.num_warmup))
-        ends, size, end = [], max(10, (last - first) // 8), first
+        first = max(5, round(0.04 * self.num_warmup))
+        last = self.num_warmup - max(5, round(0.1 * self.num_warmup))
+        ends, size, end = [], max(10, round(0.05 * self.num_warmup)), first
         while end + size <= last:
             end += size
             if end + 2 * size > last:
@@ -147,90 +204,59 @@ class Adaptation:
             size *= 2
         return first, ends or [last]
 
-    def _accumulate(self, state: AdaptationState) -> AdaptationState:
-        x = state.kernel.position.reshape(self.num_groups, -1, state.kernel.position.shape[-1])
-        m = x.shape[1]
-        count = state.moment_count + m
-        batch_mean = x.mean(1)
-        delta = batch_mean - state.moment_mean
-        centred = x - batch_mean.unsqueeze(1)
-        weight = state.moment_count * m / count
-        if state.moment_cross.dim() == 3:
-            cross = centred.mT @ centred + weight * delta.unsqueeze(-1) * delta.unsqueeze(-2)
-        else:
-            cross = centred.square().sum(1) + weight * delta.square()
-        return state._replace(
-            moment_count=count,
-            moment_mean=state.moment_mean + delta * (m / count),
-            moment_cross=state.moment_cross + cross,
-        )
-
     def _close_window(self, state: AdaptationState) -> AdaptationState:
-        count = state.moment_count
-        covariance = state.moment_cross / (count - 1).clamp(min=1)
-        dense = covariance.dim() == 3
-        variance = covariance.diagonal(dim1=-2, dim2=-1) if dense else covariance
-        # Shrink as Stan does, towards the old metric instead of a fixed number, which has no scale.
-        inverse_mass = (count * variance + 5 * state.inverse_mass) / (count + 5)
-        usable = (variance > 0) & variance.isfinite()
-        inverse_mass = torch.where(usable, inverse_mass, state.inverse_mass)
-        scale = state.correlation_scale
-        if dense:
-            root = inverse_mass.rsqrt()
-            correlation = covariance * root.unsqueeze(-1) * root.unsqueeze(-2)
-            # Chains of a short window inflate the largest eigenvalue; shrink to the identity.
-            shrinkage = correlation.shape[-1] / (correlation.shape[-1] + count)
-            identity = torch.eye(correlation.shape[-1], dtype=root.dtype, device=root.device)
-            correlation = (1 - shrinkage) * correlation + shrinkage * identity
-            scale = torch.linalg.eigvalsh(correlation)[..., -1].clamp(min=1.0).sqrt()
+        before = state.factor if state.factor.dim() == 2 else state.factor.square().sum(-1).sqrt()
+        deviation = state.moments.variance(before.square()).sqrt()
+        full = state.moments.cross.dim() == 3
+        correlation = state.moments.correlation() if full else None
+        factor = deviation
+        if state.factor.dim() == 3 and correlation is not None:
+            root, info = torch.linalg.cholesky_ex(correlation)
+            usable = (info == 0)[:, None, None]
+            factor = deviation.unsqueeze(-1) * torch.where(usable, root, torch.eye(root.shape[-1]).to(root))
+            correlation = None  # the metric takes it up
         return state._replace(
-            inverse_mass=inverse_mass,
-            correlation_scale=scale,
-            dual_average=_restart(state.dual_average[1].exp()),
-            moment_count=torch.zeros_like(count),
-            moment_mean=torch.zeros_like(state.moment_mean),
-            moment_cross=torch.zeros_like(state.moment_cross),
+            factor=factor,
+            centre=state.moments.mean,
+            trajectory=self.trajectory.restart(state.trajectory, correlation),
+            step=DualAveraging.start(state.step.averaged),
+            moments=Moments.start(self.num_groups, state.kernel.position),
         )
 
-    def _steps(self, state: AdaptationState) -> Tensor:
-        steps = (TRAJECTORY * state.correlation_scale / state.step_size).median()
-        return steps.clamp(1.0, float(self.max_steps)).to("cpu", torch.float64)
+    # -- helpers ----------------------------------------------------------------------------
 
-    def _rough_step_size(
-        self, target: Target, state: HMCState, inverse_mass: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def _is_dense(self, chains: int, d: int) -> bool:
+        if self.metric != "auto":
+            if self.metric == "dense" and d > MAX_CROSS_DIMENSION:
+                raise SettingsError(f"a dense metric is kept up to {MAX_CROSS_DIMENSION} dimensions, not {d}")
+            return self.metric == "dense"
+        _, ends = self._windows()
+        last = ends[-1] - (ends[-2] if len(ends) > 1 else 0)
+        return d <= MAX_DENSE_DIMENSION and chains * last >= 8 * d
+
+    def _metric(self, state: AdaptationState) -> Metric:
+        dense = state.factor.dim() == 3
+        return Metric(state.factor[0] if self.num_groups == 1 else state.factor, is_dense=dense)
+
+    def _per_chain(self, state: AdaptationState) -> Tensor:
+        if self.num_groups == 1:
+            return state.step.step_size
+        return state.step.step_size.repeat_interleave(state.kernel.position.shape[0] // self.num_groups)
+
+    def _rough_step_size(self, target: Target, state: HMCState, metric: Metric, generator: torch.Generator) -> Tensor:
         """Halve the step size of each group until single leapfrog steps are accepted half the time."""
         g = self.num_groups
         per_group = state.position.shape[0] // g
         start = torch.as_tensor(self.kernel.step_size, dtype=state.position.dtype, device=state.position.device)
         step_size = start.expand(g).clone()
+        planned = getattr(self.kernel, "planned_calls", 1)
         for _ in range(40):
-            kernel = self.kernel.with_settings(
-                step_size=step_size.repeat_interleave(per_group),
-                inverse_mass=inverse_mass.repeat_interleave(per_group, 0),
-                num_steps=1.0,
+            probe = HMC(
+                step_size.repeat_interleave(per_group), metric, 1.0, beta=self.kernel.beta, planned_calls=planned
             )
-            _, info = kernel.step(target, state, generator=generator)
+            _, info = probe.step(target, state, generator=generator)
             small = info.acceptance_rate.reshape(g, -1).mean(-1) < 0.5
             if not bool(small.any()):
                 break
             step_size = torch.where(small, 0.5 * step_size, step_size)
         return step_size
-
-
-def _restart(step_size: Tensor) -> Tensor:
-    log_step = step_size.log()
-    zero = torch.zeros_like(log_step)
-    return torch.stack([zero, log_step, log_step + math.log(2.0), zero])
-
-
-def _average(state: Tensor, acceptance: Tensor, wanted: float) -> tuple[Tensor, Tensor]:
-    """One step of Nesterov's dual averaging on the log step size (Hoffman and Gelman 2014, section 3.2)."""
-    error_sum, log_average, centre, count = state
-    count = count + 1
-    weight = 1 / (count + 10)
-    error_sum = (1 - weight) * error_sum + weight * (wanted - acceptance)
-    log_step = centre - count.sqrt() / 0.05 * error_sum
-    power = count**-0.75
-    log_average = power * log_step + (1 - power) * log_average
-    return torch.stack([error_sum, log_average, centre, count]), log_step.exp()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.target import Evaluation, Target
+from bayeskit.inference.samplers.metric import Metric
+from bayeskit.target import Target
 
 
 class HMCState(NamedTuple):
@@ -21,6 +22,7 @@ class HMCState(NamedTuple):
     log_likelihood: Tensor  # (n,)
     log_density: Tensor  # (n,), tempered
     gradient: Tensor  # (n, d), of the tempered density
+    iteration: Tensor = torch.zeros((), dtype=torch.int64)  # (), on the host: steps taken
 
 
 class HMCInfo(NamedTuple):
@@ -30,11 +32,13 @@ class HMCInfo(NamedTuple):
     diverging: Tensor  # (n,), bool: the energy error was not finite or above the limit
     energy: Tensor  # (n,), Hamiltonian at the state kept
     num_steps: Tensor  # (n,), leapfrog steps
+    proposal: Tensor  # (n, d), end of the trajectory, accepted or not
+    momentum: Tensor  # (n, d), whitened, at the end of the trajectory
 
 
 @dataclass(frozen=True)
 class HMC:
-    """Hamiltonian Monte Carlo with a diagonal metric and jittered trajectories.
+    """Hamiltonian Monte Carlo with jittered trajectories.
 
     Chains share the number of leapfrog steps of an iteration, so that one
     gradient call serves all of them; step size, metric and inverse temperature
@@ -44,13 +48,12 @@ class HMC:
     ----------
     step_size : float or Tensor, default 0.1
         Positive; broadcasts to ``(n,)``.
-    inverse_mass : Tensor, optional
-        Diagonal of the inverse mass matrix, broadcasts to ``(n, d)``; ideally the
-        posterior variances.
+    metric : Metric, optional
+        Ideally of the posterior's variances or covariance; by default the identity.
     num_steps : float, default 4
         Mean number of leapfrog steps.
-    num_steps_jitter : float in [0, 1), default 0.25
-        Each iteration draws an integer within this share of ``num_steps``.
+    num_steps_jitter : float in [0, 1], default 0.25
+        Each iteration takes an integer within this share of ``num_steps``, by a quasi-random sequence.
     step_size_jitter : float in [0, 1), default 0.2
         Each chain's step size is multiplied by a uniform factor within this of one.
     beta : float or Tensor, default 1
@@ -79,7 +82,7 @@ class HMC:
     """
 
     step_size: float | Tensor = 0.1
-    inverse_mass: Tensor | None = None
+    metric: Metric | None = None
     num_steps: float = 4.0
     num_steps_jitter: float = 0.25
     step_size_jitter: float = 0.2
@@ -88,21 +91,30 @@ class HMC:
     planned_calls: int = 1
 
     def __post_init__(self) -> None:
-        step_size = torch.as_tensor(self.step_size)
-        if not bool((step_size > 0).all()):
-            raise SettingsError(f"step_size must be positive, not {self.step_size}")
+        # Tensors are looked at by init: here it would cost a look at the device in every iteration of a warm-up.
+        if not isinstance(self.step_size, Tensor):
+            _require_positive_step(torch.as_tensor(self.step_size))
+        if not isinstance(self.beta, Tensor):
+            _require_temperature(torch.as_tensor(self.beta))
+        if not 0 <= self.num_steps_jitter <= 1:
+            raise SettingsError(f"num_steps_jitter must lie in [0, 1], not {self.num_steps_jitter}")
         if not 0 <= self.step_size_jitter < 1:
             raise SettingsError(f"step_size_jitter must lie in [0, 1), not {self.step_size_jitter}")
-        beta = torch.as_tensor(self.beta)
-        if not bool(((beta >= 0) & (beta <= 1)).all()):
-            raise SettingsError(f"beta must lie in [0, 1], not {self.beta}")
         if self.num_steps < 1:
             raise SettingsError(f"num_steps must be at least 1, not {self.num_steps}")
 
     def init(self, target: Target, position: Tensor) -> HMCState:
-        """Evaluate the density at ``position``, shape ``(n, d)``."""
-        evaluation = self._evaluate(target, position, self._beta(position))
-        return HMCState(position, *evaluation)
+        """Evaluate the density at ``position``, shape ``(n, d)``.
+
+        Raises
+        ------
+        SettingsError
+            If a step size is not positive or an inverse temperature outside [0, 1].
+        """
+        _require_positive_step(torch.as_tensor(self.step_size))
+        _require_temperature(torch.as_tensor(self.beta))
+        evaluate = target.evaluator(position.shape[0], self.planned_calls)
+        return HMCState(position, *evaluate(position, self._beta(position)), torch.zeros((), dtype=torch.int64))
 
     def step(self, target: Target, state: HMCState, *, generator: torch.Generator) -> tuple[HMCState, HMCInfo]:
         """Run one trajectory per chain and accept or reject its end."""
@@ -110,52 +122,73 @@ class HMC:
         n = q.shape[0]
         like = {"dtype": q.dtype, "device": q.device, "generator": generator}
         noise = torch.randn(q.shape, **like)  # type: ignore[call-overload]
-        uniform = torch.rand(3, n, **like)  # type: ignore[call-overload]
-        num_steps = self._draw_num_steps(generator)
+        uniform = torch.rand(2, n, **like)  # type: ignore[call-overload]
+        num_steps = self._jittered_num_steps(int(state.iteration))
 
-        inverse_mass = torch.ones_like(q) if self.inverse_mass is None else self.inverse_mass
+        metric = self.metric or Metric(torch.ones_like(q[0]), is_dense=False)
         jitter = 1 + self.step_size_jitter * (2 * uniform[0] - 1)
         step = (torch.as_tensor(self.step_size, dtype=q.dtype, device=q.device) * jitter).unsqueeze(-1)
         beta = self._beta(q)
+        evaluate = target.evaluator(n, self.planned_calls)
 
-        p = noise / inverse_mass.sqrt()
-        energy_before = 0.5 * (inverse_mass * p * p).sum(-1) - state.log_density
-        drift = step * inverse_mass
-        p = torch.addcmul(p, step, state.gradient, value=0.5)
+        p = noise
+        energy_before = 0.5 * p.square().sum(-1) - state.log_density
+        p = torch.addcmul(p, step, metric.to_momentum(state.gradient), value=0.5)
         for i in range(num_steps):
-            q = torch.addcmul(q, drift, p)
-            evaluation = self._evaluate(target, q, beta)
-            p = torch.addcmul(p, step, evaluation.gradient, value=1.0 if i < num_steps - 1 else 0.5)
-        energy_after = 0.5 * (inverse_mass * p * p).sum(-1) - evaluation.log_density
+            q = torch.addcmul(q, step, metric.to_position(p))
+            evaluation = evaluate(q, beta)
+            force = metric.to_momentum(evaluation.gradient)
+            p = torch.addcmul(p, step, force, value=1.0 if i < num_steps - 1 else 0.5)
+        energy_after = 0.5 * p.square().sum(-1) - evaluation.log_density
 
         error = energy_after - energy_before
         # A chain that meets NaN is rejected and counted as diverging; the others do not notice.
         diverging = ~(error <= self.max_energy_error)
         probability = torch.where(diverging, 0.0, (-error).exp().clamp(max=1.0))
         accept = uniform[1] < probability
-        state = _choose(accept, HMCState(q, *evaluation), state)
+        state = choose(accept, HMCState(q, *evaluation, state.iteration + 1), state)
         energy = torch.where(accept, energy_after, energy_before)
         steps = torch.full((n,), num_steps, dtype=torch.int64, device=q.device)
-        return state, HMCInfo(probability, diverging, energy, steps)
+        return state, HMCInfo(probability, diverging, energy, steps, q, p)
 
     def with_settings(self, **changes: object) -> HMC:
         """Return a copy with some settings replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
-    def _draw_num_steps(self, generator: torch.Generator) -> int:
-        low = max(1, math.ceil((1 - self.num_steps_jitter) * self.num_steps - 0.5))
-        high = max(low, math.ceil((1 + self.num_steps_jitter) * self.num_steps - 0.5))
-        return int(torch.randint(low, high + 1, (), generator=generator, device=generator.device))
+    def _jittered_num_steps(self, iteration: int) -> int:
+        """Spread the number of steps evenly about its mean, by a sequence known on the host beforehand."""
+        jitter = self.num_steps_jitter * (2 * _van_der_corput(iteration + 1) - 1)
+        return max(1, math.floor((1 + jitter) * self.num_steps + 0.5))
 
     def _beta(self, position: Tensor) -> Tensor:
         beta = torch.as_tensor(self.beta, dtype=position.dtype, device=position.device)
         return beta.expand(position.shape[0])
 
-    def _evaluate(self, target: Target, position: Tensor, beta: Tensor) -> Evaluation:
-        return target.evaluator(position.shape[0], self.planned_calls)(position, beta)
+
+def _require_positive_step(step_size: Tensor) -> None:
+    if not bool((step_size > 0).all()):
+        raise SettingsError(f"step_size must be positive, not {step_size}")
 
 
-def _choose(accept: Tensor, new: HMCState, old: HMCState) -> HMCState:
-    return HMCState(
-        *(torch.where(accept.unsqueeze(-1) if a.dim() == 2 else accept, a, b) for a, b in zip(new, old, strict=True))
+def _require_temperature(beta: Tensor) -> None:
+    if not bool(((beta >= 0) & (beta <= 1)).all()):
+        raise SettingsError(f"beta must lie in [0, 1], not {beta}")
+
+
+def choose(accept: Tensor, new: HMCState, old: HMCState) -> HMCState:
+    """Take each chain's new state where it is accepted, ``(n,)``."""
+    columns = (
+        a if a.dim() == 0 else torch.where(accept.unsqueeze(-1) if a.dim() == 2 else accept, a, b)
+        for a, b in zip(new, old, strict=True)
     )
+    return HMCState(*columns)
+
+
+def _van_der_corput(index: int) -> float:
+    """Return the ``index``-th number of van der Corput's sequence in base two, in (0, 1)."""
+    value, share = 0.0, 0.5
+    while index:
+        value += share * (index & 1)
+        index >>= 1
+        share /= 2
+    return value

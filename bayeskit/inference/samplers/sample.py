@@ -1,23 +1,27 @@
-"""Posterior draws and tempered ladders."""
+"""Posterior draws."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from scipy.stats import beta as beta_distribution
 from torch import Tensor
 
+from bayeskit._statistics import r_hat
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError
-from bayeskit.inference.samplers.adaptation import Adaptation
+from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
+from bayeskit.inference.samplers.chains import Convergence, RunSettings
+from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
 from bayeskit.inference.samplers.hmc import HMC
-from bayeskit.inference.samplers.run import CHECKPOINT_SECONDS, RunResult, RunSettings, run
+from bayeskit.inference.samplers.run import RunResult, run
 from bayeskit.target import Target
+
+MAX_R_HAT = 1.05
+ENOUGH_TO_JUDGE = 200
 
 
 def sample(
@@ -27,42 +31,55 @@ def sample(
     num_samples: int = 1000,
     seed: int = 0,
     *,
-    kernel: HMC | None = None,
+    kernel: Any = None,
     target_acceptance: float = 0.8,
+    metric: MetricKind = "auto",
     initial: Tensor | None = None,
+    stop: Convergence | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
     progress: bool = True,
 ) -> Draws:
     """Draw from the posterior with batched Hamiltonian Monte Carlo.
+
+    All chains advance together, one batched gradient a step; more chains cost little on a CPU and next to
+    nothing on a GPU. Trajectory length, step size and metric are learnt from all chains during warm-up.
 
     Parameters
     ----------
     target : Target
     num_chains : int, default 4
-        All chains advance together, one batched gradient a step.
     num_warmup, num_samples : int, default 500 and 1000
         Adapting iterations, thrown away, and iterations kept, of each chain.
     seed : int, default 0
-    kernel : HMC, optional
-        Its jitter and energy limit stay as they are, its step size is where warm-up
-        starts; metric and number of steps are learnt.
+    kernel : HMC or NUTS, optional
+        :class:`~bayeskit.inference.samplers.HMC` by default. Its jitter and energy limit stay as they are, its
+        step size is where warm-up starts; metric and, for HMC, number of steps are learnt.
     target_acceptance : float, default 0.8
         Raise it towards one where there are divergences.
+    metric : {"auto", "diagonal", "dense"}, default "auto"
+        "auto" learns a full covariance up to 128 dimensions where warm-up brings enough draws.
     initial : Tensor, optional
         Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``; by default each
         chain takes the best of ten prior draws.
+    stop : Convergence, optional
+        End before ``num_samples`` once R-hat and effective sample size are good enough.
     checkpoint : path, optional
         File that holds the run's state; if it exists, the run resumes from it and
         ends bit for bit as if it had not been interrupted.
     checkpoint_seconds : float, default 10
         Seconds between checkpoints.
+    time_budget : float, optional
+        Seconds, compilation included, after which the draws made so far are returned.
     progress : bool, default True
         Show a bar on anything over two seconds.
 
     Returns
     -------
     Draws
+        ``settings["ending"]`` says whether the run finished, converged, used up its time or was
+        interrupted: Ctrl-C after the warm-up returns what is done.
 
     Raises
     ------
@@ -85,175 +102,46 @@ def sample(
     >>> abs(float(draws.values()["mean"].mean()) - 2 / 3) < 0.15
     True
     """
-    if kernel is not None and not bool((torch.as_tensor(kernel.beta) == 1).all()):
+    kernel = HMC() if kernel is None else kernel
+    if not bool((torch.as_tensor(kernel.beta) == 1).all()):
         raise SettingsError("sample draws from the posterior, so its kernel needs beta=1; use sample_ladder to temper")
-    settings = RunSettings(
-        num_chains, num_warmup, num_samples, seed, checkpoint, checkpoint_seconds, progress, "posterior"
-    )
+    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
+    settings = RunSettings(num_chains, num_warmup, num_samples, seed, "posterior", stop, control)
     adaptation = Adaptation(
-        kernel or HMC(),
+        kernel,
         num_warmup,
         target_acceptance=target_acceptance,
-        initial_inverse_mass=prior_variance(target, seed),
+        initial_variance=prior_variance(target, seed),
+        metric=metric,
     )
     result = run(target, adaptation, settings, initial=initial)
-    facts = {"sampler": "HMC", "num_warmup": num_warmup, "seed": seed, "target_acceptance": target_acceptance}
-    draws = _as_draws(target, result, torch.ones(num_chains, dtype=target.dtype, device=target.device), facts)
-    divergences = int(draws.sample_stats["diverging"].sum())
-    if divergences:
-        warnings.warn(
-            f"{divergences} of {num_chains * num_samples} transitions diverged, so parts of the posterior may be "
-            "missed; raise target_acceptance or reparameterise the model",
-            SamplingWarning,
-            stacklevel=2,
-        )
+    facts: dict[str, object] = {"num_warmup": num_warmup, "seed": seed, "target_acceptance": target_acceptance}
+    draws = as_draws(target, result, torch.ones(num_chains, dtype=target.dtype, device=target.device), kernel, facts)
+    _warn(draws)
     return draws
 
 
-@dataclass(frozen=True)
-class Ladder:
-    """Draws at increasing inverse temperatures, from the prior to the posterior.
-
-    Attributes
-    ----------
-    beta : Tensor
-        Shape ``(T,)``, from 0 to 1.
-    draws : Draws
-        All chains, those of one temperature next to each other.
-    """
-
-    beta: Tensor
-    draws: Draws
-
-    @property
-    def log_likelihood(self) -> Tensor:
-        """Untempered log likelihood of every draw, ``(T, chains, draws)``."""
-        return self.draws.log_likelihood.reshape(len(self.beta), -1, self.draws.num_draws)
-
-    @property
-    def num_evaluations(self) -> int:
-        """Gradient evaluations spent, warm-up included."""
-        return self.draws.num_gradients
-
-
-def sample_ladder(
-    target: Target,
-    num_temperatures: int = 50,
-    num_chains: int = 8,
-    num_warmup: int = 200,
-    num_samples: int = 500,
-    seed: int = 0,
-    *,
-    beta: Sequence[float] | Tensor | None = None,
-    target_acceptance: float = 0.8,
-    checkpoint: str | Path | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    progress: bool = True,
-) -> Ladder:
-    """Draw from the power posteriors ``prior * likelihood ** beta``, all temperatures in one batch.
-
-    Parameters
-    ----------
-    target : Target
-        Its prior must be one it can draw from.
-    num_temperatures : int, default 50
-        Number of steps of the ladder; ``beta`` takes ``num_temperatures + 1`` values, the
-        quantiles of a Beta(0.3, 1) distribution, which crowd towards the prior.
-    num_chains : int, default 8
-        Chains at each temperature.
-    num_warmup, num_samples : int, default 200 and 500
-    seed : int, default 0
-    beta : sequence of float, optional
-        Another ladder, increasing from 0 to 1.
-    target_acceptance, checkpoint, checkpoint_seconds, progress
-        As in :func:`sample`.
-
-    Returns
-    -------
-    Ladder
-        At ``beta = 0`` the draws come straight from the prior, independent.
-
-    Raises
-    ------
-    SettingsError
-        If the ladder does not increase from 0 to 1.
-
-    References
-    ----------
-    Xie, W., Lewis, P. O., Fan, Y., Kuo, L., Chen, M.-H. (2011). Improving marginal
-    likelihood estimation for Bayesian phylogenetic model selection. Systematic
-    Biology 60, 150-160.
-
-    Examples
-    --------
-    >>> from bayeskit import exact
-    >>> from bayeskit.inference.samplers import sample_ladder
-    >>> ladder = sample_ladder(exact.get("beta_binomial").target(), 8, num_warmup=50, num_samples=20)
-    >>> ladder.log_likelihood.shape
-    torch.Size([9, 8, 20])
-    """
-    levels = _levels(num_temperatures, beta).to(target.dtype).to(target.device)
-    warm = levels[1:]
-    per_chain = warm.repeat_interleave(num_chains)
-    settings = RunSettings(
-        len(per_chain),
-        num_warmup,
-        num_samples,
-        seed,
-        checkpoint,
-        checkpoint_seconds,
-        progress,
-        "tempered ladder",
-    )
-    adaptation = Adaptation(
-        HMC(beta=per_chain),
-        num_warmup,
-        num_groups=len(warm),
-        target_acceptance=target_acceptance,
-        initial_inverse_mass=prior_variance(target, seed),
-    )
-    result = run(target, adaptation, settings)
-    facts = {"sampler": "HMC", "num_warmup": num_warmup, "seed": seed, "target_acceptance": target_acceptance}
-    draws = _as_draws(target, result, per_chain, facts)
-    return Ladder(levels, _with_prior(target, draws, num_chains, seed))
-
-
-def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Tensor:
-    if beta is None:
-        if num_temperatures < 2:
-            raise SettingsError(f"num_temperatures must be at least 2, not {num_temperatures}")
-        grid = torch.linspace(0, 1, num_temperatures + 1, dtype=torch.float64)
-        return torch.as_tensor(beta_distribution.ppf(grid.numpy(), 0.3, 1.0))
-    levels = torch.as_tensor(beta, dtype=torch.float64)
-    if levels.dim() != 1 or len(levels) < 3 or levels[0] != 0 or levels[-1] != 1 or bool((levels.diff() <= 0).any()):
-        raise SettingsError("beta must increase strictly from 0 to 1 in at least two steps")
-    return levels
-
-
-def _with_prior(target: Target, draws: Draws, num_chains: int, seed: int) -> Draws:
-    """Put exact prior draws, as ``beta = 0``, in front of the ladder's chains."""
-    count = num_chains * draws.num_draws
-    prior = target.sample_prior(count, new_generator(seed, stream="ladder prior")).to(target.device)
-    log_prior, log_likelihood = target.evaluate(prior)
-    shape = (num_chains, draws.num_draws)
-    stats = {
-        k: torch.cat([torch.full(shape, _NEUTRAL.get(k, 0), dtype=v.dtype, device=v.device), v])
-        for k, v in draws.sample_stats.items()
-    }
-    return Draws(
-        torch.cat([prior.reshape(*shape, -1), draws.unconstrained]),
-        torch.cat([log_prior.reshape(shape), draws.log_prior]),
-        torch.cat([log_likelihood.reshape(shape), draws.log_likelihood]),
-        torch.cat([torch.zeros_like(draws.beta[:num_chains]), draws.beta]),
-        stats,
-        draws.num_gradients + count,
-        draws.seconds,
-        draws.settings,
-        target,
-    )
-
-
-_NEUTRAL = {"acceptance_rate": 1}
+def _warn(draws: Draws) -> None:
+    """Say what is wrong with the draws, if anything."""
+    divergences = int(draws.sample_stats["diverging"].sum())
+    if divergences:
+        warnings.warn(
+            f"{divergences} of {draws.num_chains * draws.num_draws} transitions diverged, so parts of the posterior "
+            "may be missed; raise target_acceptance or reparameterise the model",
+            SamplingWarning,
+            stacklevel=3,
+        )
+    alive = draws.unconstrained[draws.log_density.isfinite().all(1)]  # a lost chain has a warning of its own
+    if len(alive) < 2 or draws.num_draws < ENOUGH_TO_JUDGE:
+        return
+    worst = float(r_hat(alive.movedim(-1, 0)).max())
+    if worst > MAX_R_HAT:
+        warnings.warn(
+            f"the chains disagree (R-hat {worst:.2f} > {MAX_R_HAT}), so these are not draws from one posterior; run "
+            "longer, or, if it has several modes, use sample_ladder with exchange=True, or sample_smc",
+            SamplingWarning,
+            stacklevel=3,
+        )
 
 
 def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | None:
@@ -267,24 +155,22 @@ def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | 
     return torch.where(scale > 0, scale, torch.ones_like(scale)).to(target.device)
 
 
-def _as_draws(target: Target, result: RunResult, beta: Tensor, facts: dict[str, object]) -> Draws:
-    per_chain = {k: v.movedim(0, 1) for k, v in result.records.items()}
-    step_size = result.state.step_size.repeat_interleave(len(beta) // len(result.state.step_size))
-    stats = {
-        "acceptance_rate": per_chain["acceptance_rate"],
-        "diverging": per_chain["diverging"],
-        "energy": per_chain["energy"],
-        "n_steps": per_chain["num_steps"],
-        "step_size": step_size.unsqueeze(-1).expand_as(per_chain["energy"]).clone(),
-    }
+def as_draws(target: Target, result: RunResult, beta: Tensor, kernel: Any, facts: dict[str, object]) -> Draws:
+    """Turn what a run recorded into :class:`Draws` under ArviZ's names."""
+    stats = {_ARVIZ_NAMES.get(k, k): v.movedim(0, 1).contiguous() for k, v in result.records.items()}
+    step_size = result.state.step.step_size.repeat_interleave(len(beta) // len(result.state.step.step_size))
+    stats["step_size"] = step_size.unsqueeze(-1).expand_as(stats["energy"]).clone()
     return Draws(
         result.position.movedim(0, 1).contiguous(),
-        per_chain["log_prior"].contiguous(),
-        per_chain["log_likelihood"].contiguous(),
+        stats.pop("log_prior"),
+        stats.pop("log_likelihood"),
         beta,
-        {k: v.contiguous() for k, v in stats.items()},
+        stats,
         result.num_gradients,
         result.seconds,
-        dict(facts),
+        {"sampler": type(kernel).__name__, **facts, "ending": result.ending},
         target,
     )
+
+
+_ARVIZ_NAMES = {"num_steps": "n_steps"}

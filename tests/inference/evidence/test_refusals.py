@@ -178,7 +178,7 @@ def test_a_checkpoint_of_other_data_is_refused_where_the_density_is_zero(tmp_pat
 def test_a_checkpoint_of_another_start_is_refused(target, tmp_path):
     settings = {"num_warmup": 30, "num_samples": 20, "checkpoint": tmp_path / "state", "progress": False}
     bk.sample(target, **settings)
-    with pytest.raises(CheckpointError, match="start"):
+    with pytest.raises(CheckpointError, match="initial"):
         bk.sample(target, initial=torch.ones(1, dtype=torch.float64), **settings)
     with pytest.raises(CheckpointError, match="num_steps_jitter"):
         bk.sample(target, kernel=HMC(num_steps_jitter=0.5), **settings)

@@ -6,9 +6,9 @@ from scipy.special import digamma, polygamma
 from scipy.stats import kstest, norm
 
 import bayeskit as bk
+from bayeskit._statistics import mean_error
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.statistics import mean_error
-from bayeskit.inference.samplers import HMC, Adaptation, RunSettings, run
+from bayeskit.inference.samplers import HMC, Adaptation, Control, Metric, RunSettings, run
 
 
 def z_score(x, truth):
@@ -34,21 +34,40 @@ def test_one_step_leaves_the_target_invariant(skewed):
     assert p > 1e-5
 
 
-class _WrongDensity(HMC):
-    """The mutation: the acceptance step sees the density without the Jacobian-like linear term."""
+class _WrongDensity:
+    """The mutation: the acceptance step sees the density without a linear term that the gradient has."""
 
-    def _evaluate(self, target, position, beta):
-        evaluation = super()._evaluate(target, position, beta)
-        return evaluation._replace(log_density=evaluation.log_density - 0.2 * position[:, 0])
+    def __init__(self, target):
+        self._target = target
+
+    def evaluator(self, num_vectors, num_calls=1):
+        right = self._target.evaluator(num_vectors, num_calls)
+
+        def wrong(position, beta):
+            evaluation = right(position, beta)
+            return evaluation._replace(log_density=evaluation.log_density - 0.2 * position[:, 0])
+
+        return wrong
 
 
 def test_the_invariance_test_notices_a_wrong_acceptance_step(skewed):
     from scipy.stats import gamma
 
     start = skewed.sample_prior(20_000, 3)
-    kernel = _WrongDensity(step_size=0.4, num_steps=3.0)
-    p = invariance_p_value(kernel, skewed, start, lambda x: gamma.cdf(torch.tensor(x).exp(), 3))
+    kernel = HMC(step_size=0.4, num_steps=3.0)
+    p = invariance_p_value(kernel, _WrongDensity(skewed), start, lambda x: gamma.cdf(torch.tensor(x).exp(), 3))
     assert p < 1e-5
+
+
+@pytest.mark.parametrize("metric", [Metric.diagonal, Metric.dense])
+def test_one_step_with_a_metric_leaves_the_target_invariant(skewed, metric):
+    from scipy.stats import gamma
+
+    start = skewed.sample_prior(20_000, 3)
+    covariance = start.T.cov()
+    kernel = HMC(step_size=0.7, metric=metric(covariance.diagonal() if metric == Metric.diagonal else covariance))
+    p = invariance_p_value(kernel, skewed, start, lambda x: gamma.cdf(torch.tensor(x).exp(), 3))
+    assert p > 1e-5
 
 
 def test_moments_of_a_skewed_correlated_target(skewed, limit):
@@ -70,7 +89,7 @@ def test_moments_of_a_skewed_correlated_target(skewed, limit):
 def test_each_chain_has_its_own_temperature(normal_normal, limit):
     beta = torch.tensor([0.0, 0.1, 0.5, 1.0], dtype=torch.float64).repeat_interleave(16)
     adaptation = Adaptation(HMC(beta=beta), 200, num_groups=4)
-    result = run(normal_normal, adaptation, RunSettings(64, 200, 1000, seed=1, progress=False))
+    result = run(normal_normal, adaptation, RunSettings(64, 200, 1000, seed=1, control=Control(progress=False)))
     x = result.position.movedim(0, 1).reshape(4, 16, 1000, 2)
     scores = []
     for level, b in enumerate((0.0, 0.1, 0.5, 1.0)):
@@ -133,7 +152,15 @@ def test_divergences_are_counted():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"step_size": 0.0}, {"step_size": -1.0}, {"beta": 1.5}, {"beta": -0.1}, {"num_steps": 0.5}]
+    "setting",
+    [
+        {"step_size": 0.0},
+        {"step_size": -1.0},
+        {"beta": 1.5},
+        {"beta": -0.1},
+        {"num_steps": 0.5},
+        {"num_steps_jitter": 1.5},
+    ],
 )
 def test_settings_outside_their_domain_are_refused(setting):
     with pytest.raises(SettingsError, match=next(iter(setting))):

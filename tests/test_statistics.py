@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.inference.evidence.statistics import (
+from bayeskit._statistics import (
     effective_sample_size,
     independent_log_mean_exp_error,
     log_mean_exp,

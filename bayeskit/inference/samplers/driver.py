@@ -1,0 +1,234 @@
+"""The one loop: any computation that advances in steps, with progress, checkpoint, time budget and Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from bayeskit._progress import progress_bar
+from bayeskit._torch import one_thread
+from bayeskit.errors import SettingsError
+from bayeskit.inference.samplers.checkpoint import load_checkpoint, save_checkpoint
+
+CHECKPOINT_SECONDS = 10.0
+Ending = Literal["finished", "converged", "time budget", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """How a run is watched, saved and ended. Nothing here changes what is drawn.
+
+    Parameters
+    ----------
+    checkpoint : path, optional
+        File to write the state to and, if it exists, to resume from.
+    checkpoint_seconds : float, default 10
+        Seconds between two checkpoints; 0 writes one after every step. Where writing takes
+        longer than a tenth of that, checkpoints become rarer.
+    time_budget : float, optional
+        Seconds after which the run ends with what it has.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+    """
+
+    checkpoint: str | Path | None = None
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    time_budget: float | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_seconds < 0:
+            raise SettingsError(f"checkpoint_seconds must not be negative, not {self.checkpoint_seconds}")
+        if self.time_budget is not None and not self.time_budget > 0:
+            raise SettingsError(f"time_budget must be positive, not {self.time_budget}")
+
+
+class Algorithm(Protocol):
+    """What :func:`drive` advances.
+
+    The state is a ``NamedTuple`` of tensors (nested ones are fine) whose shapes do not
+    change; it and the generator hold everything the next step depends on.
+    """
+
+    @property
+    def description(self) -> str:
+        """What the bar says."""
+        ...
+
+    @property
+    def num_steps(self) -> int | None:
+        """Number of steps, or None where the algorithm itself finds out."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return what must agree between a checkpoint and the run that resumes it, as JSON; "model" among it."""
+        ...
+
+    def start(self, generator: torch.Generator) -> Any:
+        """Return the first state."""
+        ...
+
+    def advance(self, state: Any, iteration: int, generator: torch.Generator) -> tuple[Any, Mapping[str, Tensor]]:
+        """Take one step; return the new state and what to record of it.
+
+        Records of one name have one shape; a step that records nothing returns ``{}``.
+        """
+        ...
+
+    def ending(self, state: Any, iteration: int, records: Records) -> Ending | None:
+        """Say whether to end after ``iteration`` steps; looked at before each step."""
+        ...
+
+    def note(self, state: Any, iteration: int, records: Records) -> str:
+        """Return what is shown behind the bar."""
+        ...
+
+
+class Records:
+    """Rows of tensors by name, in buffers that grow by doubling."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._capacity = max(1, capacity)
+        self._buffers: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def append(self, row: Mapping[str, Tensor]) -> None:
+        """Add one row to each name in ``row``."""
+        for name, value in row.items():
+            count = self._counts.get(name, 0)
+            buffer = self._buffers.get(name)
+            if buffer is None:
+                buffer = self._buffers[name] = value.new_empty((self._capacity, *value.shape))
+            elif count == len(buffer):
+                buffer = self._buffers[name] = torch.cat([buffer, torch.empty_like(buffer)])
+            buffer[count] = value
+            self._counts[name] = count + 1
+
+    def fill(self, rows: Mapping[str, Tensor], device: torch.device | str) -> None:
+        """Take over saved rows."""
+        for name, value in rows.items():
+            room = max(self._capacity - len(value), 1)
+            self._buffers[name] = torch.cat([value, value.new_empty((room, *value.shape[1:]))]).to(device)
+            self._counts[name] = len(value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._buffers
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._buffers[name][: self._counts[name]]
+
+    def count(self, name: str) -> int:
+        """Return how many rows ``name`` has."""
+        return self._counts.get(name, 0)
+
+    def as_dict(self) -> dict[str, Tensor]:
+        """Return all rows by name."""
+        return {name: self[name] for name in self._buffers}
+
+
+class Outcome(NamedTuple):
+    """What a run leaves behind."""
+
+    state: Any
+    records: Records
+    num_iterations: int
+    seconds: float
+    ending: Ending
+
+
+def drive(
+    algorithm: Algorithm, control: Control, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Outcome:
+    """Advance ``algorithm`` to its end, or to the end of the time budget, or to Ctrl-C.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    control : Control
+    generator : torch.Generator
+        The only source of randomness.
+    device
+        Where records live.
+
+    Returns
+    -------
+    Outcome
+        ``ending`` says why the run ended. After Ctrl-C the step under way is finished first;
+        a second Ctrl-C raises ``KeyboardInterrupt`` at once.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint is damaged or belongs to another run.
+    OutputError
+        If a checkpoint cannot be written; the older one survives.
+    """
+    begin = time.monotonic()
+    with one_thread(), torch.no_grad(), _interruptible() as interrupted:
+        state = algorithm.start(generator)
+        records = Records(min(algorithm.num_steps or 64, 4096))
+        facts = algorithm.facts() | {"torch": torch.__version__}
+        iteration = 0
+        path = control.checkpoint
+        if path is not None and Path(path).exists():
+            state, saved, iteration = load_checkpoint(path, state, generator, facts)
+            records.fill(saved, device)
+
+        def save() -> None:
+            if path is not None:
+                save_checkpoint(path, state, records.as_dict(), generator, facts, iteration)
+
+        last_save, interval, saved_at = time.monotonic(), control.checkpoint_seconds, iteration
+        total = algorithm.num_steps
+        with progress_bar(algorithm.description, total, control.progress) as bar:
+            while (ending := algorithm.ending(state, iteration, records)) is None:
+                if interrupted.is_set():
+                    ending = "interrupted"
+                    break
+                if control.time_budget is not None and time.monotonic() - begin >= control.time_budget:
+                    ending = "time budget"
+                    break
+                state, row = algorithm.advance(state, iteration, generator)
+                records.append(row)
+                iteration += 1
+                if bar.due(iteration):
+                    speed = iteration / (time.monotonic() - begin)
+                    bar.update(iteration, f"{algorithm.note(state, iteration, records)}, {speed:.3g} steps/s")
+                if path is not None and time.monotonic() - last_save >= interval:
+                    writing = time.monotonic()
+                    save()
+                    last_save, saved_at = time.monotonic(), iteration
+                    interval = max(control.checkpoint_seconds, 10 * (last_save - writing) * bool(interval))
+        if iteration > saved_at:
+            save()
+    return Outcome(state, records, iteration, time.monotonic() - begin, ending)
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into a flag, so that no step is cut in two; the second one raises."""
+    flag = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield flag  # somebody else looks after Ctrl-C
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        if flag.is_set():
+            signal.default_int_handler(number, frame)
+        flag.set()
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)

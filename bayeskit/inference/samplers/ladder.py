@@ -1,0 +1,235 @@
+"""Tempered ladders: chains at every temperature from the prior to the posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import beta as beta_distribution
+from torch import Tensor
+
+from bayeskit._torch import new_generator
+from bayeskit.draws import Draws, as_numpy
+from bayeskit.errors import SettingsError
+from bayeskit.inference.samplers.adaptation import Adaptation
+from bayeskit.inference.samplers.chains import RunSettings
+from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
+from bayeskit.inference.samplers.hmc import HMC
+from bayeskit.inference.samplers.run import run
+from bayeskit.inference.samplers.sample import as_draws, prior_variance
+from bayeskit.inference.samplers.tempering import PriorDraws, prior_draws
+from bayeskit.inference.samplers.trajectory import LongestAxis
+from bayeskit.target import Target
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How well states travel between prior and posterior under parallel tempering.
+
+    Attributes
+    ----------
+    rejection : Tensor
+        Mean rejection probability of each pair of neighbours, shape ``(T - 1,)``.
+    round_trips : Tensor
+        Round trips between prior and posterior of each independent ladder, shape ``(chains,)``.
+    num_iterations : int
+        Over which they were counted.
+    """
+
+    rejection: Tensor
+    round_trips: Tensor
+    num_iterations: int
+
+    @property
+    def barrier(self) -> float:
+        """Global communication barrier: the sum of rejections, a property of the problem alone on fine ladders."""
+        return float(self.rejection.sum())
+
+    @property
+    def round_trip_rate(self) -> float:
+        """Round trips per iteration of one ladder."""
+        return float(self.round_trips.double().mean()) / self.num_iterations
+
+    @property
+    def ideal_round_trip_rate(self) -> float:
+        """The rate if every exchange were independent of those before, ``1 / (2 + 2 sum r / (1 - r))``."""
+        return 1 / (2 + 2 * float((self.rejection / (1 - self.rejection).clamp(min=1e-6)).sum()))
+
+    def temperatures(self, beta: Tensor, num_temperatures: int) -> Tensor:
+        """Return a ladder of ``num_temperatures`` steps on which every pair would reject alike.
+
+        Parameters
+        ----------
+        beta : Tensor
+            The ladder on which the rejections were measured, ``(T,)``.
+        num_temperatures : int
+            Steps of the new one.
+        """
+        travelled = torch.cat([self.rejection.new_zeros(1), self.rejection.clamp(min=1e-6).cumsum(0)])
+        wanted = torch.linspace(0, float(travelled[-1]), num_temperatures + 1, dtype=torch.float64)
+        levels = np.interp(wanted.numpy(), as_numpy(travelled), as_numpy(beta))
+        levels[0], levels[-1] = 0.0, 1.0
+        return torch.as_tensor(levels)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Draws at increasing inverse temperatures, from the prior to the posterior.
+
+    Attributes
+    ----------
+    beta : Tensor
+        Shape ``(T,)``, from 0 to 1.
+    draws : Draws
+        All chains, those of one temperature next to each other.
+    exchange : Exchange or None
+        How neighbouring temperatures exchanged states, if they did.
+    """
+
+    beta: Tensor
+    draws: Draws
+    exchange: Exchange | None = None
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        """Untempered log likelihood of every draw, ``(T, chains, draws)``."""
+        return self.draws.log_likelihood.reshape(len(self.beta), -1, self.draws.num_draws)
+
+    @property
+    def num_evaluations(self) -> int:
+        """Gradient evaluations spent, warm-up included."""
+        return self.draws.num_gradients
+
+
+def sample_ladder(
+    target: Target,
+    num_temperatures: int = 50,
+    num_chains: int = 8,
+    num_warmup: int = 200,
+    num_samples: int = 500,
+    seed: int = 0,
+    *,
+    beta: Sequence[float] | Tensor | None = None,
+    exchange: bool = False,
+    target_acceptance: float = 0.8,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
+    progress: bool = True,
+) -> Ladder:
+    """Draw from the power posteriors ``prior * likelihood ** beta``, all temperatures in one batch.
+
+    Parameters
+    ----------
+    target : Target
+        Its prior must be one it can draw from.
+    num_temperatures : int, default 50
+        Number of steps of the ladder; ``beta`` takes ``num_temperatures + 1`` values, the
+        quantiles of a Beta(0.3, 1) distribution, which crowd towards the prior.
+    num_chains : int, default 8
+        Chains at each temperature.
+    num_warmup, num_samples : int, default 200 and 500
+    seed : int, default 0
+    beta : sequence of float, optional
+        Another ladder, increasing from 0 to 1.
+    exchange : bool, default False
+        Parallel tempering: after each iteration neighbouring temperatures propose to exchange their states, so
+        that the posterior's chains meet modes found at the prior's end. Costs one more gradient an iteration.
+    target_acceptance, checkpoint, checkpoint_seconds, time_budget, progress
+        As in :func:`sample`.
+
+    Returns
+    -------
+    Ladder
+        At ``beta = 0`` the draws come straight from the prior, independent.
+
+    Raises
+    ------
+    SettingsError
+        If the ladder does not increase from 0 to 1.
+
+    References
+    ----------
+    Xie, W., Lewis, P. O., Fan, Y., Kuo, L., Chen, M.-H. (2011). Improving marginal
+    likelihood estimation for Bayesian phylogenetic model selection. Systematic
+    Biology 60, 150-160.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.samplers import sample_ladder
+    >>> ladder = sample_ladder(exact.get("beta_binomial").target(), 8, num_warmup=50, num_samples=20)
+    >>> ladder.log_likelihood.shape
+    torch.Size([9, 8, 20])
+    """
+    levels = _levels(num_temperatures, beta).to(target.dtype).to(target.device)
+    if num_chains < 1:
+        raise SettingsError(f"num_chains must be at least 1, not {num_chains}")
+    warm = levels[1:]
+    per_chain = warm.repeat_interleave(num_chains)
+    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
+    settings = RunSettings(len(per_chain), num_warmup, num_samples, seed, "tempered ladder", control=control)
+    adaptation = Adaptation(
+        HMC(beta=per_chain),
+        num_warmup,
+        num_groups=len(warm),
+        target_acceptance=target_acceptance,
+        initial_variance=prior_variance(target, seed),
+        metric="diagonal",
+        trajectory=LongestAxis(),
+    )
+    count = num_chains * ((num_warmup if exchange else 0) + num_samples)
+    prior = prior_draws(target, count, num_chains, new_generator(seed, stream="ladder prior"))
+    result = run(target, adaptation, settings, prior=prior if exchange else None)
+    facts: dict[str, object] = {
+        "num_warmup": num_warmup,
+        "seed": seed,
+        "target_acceptance": target_acceptance,
+        "exchange": exchange,
+    }
+    draws = as_draws(target, result, per_chain, adaptation.kernel, facts)
+    kept = prior.last(num_samples).first(draws.num_draws)
+    travel = None
+    if result.exchange is not None:
+        probability, trips = result.exchange
+        travel = Exchange(1 - probability.mean((0, 2)), trips, draws.num_draws)
+    return Ladder(levels, _with_prior(target, draws, kept), travel)
+
+
+def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Tensor:
+    if beta is None:
+        if num_temperatures < 2:
+            raise SettingsError(f"num_temperatures must be at least 2, not {num_temperatures}")
+        grid = torch.linspace(0, 1, num_temperatures + 1, dtype=torch.float64)
+        return torch.as_tensor(beta_distribution.ppf(grid.numpy(), 0.3, 1.0))
+    levels = torch.as_tensor(beta, dtype=torch.float64)
+    if levels.dim() != 1 or len(levels) < 3 or levels[0] != 0 or levels[-1] != 1 or bool((levels.diff() <= 0).any()):
+        raise SettingsError("beta must increase strictly from 0 to 1 in at least two steps")
+    return levels
+
+
+def _with_prior(target: Target, draws: Draws, prior: PriorDraws) -> Draws:
+    """Put exact prior draws, as ``beta = 0``, in front of the ladder's chains."""
+    shape = (prior.position.shape[1], draws.num_draws)
+    position, log_prior, log_likelihood = (x.movedim(0, 1) for x in prior)
+    stats = {
+        k: torch.cat([torch.full(shape, _NEUTRAL.get(k, 0), dtype=v.dtype, device=v.device), v])
+        for k, v in draws.sample_stats.items()
+    }
+    return Draws(
+        torch.cat([position, draws.unconstrained]),
+        torch.cat([log_prior, draws.log_prior]),
+        torch.cat([log_likelihood, draws.log_likelihood]),
+        torch.cat([draws.beta.new_zeros(len(position)), draws.beta]),
+        stats,
+        draws.num_gradients + shape[0] * shape[1],
+        draws.seconds,
+        draws.settings,
+        target,
+    )
+
+
+_NEUTRAL = {"acceptance_rate": 1}

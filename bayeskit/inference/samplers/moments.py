@@ -1,0 +1,81 @@
+"""Running mean and covariance of groups of chains, and the metric they give."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_CROSS_DIMENSION = 400
+PRIOR_WEIGHT = 5.0
+DRAWS_PER_EFFECTIVE = 3.0
+
+
+class Moments(NamedTuple):
+    """Pooled moments of the chains of each of ``g`` groups.
+
+    Attributes
+    ----------
+    count : Tensor
+        Draws seen in each group, shape ``()``.
+    mean : Tensor
+        Shape ``(g, d)``.
+    cross : Tensor
+        Sums of centred products, ``(g, d, d)``; of squares only, ``(g, d)``, above 400 dimensions.
+    """
+
+    count: Tensor  # type: ignore[assignment]
+    mean: Tensor
+    cross: Tensor
+
+    @classmethod
+    def start(cls, num_groups: int, like: Tensor) -> Moments:
+        """Start empty, in dimension, dtype and device of ``like``, shape ``(*, d)``."""
+        d = like.shape[-1]
+        shape = (num_groups, d, d) if d <= MAX_CROSS_DIMENSION else (num_groups, d)
+        return cls(like.new_zeros(()), like.new_zeros(num_groups, d), like.new_zeros(shape))
+
+    def update(self, position: Tensor) -> Moments:
+        """Add one draw of every chain, ``(n, d)``; the chains of a group are neighbours."""
+        x = position.reshape(len(self.mean), -1, position.shape[-1])
+        m = x.shape[1]
+        count = self.count + m
+        mean = x.mean(1)
+        delta = mean - self.mean
+        centred = x - mean.unsqueeze(1)
+        weight = self.count * m / count
+        if self.cross.dim() == 3:
+            cross = centred.mT @ centred + weight * delta.unsqueeze(-1) * delta.unsqueeze(-2)
+        else:
+            cross = centred.square().sum(1) + weight * delta.square()
+        return Moments(count, self.mean + delta * (m / count), self.cross + cross)
+
+    def variance(self, before: Tensor) -> Tensor:
+        """Return variances ``(g, d)``, shrunk towards ``before`` with the weight of five draws.
+
+        The logarithms are averaged, as a prior may be wider than its posterior by orders of magnitude. Where a
+        coordinate has not moved, ``before`` stays.
+        """
+        cross = self.cross.diagonal(dim1=-2, dim2=-1) if self.cross.dim() == 3 else self.cross
+        variance = cross / (self.count - 1).clamp(min=1)
+        shrunk = torch.lerp(before.log(), variance.log(), self.count / (self.count + PRIOR_WEIGHT)).exp()
+        return torch.where((variance > 0) & variance.isfinite(), shrunk, before)
+
+    def correlation(self) -> Tensor:
+        """Return correlation matrices ``(g, d, d)``, shrunk towards the identity as far as the draws are noise.
+
+        The weight of the identity is the expected squared error of the correlations over their
+        squared size (Schaefer and Strimmer 2005), a third of the draws counted as independent:
+        where nothing is correlated the result is the identity.
+        """
+        variance = self.cross.diagonal(dim1=-2, dim2=-1)
+        root = torch.where(variance > 0, variance.rsqrt(), torch.zeros_like(variance))
+        identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+        correlation = (self.cross * root.unsqueeze(-1) * root.unsqueeze(-2)) * (1 - identity)
+        square = correlation.square()
+        error = ((1 - square).square() * (1 - identity)).sum((-1, -2)) * DRAWS_PER_EFFECTIVE / self.count.clamp(min=1)
+        tiny = torch.finfo(root.dtype).tiny
+        weight = (error / square.sum((-1, -2)).clamp(min=tiny)).clamp(max=1.0)[..., None, None]
+        correlation = torch.where(correlation.isfinite(), (1 - weight) * correlation, torch.zeros_like(correlation))
+        return correlation + identity
