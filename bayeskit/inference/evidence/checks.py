@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bayeskit._statistics import effective_sample_size, mean_error, r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
-from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
@@ -18,6 +18,7 @@ MAX_R_HAT = 1.05
 MAX_PARETO_SHAPE = 0.7
 MIN_EFFECTIVE = 100
 MAX_DIVERGING = 0.01
+MIN_ROUND_TRIPS = 10
 
 
 MIN_DRAWS = 8
@@ -105,7 +106,26 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
     if share > MAX_DIVERGING:
         problems.append(f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise")
-    return problems, {"r_hat": worst, "diverging": share}
+    facts = {"r_hat": worst, "diverging": share}
+    if ladder.exchange is not None:
+        trips = float(ladder.exchange.round_trips.sum())
+        facts["round_trips"] = trips
+        if trips < MIN_ROUND_TRIPS:
+            problems.append(
+                f"only {trips:.0f} round trips between prior and posterior: give the ladder more samples, more "
+                "temperatures, or those of ladder.exchange.temperatures"
+            )
+    return problems, facts
+
+
+def ladder_error(influence: Tensor, ladder: Ladder) -> float:
+    """Return the standard error of a sum of one mean a temperature, ``(T, chains, draws)``.
+
+    Temperatures that exchange states are correlated, so there the terms are added before their error is taken.
+    """
+    if ladder.exchange is not None:
+        return float(mean_error(influence.sum(0)))
+    return float(mean_error(influence).square().sum().sqrt())
 
 
 def _centre(position: Tensor) -> tuple[Tensor, Tensor]:

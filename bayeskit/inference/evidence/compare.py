@@ -36,6 +36,8 @@ class Budget:
     num_temperatures, ladder_chains, ladder_warmup, ladder_samples : int, default 50, 32, 150, 1000
         Of the tempered ladder.
     target_acceptance : float, default 0.8
+    exchange : bool, default False
+        Let neighbouring temperatures of the ladder exchange states (parallel tempering).
     """
 
     num_chains: int = 64
@@ -46,6 +48,7 @@ class Budget:
     ladder_warmup: int = 150
     ladder_samples: int = 1000
     target_acceptance: float = 0.8
+    exchange: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,7 @@ def compare(
             spend.ladder_warmup,
             spend.ladder_samples,
             seed,
+            exchange=spend.exchange,
             target_acceptance=spend.target_acceptance,
             checkpoint=None if checkpoint is None else f"{checkpoint}.ladder",
             progress=progress,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from bayeskit.inference.evidence.checks import belongs, ladder_problems, with_rounding, without_nan
+from bayeskit._statistics import log_mean_exp
+from bayeskit.inference.evidence.checks import belongs, ladder_error, ladder_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit._statistics import log_mean_exp, log_mean_exp_error, mean_error
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
@@ -64,7 +62,7 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True, see
     log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
     # Under a heavy-tailed prior the log likelihood has no moments, so the first interval is stepped over.
     first = beta[1] * log_likelihood[:1]
-    start, start_error = float(log_mean_exp(first)), float(log_mean_exp_error(first))
+    start = float(log_mean_exp(first))
     tempered, width = log_likelihood[1:], beta[1:].diff()
     mean = tempered.mean((1, 2))
     centred = tempered - mean[:, None, None]
@@ -79,7 +77,7 @@ def path_sampling(target: Target, ladder: Ladder, *, corrected: bool = True, see
         slope[1:] -= width.square() / 12
     # One series a temperature carries the errors of mean and variance together, correlation included.
     influence = weight[:, None, None] * centred + slope[:, None, None] * centred.square()
-    monte_carlo = math.sqrt(float(mean_error(influence).square().sum()) + start_error**2)
+    monte_carlo = ladder_error(torch.cat([(first - start).exp(), influence]), ladder)
 
     problems, diagnostics = ladder_problems(ladder)
     problems += nan_problems

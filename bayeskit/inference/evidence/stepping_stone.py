@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, ladder_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.result import Evidence
 from bayeskit._statistics import (
     effective_sample_size,
     log_mean_exp,
     log_mean_exp_error,
     weight_effective_sample_size,
 )
+from bayeskit.inference.evidence.checks import (
+    MIN_EFFECTIVE,
+    belongs,
+    ladder_error,
+    ladder_problems,
+    with_rounding,
+    without_nan,
+)
+from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
@@ -53,7 +60,9 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
     belongs(ladder.draws, target, posterior=False)
     log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
     steps = ladder.beta.diff()[:, None, None] * log_likelihood[:-1]
-    errors = log_mean_exp_error(steps)
+    ratios = log_mean_exp(steps)
+    # By the delta method the error of a logarithm is that of its relative terms.
+    error = ladder_error((steps - ratios[:, None, None]).exp(), ladder)
 
     problems, diagnostics = ladder_problems(ladder)
     problems += nan_problems
@@ -66,11 +75,14 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
             f"step {worst + 1} of the ladder rests on {float(effective[worst]):.0f} effective draws: "
             "use more temperatures or longer chains"
         )
-    diagnostics |= {"effective_draws": float(effective[worst]), "largest_step_error": float(errors.max())}
+    diagnostics |= {
+        "effective_draws": float(effective[worst]),
+        "largest_step_error": float(log_mean_exp_error(steps).max()),
+    }
     return Evidence(
         "stepping_stone",
-        float(log_mean_exp(steps).sum()),
-        with_rounding(float(errors.square().sum().sqrt()), log_likelihood),
+        float(ratios.sum()),
+        with_rounding(error, log_likelihood),
         ladder.num_evaluations,
         tuple(problems),
         diagnostics,

@@ -75,10 +75,10 @@ def load_checkpoint(
         raise CheckpointError(
             f"{path} is a checkpoint of another model or of other data; give another path or delete it"
         )
-    for name in settings:
-        if saved.get(name) != settings[name]:
+    for name in sorted(settings.keys() | saved.keys()):
+        if saved.get(name) != settings.get(name):
             raise CheckpointError(
-                f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings[name]!r}; "
+                f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; "
                 "resume with the same settings, or give another path"
             )
     state = restore(template, tensors)

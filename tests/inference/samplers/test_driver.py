@@ -1,0 +1,230 @@
+import os
+import signal
+import threading
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit import exact
+from bayeskit.errors import CheckpointError, OutputError, SamplingWarning, SettingsError
+from bayeskit.inference.samplers import Control, Convergence, drive
+from bayeskit.inference.samplers.driver import Records
+
+QUIET = Control(progress=False)
+
+
+class WalkState(NamedTuple):
+    position: torch.Tensor
+    steps: torch.Tensor
+
+
+@dataclass
+class Walk:
+    """A random walk that records every second position."""
+
+    length: int = 20
+    scale: float = 1.0
+    after_step: dict = field(default_factory=dict)
+    description = "walking"
+
+    @property
+    def num_steps(self):
+        return self.length
+
+    def facts(self):
+        return {"model": "walk", "length": self.length, "scale": self.scale}
+
+    def start(self, generator):
+        return WalkState(torch.randn(3, generator=generator), torch.zeros((), dtype=torch.int64))
+
+    def advance(self, state, iteration, generator):
+        new = WalkState(state.position + self.scale * torch.randn(3, generator=generator), state.steps + 1)
+        self.after_step.get(iteration, lambda: None)()
+        return new, {"position": new.position} if iteration % 2 else {}
+
+    def ending(self, state, iteration, records):
+        return "finished" if iteration >= self.length else None
+
+    def note(self, state, iteration, records):
+        return f"at {iteration}"
+
+
+def generator():
+    return torch.Generator().manual_seed(3)
+
+
+def whole():
+    return drive(Walk(), QUIET, generator())
+
+
+def test_records_grow_and_keep_their_order():
+    records = Records(capacity=1)
+    for i in range(37):
+        records.append({"x": torch.tensor([i, -i])} | ({"y": torch.tensor(i)} if i % 3 == 0 else {}))
+    assert records["x"].tolist() == [[i, -i] for i in range(37)]
+    assert records["y"].tolist() == list(range(0, 37, 3))
+    assert records.count("x") == 37 and records.count("z") == 0 and "z" not in records
+
+
+def test_an_algorithm_runs_to_its_end():
+    outcome = whole()
+    assert outcome.ending == "finished" and outcome.num_iterations == 20
+    assert outcome.records["position"].shape == (10, 3)
+    assert torch.equal(outcome.records["position"][-1], outcome.state.position)
+
+
+@pytest.mark.parametrize("at", [0, 7, 18])
+def test_ctrl_c_ends_between_two_steps_and_the_run_resumes_bit_for_bit(tmp_path, at):
+    control = Control(checkpoint=tmp_path / "state", progress=False)
+    before = signal.getsignal(signal.SIGINT)
+    walk = Walk(after_step={at: lambda: os.kill(os.getpid(), signal.SIGINT)})
+    cut = drive(walk, control, generator())
+    assert cut.ending == "interrupted" and cut.num_iterations == at + 1
+    assert signal.getsignal(signal.SIGINT) is before
+    rest = drive(Walk(), control, torch.Generator().manual_seed(99))
+    assert rest.ending == "finished"
+    assert torch.equal(rest.records["position"], whole().records["position"])
+    assert torch.equal(rest.state.position, whole().state.position)
+
+
+def test_the_second_ctrl_c_is_obeyed_at_once():
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        drive(Walk(after_step={3: twice}), QUIET, generator())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_thread_may_drive_too():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(whole()))
+    thread.start()
+    thread.join()
+    assert torch.equal(results[0].state.position, whole().state.position)
+
+
+def test_a_time_budget_ends_the_run_and_the_next_call_goes_on(tmp_path, monkeypatch):
+    """The clock stands still but for one leap in step 5."""
+    now = [0.0]
+    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+
+    def leap():
+        now[0] += 100.0
+
+    control = Control(checkpoint=tmp_path / "state", time_budget=50.0, progress=False)
+    cut = drive(Walk(after_step={5: leap}), control, generator())
+    assert cut.ending == "time budget" and cut.num_iterations == 6
+    assert torch.equal(cut.records["position"], whole().records["position"][:3])
+    rest = drive(Walk(), control, generator())
+    assert rest.ending == "finished" and torch.equal(rest.state.position, whole().state.position)
+
+
+def test_an_exception_leaves_the_last_checkpoint(tmp_path):
+    def fail():
+        raise ArithmeticError("in step 9")
+
+    control = Control(checkpoint=tmp_path / "state", checkpoint_seconds=0, progress=False)
+    with pytest.raises(ArithmeticError):
+        drive(Walk(after_step={9: fail}), control, generator())
+    rest = drive(Walk(), control, generator())
+    assert torch.equal(rest.records["position"], whole().records["position"])
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    control = Control(checkpoint=tmp_path / "state", checkpoint_seconds=0, progress=False)
+    calls = []
+
+    def fills_up(_):
+        calls.append(1)
+        if len(calls) > 4:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fills_up)
+        with pytest.raises(OutputError, match="No space left"):
+            drive(Walk(), control, generator())
+    assert list(tmp_path.iterdir()) == [tmp_path / "state"]
+    rest = drive(Walk(), control, generator())
+    assert torch.equal(rest.records["position"], whole().records["position"])
+
+
+@pytest.mark.parametrize(("other", "name"), [(Walk(scale=2.0), "scale"), (Walk(length=30), "length")])
+def test_other_settings_are_refused(tmp_path, other, name):
+    control = Control(checkpoint=tmp_path / "state", progress=False)
+    drive(Walk(), control, generator())
+    with pytest.raises(CheckpointError, match=name):
+        drive(other, control, generator())
+
+
+@pytest.mark.parametrize("setting", [{"checkpoint_seconds": -1.0}, {"time_budget": 0.0}])
+def test_controls_outside_their_domain_are_refused(setting):
+    with pytest.raises(SettingsError, match=next(iter(setting))):
+        Control(**setting)
+
+
+# -- through bk.sample ---------------------------------------------------------------------
+
+
+class _Interrupting:
+    """A target that sends Ctrl-C at its n-th gradient."""
+
+    def __init__(self, target, at):
+        self._target, self._at, self._calls = target, at, 0
+
+    def __getattr__(self, name):
+        return getattr(self._target, name)
+
+    def evaluator(self, num_vectors, num_calls=1):
+        right = self._target.evaluator(num_vectors, num_calls)
+
+        def counted(position, beta):
+            self._calls += 1
+            if self._calls == self._at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return right(position, beta)
+
+        return counted
+
+
+def test_ctrl_c_returns_the_draws_that_are_done():
+    target = exact.get("linreg10").target()
+    full = bk.sample(target, 4, 50, 400, seed=1, progress=False)
+    cost = full.num_gradients // 4
+    with pytest.warns(SamplingWarning, match=r"interrupted after \d+ of 400 draws"):
+        part = bk.sample(_Interrupting(target, cost - 200), 4, 50, 400, seed=1, progress=False)
+    assert 0 < part.num_draws < 400 and part.settings["ending"] == "interrupted"
+    assert torch.equal(part.unconstrained, full.unconstrained[:, : part.num_draws])
+    for name, value in part.sample_stats.items():
+        assert value.shape == (4, part.num_draws), name
+
+
+def test_ctrl_c_during_warm_up_has_nothing_to_return():
+    with pytest.raises(KeyboardInterrupt):
+        bk.sample(_Interrupting(exact.get("linreg10").target(), 30), 4, 50, 400, seed=1, progress=False)
+
+
+def test_a_time_budget_too_short_for_the_warm_up_says_so():
+    with pytest.raises(SettingsError, match="time budget"):
+        bk.sample(exact.get("linreg10").target(), 4, 50, 50, time_budget=1e-9, progress=False)
+
+
+def test_a_run_stops_once_it_has_converged():
+    target = exact.get("linreg10").target()
+    stop = Convergence(effective_draws=300, check_every=50)
+    early = bk.sample(target, 16, 200, 3000, seed=2, stop=stop, progress=False)
+    assert early.num_draws < 3000 and early.num_draws % 50 == 0 and early.settings["ending"] == "converged"
+    assert stop.reached(early.unconstrained.movedim(1, 0), early.log_density.T)
+    long = bk.sample(target, 16, 200, 3000, seed=2, progress=False)
+    assert torch.equal(early.unconstrained, long.unconstrained[:, : early.num_draws])
+
+
+@pytest.mark.parametrize("setting", [{"r_hat": 1.0}, {"effective_draws": 0.0}, {"check_every": 2}])
+def test_a_convergence_that_cannot_be_is_refused(setting):
+    with pytest.raises(SettingsError, match=next(iter(setting))):
+        Convergence(**setting)

@@ -1,0 +1,178 @@
+import math
+import sys
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+import bayeskit as bk
+from bayeskit._statistics import mean_error
+from bayeskit.errors import CheckpointError, SamplingWarning, SettingsError
+from bayeskit.inference import evidence
+from bayeskit.inference.samplers import sample_ladder
+from bayeskit.inference.samplers.tempering import Tempering
+
+PRIOR_SCALE, WIDTH = 5.0, 0.5
+MODES = torch.tensor([[-4.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+WEIGHTS = torch.tensor([0.3, 0.7], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def bimodal():
+    """Two normal modes eight widths apart under a wide normal prior; weights and evidence by conjugacy."""
+
+    def log_prior(u):
+        return (-0.5 * (u / PRIOR_SCALE).square() - math.log(PRIOR_SCALE) - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def log_likelihood(u):
+        distance = ((u.unsqueeze(-2) - MODES) / WIDTH).square().sum(-1)
+        return (WEIGHTS.log() - 0.5 * distance - 2 * math.log(WIDTH * math.sqrt(2 * math.pi))).logsumexp(-1)
+
+    def sample(n, generator):
+        return PRIOR_SCALE * torch.randn(n, 2, generator=generator, dtype=torch.float64)
+
+    return bk.Target.from_functions(log_prior, log_likelihood, 2, sample)
+
+
+def exact_bimodal():
+    variance = PRIOR_SCALE**2 + WIDTH**2
+    log_mass = WEIGHTS.log() - 0.5 * MODES.square().sum(-1) / variance - math.log(2 * math.pi * variance)
+    return float(log_mass.logsumexp(0)), float(log_mass.softmax(0)[1])
+
+
+def upper_weight(ladder):
+    draws = ladder.draws.unconstrained[-len(ladder.exchange.round_trips) :, :, 0]
+    inside = (draws > 0).to(torch.float64)
+    return float(inside.mean()), float(mean_error(inside))
+
+
+@pytest.fixture(scope="module")
+def tempered(bimodal):
+    return sample_ladder(bimodal, 10, 8, 300, 2000, seed=1, exchange=True, progress=False)
+
+
+def test_both_modes_get_their_weight(tempered):
+    weight, error = upper_weight(tempered)
+    assert error < 0.02 and abs(weight - exact_bimodal()[1]) < 3 * error, (weight, error)
+
+
+def test_plain_chains_flag_the_modes_they_cannot_weigh(bimodal):
+    with pytest.warns(SamplingWarning, match="chains disagree"):
+        draws = bk.sample(bimodal, 8, 300, 500, progress=False)
+    z = evidence.bridge_sampling(bimodal, draws)
+    assert not z.trusted and "chains disagree" in z.warnings[0]
+    apart = sample_ladder(bimodal, 10, 8, 300, 500, seed=1, progress=False)
+    assert not evidence.stepping_stone(bimodal, apart).trusted
+
+
+@pytest.mark.parametrize("method", [evidence.stepping_stone, evidence.path_sampling])
+def test_the_evidence_of_an_exchanging_ladder_is_right_and_trusted(bimodal, tempered, method, limit):
+    z = method(bimodal, tempered)
+    assert z.trusted, z.warnings
+    assert z.standard_error < 0.03
+    assert abs(z.log_evidence - exact_bimodal()[0]) < limit(2) * z.standard_error
+
+
+def test_error_bars_of_an_exchanging_ladder_are_calibrated(normal_normal):
+    """Temperatures are correlated by exchange; z-scores over replicates have variance one."""
+    truth = -0.5 * 2 * math.log(2 * math.pi * 2) - 2 * 0.25
+    scores = {"stepping_stone": [], "path_sampling": []}
+    for seed in range(40):
+        ladder = sample_ladder(normal_normal, 6, 8, 60, 250, seed=seed, exchange=True, progress=False)
+        for name, values in scores.items():
+            z = getattr(evidence, name)(normal_normal, ladder)
+            values.append((z.log_evidence - truth) / z.standard_error)
+    for name, values in scores.items():
+        total = sum(v**2 for v in values)
+        low, high = chi2.ppf(0.5e-5, 40), chi2.isf(0.5e-5, 40)
+        assert low < total < high, (name, total)
+
+
+class _Backwards(Tempering):
+    """The mutation: exchanges are decided with the sign of the log ratio dropped."""
+
+    def _decide(self, state, iteration, generator):
+        probability = super()._decide(state, iteration, generator)[1]
+        turn = (torch.arange(len(probability)) + iteration) % 2 == 0
+        return (torch.rand(probability.shape, generator=generator) < 1 - probability) & turn.unsqueeze(-1), probability
+
+
+def test_a_dropped_sign_is_noticed(normal_normal, monkeypatch, limit):
+    truth = -0.5 * 2 * math.log(2 * math.pi * 2) - 2 * 0.25
+    monkeypatch.setattr(sys.modules["bayeskit.inference.samplers.run"], "Tempering", _Backwards)
+    ladder = sample_ladder(normal_normal, 6, 8, 60, 500, seed=0, exchange=True, progress=False)
+    z = evidence.stepping_stone(normal_normal, ladder)
+    assert abs(z.log_evidence - truth) > limit() * z.standard_error
+
+
+def test_round_trips_come_at_most_as_often_as_the_barrier_allows(tempered):
+    exchange = tempered.exchange
+    assert exchange.round_trips.shape == (8,) and exchange.num_iterations == 2000
+    # Replicas of eight ladders and 2,000 iterations: counts of about 230 each, so 5 % of noise together is ample.
+    assert 0.5 * exchange.ideal_round_trip_rate < exchange.round_trip_rate < 1.1 * exchange.ideal_round_trip_rate
+    assert exchange.rejection.shape == (10,) and bool(((exchange.rejection >= 0) & (exchange.rejection < 1)).all())
+
+
+def test_replicas_are_a_permutation_of_themselves(normal_normal):
+    from bayeskit.inference.samplers import HMC, Adaptation, Chains, Control, RunSettings
+    from bayeskit.inference.samplers.tempering import prior_draws
+
+    beta = torch.tensor([0.2, 0.5, 1.0], dtype=torch.float64).repeat_interleave(4)
+    generator = torch.Generator().manual_seed(0)
+    adaptation = Adaptation(HMC(beta=beta), 20, num_groups=3, metric="diagonal")
+    chains = Chains(normal_normal, adaptation, RunSettings(12, 20, 20, control=Control(progress=False)))
+    tempering = Tempering(chains, prior_draws(normal_normal, 160, 4, generator))
+    state = tempering.start(generator)
+    for i in range(40):
+        state, _ = tempering.advance(state, i, generator)
+        assert sorted(state.replica.flatten().tolist()) == list(range(16))
+        assert bool((state.replica % 4 == torch.arange(4)).all())  # ladders never mix
+        kernel = state.chains.kernel
+        value, gradient = normal_normal.value_and_grad(kernel.position, beta)
+        torch.testing.assert_close(kernel.log_density, value)
+        torch.testing.assert_close(kernel.gradient, gradient)
+    assert int(state.round_trips.sum()) > 0
+
+
+def test_equal_rejections_shorten_the_longest_step(bimodal, tempered):
+    beta = tempered.exchange.temperatures(tempered.beta, 10)
+    assert beta[0] == 0 and beta[-1] == 1 and bool((beta.diff() > 0).all())
+    again = sample_ladder(
+        bimodal, beta=beta, num_chains=8, num_warmup=300, num_samples=500, exchange=True, progress=False
+    )
+    assert float(again.exchange.rejection.max()) < float(tempered.exchange.rejection.max())
+    assert float(again.exchange.rejection.std()) < float(tempered.exchange.rejection.std())
+
+
+def test_too_few_round_trips_are_flagged(bimodal):
+    ladder = sample_ladder(bimodal, 60, 1, 30, 60, exchange=True, progress=False)
+    z = evidence.stepping_stone(bimodal, ladder)
+    assert any("round trips" in warning for warning in z.warnings)
+
+
+def test_an_exchanging_ladder_resumes_bit_for_bit(tmp_path, normal_normal, monkeypatch):
+    settings = {"num_temperatures": 4, "num_chains": 2, "num_warmup": 30, "num_samples": 30, "exchange": True}
+    whole = sample_ladder(normal_normal, **settings, progress=False)
+    path, calls = tmp_path / "state", []
+    advance = Tempering.advance
+
+    def fails_at_45(self, *arguments):
+        calls.append(1)
+        if len(calls) == 45:
+            raise ArithmeticError
+        return advance(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tempering, "advance", fails_at_45)
+        with pytest.raises(ArithmeticError):
+            sample_ladder(normal_normal, **settings, checkpoint=path, checkpoint_seconds=0, progress=False)
+    resumed = sample_ladder(normal_normal, **settings, checkpoint=path, progress=False)
+    assert torch.equal(resumed.draws.unconstrained, whole.draws.unconstrained)
+    assert torch.equal(resumed.exchange.round_trips, whole.exchange.round_trips)
+    with pytest.raises(CheckpointError, match="exchange"):
+        sample_ladder(normal_normal, **settings | {"exchange": False}, checkpoint=path, progress=False)
+
+
+def test_a_ladder_without_chains_is_refused(normal_normal):
+    with pytest.raises(SettingsError, match="num_chains"):
+        sample_ladder(normal_normal, num_chains=0, exchange=True, progress=False)
