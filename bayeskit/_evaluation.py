@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch._inductor
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
 from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import CompilationWarning
@@ -139,6 +140,40 @@ def _fail_apart(graph: GraphModule) -> None:
     graph.recompile()
 
 
+def _fold_masks(graph: GraphModule) -> None:
+    """Replace boolean masks that are constants of the model by positions, whose number the compiler can see."""
+    aten = torch.ops.aten
+
+    def is_constant(node: Node) -> bool:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        known = node.op == "get_attr" or (node.op == "call_function" and not random)
+        return known and all(is_constant(i) for i in node.all_input_nodes)
+
+    def value(node: Node) -> Any:
+        if node.op == "get_attr":
+            return getattr(graph, str(node.target))
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    for node in [
+        *graph.graph.find_nodes(op="call_function", target=aten.index.Tensor),
+        *graph.graph.find_nodes(op="call_function", target=aten.index_put.default),
+    ]:
+        indices: list[Any] = []
+        for index in node.args[1]:
+            meta = None if index is None else index.meta.get("tensor_meta")
+            if getattr(meta, "dtype", None) != torch.bool or not is_constant(index):
+                indices.append(index)
+                continue
+            for axis, positions in enumerate(value(index).nonzero(as_tuple=True)):
+                name = f"_positions_{node.name}_{index.name}_{axis}"
+                graph.register_buffer(name, positions)
+                with graph.graph.inserting_before(node):
+                    indices.append(graph.graph.get_attr(name))
+        node.args = (node.args[0], indices, *node.args[2:])
+    graph.recompile()
+
+
 def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:
     """Trace value and gradient of ``joint`` for ``num_vectors`` vectors."""
     u = torch.zeros(num_vectors, dim, dtype=dtype, device=device)
@@ -147,6 +182,7 @@ def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: 
     with one_thread():
         graph = make_fx(lambda u, beta: tuple(evaluate(u, beta)))(u, beta)
     _fail_apart(graph)
+    _fold_masks(graph)
     graph.graph.eliminate_dead_code()
     _pin_dtypes(graph)
     return graph

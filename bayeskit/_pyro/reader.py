@@ -39,7 +39,8 @@ class Constants:
 
     params: dict[str, Tensor] = field(default_factory=dict)
     observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
-    indices: dict[str, Any] = field(default_factory=dict)  # of each plate, as plain numbers
+    indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, readable in a loop and plain
+    looped: set[str] = field(default_factory=set)  # plates that the model loops over
 
 
 class Indices(Tensor):
@@ -81,8 +82,9 @@ class Reader(Messenger):
                 raise ModelError(
                     f"plate {name!r} subsamples its data, so the density is random; build the target from the full data"
                 )
-            if msg["value"] is None:
-                msg["value"] = self.constants.indices.get(name)
+            if msg["value"] is None and name in self.constants.indices:
+                looped, plain = self.constants.indices[name]
+                msg["value"] = looped if name in self.constants.looped else plain
             return
         if is_enumerated(msg) and not msg["fn"].has_enumerate_support:
             raise UnsupportedSiteError(
@@ -119,9 +121,10 @@ class Reader(Messenger):
         self.constants.observed[name] = torch.where(bad, fn.sample().to(value.dtype), value)
 
     def _pyro_post_sample(self, msg: Any) -> None:
+        self.constants.looped.update(f.name for f in msg["cond_indep_stack"] if not f.vectorized)
         if isinstance(msg["fn"], _Subsample):
             if self.first_run and isinstance(msg["value"], Tensor):
-                self.constants.indices[msg["name"]] = Indices(msg["value"])
+                self.constants.indices[msg["name"]] = (Indices(msg["value"]), msg["value"])
             return
         name, fn, value, infer = msg["name"], msg["fn"], msg["value"], msg["infer"]
         if name in self.records:

@@ -345,3 +345,33 @@ def test_targets_from_functions():
 def test_fingerprint_knows_the_data():
     first, again, other = (Target.from_pyro(simple, y).fingerprint() for y in (Y, Y.clone(), Y + 0.1))
     assert first == again != other
+
+
+# -- plates read by their indices -------------------------------------------------------------------------
+
+
+def test_data_indexed_by_a_plate_are_traced_and_compiled():
+    """``obs=y[indices]``, Pyro's own way to write it, with the plate as a block or as a loop."""
+
+    def block(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)) as indices:
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y[indices])
+
+    def loop(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        for i in pyro.plate("data", len(y)):
+            pyro.sample(f"y_{i}", dist.Normal(mean, 1.0), obs=y[i])
+
+    u = normal(3, 1, seed=8)
+    expected = by_hand_of_normal(u)
+    for model in (block, loop):
+        for compile in (False, True):
+            value, _ = Target.from_pyro(model, Y, compile=compile).value_and_grad(u)  # a warning would be an error
+            assert_close(value, expected)
+
+
+def by_hand_of_normal(u):
+    """Log density of a standard normal mean and of the observations given it."""
+    residuals = (Y - u).square().sum(-1) + u.square().sum(-1)
+    return -0.5 * residuals - 0.5 * (len(Y) + 1) * math.log(2 * math.pi)

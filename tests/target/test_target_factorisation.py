@@ -1,5 +1,7 @@
 """A matrix that cannot be factorised spoils its own vector and no other."""
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
@@ -36,3 +38,20 @@ def test_evaluate():
     log_prior, values = target(False).evaluate(U)
     assert bool(values[1].isnan()) and bool(values[[0, 2]].isfinite().all())
     assert bool(log_prior[[0, 2]].isfinite().all())
+
+
+@pytest.mark.parametrize("d", [2, 4])
+def test_a_model_with_constant_masks_compiles(d):
+    """The transform to correlation matrices picks entries below the diagonal by a boolean mask."""
+
+    def model(y):
+        factor = pyro.sample("factor", dist.LKJCholesky(d, torch.tensor(1.5, dtype=torch.float64)))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.MultivariateNormal(torch.zeros(d).double(), scale_tril=factor), obs=y)
+
+    y = torch.randn(5, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    compiled, plain = (bk.Target.from_pyro(model, y, compile=c) for c in (True, False))
+    u = torch.randn(3, plain.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for first, second in zip(compiled.value_and_grad(u), plain.value_and_grad(u), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(plain.log_density(u), plain.value_and_grad(u)[0], rtol=1e-10, atol=1e-10)
