@@ -19,9 +19,9 @@ import torch
 
 from bayeskit._files import write_atomically
 from bayeskit._page import cell, escape, number, pairs, table, whole_page
+from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import Evidence, EvidenceComparison
-from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.target import Target
 
 if TYPE_CHECKING:

@@ -83,6 +83,7 @@ class Ours:
         return bk.sample(self.target, self.chains, WARMUP, SAMPLES, seed, kernel=self.kernel, progress=False)
 
     def run(self, seed: int) -> tuple[float, float]:
+        """Return the smallest effective sample size and the seconds."""
         begin = time.perf_counter()
         draws = self._draw(seed)
         seconds = time.perf_counter() - begin
@@ -98,6 +99,7 @@ class PyroNUTS:
         self.model, self.arguments = model, arguments
 
     def run(self, seed: int) -> tuple[float, float]:
+        """Return the smallest effective sample size and the seconds."""
         pyro.set_rng_seed(seed)
         sampler = pyro.infer.MCMC(
             pyro.infer.NUTS(self.model), num_samples=SAMPLES, warmup_steps=WARMUP, disable_progbar=True
@@ -119,6 +121,7 @@ class NumPyroNUTS:
         self.task["data"] = [column.tolist() for column in data]
 
     def run(self, seed: int) -> tuple[float, float]:
+        """Return the smallest effective sample size and the seconds."""
         self.process.stdin.write(json.dumps(self.task | {"seed": seed}) + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())

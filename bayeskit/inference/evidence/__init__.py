@@ -8,6 +8,7 @@ from bayeskit.inference.evidence.methods import METHODS, Method, select
 from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
 from bayeskit.inference.evidence.path_sampling import path_sampling
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.smc import smc
 from bayeskit.inference.evidence.stepping_stone import stepping_stone
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "naive_monte_carlo",
     "path_sampling",
     "select",
+    "smc",
     "stepping_stone",
 ]

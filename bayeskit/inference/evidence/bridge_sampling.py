@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from bayeskit._statistics import effective_sample_size, mean_error
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit._statistics import effective_sample_size, mean_error
 from bayeskit.target import Target
 
 MAX_ITERATIONS = 1000

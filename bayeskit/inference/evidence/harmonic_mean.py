@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from bayeskit._statistics import (
+    effective_sample_size,
+    log_mean_exp,
+    log_mean_exp_error,
+    pareto_shape,
+    weight_effective_sample_size,
+)
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import (
@@ -14,13 +21,6 @@ from bayeskit.inference.evidence.checks import (
     with_rounding,
 )
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit._statistics import (
-    effective_sample_size,
-    log_mean_exp,
-    log_mean_exp_error,
-    pareto_shape,
-    weight_effective_sample_size,
-)
 from bayeskit.target import Target
 
 MAX_MISSED_PRIOR = 0.05

@@ -9,17 +9,17 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bayeskit._torch import new_generator, one_thread
-from bayeskit.draws import Draws
-from bayeskit.errors import InitializationError, SettingsError
-from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.result import Evidence
 from bayeskit._statistics import (
     independent_log_mean_exp_error,
     log_mean_exp,
     pareto_shape,
     weight_effective_sample_size,
 )
+from bayeskit._torch import new_generator, one_thread
+from bayeskit.draws import Draws
+from bayeskit.errors import InitializationError, SettingsError
+from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
+from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.initial import starting_points
 from bayeskit.target import Target
 

@@ -15,6 +15,7 @@ from bayeskit.inference.evidence.laplace import laplace_importance_sampling
 from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
 from bayeskit.inference.evidence.path_sampling import path_sampling
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.smc import smc
 from bayeskit.inference.evidence.stepping_stone import stepping_stone
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
@@ -75,6 +76,7 @@ METHODS: dict[str, Method] = {
         Method("bridge_sampling", "posterior", _posterior(bridge_sampling)),
         Method("path_sampling", "ladder", _tempered(path_sampling)),
         Method("stepping_stone", "ladder", _tempered(stepping_stone)),
+        Method("smc", "prior", _alone(smc)),
     )
 }
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from bayeskit._torch import new_generator
-from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.result import Evidence
 from bayeskit._statistics import (
     independent_log_mean_exp_error,
     log_mean_exp,
     pareto_shape,
     weight_effective_sample_size,
 )
+from bayeskit._torch import new_generator
+from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
+from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 

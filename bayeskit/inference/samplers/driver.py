@@ -94,45 +94,59 @@ class Algorithm(Protocol):
 
 
 class Records:
-    """Rows of tensors by name, in buffers that grow by doubling."""
+    """Rows of tensors by name: kept as they come, copied together in blocks.
 
-    def __init__(self, capacity: int = 64) -> None:
-        self._capacity = max(1, capacity)
-        self._buffers: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+    A row is not copied at once, so what was appended must not be changed in place.
+    """
+
+    def __init__(self, block: int = 256) -> None:
+        self._block = block
+        self._buffers: dict[str, Tensor] = {}  # of growing capacity
+        self._counts: dict[str, int] = {}  # rows in the buffer
+        self._pending: dict[str, list[Tensor]] = {}
 
     def append(self, row: Mapping[str, Tensor]) -> None:
         """Add one row to each name in ``row``."""
         for name, value in row.items():
-            count = self._counts.get(name, 0)
-            buffer = self._buffers.get(name)
-            if buffer is None:
-                buffer = self._buffers[name] = value.new_empty((self._capacity, *value.shape))
-            elif count == len(buffer):
-                buffer = self._buffers[name] = torch.cat([buffer, torch.empty_like(buffer)])
-            buffer[count] = value
-            self._counts[name] = count + 1
+            waiting = self._pending.setdefault(name, [])
+            waiting.append(value)
+            if len(waiting) >= self._block:
+                self._copy(name)
 
     def fill(self, rows: Mapping[str, Tensor], device: torch.device | str) -> None:
-        """Take over saved rows."""
+        """Take over saved rows, ``{name: (N, ...)}``."""
         for name, value in rows.items():
-            room = max(self._capacity - len(value), 1)
-            self._buffers[name] = torch.cat([value, value.new_empty((room, *value.shape[1:]))]).to(device)
-            self._counts[name] = len(value)
+            self._buffers[name], self._counts[name] = value.to(device), len(value)
+
+    def _copy(self, name: str) -> None:
+        waiting = self._pending.pop(name, None)
+        if not waiting:
+            return
+        rows = torch.stack(waiting)
+        count, buffer = self._counts.get(name, 0), self._buffers.get(name)
+        if buffer is None:
+            buffer = rows
+        elif count + len(rows) > len(buffer):
+            room = max(len(buffer), len(rows))
+            buffer = torch.cat([buffer[:count], rows, rows.new_empty((room, *rows.shape[1:]))])
+        else:
+            buffer[count : count + len(rows)] = rows
+        self._buffers[name], self._counts[name] = buffer, count + len(rows)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._buffers
+        return self.count(name) > 0
 
     def __getitem__(self, name: str) -> Tensor:
+        self._copy(name)
         return self._buffers[name][: self._counts[name]]
 
     def count(self, name: str) -> int:
         """Return how many rows ``name`` has."""
-        return self._counts.get(name, 0)
+        return self._counts.get(name, 0) + len(self._pending.get(name, ()))
 
     def as_dict(self) -> dict[str, Tensor]:
         """Return all rows by name."""
-        return {name: self[name] for name in self._buffers}
+        return {name: self[name] for name in [*self._buffers, *(p for p in self._pending if p not in self._buffers)]}
 
 
 class Outcome(NamedTuple):
@@ -175,7 +189,7 @@ def drive(
     begin = time.monotonic()
     with one_thread(), torch.no_grad(), _interruptible() as interrupted:
         state = algorithm.start(generator)
-        records = Records(min(algorithm.num_steps or 64, 4096))
+        records = Records()
         facts = algorithm.facts() | {"torch": torch.__version__}
         iteration = 0
         path = control.checkpoint

@@ -61,9 +61,11 @@ def whole():
 
 
 def test_records_grow_and_keep_their_order():
-    records = Records(capacity=1)
+    records = Records(block=3)
     for i in range(37):
         records.append({"x": torch.tensor([i, -i])} | ({"y": torch.tensor(i)} if i % 3 == 0 else {}))
+        if i == 20:
+            assert records["x"].tolist() == [[j, -j] for j in range(21)]
     assert records["x"].tolist() == [[i, -i] for i in range(37)]
     assert records["y"].tolist() == list(range(0, 37, 3))
     assert records.count("x") == 37 and records.count("z") == 0 and "z" not in records

@@ -1,0 +1,192 @@
+"""Sequential Monte Carlo: the mean of unbiased estimates from independent populations."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy.stats import norm
+from scipy.stats import t as student
+from torch import Tensor
+
+from bayeskit._torch import new_generator
+from bayeskit.errors import DrawsError, InitializationError
+from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, with_rounding
+from bayeskit.inference.evidence.laplace import curvature, find_modes
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.sample_smc import SMCRun, sample_smc
+from bayeskit.target import Target
+
+MIN_REPLICATES = 8
+MAX_RELATIVE_SPREAD = 0.7
+MIN_CONDITIONAL_SHARE = 0.25
+MIN_ACCEPTANCE = 0.3
+MAX_CORRELATION = 0.8
+MIN_ANCESTORS = 2.0
+PEAK_DRAWS = 1000
+MIN_PEAK_SHARE = 0.1
+MAX_PEAK_EXCESS = math.log(1.5)
+
+
+def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: bool = True) -> Evidence:
+    """Average the evidence estimates of replicates that followed one frozen schedule.
+
+    Each estimate is unbiased, so their mean is, and their spread is its error. The standard error
+    of the log evidence follows by the delta method; with few replicates it is widened so that 1.96
+    of it hold the 97.5 % quantile of Student's distribution.
+
+    A peak that is much narrower than what surrounds it draws no particles before the temperature at which it
+    suddenly holds most of the mass, and no replicate notices. So the highest point above the draws is
+    sought, and the mass about it compared with the estimate.
+
+    Parameters
+    ----------
+    target : Target
+    run : SMCRun, optional
+        A finished run of :func:`sample_smc`; by default one is made, with its default settings.
+    seed : int, default 0
+        Of that run, and of the search for a missed peak.
+    progress : bool, default True
+
+    Returns
+    -------
+    Evidence
+        ``num_evaluations`` counts the pilot and the search.
+
+    Raises
+    ------
+    DrawsError
+        If the run was stopped early, or belongs to another target.
+
+    References
+    ----------
+    Del Moral, P., Doucet, A., Jasra, A. (2006). Sequential Monte Carlo samplers. Journal of the
+    Royal Statistical Society B 68, 411-436.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence.smc import smc
+    >>> case = exact.get("beta_binomial")
+    >>> z = smc(case.target(), seed=1)
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted
+    (True, True)
+    """
+    if run is None:
+        run = sample_smc(target, seed=seed, progress=progress)
+    if run.ending != "finished":
+        reached = float(run.draws.beta[0])
+        raise DrawsError(f"the run was stopped at inverse temperature {reached:.3g}; resume it from its checkpoint")
+    belongs(run.draws, target)
+    log_values = run.log_evidence
+    log_evidence = float(log_values.logsumexp(0)) - math.log(len(log_values))
+    problems, diagnostics = _problems(run)
+    error, spread = _error(log_values - log_evidence)
+    diagnostics["relative_spread"] = spread
+    if not spread <= MAX_RELATIVE_SPREAD:
+        problems.append(
+            f"replicates disagree (relative spread {spread:.2f} > {MAX_RELATIVE_SPREAD}), so their mean may rest on "
+            "a few of them: use more num_particles or a higher ess_threshold"
+        )
+    peak, search = _mass_of_highest_peak(target, run, seed)
+    if peak - log_evidence > max(MAX_PEAK_EXCESS, 5 * error):
+        problems.append(
+            f"a narrow peak that no particle found holds {peak - log_evidence:.1f} nats more than the estimate: "
+            "use nested_sampling"
+        )
+    diagnostics["peak_excess"] = peak - log_evidence
+    return Evidence(
+        "smc",
+        log_evidence,
+        with_rounding(error, run.draws.log_likelihood),
+        run.num_gradients + search,
+        tuple(problems),
+        diagnostics,
+    )
+
+
+def _error(log_ratio: Tensor) -> tuple[float, float]:
+    """Return the standard error of the log of a mean, and the relative spread behind it.
+
+    ``log_ratio`` are logarithms of the values over their mean, shape ``(r,)``.
+    """
+    r = len(log_ratio)
+    if r < 2:
+        return math.nan, math.nan
+    spread = float(log_ratio.exp().std())
+    widened = float(student.ppf(0.975, r - 1) / norm.ppf(0.975))
+    return widened * spread / math.sqrt(r), spread
+
+
+def _mass_of_highest_peak(target: Target, run: SMCRun, seed: int) -> tuple[float, int]:
+    """Estimate the log mass about the highest mode by importance from its normal approximation.
+
+    Returns ``-inf`` where that approximation does not fit, and the number of evaluations.
+    """
+    try:
+        modes, search = find_modes(target, seed=seed, draws=run.draws)
+    except InitializationError:
+        return -math.inf, 0
+    precision, differences = curvature(target, modes[0])
+    factor, failed = torch.linalg.cholesky_ex(precision)
+    spent = search + differences
+    if bool(failed) or not bool(factor.isfinite().all()):
+        return -math.inf, spent
+    generator = new_generator(seed, factor.device, stream="mass of the highest peak")
+    like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
+    noise = torch.randn(PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
+    x = modes[0] + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
+    constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
+    log_weight = target.log_density(x) + 0.5 * noise.square().sum(-1) - constant
+    log_weight = log_weight.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+    total = log_weight.logsumexp(0)
+    share = (2 * total - (2 * log_weight).logsumexp(0)).exp() / PEAK_DRAWS
+    fits = bool(share > MIN_PEAK_SHARE)
+    return float(total) - math.log(PEAK_DRAWS) if fits else -math.inf, spent + PEAK_DRAWS
+
+
+def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
+    """Check number of replicates, distance of temperatures, moves, ancestry and likelihood."""
+    info, (r, n) = run.info, run.draws.log_prior.shape
+    left = info.conditional_share.mean(0)
+    effective = float(info.effective_share.mean(0).min()) * r * n
+    acceptance = info.acceptance_rate.mean(0)
+    ancestors = float(info.num_ancestors[:, -1].double().mean())
+    correlation = 0.0 if run.correlation is None else float(run.correlation.max())
+    worst, sticky = int(left.argmin()), int(acceptance.argmin())
+    problems = []
+    if r < MIN_REPLICATES:
+        problems.append(
+            f"only {r} replicates, too few to see the error: use num_replicates of {MIN_REPLICATES} or more"
+        )
+    if not float(left[worst]) >= MIN_CONDITIONAL_SHARE:
+        problems.append(
+            f"stage {worst + 1} leaves {100 * float(left[worst]):.0f} % of the particles effective: "
+            "learn a schedule with a higher ess_threshold or more num_pilot_particles"
+        )
+    if not effective >= MIN_EFFECTIVE:
+        problems.append(f"a stage rests on {effective:.0f} effective particles: use more num_particles")
+    if not float(acceptance[sticky]) >= MIN_ACCEPTANCE:
+        problems.append(
+            f"stage {sticky + 1} accepts {100 * float(acceptance[sticky]):.0f} % of its moves: learn a new schedule on "
+            "this target, with more num_pilot_particles or a higher target_acceptance"
+        )
+    if correlation > MAX_CORRELATION:
+        problems.append(
+            f"moves leave particles where they were (correlation {correlation:.2f}): raise max_moves or "
+            "reparameterise the model"
+        )
+    if ancestors < MIN_ANCESTORS:
+        problems.append(f"particles descend from {ancestors:.1f} prior draws a replicate: use more num_particles")
+    if run.undefined_share > 0:
+        problems.append(
+            f"the likelihood is NaN or infinite at {100 * run.undefined_share:.2g} % of the prior draws and counts as "
+            "zero there: mend the model"
+        )
+    return problems, {
+        "effective_particles": effective,
+        "conditional_share": float(left[worst]),
+        "acceptance_rate": float(acceptance[sticky]),
+        "correlation": correlation,
+        "surviving_ancestors": ancestors,
+    }

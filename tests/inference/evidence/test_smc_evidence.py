@@ -1,0 +1,190 @@
+"""The evidence by sequential Monte Carlo: right, calibrated, counted, and aware of its failures."""
+
+import importlib
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import binom, norm
+
+import bayeskit as bk
+from bayeskit.errors import DrawsError
+from bayeskit.inference.evidence.smc import _error, smc
+from bayeskit.inference.samplers.sample_smc import sample_smc
+
+F64 = torch.float64
+SMALL = {"num_particles": 32, "num_replicates": 16, "num_pilot_particles": 128, "ess_threshold": 0.9, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def case():
+    return bk.exact.get("beta_binomial")
+
+
+@pytest.fixture(scope="module")
+def target(case):
+    return case.target()
+
+
+@pytest.fixture(scope="module")
+def run(target):
+    return sample_smc(target, seed=1, **SMALL)
+
+
+CASES = ("linreg10", "radiata_pine_m1", "radiata_pine_m2", "beta_binomial", "eight_schools", "three_taxon_tree")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_agrees_with_the_exact_answer(name, limit):
+    case = bk.exact.get(name)
+    target = case.target()
+    z = smc(target, sample_smc(target, seed=1, **SMALL))
+    assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error, str(z)
+    assert 0 < z.standard_error < 0.2 and z.trusted, str(z)
+
+
+def test_a_target_is_enough(case, target, limit):
+    z = smc(target, seed=3, progress=False)
+    assert z.method == "smc" and z.trusted and z.standard_error < 0.01
+    assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
+
+
+def _covered(num_replicates, num_trials=4000):
+    """How often 1.96 standard errors cover the truth, for estimates with a relative error of a tenth."""
+    generator = torch.Generator().manual_seed(0)
+    log_values = 0.1 * torch.randn(num_trials, num_replicates, generator=generator, dtype=F64) - 0.005
+    covered = []
+    for row in log_values:
+        log_mean = float(row.logsumexp(0)) - math.log(num_replicates)
+        error, _ = _error(row - log_mean)
+        covered.append(abs(log_mean) <= 1.959964 * error)
+    return sum(covered)
+
+
+@pytest.mark.parametrize("num_replicates", [4, 16])
+def test_intervals_cover_as_often_as_they_say(num_replicates):
+    low, high = binom.ppf([5e-6, 1 - 5e-6], 4000, 0.95)
+    assert low <= _covered(num_replicates) <= high
+
+
+def test_intervals_that_ignore_the_number_of_replicates_would_not(monkeypatch):
+    """The mutation: the quantile of the normal distribution instead of Student's."""
+    module = importlib.import_module(smc.__module__)
+    monkeypatch.setattr(module.student, "ppf", lambda level, _: 1.959964)
+    assert _covered(4) < binom.ppf(5e-6, 4000, 0.95)
+
+
+def test_every_evaluation_is_counted(case, monkeypatch):
+    target, rows = case.target(), []
+    evaluator, evaluate = target.evaluator, target.evaluate
+
+    def counted(n, num_calls=1):
+        call = evaluator(n, num_calls)
+        return lambda u, beta: (rows.append(len(u)), call(u, beta))[1]
+
+    monkeypatch.setattr(target, "evaluator", counted)
+    monkeypatch.setattr(target, "evaluate", lambda u: (rows.append(len(u)), evaluate(u))[1])
+    stopped = sample_smc(target, time_budget=1e-6, **SMALL)
+    assert stopped.num_gradients == sum(rows)
+    rows.clear()
+    run = sample_smc(target, seed=1, **SMALL)
+    assert run.num_gradients == sum(rows)
+    monkeypatch.undo()
+    assert smc(target, run).num_evaluations > run.num_gradients > run.pilot_gradients > 0
+
+
+def _with_info(run, **changes):
+    return replace(run, info=run.info._replace(**changes))
+
+
+def _spread(run):
+    return run.info.log_increment + torch.linspace(-2, 2, 16, dtype=F64).unsqueeze(1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        (lambda run: _with_info(run, log_increment=_spread(run)), "replicates disagree"),
+        (lambda run: _with_info(run, log_increment=torch.full_like(_spread(run), torch.nan)), "replicates disagree"),
+        (lambda run: _with_info(run, conditional_share=0.2 * run.info.conditional_share), "ess_threshold"),
+        (lambda run: _with_info(run, effective_share=0.1 * run.info.effective_share), "effective particles"),
+        (lambda run: _with_info(run, acceptance_rate=0.2 * run.info.acceptance_rate), "accepts"),
+        (lambda run: _with_info(run, num_ancestors=torch.ones_like(run.info.num_ancestors)), "descend"),
+        (lambda run: replace(run, correlation=torch.full_like(run.correlation, 0.95)), "max_moves"),
+    ],
+)
+def test_it_says_when_it_cannot_be_trusted(target, run, broken, complaint):
+    assert smc(target, run).trusted
+    z = smc(target, broken(run))
+    assert not z.trusted and any(complaint in warning for warning in z.warnings), z.warnings
+
+
+def test_a_few_replicates_show_no_error(target):
+    few = SMALL | {"num_replicates": 4}
+    z = smc(target, sample_smc(target, seed=1, **few))
+    assert not z.trusted and "num_replicates" in z.warnings[0] and math.isfinite(z.standard_error)
+    one = SMALL | {"num_replicates": 1, "num_particles": 512}
+    z = smc(target, sample_smc(target, seed=1, **one))
+    assert not z.trusted and math.isnan(z.standard_error) and math.isfinite(z.log_evidence)
+
+
+def test_a_poor_schedule_is_noticed():
+    """A schedule that was learnt on little data does not fit much."""
+
+    def posterior(n):
+        data = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=F64) + 3
+        return bk.Target.from_functions(
+            lambda u: (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1),
+            lambda u: -0.5 * (data - u).square().sum(-1),
+            1,
+            lambda k, g: torch.randn(k, 1, generator=g, dtype=F64),
+        )
+
+    schedule = sample_smc(posterior(2), **SMALL).schedule
+    target = posterior(2000)
+    z = smc(target, sample_smc(target, schedule=schedule, **SMALL))
+    assert not z.trusted and any("stage" in warning for warning in z.warnings)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_likelihood_that_is_not_a_number_is_said(wrong, limit):
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1),
+        lambda u: torch.where(u[..., 0] < 1, 0.1 * u[..., 0], wrong),
+        2,
+        lambda n, g: torch.randn(n, 2, generator=g, dtype=F64),
+    )
+    z = smc(target, sample_smc(target, **SMALL))
+    below = math.exp(0.005) * norm.cdf(0.9)  # the integral of the rest
+    assert abs(z.log_evidence - math.log(below)) < limit() * z.standard_error
+    assert not z.trusted and "NaN or infinite" in z.warnings[-1]
+
+
+def test_a_narrow_peak_that_tempering_misses_is_noticed():
+    """A spike of most of the mass on a broad slab, in twenty dimensions: all replicates agree on the slab."""
+
+    def normal(u, sd):
+        return (-0.5 * (u / sd).square() - math.log(sd) - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def target(spike):
+        return bk.Target.from_functions(
+            lambda u: normal(u, 1.0),
+            lambda u: torch.logaddexp(math.log(spike) + normal(u, 0.01), normal(u, 0.1)),
+            20,
+            lambda n, g: torch.randn(n, 20, generator=g, dtype=F64),
+        )
+
+    z = smc(target(100.0), sample_smc(target(100.0), **SMALL))
+    assert not z.trusted and "narrow peak" in z.warnings[0]
+    assert abs(z.diagnostics["peak_excess"] - math.log(100)) < 0.5
+    without = target(1e-9)
+    assert smc(without, sample_smc(without, **SMALL)).trusted
+
+
+def test_runs_that_do_not_belong_are_refused(target, run):
+    with pytest.raises(DrawsError, match="another target"):
+        smc(bk.exact.beta_binomial(3, 10).target(), run)
+    stopped = sample_smc(target, time_budget=1e-6, **SMALL)
+    with pytest.raises(DrawsError, match="resume"):
+        smc(target, stopped)
