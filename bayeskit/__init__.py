@@ -4,7 +4,8 @@ from bayeskit import errors, exact
 from bayeskit.draws import Draws
 from bayeskit.inference.samplers import sample
 from bayeskit.target import Target
+from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
 
 __version__ = "0.1.0"
 
-__all__ = ["Draws", "Target", "__version__", "errors", "exact", "sample"]
+__all__ = ["Draws", "SBCResult", "Target", "__version__", "errors", "exact", "sample", "sbc"]

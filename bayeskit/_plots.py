@@ -230,6 +230,69 @@ def plot_rank(values: np.ndarray, name: str, ax: Axes) -> Axes:
     return ax
 
 
+def plot_rank_uniformity(ranks: np.ndarray, num_draws: int, name: str, histogram: Axes, ecdf: Axes) -> None:
+    """Plot whether ranks among ``num_draws`` draws are uniform: their histogram and their ECDF difference.
+
+    The grey bands hold, where the ranks are uniform, each bar with 99 % probability and the whole curve with 99 %.
+
+    Parameters
+    ----------
+    ranks : ndarray of int
+        Shape ``(replicates,)``, each from 0 to ``num_draws``.
+    num_draws : int
+    name : str
+        The quantity, as the title.
+    histogram, ecdf : Axes
+
+    Raises
+    ------
+    ShapeError
+        If ``ranks`` has another number of dimensions.
+
+    References
+    ----------
+    Sailynoja, T., Buerkner, P.-C., Vehtari, A. (2022). Graphical test for discrete uniformity and its
+    applications in goodness-of-fit evaluation and multiple sample comparison. Statistics and Computing 32, 32.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit._plots import plot_rank_uniformity
+    >>> left, right = Figure().subplots(1, 2)
+    >>> plot_rank_uniformity(np.arange(100) % 10, 9, "mean", left, right)
+    >>> right.get_ylabel()
+    'ECDF difference'
+    """
+    from scipy.stats import binom
+
+    from bayeskit._uniformity import ecdf_band, rank_bins
+
+    ranks = np.asarray(ranks)
+    if ranks.ndim != 1:
+        raise ShapeError(f"ranks have shape {ranks.shape}; give (replicates,) of one scalar quantity")
+    bins = rank_bins(len(ranks), num_draws)
+    edges = np.array([b[0] for b in bins] + [num_draws + 1]) - 0.5
+    share = np.array([len(b) for b in bins]) / (num_draws + 1)
+    low, high = (binom.ppf(q, len(ranks), share) for q in (0.005, 0.995))
+    histogram.stairs(high, edges, baseline=low, fill=True, color=GREY, alpha=0.15)
+    histogram.stairs(np.histogram(ranks, edges)[0], edges, color=BLUE, linewidth=1.2)
+    histogram.set_xlim(edges[0], edges[-1])
+    histogram.set_ylim(bottom=0)
+    histogram.set_xlabel("rank")
+    histogram.set_ylabel("replicates")
+    histogram.set_title(name, fontsize="small")
+    level = np.arange(1, num_draws + 1) / (num_draws + 1)
+    lower, upper = ecdf_band(len(ranks), num_draws)
+    ecdf.fill_between(level, lower - level, upper - level, step="mid", color=GREY, alpha=0.15, linewidth=0)
+    curve = np.cumsum(np.bincount(ranks, minlength=num_draws + 1))[:-1] / len(ranks)
+    ecdf.step(level, curve - level, where="mid", color=BLUE, linewidth=1.2)
+    ecdf.set_xlim(0, 1)
+    ecdf.set_xlabel("fractional rank")
+    ecdf.set_ylabel("ECDF difference")
+    ecdf.set_title(name, fontsize="small")
+
+
 def _curves(ax: Axes, curves: list[np.ndarray], width: float) -> None:
     """Draw one curve a chain, as one artist: with dozens of chains that takes half the time."""
     from matplotlib.collections import LineCollection

@@ -42,6 +42,10 @@ class CheckpointError(BayeskitError, RuntimeError):
     """A checkpoint is truncated, unreadable, or belongs to another run."""
 
 
+class WorkerError(BayeskitError, RuntimeError):
+    """Processes that work on tasks died, or the cluster they belong to is gone."""
+
+
 class OutputError(BayeskitError, OSError):
     """An output file or directory cannot be written."""
 

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from joblib import Parallel, delayed
+from joblib._parallel_backends import LokyBackend
+from joblib.externals.loky import ProcessPoolExecutor
+from joblib.externals.loky.backend.reduction import dumps
+from joblib.externals.loky.process_executor import BrokenProcessPool
+from joblib.parallel import get_active_backend
 
 from bayeskit._progress import progress_bar
+from bayeskit._tasks import TaskFolder
 from bayeskit._torch import one_thread
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SettingsError, WorkerError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+DASK_PATIENCE = 30.0
+"""Seconds that a Dask cluster may be without any worker before it counts as dead."""
+
+_POLL_SECONDS = 1.0
+# torch's random stream and number of threads belong to the process, so tasks that a backend puts into threads
+# of one process take turns.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def map_tasks(
@@ -20,20 +41,36 @@ def map_tasks(
     tasks: Sequence[Task],
     *,
     num_jobs: int = 1,
+    checkpoint: str | Path | None = None,
+    result_types: Sequence[type] = (),
+    max_retries: int = 2,
     progress: bool = True,
     description: str = "tasks",
 ) -> list[Result]:
     """Apply ``function`` to every task, in order, with one intra-op thread each.
 
+    A worker that dies costs the task it worked on and nothing else: that task starts again in a fresh
+    process. With ``checkpoint``, what is finished outlives this process too.
+
     Parameters
     ----------
     function : callable
-        Importable from a module; it and the tasks travel to other processes.
+        It and the tasks travel to other processes.
     tasks : sequence
         Each holds everything its result depends on, its seed included.
     num_jobs : int, default 1
-        Processes; 1 runs here. A ``joblib.parallel_config`` around the call, such as
-        one for Dask, decides where several run.
+        Tasks under way at a time; 1 runs here. Several run in processes of this machine, or wherever a
+        ``joblib.parallel_config`` around the call sends them: with ``backend="dask"`` on the workers of a Dask
+        cluster, which should have one thread each.
+    checkpoint : path, optional
+        Folder that takes each result as soon as it is there. A later call with the same function and tasks
+        computes only what is missing. Results must then be tensors, arrays, numbers, strings, or dicts, lists and
+        tuples of those.
+    result_types : sequence of type, optional
+        Dataclasses and named tuples that results hold; only these are made when a checkpoint is loaded.
+    max_retries : int, default 2
+        How often a task starts again after its process died. A Dask scheduler starts it again by itself first, as
+        often as its setting ``distributed.scheduler.allowed-failures`` says.
     progress : bool, default True
         Show a bar on anything over two seconds.
     description : str
@@ -47,7 +84,18 @@ def map_tasks(
     Raises
     ------
     SettingsError
-        If ``num_jobs`` is below 1.
+        If ``num_jobs`` is below 1 or ``max_retries`` negative.
+    WorkerError
+        If a task keeps killing its process, a Dask cluster is gone, or what a task raised cannot be pickled.
+    CheckpointError
+        If the folder belongs to another function or other tasks, or a result cannot be stored.
+    OutputError
+        If a result cannot be written.
+
+    Notes
+    -----
+    What a task raises is raised here, with a note that names the task; tasks under way are finished and stored
+    first.
 
     Examples
     --------
@@ -57,18 +105,198 @@ def map_tasks(
     """
     if num_jobs < 1:
         raise SettingsError(f"num_jobs must be at least 1, not {num_jobs}")
-    results: list[Any] = []
+    if max_retries < 0:
+        raise SettingsError(f"max_retries must not be negative, not {max_retries}")
+    folder = None if checkpoint is None else TaskFolder(checkpoint, function, tasks, result_types)
+    results: dict[int, Any] = {} if folder is None else folder.load()
+    missing = [(index, task) for index, task in enumerate(tasks) if index not in results]
     with progress_bar(description, len(tasks), progress) as bar:
-        if num_jobs == 1:
-            stream = (_call(function, task) for task in tasks)
-        else:
-            stream = Parallel(n_jobs=num_jobs, return_as="generator")(delayed(_call)(function, t) for t in tasks)
-        for result in stream:
-            results.append(result)
+        for index, result in _outcomes(function, missing, num_jobs, max_retries):
+            if folder is not None:
+                folder.save(index, result)
+            results[index] = result
             bar.update(len(results))
-    return results
+    return [results[index] for index in range(len(tasks))]
 
 
-def _call(function: Callable[[Task], Result], task: Task) -> Result:
-    with one_thread():
-        return function(task)
+def _outcomes(
+    function: Callable[[Any], Any], tasks: list[tuple[int, Any]], num_jobs: int, max_retries: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield index and result of each task as they come."""
+    if num_jobs == 1 or not tasks:
+        return (_call(function, index, task) for index, task in tasks)
+    backend, _ = get_active_backend()
+    if type(backend).__name__ == "DaskDistributedBackend":  # importing its class would import Dask for everybody
+        return _pooled(_DaskPool(backend.client), function, tasks, num_jobs, max_retries)
+    if isinstance(backend, LokyBackend):
+        return _pooled(_ProcessPool(), function, tasks, num_jobs, max_retries)
+    parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
+    return iter(parallel(delayed(_call_elsewhere)(function, index, task) for index, task in tasks))
+
+
+def _call(function: Callable[[Task], Result], index: int, task: Task) -> tuple[int, Result]:
+    with _ONE_AT_A_TIME, one_thread():
+        try:
+            return index, function(task)
+        except Exception as error:
+            error.add_note(f"raised by task {index}: {repr(task)[:200]}")
+            raise
+
+
+def _call_elsewhere(function: Callable[[Task], Result], index: int, task: Task) -> tuple[int, Result]:
+    try:
+        return _call(function, index, task)
+    except Exception as error:
+        try:
+            reduced: Any = error.__reduce__()
+            reduced[0](*reduced[1])
+            dumps(error)
+        except Exception:
+            # Thrown at the receiver instead, it would look like a dead process.
+            raise WorkerError(
+                f"task {index} raised {type(error).__name__}: {error}; this exception cannot travel between "
+                "processes, so run the task with num_jobs=1 to see all of it"
+            ) from None
+        raise
+
+
+class _Pool(Protocol):
+    """Where calls run, each in a process whose death ends no other call."""
+
+    deaths: tuple[type[BaseException], ...]
+    """What a future raises when its process died."""
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]: ...
+
+    def finished(self, future: Future[Any], died: bool) -> None:
+        """Take back what ``future`` occupied."""
+        ...
+
+    def check(self) -> None:
+        """Raise WorkerError if there is nobody left to work."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def _pooled(
+    pool: _Pool, function: Callable[[Any], Any], tasks: list[tuple[int, Any]], num_jobs: int, max_retries: int
+) -> Iterator[tuple[int, Any]]:
+    waiting = deque(tasks)
+    running: dict[Future[Any], tuple[int, Any]] = {}
+    num_deaths: Counter[int] = Counter()
+    failure: BaseException | None = None
+    try:
+        while running or (waiting and failure is None):
+            while waiting and failure is None and len(running) < num_jobs:
+                index, task = waiting.popleft()
+                running[pool.submit(_call_elsewhere, function, index, task)] = index, task
+            done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+            if not done:
+                pool.check()
+            for future in done:
+                index, task = running.pop(future)
+                error = CancelledError() if future.cancelled() else future.exception()
+                died = isinstance(error, pool.deaths)
+                pool.finished(future, died)
+                if error is None:
+                    yield future.result()
+                elif not died:
+                    failure = failure or error
+                else:
+                    num_deaths[index] += 1
+                    if num_deaths[index] <= max_retries:
+                        waiting.appendleft((index, task))
+                    else:
+                        failure = failure or _killed(index, num_deaths[index], error)
+    finally:
+        pool.close()
+    if failure is not None:
+        raise failure
+
+
+def _killed(index: int, num_deaths: int, error: BaseException) -> WorkerError:
+    lost = WorkerError(
+        f"the process that worked on task {index} died {num_deaths} times ({str(error).splitlines()[0][:120]}); "
+        "it may lack memory or crash in native code: run the task alone with num_jobs=1, or make the tasks smaller. "
+        "With checkpoint=FOLDER finished tasks are kept"
+    )
+    lost.__cause__ = error
+    return lost
+
+
+_idle: list[ProcessPoolExecutor] = []  # shared by all calls, because a process needs seconds to import torch
+_IDLE_SECONDS = 60  # after which a process ends by itself
+
+
+class _ProcessPool:
+    """One process a slot, each an executor of its own, because an executor dies as a whole."""
+
+    deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+
+    def __init__(self) -> None:
+        self._busy: dict[Future[Any], ProcessPoolExecutor] = {}
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        try:
+            executor = _idle.pop()
+        except IndexError:
+            environment = {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+            executor = ProcessPoolExecutor(1, timeout=_IDLE_SECONDS, env=environment)
+        future: Future[Any] = executor.submit(function, *args)
+        self._busy[future] = executor
+        return future
+
+    def finished(self, future: Future[Any], died: bool) -> None:
+        executor = self._busy.pop(future)
+        if died:
+            executor.shutdown(wait=True)
+        else:
+            _idle.append(executor)
+
+    def check(self) -> None:
+        """Do nothing: a process can always be started again."""
+
+    def close(self) -> None:
+        for executor in self._busy.values():  # an error or Ctrl-C: nobody waits for these any more
+            executor.shutdown(wait=True, kill_workers=True)
+
+
+class _DaskPool:
+    """Workers of a Dask cluster, whose scheduler itself repeats the tasks of a worker that died."""
+
+    def __init__(self, client: Any) -> None:
+        from distributed import KilledWorker
+
+        self.deaths: tuple[type[BaseException], ...] = (KilledWorker, CancelledError)
+        self._client = client
+        self._executor = client.get_executor(pure=False)
+        self._seen = time.monotonic()
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._client.status != "running":
+            raise self._gone()
+        return self._executor.submit(function, *args)
+
+    def finished(self, future: Future[Any], died: bool) -> None:
+        """Do nothing: workers are the scheduler's."""
+        if died and (future.cancelled() or self._client.status != "running"):
+            raise self._gone()
+
+    def check(self) -> None:
+        with suppress(OSError):  # the scheduler went away while it was asked
+            if self._client.status == "running" and self._client.nthreads():
+                self._seen = time.monotonic()
+        if self._client.status == "closed" or time.monotonic() - self._seen > DASK_PATIENCE:
+            raise self._gone()
+
+    def close(self) -> None:
+        if self._client.status == "running":
+            self._executor.shutdown(wait=False)
+
+    def _gone(self) -> WorkerError:
+        state = "has no worker" if self._client.status == "running" else f"cannot be reached ({self._client.status})"
+        return WorkerError(
+            f"the Dask cluster {state}; start workers, or a new cluster and client, and repeat the call. "
+            "With checkpoint=FOLDER finished tasks are kept and only the missing ones run"
+        )

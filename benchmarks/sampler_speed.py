@@ -147,7 +147,6 @@ def main() -> None:
             [arguments.peer_python, str(driver)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
     for name, (model, args, data) in problems(arguments.data).items():

@@ -1,0 +1,187 @@
+"""Minibatch variational inference on several devices: one process each, gradients averaged by PyTorch.
+
+Start the processes with ``torchrun --nproc-per-node N script.py``; started plainly, the same script runs alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pyro
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bayeskit._torch import global_stream, new_generator
+from bayeskit.errors import SettingsError, WorkerError
+
+__all__ = ["Ranks", "global_stream", "process_group"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Place of a process among those that train together.
+
+    Attributes
+    ----------
+    rank : int
+        From 0 to ``world_size - 1``.
+    world_size : int
+        Number of processes.
+    device : torch.device
+        Where it computes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.distributed import Ranks
+    >>> shares = [Ranks(rank, 2).minibatches(6, 4, seed=0) for rank in (0, 1)]
+    >>> [len(batch) for batch in shares[0]]
+    [2]
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise SettingsError(f"rank must lie in [0, world_size), but is {self.rank} of {self.world_size}")
+
+    def minibatches(self, num_items: int, batch_size: int, *, seed: int, epoch: int = 0) -> Iterator[Tensor]:
+        """Yield this process's share of each minibatch of one epoch: indices of shape ``(batch_size / world_size,)``.
+
+        All processes shuffle alike and take disjoint shares, so that together they see the minibatches that one
+        process alone would see. Items that do not fill a last minibatch are left out of this epoch.
+
+        Parameters
+        ----------
+        num_items : int
+        batch_size : int
+            Over all processes; a multiple of ``world_size``.
+        seed, epoch : int
+
+        Raises
+        ------
+        SettingsError
+            If ``batch_size`` is no multiple of ``world_size`` or above ``num_items``.
+        """
+        if batch_size < 1 or batch_size % self.world_size or batch_size > num_items:
+            raise SettingsError(
+                f"batch_size must be a multiple of the {self.world_size} processes and at most the {num_items} items, "
+                f"not {batch_size}"
+            )
+        order = torch.randperm(num_items, generator=new_generator(seed, stream=f"minibatches {epoch}"))
+        return self._shares(order, batch_size)
+
+    def _shares(self, order: Tensor, batch_size: int) -> Iterator[Tensor]:
+        for start in range(0, len(order) - batch_size + 1, batch_size):
+            yield order[start + self.rank : start + batch_size : self.world_size].to(self.device)
+
+    def generator(self, seed: int, *, shared: bool) -> torch.Generator:
+        """Return the generator of this process's draws from the guide, to be used in ``with global_stream(generator)``.
+
+        Parameters
+        ----------
+        seed : int
+        shared : bool
+            True where latent variables are global: all processes then draw alike, as one process would. False
+            where they are local to the data, and each process needs draws of its own.
+        """
+        stream = "guide" if shared else f"guide of rank {self.rank} of {self.world_size}"
+        return new_generator(seed, stream=stream)
+
+    def wrap(self, objective: torch.nn.Module) -> torch.nn.Module:
+        """Return ``objective`` such that its gradients are averaged over the processes.
+
+        All processes take over the parameters and buffers of rank 0.
+
+        Parameters
+        ----------
+        objective : Module
+            Such as ``pyro.infer.Trace_ELBO()(model, guide)``, whose forward pass returns the loss of a minibatch.
+            Its plates have to scale a minibatch up to the whole data, so that the mean over processes estimates
+            the same loss.
+
+        Raises
+        ------
+        SettingsError
+            If ``objective`` has no parameters yet; a guide makes its own when it is called first.
+        """
+        if not any(p.requires_grad for p in objective.parameters()):
+            raise SettingsError(
+                "the objective has no parameters to train yet; call it once on a minibatch, so that the guide makes "
+                "them, and set pyro.settings.set(module_local_params=True), as process_group() does"
+            )
+        if self.world_size == 1:
+            return objective
+        devices = None if self.device.type == "cpu" else [self.device]
+        return DistributedDataParallel(objective, device_ids=devices)
+
+    def same_everywhere(self, module: torch.nn.Module) -> bool:
+        """Tell whether all processes hold bit for bit the same parameters; every process has to ask."""
+        if self.world_size == 1:
+            return True
+        same = torch.ones((), dtype=torch.int32, device=self.device)
+        for parameter in module.parameters():
+            bits = parameter.detach().reshape(-1).view(torch.uint8)
+            first = bits.clone()
+            dist.broadcast(first, src=0)
+            same *= (first == bits).all()
+        dist.all_reduce(same, dist.ReduceOp.MIN)
+        return bool(same)
+
+
+@contextmanager
+def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterator[Ranks]:
+    """Join the processes that ``torchrun`` started, or be alone where it did not.
+
+    Inside, Pyro's modules keep their parameters to themselves instead of in the global store, as data-parallel
+    training needs; the setting is restored afterwards.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "nccl" where each process has a CUDA device, otherwise "gloo".
+    timeout : float, default 300
+        Seconds to wait for the others.
+
+    Yields
+    ------
+    Ranks
+
+    Raises
+    ------
+    WorkerError
+        If the other processes do not join in time.
+
+    Examples
+    --------
+    >>> from bayeskit.distributed import process_group
+    >>> with process_group() as ranks:
+    ...     ranks.world_size
+    1
+    """
+    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    cuda = torch.cuda.is_available() and backend != "gloo"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    with pyro.settings.context(module_local_params=True):
+        if world_size == 1:
+            yield Ranks(device=device)
+            return
+        try:
+            dist.init_process_group(backend or ("nccl" if cuda else "gloo"), timeout=timedelta(seconds=timeout))
+        except (dist.DistError, ValueError, RuntimeError) as error:
+            raise WorkerError(
+                f"rank {rank} could not join the {world_size} processes: {error}; start the script by "
+                "torchrun --nproc-per-node N, which sets their addresses"
+            ) from error
+        try:
+            yield Ranks(rank, world_size, device)
+        finally:
+            dist.destroy_process_group()

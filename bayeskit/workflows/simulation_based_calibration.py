@@ -1,0 +1,397 @@
+"""Simulation-based calibration: tell whether a sampler draws from the posterior that model and data define."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from bayeskit._replicas import Replicas
+from bayeskit._statistics import effective_sample_size
+from bayeskit._tasks import digest
+from bayeskit._torch import new_generator
+from bayeskit._uniformity import chi_square_p_value, deviation_sd, ecdf_p_value, holm
+from bayeskit.draws import Draws
+from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
+from bayeskit.inference.samplers import sample
+from bayeskit.parallel import map_tasks
+from bayeskit.target import Target
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Sampler = Callable[[Target, int], Draws]
+"""``(target, seed) -> Draws``."""
+
+Simulate = Callable[[dict[str, Tensor], torch.Generator], tuple[Any, ...]]
+"""``(values of the latent sites, generator) -> arguments of the model``."""
+
+LOG_LIKELIHOOD = "log_likelihood"
+MIN_REPLICATES = 20
+# Draws taken at every second autocorrelation time or further apart are independent for this purpose.
+NEEDED_PER_RANKED_DRAW = 2.0
+
+
+@dataclass(frozen=True)
+class SBCResult:
+    """Ranks of the true values among posterior draws, over data sets simulated from the model.
+
+    Attributes
+    ----------
+    ranks : dict of ndarray
+        By scalar quantity, such as ``b[3]`` or ``log_likelihood``: shape ``(replicates,)``, integers from 0 to
+        ``num_draws``. Uniform where the sampler is right.
+    num_draws : int
+        Draws of each replicate that the true value is ranked among.
+    effective_sample_size : ndarray
+        Smallest one of each replicate over its quantities, shape ``(replicates,)``.
+    num_diverging : ndarray
+        Divergent transitions of each replicate, shape ``(replicates,)``.
+    significance : float
+        Level of :attr:`passed`, over all quantities and both tests together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bayeskit.workflows.simulation_based_calibration import SBCResult
+    >>> ranks = np.arange(100) % 10
+    >>> SBCResult({"mean": ranks}, 9, np.full(100, 50.0), np.zeros(100, dtype=int)).passed
+    True
+    >>> SBCResult({"mean": ranks // 2}, 9, np.full(100, 50.0), np.zeros(100, dtype=int)).passed
+    False
+    """
+
+    ranks: dict[str, np.ndarray]
+    num_draws: int
+    effective_sample_size: np.ndarray
+    num_diverging: np.ndarray
+    significance: float = 0.01
+
+    @property
+    def num_replicates(self) -> int:
+        """Number of simulated data sets."""
+        return len(self.effective_sample_size)
+
+    @functools.cached_property
+    def p_values(self) -> pd.DataFrame:
+        """P-values of each quantity, not adjusted: columns ``chi_square`` and ``ecdf``."""
+        rows = {
+            name: {
+                "chi_square": chi_square_p_value(ranks, self.num_draws),
+                "ecdf": ecdf_p_value(ranks, self.num_draws),
+            }
+            for name, ranks in self.ranks.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    @property
+    def smallest_p_value(self) -> float:
+        """Smallest p-value, adjusted for the number of quantities and tests."""
+        return float(holm(self.p_values.to_numpy()).min())
+
+    @property
+    def passed(self) -> bool:
+        """Whether no quantity's ranks contradict a uniform distribution."""
+        return self.smallest_p_value >= self.significance
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the ranks themselves doubtful, with the remedy."""
+        result = []
+        short = int((self.effective_sample_size < NEEDED_PER_RANKED_DRAW * self.num_draws).sum())
+        if short:
+            result.append(
+                f"in {short} of {self.num_replicates} replicates the effective sample size is below "
+                f"{NEEDED_PER_RANKED_DRAW:g} times the {self.num_draws} draws ranked, so that ranks crowd at both "
+                "ends even where the sampler is right; draw more samples or lower num_draws"
+            )
+        diverging = int((self.num_diverging > 0).sum())
+        if diverging:
+            result.append(
+                f"transitions diverged in {diverging} of {self.num_replicates} replicates; raise target_acceptance "
+                "or reparameterise the model"
+            )
+        return tuple(result)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a quantity.
+
+        ``mean_rank`` is a share of ``num_draws``, ideally 0.5 (larger: draws are too low), with its z-score;
+        ``spread`` is the standard deviation of the ranks over a uniform one's (larger than one: draws are too
+        narrow); ``adjusted`` is the smaller p-value, adjusted by Holm's method over all quantities and tests.
+        """
+        adjusted = holm(self.p_values.to_numpy()).min(1)
+        table = self.p_values.assign(adjusted=adjusted, passed=adjusted >= self.significance)
+        mean = np.array([r.mean() / self.num_draws for r in self.ranks.values()])
+        uniform = np.sqrt(((self.num_draws + 1) ** 2 - 1) / 12)
+        table.insert(0, "mean_rank", mean)
+        table.insert(1, "z", (mean - 0.5) / deviation_sd(self.num_replicates, self.num_draws))
+        table.insert(2, "spread", [r.std() / uniform for r in self.ranks.values()])
+        return table.rename_axis("quantity").reset_index()
+
+    def plot(self, names: Sequence[str] | None = None) -> Figure:
+        """Plot the rank histogram and the ECDF difference of some quantities, a row each.
+
+        Parameters
+        ----------
+        names : sequence of str, optional
+            By default the six with the smallest p-values.
+
+        Raises
+        ------
+        UnknownNameError
+            If a quantity has another name.
+        """
+        from matplotlib.figure import Figure
+
+        from bayeskit._plots import plot_rank_uniformity
+
+        if names is None:
+            names = list(self.p_values.min(axis=1).sort_values(kind="stable").index[:6])
+        figure = Figure(figsize=(7.0, 0.4 + 1.9 * len(names)), layout="constrained")
+        for name, (left, right) in zip(names, figure.subplots(len(names), 2, squeeze=False), strict=True):
+            if name not in self.ranks:
+                raise UnknownNameError(f"no quantity is called {name!r}; known are: {', '.join(self.ranks)}")
+            plot_rank_uniformity(self.ranks[name], self.num_draws, name, left, right)
+        return figure
+
+    def __str__(self) -> str:
+        verdict = "uniform" if self.passed else "NOT uniform"
+        worst = self.p_values.min(axis=1).idxmin()
+        text = (
+            f"ranks of {len(self.ranks)} quantities over {self.num_replicates} replicates are {verdict}: smallest "
+            f"adjusted p-value {self.smallest_p_value:.3g} ({worst})"
+        )
+        return "\n".join([text, *(f"  {warning}" for warning in self.warnings)])
+
+
+def sbc(
+    model: Callable[..., Any],
+    sampler: Sampler | None = None,
+    *,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    simulate: Simulate | None = None,
+    num_replicates: int = 200,
+    num_draws: int = 63,
+    significance: float = 0.01,
+    seed: int = 0,
+    num_jobs: int = 1,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> SBCResult:
+    """Check a sampler on a model by simulation.
+
+    Each replicate draws parameters from the prior and data from the model, samples the posterior given these data,
+    and ranks the parameters, and their log likelihood, among draws of it. If the sampler is right, every rank is
+    uniform. The log likelihood is ranked because it depends on the data: it exposes a sampler that ignores them,
+    which parameters alone do not.
+
+    Parameters
+    ----------
+    model : callable
+        A Pyro model.
+    sampler : callable, optional
+        ``(target, seed) -> Draws``; by default :func:`bayeskit.sample` with four chains, run longer where
+        draws are correlated.
+    args, kwargs : tuple and mapping
+        What the model is called with. Observed sites are drawn anew in each replicate, in the shape of the data
+        given here; everything else, such as predictors, stays.
+    simulate : callable, optional
+        ``(values, generator) -> args``, for models whose data cannot be drawn site by site, such as those with a
+        ``pyro.factor``: simulates data at the values of the latent sites and returns the model's arguments.
+    num_replicates : int, default 200
+        At least 20.
+    num_draws : int, default 63
+        Draws that are ranked among, evenly spaced over all chains.
+    significance : float in (0, 1), default 0.01
+    seed : int, default 0
+    num_jobs : int, default 1
+        Processes; see :func:`bayeskit.parallel.map_tasks`.
+    checkpoint : path, optional
+        Folder that keeps finished replicates.
+    progress : bool, default True
+
+    Returns
+    -------
+    SBCResult
+
+    Raises
+    ------
+    SettingsError
+        If a number lies outside its domain.
+    UnsupportedSiteError
+        If the likelihood cannot be drawn from and ``simulate`` is not given.
+    ModelError
+        If the model is no Pyro model, or an observed site is scaled.
+    CheckpointError
+        If the folder belongs to another run.
+
+    References
+    ----------
+    Talts, S., Betancourt, M., Simpson, D., Vehtari, A., Gelman, A. (2018). Validating Bayesian inference
+    algorithms with simulation-based calibration. arXiv:1804.06788.
+    Modrak, M., Moon, A. H., Kim, S., Buerkner, P., Huurre, N., Faltejskova, K., Gelman, A., Vehtari, A. (2023).
+    Simulation-based calibration checking for Bayesian computation: the choice of test quantities shapes
+    sensitivity. Bayesian Analysis.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.workflows.simulation_based_calibration import sbc
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> result = sbc(model, args=(torch.zeros(5, dtype=torch.float64),), num_replicates=20, num_draws=19)
+    >>> sorted(result.ranks), result.passed
+    (['log_likelihood', 'mean'], True)
+    """
+    if num_replicates < MIN_REPLICATES:
+        raise SettingsError(f"num_replicates must be at least {MIN_REPLICATES}, not {num_replicates}")
+    if num_draws < 3:
+        raise SettingsError(f"num_draws must be at least 3, not {num_draws}")
+    if not 0 < significance < 1:
+        raise SettingsError(f"significance must lie in (0, 1), not {significance}")
+    per_process = -(-num_replicates // num_jobs) if num_jobs > 0 else num_replicates
+    study = _Study(model, tuple(args), dict(kwargs or {}), sampler, simulate, num_draws, per_process, seed)
+    names = _names(study.workspace().target)  # before any process starts, so that a bad model is said at once
+    results = map_tasks(
+        study,
+        range(num_replicates),
+        num_jobs=num_jobs,
+        checkpoint=checkpoint,
+        progress=progress,
+        description="simulation-based calibration",
+    )
+    _workspace.cache_clear()
+    ranks = np.array([result["ranks"] for result in results])
+    return SBCResult(
+        {name: ranks[:, i] for i, name in enumerate(names)},
+        num_draws,
+        np.array([result["effective_sample_size"] for result in results]),
+        np.array([result["num_diverging"] for result in results]),
+        significance,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Study:
+    """The function of a replicate's index; travels to other processes."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sampler: Sampler | None
+    simulate: Simulate | None
+    num_draws: int
+    replicates_per_process: int
+    seed: int
+    key: str = field(default_factory=lambda: uuid4().hex)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Study) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def workspace(self) -> _Workspace:
+        return _workspace(self)
+
+    def fingerprint(self) -> str:
+        """Identify the study to a later run; how many processes share it makes no difference to that."""
+        parts = [self.workspace().target.fingerprint(), digest(self.sampler), digest(self.simulate)]
+        return hashlib.sha256(":".join([*parts, str(self.num_draws), str(self.seed)]).encode()).hexdigest()
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        workspace = self.workspace()
+        generator = new_generator(self.seed, stream=f"simulation-based calibration {index}")
+        truth, target = workspace.replicate(generator)
+        sampler_seed = int(torch.randint(2**31, (), generator=generator))
+        draws = _enough_draws(target, sampler_seed, self.num_draws) if self.sampler is None else None
+        draws = draws or self.sampler(target, sampler_seed)  # type: ignore[misc]
+        quantities = _quantities(target, draws.unconstrained)  # (Q, chains, draws)
+        pooled = quantities.flatten(1)
+        spaced = (torch.arange(self.num_draws) + 0.5) * pooled.shape[1] / self.num_draws
+        ranks = _rank(_quantities(target, truth.unsqueeze(0)), pooled[:, spaced.long()], generator)
+        diverging = draws.sample_stats.get("diverging")
+        return {
+            "ranks": ranks.tolist(),
+            "effective_sample_size": float(effective_sample_size(quantities).min()),
+            "num_diverging": 0 if diverging is None else int(diverging.sum()),
+        }
+
+
+class _Workspace:
+    """What the replicates of one process share."""
+
+    def __init__(self, study: _Study) -> None:
+        self._study = study
+        self.target = Target.from_pyro(study.model, *study.args, **study.kwargs)
+        self._replicas = Replicas(self.target, study.replicates_per_process)
+        if study.simulate is None:
+            self._replicas.simulate(new_generator(0))  # fails here where the model cannot be simulated
+
+    def replicate(self, generator: torch.Generator) -> tuple[Tensor, Target]:
+        """Draw parameters and data; return the unconstrained vector ``(d,)`` and the target given the data."""
+        if self._study.simulate is None:
+            latent, observed = self._replicas.simulate(generator)
+            return self.target.unconstrain(latent), self._replicas.given_observed(observed)
+        truth = self.target.sample_prior(1, generator)[0]
+        args = self._study.simulate(self.target.constrain(truth), generator)
+        return truth, self._replicas.given_args(tuple(args))
+
+
+@functools.lru_cache(maxsize=1)
+def _workspace(study: _Study) -> _Workspace:
+    return _Workspace(study)
+
+
+def _enough_draws(target: Target, seed: int, num_draws: int) -> Draws:
+    """Sample until the draws can be thinned to ``num_draws`` independent ones, up to a limit."""
+    needed = NEEDED_PER_RANKED_DRAW * num_draws
+    num_samples = max(200, -(-2 * num_draws // 4))
+    for _ in range(4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)  # the result counts divergences
+            draws = sample(target, 4, 300, num_samples, seed, progress=False)
+        if float(effective_sample_size(_quantities(target, draws.unconstrained)).min()) >= needed:
+            break
+        num_samples *= 3
+    return draws
+
+
+def _quantities(target: Target, u: Tensor) -> Tensor:
+    """Return every scalar parameter and the log likelihood, ``(*batch, d) -> (Q, *batch)``."""
+    batch = u.dim() - 1
+    values = target.constrain(u)
+    columns = [
+        values[site.name].flatten(batch) if site.shape else values[site.name].unsqueeze(-1) for site in target.sites
+    ]
+    columns.append(target.log_likelihood(u).unsqueeze(-1))
+    return torch.cat(columns, -1).movedim(-1, 0).cpu()
+
+
+def _names(target: Target) -> list[str]:
+    names = []
+    for site in target.sites:
+        indices = np.ndindex(*site.shape) if site.shape else [()]
+        names += [f"{site.name}[{','.join(map(str, index))}]" if index else site.name for index in indices]
+    return [*names, LOG_LIKELIHOOD]
+
+
+def _rank(truth: Tensor, draws: Tensor, generator: torch.Generator) -> Tensor:
+    """Rank ``truth (Q, 1)`` among ``draws (Q, L)``, ties broken at random; integers from 0 to L, shape ``(Q,)``."""
+    below, equal = (draws < truth).sum(1), (draws == truth).sum(1)
+    uniform = torch.rand(len(equal), generator=generator, dtype=torch.float64)
+    return below + (uniform * (equal + 1)).long()
