@@ -27,8 +27,7 @@ import pyro.distributions as dist
 import torch
 
 import bayeskit as bk
-from bayeskit.inference.samplers import HMC
-from bayeskit.inference.samplers.nuts import NUTS
+from bayeskit.inference.samplers import HMC, NUTS
 
 CHAINS, WARMUP, SAMPLES = 4, 500, 1000
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import bayeskit as bk
 from bayeskit.inference.evidence.smc import smc
-from bayeskit.inference.samplers.sample_smc import sample_smc
+from bayeskit.inference.samplers import sample_smc
 from bayeskit.parallel import map_tasks
 
 PIMA_M1 = -257.23232

@@ -18,12 +18,14 @@ import pyro.distributions as dist
 import torch
 
 import bayeskit as bk
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import MinibatchTarget
-from bayeskit.inference.samplers.rows import IndependentRows
-from bayeskit.inference.samplers.sghmc import SGHMC
-from bayeskit.inference.samplers.sgld import SGLD
-from bayeskit.inference.samplers.stochastic_gradient import sample_stochastic_gradient
+from bayeskit.inference.samplers import (
+    SGHMC,
+    SGLD,
+    IndependentRows,
+    Metric,
+    MinibatchTarget,
+    sample_stochastic_gradient,
+)
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 NUM_DATA, DIM = (2_000, 5) if SMALL else (20_000, 10)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import bayeskit as bk
 from bayeskit.inference.evidence.smc import smc
-from bayeskit.inference.samplers.sample_smc import sample_smc
+from bayeskit.inference.samplers import sample_smc
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 CENTRES, SHARES, WIDTH, PRIOR = (-4.0, 4.0), (0.3, 0.7), 0.3, 5.0

@@ -23,7 +23,7 @@ from bayeskit._torch import new_generator
 from bayeskit._uniformity import chi_square_p_value, deviation_sd, ecdf_p_value, holm
 from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
-from bayeskit.inference.samplers import sample
+from bayeskit.inference.samplers.sample import sample
 from bayeskit.parallel import map_tasks
 from bayeskit.target import Target
 

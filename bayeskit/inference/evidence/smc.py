@@ -14,7 +14,7 @@ from bayeskit.errors import DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, with_rounding
 from bayeskit.inference.evidence.laplace import curvature, find_modes
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.samplers.sample_smc import SMCRun, sample_smc
+from bayeskit.inference.samplers.smc.run import SMCRun, sample_smc
 from bayeskit.target import Target
 
 MIN_REPLICATES = 8

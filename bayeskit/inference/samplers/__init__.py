@@ -7,18 +7,18 @@ from bayeskit.inference.samplers.foreign import sample_with_pyro
 from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.inference.samplers.ladder import Exchange, Ladder, sample_ladder
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import MinibatchTarget
-from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
-from bayeskit.inference.samplers.population_hmc import PopulationHMC
-from bayeskit.inference.samplers.rows import Epochs, IndependentRows
+from bayeskit.inference.samplers.nuts.kernel import NUTS, NUTSInfo
 from bayeskit.inference.samplers.run import run
 from bayeskit.inference.samplers.sample import sample
-from bayeskit.inference.samplers.sample_smc import SMCRun, sample_smc
-from bayeskit.inference.samplers.schedules import Constant, Polynomial
-from bayeskit.inference.samplers.sghmc import SGHMC
-from bayeskit.inference.samplers.sgld import SGLD, PreconditionedSGLD
-from bayeskit.inference.samplers.stochastic_gradient import sample_stochastic_gradient
-from bayeskit.inference.samplers.tempered_smc import Schedule, SMCInfo, SMCState, Stage
+from bayeskit.inference.samplers.smc.population_hmc import PopulationHMC
+from bayeskit.inference.samplers.smc.run import SMCRun, sample_smc
+from bayeskit.inference.samplers.smc.stages import Schedule, SMCInfo, SMCState, Stage
+from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, IndependentRows
+from bayeskit.inference.samplers.stochastic_gradient.run import sample_stochastic_gradient
+from bayeskit.inference.samplers.stochastic_gradient.schedules import Constant, Polynomial
+from bayeskit.inference.samplers.stochastic_gradient.sghmc import SGHMC
+from bayeskit.inference.samplers.stochastic_gradient.sgld import SGLD, PreconditionedSGLD
+from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
 from bayeskit.inference.samplers.trajectory import ChEES, LongestAxis
 
 __all__ = [

@@ -11,7 +11,7 @@ from scipy.stats import binom, norm
 import bayeskit as bk
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.smc import _error, smc
-from bayeskit.inference.samplers.sample_smc import sample_smc
+from bayeskit.inference.samplers.smc.run import sample_smc
 
 F64 = torch.float64
 SMALL = {"num_particles": 32, "num_replicates": 16, "num_pilot_particles": 128, "ess_threshold": 0.9, "progress": False}

@@ -91,7 +91,7 @@ def test_the_chees_gradient_agrees_with_finite_differences():
         info = HMCInfo(one, one > 2, one, one.to(torch.int64), end, momentum)
         state = rule.update(rule.start(x), x, info, torch.zeros(3), metric, time * one)
         numeric = float(at(time * math.exp(1e-5))[2] - at(time * math.exp(-1e-5))[2]) / 2e-5
-        # After one step the second moment is 0.05 of the squared gradient, corrected for its start: the step is the sign.
+        # After one step the second moment is 0.05 of the squared gradient, so the step is its sign.
         assert abs(float((state.second_moment / 0.05).sqrt()) - abs(numeric)) < 1e-6 * abs(numeric) + 1e-6
         assert bool(state.log_length > rule.start(x).log_length) == grows == (numeric > 0)
 

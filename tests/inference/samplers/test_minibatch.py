@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 import bayeskit as bk
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, SlowModelWarning, UnsupportedSiteError
 from bayeskit.inference.samplers import _minibatch_density
-from bayeskit.inference.samplers.minibatch import MinibatchTarget
-from bayeskit.inference.samplers.rows import Epochs, IndependentRows
+from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, IndependentRows
+from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
 
 NUM_DATA, BATCH_SIZE = 24, 4
 _generator = torch.Generator().manual_seed(3)

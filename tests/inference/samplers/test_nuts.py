@@ -11,10 +11,10 @@ from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers import compiled_doubling, doubling, nuts
 from bayeskit.inference.samplers.adaptation import Adaptation
 from bayeskit.inference.samplers.chains import Chains, RunSettings
-from bayeskit.inference.samplers.compiled_doubling import CompiledGrowth
 from bayeskit.inference.samplers.driver import Control, drive
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.nuts import NUTS
+from bayeskit.inference.samplers.nuts.compiled_doubling import CompiledGrowth
+from bayeskit.inference.samplers.nuts.kernel import NUTS
 
 DENSE = Metric.dense(torch.tensor([[0.4, 0.3], [0.3, 0.5]], dtype=torch.float64))
 

@@ -7,12 +7,12 @@ import torch
 
 from bayeskit.inference.samplers import sghmc, sgld
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import MinibatchTarget
-from bayeskit.inference.samplers.rows import Epochs, IndependentRows
-from bayeskit.inference.samplers.schedules import Polynomial
-from bayeskit.inference.samplers.sghmc import SGHMC
-from bayeskit.inference.samplers.sgld import SGLD, PreconditionedSGLD
-from bayeskit.inference.samplers.stochastic_gradient import sample_stochastic_gradient
+from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, IndependentRows
+from bayeskit.inference.samplers.stochastic_gradient.run import sample_stochastic_gradient
+from bayeskit.inference.samplers.stochastic_gradient.schedules import Polynomial
+from bayeskit.inference.samplers.stochastic_gradient.sghmc import SGHMC
+from bayeskit.inference.samplers.stochastic_gradient.sgld import SGLD, PreconditionedSGLD
+from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
 
 NUM_DATA, BATCH_SIZE, NUM_CHAINS = 40, 5, 4000
 Y = 1 + torch.randn(NUM_DATA, generator=torch.Generator().manual_seed(8), dtype=torch.float64)

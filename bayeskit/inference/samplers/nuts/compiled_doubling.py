@@ -17,7 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit._evaluation import Evaluation, has_compiler
 from bayeskit._torch import one_thread, validation_kept
-from bayeskit.inference.samplers.doubling import (
+from bayeskit.inference.samplers.hmc import HMCState
+from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.nuts.doubling import (
     Half,
     Tree,
     add_leaf,
@@ -27,8 +29,6 @@ from bayeskit.inference.samplers.doubling import (
     start,
     subtrees_turn,
 )
-from bayeskit.inference.samplers.hmc import HMCState
-from bayeskit.inference.samplers.metric import Metric
 
 CLOSED_AT_ONCE = 3  # subtrees that compiled code looks at
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.driver import Ending, Records
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.population_hmc import GRADIENTS_PER_STEP, PopulationHMC
-from bayeskit.inference.samplers.resampling import bounded, effective_share, next_temperature
-from bayeskit.inference.samplers.tempered_smc import SMCInfo, SMCState, Stage, count_distinct, resample, reweight, start
+from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, PopulationHMC
+from bayeskit.inference.samplers.smc.resampling import bounded, effective_share, next_temperature
+from bayeskit.inference.samplers.smc.stages import SMCInfo, SMCState, Stage, count_distinct, resample, reweight, start
 from bayeskit.target import Target
 
 MAX_DENSE_DIMENSION = 200

@@ -64,7 +64,7 @@ class Polynomial:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.inference.samplers.schedules import Polynomial
+    >>> from bayeskit.inference.samplers import Polynomial
     >>> Polynomial(a=0.1, b=1.0, gamma=0.5).at(torch.tensor(3), torch.float64).item()
     0.05
     """

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bayeskit._evaluation import COMPILE_AFTER_SECONDS
 from bayeskit.errors import SettingsError
-from bayeskit.inference.samplers.compiled_doubling import CompiledGrowth, compiled_moves
-from bayeskit.inference.samplers.doubling import EagerGrowth, Growth, drawn
 from bayeskit.inference.samplers.hmc import HMCState
 from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.nuts.compiled_doubling import CompiledGrowth, compiled_moves
+from bayeskit.inference.samplers.nuts.doubling import EagerGrowth, Growth, drawn
 from bayeskit.target import Target
 
 LEAVES_PER_DRAW = 64  # for which noise is drawn at once
@@ -82,7 +82,7 @@ class NUTS:
     Examples
     --------
     >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.samplers.nuts import NUTS
+    >>> from bayeskit.inference.samplers import NUTS
     >>> target = bk.Target.from_functions(
     ...     lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u.sum(-1), dim=3)
     >>> kernel, generator = NUTS(step_size=0.5), torch.Generator().manual_seed(0)

@@ -17,10 +17,10 @@ from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Outcome, Records, drive
-from bayeskit.inference.samplers.population_hmc import GRADIENTS_PER_STEP, MoveInfo
-from bayeskit.inference.samplers.resampling import systematic
-from bayeskit.inference.samplers.smc_pilot import Pilot
-from bayeskit.inference.samplers.tempered_smc import Schedule, SMCInfo, SMCState, Stage, select, start
+from bayeskit.inference.samplers.smc.pilot import Pilot
+from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, MoveInfo
+from bayeskit.inference.samplers.smc.resampling import systematic
+from bayeskit.inference.samplers.smc.stages import Schedule, SMCInfo, SMCState, Stage, select, start
 from bayeskit.target import Target
 
 
@@ -167,7 +167,7 @@ def sample_smc(
     Examples
     --------
     >>> from bayeskit import exact
-    >>> from bayeskit.inference.samplers.sample_smc import sample_smc
+    >>> from bayeskit.inference.samplers import sample_smc
     >>> run = sample_smc(exact.get("beta_binomial").target(), seed=1, ess_threshold=0.9)
     >>> run.draws.unconstrained.shape, run.log_evidence.shape
     (torch.Size([32, 64, 1]), torch.Size([32]))

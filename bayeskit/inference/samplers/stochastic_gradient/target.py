@@ -14,9 +14,14 @@ from bayeskit._evaluation import Evaluation
 from bayeskit._pyro.subsampling import SubsampledDensity
 from bayeskit._torch import new_generator
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.inference.samplers._minibatch_density import FunctionDensity, MinibatchDensity, ModuleDensity, OnRows
-from bayeskit.inference.samplers._minibatch_engine import Estimator, MinibatchEngine
-from bayeskit.inference.samplers.rows import Epochs, RowOrder, RowState
+from bayeskit.inference.samplers.stochastic_gradient._density import (
+    FunctionDensity,
+    MinibatchDensity,
+    ModuleDensity,
+    OnRows,
+)
+from bayeskit.inference.samplers.stochastic_gradient._engine import Estimator, MinibatchEngine
+from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, RowOrder, RowState
 from bayeskit.target import PriorSampler, Target
 
 
@@ -47,7 +52,7 @@ class MinibatchTarget:
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
-    >>> from bayeskit.inference.samplers.minibatch import MinibatchTarget
+    >>> from bayeskit.inference.samplers import MinibatchTarget
     >>> def model(y):
     ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     ...     with pyro.plate("data", len(y), subsample_size=2) as rows:
@@ -164,7 +169,7 @@ class MinibatchTarget:
         Examples
         --------
         >>> import torch
-        >>> from bayeskit.inference.samplers.minibatch import MinibatchTarget
+        >>> from bayeskit.inference.samplers import MinibatchTarget
         >>> x = torch.linspace(-1, 1, 100, dtype=torch.float64)[:, None]
         >>> y = 2 * x[:, 0]
         >>> def log_likelihood(output, y):
@@ -222,7 +227,7 @@ class MinibatchTarget:
         Examples
         --------
         >>> import torch
-        >>> from bayeskit.inference.samplers.minibatch import MinibatchTarget
+        >>> from bayeskit.inference.samplers import MinibatchTarget
         >>> y = torch.arange(10.0, dtype=torch.float64)
         >>> target = MinibatchTarget.from_functions(
         ...     lambda u: -0.5 * u.square().sum(), lambda u, rows: -0.5 * (y[rows] - u).square(), 1, 10, batch_size=5)

@@ -41,7 +41,7 @@ class Epochs:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.inference.samplers.rows import Epochs
+    >>> from bayeskit.inference.samplers import Epochs
     >>> order, generator = Epochs(), torch.Generator().manual_seed(0)
     >>> state = order.init(1, 6, generator=generator)
     >>> state, first = order.next(state, 6, 3, generator=generator)
@@ -78,7 +78,7 @@ class IndependentRows:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.inference.samplers.rows import IndependentRows
+    >>> from bayeskit.inference.samplers import IndependentRows
     >>> order, generator = IndependentRows(), torch.Generator().manual_seed(0)
     >>> state = order.init(2, 6, generator=generator)
     >>> order.next(state, 6, 3, generator=generator)[1].shape

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import MinibatchTarget
-from bayeskit.inference.samplers.rows import Epochs, RowState
-from bayeskit.inference.samplers.schedules import Constant, Schedule, as_schedule
-from bayeskit.inference.samplers.sgld import (
+from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, RowState
+from bayeskit.inference.samplers.stochastic_gradient.schedules import Constant, Schedule, as_schedule
+from bayeskit.inference.samplers.stochastic_gradient.sgld import (
     StochasticGradientInfo,
     is_finite,
     move,
@@ -22,6 +21,7 @@ from bayeskit.inference.samplers.sgld import (
     standard_normal,
     step_sizes,
 )
+from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
 
 
 class SGHMCState(NamedTuple):
@@ -71,8 +71,8 @@ class SGHMC:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.inference.samplers.minibatch import MinibatchTarget
-    >>> from bayeskit.inference.samplers.sghmc import SGHMC
+    >>> from bayeskit.inference.samplers import MinibatchTarget
+    >>> from bayeskit.inference.samplers import SGHMC
     >>> y = torch.arange(10.0, dtype=torch.float64)
     >>> target = MinibatchTarget.from_functions(
     ...     lambda u: -0.5 * u.square().sum(), lambda u, rows: -0.5 * (y[rows] - u).square(), 1, 10, batch_size=5)
@@ -171,7 +171,7 @@ class SGHMC:
 
         Examples
         --------
-        >>> from bayeskit.inference.samplers.sghmc import SGHMC
+        >>> from bayeskit.inference.samplers import SGHMC
         >>> SGHMC(step_size=0.01).stationary_covariance(1.0).round(decimals=3)
         tensor([[ 1.0000, -0.0050],
                 [-0.0050,  1.0050]], dtype=torch.float64)

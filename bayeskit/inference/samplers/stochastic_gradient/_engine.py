@@ -16,7 +16,7 @@ from bayeskit._engine import UNTRACEABLE, Compile, first_line
 from bayeskit._evaluation import Evaluation
 from bayeskit._torch import one_thread
 from bayeskit.errors import CompilationWarning, ModelError, SlowModelWarning
-from bayeskit.inference.samplers._minibatch_density import MinibatchDensity
+from bayeskit.inference.samplers.stochastic_gradient._density import MinibatchDensity
 
 Estimator = Callable[[Tensor, Tensor], Evaluation]
 """``(u (n, d), rows (n, B)) -> Evaluation``."""

@@ -18,8 +18,8 @@ from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Outcome, Records, drive
 from bayeskit.inference.samplers.initial import starting_points
-from bayeskit.inference.samplers.minibatch import MinibatchTarget
-from bayeskit.inference.samplers.sgld import StochasticGradientInfo
+from bayeskit.inference.samplers.stochastic_gradient.sgld import StochasticGradientInfo
+from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
 from bayeskit.target import Target
 
 TOO_HOT = 2.0
@@ -125,9 +125,9 @@ def sample_stochastic_gradient(
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
-    >>> from bayeskit.inference.samplers.minibatch import MinibatchTarget
-    >>> from bayeskit.inference.samplers.sgld import SGLD
-    >>> from bayeskit.inference.samplers.stochastic_gradient import sample_stochastic_gradient
+    >>> from bayeskit.inference.samplers import MinibatchTarget
+    >>> from bayeskit.inference.samplers import SGLD
+    >>> from bayeskit.inference.samplers import sample_stochastic_gradient
     >>> def model(y):
     ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     ...     with pyro.plate("data", len(y), subsample_size=20) as rows:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.population_hmc import GRADIENTS_PER_STEP, MoveInfo, PopulationHMC
-from bayeskit.inference.samplers.resampling import conditional_share, effective_share, systematic
+from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, MoveInfo, PopulationHMC
+from bayeskit.inference.samplers.smc.resampling import conditional_share, effective_share, systematic
 from bayeskit.target import Target
 
 RESAMPLE_BELOW = 0.9
@@ -174,7 +174,7 @@ class Stage:
     --------
     >>> import torch, bayeskit as bk
     >>> from bayeskit.inference.samplers.metric import Metric
-    >>> from bayeskit.inference.samplers.tempered_smc import Stage, start
+    >>> from bayeskit.inference.samplers import Stage, start
     >>> target = bk.exact.get("beta_binomial").target()
     >>> stage = Stage(0.5, 1.0, 1, 1, Metric.diagonal(torch.ones(1, dtype=torch.float64)))
     >>> generator = torch.Generator().manual_seed(0)

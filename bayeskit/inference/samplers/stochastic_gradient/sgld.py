@@ -11,9 +11,9 @@ from torch import Tensor
 from bayeskit._evaluation import Evaluation
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import MinibatchTarget
-from bayeskit.inference.samplers.rows import RowState
-from bayeskit.inference.samplers.schedules import Constant, Schedule, as_schedule
+from bayeskit.inference.samplers.stochastic_gradient.rows import RowState
+from bayeskit.inference.samplers.stochastic_gradient.schedules import Constant, Schedule, as_schedule
+from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
@@ -79,8 +79,8 @@ class SGLD:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.inference.samplers.minibatch import MinibatchTarget
-    >>> from bayeskit.inference.samplers.sgld import SGLD
+    >>> from bayeskit.inference.samplers import MinibatchTarget
+    >>> from bayeskit.inference.samplers import SGLD
     >>> y = torch.arange(10.0, dtype=torch.float64)
     >>> target = MinibatchTarget.from_functions(
     ...     lambda u: -0.5 * u.square().sum(), lambda u, rows: -0.5 * (y[rows] - u).square(), 1, 10, batch_size=5)
@@ -145,7 +145,7 @@ class SGLD:
 
         Examples
         --------
-        >>> from bayeskit.inference.samplers.sgld import SGLD
+        >>> from bayeskit.inference.samplers import SGLD
         >>> SGLD(step_size=0.4).stationary_variance(1.0).item()
         1.1111111111111112
         """
@@ -194,8 +194,8 @@ class PreconditionedSGLD:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.inference.samplers.minibatch import MinibatchTarget
-    >>> from bayeskit.inference.samplers.sgld import PreconditionedSGLD
+    >>> from bayeskit.inference.samplers import MinibatchTarget
+    >>> from bayeskit.inference.samplers import PreconditionedSGLD
     >>> y = torch.arange(10.0, dtype=torch.float64)
     >>> target = MinibatchTarget.from_functions(
     ...     lambda u: -0.5 * u.square().sum(), lambda u, rows: -0.5 * (y[rows] - u).square(), 1, 10, batch_size=5)
