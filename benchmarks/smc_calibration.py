@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import bayeskit as bk
-from bayeskit.inference.evidence.smc import smc
+from bayeskit.inference.evidence import smc
 from bayeskit.inference.samplers import sample_smc
 from bayeskit.parallel import map_tasks
 

@@ -13,9 +13,12 @@ from collections.abc import Callable
 from bayeskit.errors import UnknownNameError
 from bayeskit.exact.beta_binomial import beta_binomial, beta_binomial_model
 from bayeskit.exact.case import ExactCase
+from bayeskit.exact.eggbox import eggbox, eggbox_model
 from bayeskit.exact.eight_schools import eight_schools, eight_schools_centered_model, eight_schools_model
+from bayeskit.exact.gaussian_shells import gaussian_shells, gaussian_shells_model
 from bayeskit.exact.linear_regression import linear_regression, linear_regression_model
 from bayeskit.exact.radiata_pine import radiata_pine, radiata_pine_model
+from bayeskit.exact.spike_and_slab import spike_and_slab, spike_and_slab_model
 from bayeskit.exact.three_taxon_tree import (
     PATTERN_CLASSES,
     count_site_patterns,
@@ -35,12 +38,18 @@ __all__ = [
     "eight_schools",
     "eight_schools_centered_model",
     "eight_schools_model",
+    "eggbox",
+    "eggbox_model",
+    "gaussian_shells",
+    "gaussian_shells_model",
     "get",
     "linear_regression",
     "linear_regression_model",
     "pattern_log_probabilities",
     "radiata_pine",
     "radiata_pine_model",
+    "spike_and_slab",
+    "spike_and_slab_model",
     "three_taxon_sequences",
     "three_taxon_tree",
     "three_taxon_tree_model",

@@ -6,6 +6,7 @@ from bayeskit.inference.evidence.harmonic_mean import harmonic_mean
 from bayeskit.inference.evidence.laplace import laplace_importance_sampling
 from bayeskit.inference.evidence.methods import METHODS, Method, select
 from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
+from bayeskit.inference.evidence.nested_sampling import nested_sampling
 from bayeskit.inference.evidence.path_sampling import path_sampling
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.smc import smc
@@ -22,6 +23,7 @@ __all__ = [
     "harmonic_mean",
     "laplace_importance_sampling",
     "naive_monte_carlo",
+    "nested_sampling",
     "path_sampling",
     "select",
     "smc",

@@ -13,6 +13,7 @@ from bayeskit.inference.evidence.bridge_sampling import bridge_sampling
 from bayeskit.inference.evidence.harmonic_mean import harmonic_mean
 from bayeskit.inference.evidence.laplace import laplace_importance_sampling
 from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
+from bayeskit.inference.evidence.nested_sampling import nested_sampling
 from bayeskit.inference.evidence.path_sampling import path_sampling
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.smc import smc
@@ -77,6 +78,7 @@ METHODS: dict[str, Method] = {
         Method("path_sampling", "ladder", _tempered(path_sampling)),
         Method("stepping_stone", "ladder", _tempered(stepping_stone)),
         Method("smc", "prior", _alone(smc)),
+        Method("nested_sampling", "prior", _alone(nested_sampling)),
     )
 }
 

@@ -7,58 +7,66 @@ from bayeskit.inference.samplers.foreign import sample_with_pyro
 from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.inference.samplers.ladder import Exchange, Ladder, sample_ladder
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.nuts.kernel import NUTS, NUTSInfo
+from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
+from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
 from bayeskit.inference.samplers.run import run
 from bayeskit.inference.samplers.sample import sample
-from bayeskit.inference.samplers.smc.population_hmc import PopulationHMC
-from bayeskit.inference.samplers.smc.run import SMCRun, sample_smc
-from bayeskit.inference.samplers.smc.stages import Schedule, SMCInfo, SMCState, Stage
-from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, IndependentRows
-from bayeskit.inference.samplers.stochastic_gradient.run import sample_stochastic_gradient
-from bayeskit.inference.samplers.stochastic_gradient.schedules import Constant, Polynomial
-from bayeskit.inference.samplers.stochastic_gradient.sghmc import SGHMC
-from bayeskit.inference.samplers.stochastic_gradient.sgld import SGLD, PreconditionedSGLD
-from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
+from bayeskit.inference.samplers.smc import PopulationHMC, Schedule, SMCInfo, SMCRun, SMCState, Stage, sample_smc
+from bayeskit.inference.samplers.stochastic_gradient import (
+    SGHMC,
+    SGLD,
+    Constant,
+    Epochs,
+    IndependentRows,
+    MinibatchTarget,
+    Polynomial,
+    PreconditionedSGLD,
+    sample_stochastic_gradient,
+)
 from bayeskit.inference.samplers.trajectory import ChEES, LongestAxis
 
 __all__ = [
+    "HMC",
     "NUTS",
-    "NUTSInfo",
-    "sample_with_pyro",
-    "MinibatchTarget",
-    "Epochs",
-    "IndependentRows",
-    "Constant",
-    "Polynomial",
     "SGHMC",
     "SGLD",
-    "PreconditionedSGLD",
-    "sample_stochastic_gradient",
-    "PopulationHMC",
-    "SMCRun",
-    "sample_smc",
-    "Schedule",
-    "SMCInfo",
-    "SMCState",
-    "Stage",
-    "HMC",
     "Adaptation",
     "AdaptationState",
     "Algorithm",
-    "Chains",
     "ChEES",
+    "Chains",
+    "Constant",
+    "ConstrainedSlice",
     "Control",
     "Convergence",
+    "Epochs",
     "Exchange",
     "HMCInfo",
     "HMCState",
+    "IndependentRows",
     "Ladder",
     "LongestAxis",
     "Metric",
+    "MinibatchTarget",
+    "NUTSInfo",
+    "NestedRun",
+    "NestedSampler",
     "Outcome",
+    "Polynomial",
+    "PopulationHMC",
+    "PreconditionedSGLD",
     "RunSettings",
+    "SMCInfo",
+    "SMCRun",
+    "SMCState",
+    "Schedule",
+    "Stage",
     "drive",
     "run",
     "sample",
     "sample_ladder",
+    "sample_nested",
+    "sample_smc",
+    "sample_stochastic_gradient",
+    "sample_with_pyro",
 ]

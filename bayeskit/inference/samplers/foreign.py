@@ -72,7 +72,7 @@ def sample_with_pyro(
     Examples
     --------
     >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.samplers.foreign import sample_with_pyro
+    >>> from bayeskit.inference.samplers import sample_with_pyro
     >>> target = bk.Target.from_functions(
     ...     lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u.sum(-1), dim=2)
     >>> draws = sample_with_pyro(target, num_chains=2, num_warmup=30, num_samples=20)

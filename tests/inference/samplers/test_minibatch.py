@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 import bayeskit as bk
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, SlowModelWarning, UnsupportedSiteError
-from bayeskit.inference.samplers import _minibatch_density
+from bayeskit.inference.samplers.stochastic_gradient import _density as _minibatch_density
 from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, IndependentRows
 from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
 

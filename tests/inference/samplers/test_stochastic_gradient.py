@@ -5,8 +5,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.inference.samplers import sghmc, sgld
 from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.stochastic_gradient import sghmc, sgld
 from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, IndependentRows
 from bayeskit.inference.samplers.stochastic_gradient.run import sample_stochastic_gradient
 from bayeskit.inference.samplers.stochastic_gradient.schedules import Polynomial

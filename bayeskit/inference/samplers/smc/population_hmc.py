@@ -74,7 +74,7 @@ class PopulationHMC:
     Examples
     --------
     >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.samplers.metric import Metric
+    >>> from bayeskit.inference.samplers import Metric
     >>> target = bk.Target.from_functions(
     ...     lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u.sum(-1), dim=3)
     >>> kernel = PopulationHMC(1.5, 1, Metric.diagonal(torch.ones(3, dtype=torch.float64)), 1.0, num_populations=2)

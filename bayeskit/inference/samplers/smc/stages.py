@@ -173,7 +173,7 @@ class Stage:
     Examples
     --------
     >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.samplers.metric import Metric
+    >>> from bayeskit.inference.samplers import Metric
     >>> from bayeskit.inference.samplers import Stage, start
     >>> target = bk.exact.get("beta_binomial").target()
     >>> stage = Stage(0.5, 1.0, 1, 1, Metric.diagonal(torch.ones(1, dtype=torch.float64)))
@@ -260,7 +260,7 @@ class Schedule:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.inference.samplers.metric import Metric
+    >>> from bayeskit.inference.samplers import Metric
     >>> metric = Metric.diagonal(torch.ones(2))
     >>> schedule = Schedule(tuple(Stage(beta, 1.0, 1, 1, metric) for beta in (0.1, 0.4, 1.0)))
     >>> len(schedule), schedule.dim
