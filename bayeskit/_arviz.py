@@ -21,8 +21,9 @@ def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]
         Strings and numbers to keep with every group.
     """
     facts = {"inference_library": "bayeskit", "inference_library_version": version("bayeskit")} | attributes
-    # netCDF attributes hold strings and numbers only.
-    plain = {k: v for k, v in facts.items() if isinstance(v, (str, int, float))}
+    # netCDF attributes hold strings and numbers only, no booleans.
+    numbers = {k: int(v) if isinstance(v, bool) else v for k, v in facts.items()}
+    plain = {k: v for k, v in numbers.items() if isinstance(v, (str, int, float))}
     return {name: _dataset(variables, plain) for name, variables in groups.items() if variables}
 
 

@@ -3,7 +3,8 @@
 Prints, for each estimator on linreg10, the standard deviation of z = (estimate - exact) /
 standard error over replicates (ideally 1) and the coverage of the 95 % interval. Bridge
 sampling is shown on draws of our sampler and on autoregressive draws of known
-autocorrelation, independent ones included.
+autocorrelation, independent ones included; path sampling and stepping stone on ladders without and with
+exchange. `smc_calibration.py` and `nested_calibration.py` do the same for those.
 
     python benchmarks/calibration.py --replicates 200 --jobs 2
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import pandas as pd
 
-from bayeskit.workflows.calibration import calibrate
+from bayeskit.workflows.calibration import SMALL, calibrate
 
 
 def main() -> None:
@@ -28,6 +30,10 @@ def main() -> None:
     begin = time.monotonic()
     common = {"num_replicates": arguments.replicates, "seed": arguments.seed, "num_jobs": arguments.jobs}
     tables = [calibrate(arguments.case, **common).to_pandas().assign(draws="Hamiltonian Monte Carlo")]
+    exchanging = calibrate(
+        arguments.case, ("path_sampling", "stepping_stone"), budget=replace(SMALL, exchange=True), **common
+    )
+    tables.append(exchanging.to_pandas().assign(draws="parallel tempering"))
     if arguments.case == "linreg10":
         for rho in (0.0, 0.5, 0.9):
             result = calibrate("linreg10", ("bridge_sampling",), correlation=rho, **common)

@@ -140,15 +140,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    peer = None
+    peers = {}  # one process a number of chains: NumPyro's cached functions do not tell them apart
     if arguments.peer_python:
-        driver = Path(__file__).with_name("numpyro_driver.py")
-        peer = subprocess.Popen(
-            [arguments.peer_python, str(driver)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [arguments.peer_python, str(Path(__file__).with_name("numpyro_driver.py"))]
+        for chains in arguments.chains:
+            peers[chains] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for name, (model, args, data) in problems(arguments.data).items():
         if arguments.only and name not in arguments.only:
             continue
@@ -157,12 +153,12 @@ def main() -> None:
             samplers[f"ours, HMC, {chains} chains"] = Ours(model, args, chains, HMC())
             if chains <= 8:
                 samplers[f"ours, NUTS, {chains} chains"] = Ours(model, args, chains, NUTS())
-            if peer is not None:
-                samplers[f"NumPyro, {chains} chains"] = NumPyroNUTS(peer, name, data, chains)
+            if chains in peers:
+                samplers[f"NumPyro, {chains} chains"] = NumPyroNUTS(peers[chains], name, data, chains)
         if not arguments.without_pyro:
             samplers["Pyro, 1 chain"] = PyroNUTS(model, args)
         report(name, samplers, arguments.rounds)
-    if peer is not None:
+    for peer in peers.values():
         peer.stdin.close()
         peer.wait()
 

@@ -18,7 +18,16 @@ from bayeskit.inference.evidence import METHODS, Budget, Evidence, compare
 from bayeskit.parallel import map_tasks
 from bayeskit.target import Target
 
-SMALL = Budget(num_chains=4, num_warmup=200, num_samples=1000, ladder_chains=8, ladder_warmup=150, ladder_samples=300)
+SMALL = Budget(
+    num_chains=4,
+    num_warmup=200,
+    num_samples=1000,
+    ladder_chains=8,
+    ladder_warmup=150,
+    ladder_samples=300,
+    num_particles=16,
+    num_live=100,
+)
 
 
 @dataclass(frozen=True)

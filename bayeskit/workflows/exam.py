@@ -15,7 +15,17 @@ from bayeskit.inference.evidence import Budget, Evidence, compare, select
 
 PASS, SELF_FLAGGED, FALSE_COMFORT = "pass", "self-flagged", "FALSE COMFORT"
 MAX_Z = 3.0
-SMALL = Budget(8, 150, 250, num_temperatures=16, ladder_chains=8, ladder_warmup=80, ladder_samples=120)
+SMALL = Budget(
+    8,
+    150,
+    250,
+    num_temperatures=16,
+    ladder_chains=8,
+    ladder_warmup=80,
+    ladder_samples=120,
+    num_particles=32,
+    num_live=100,
+)
 """A budget of a few seconds for the whole exam, for tests; many methods will not trust themselves on it."""
 
 

@@ -1,10 +1,11 @@
 """Marginal likelihoods: one estimator a file, each with an error bar and a verdict on itself."""
 
 from bayeskit.inference.evidence.bridge_sampling import bridge_sampling
-from bayeskit.inference.evidence.compare import Budget, EvidenceComparison, compare
+from bayeskit.inference.evidence.budget import Budget
+from bayeskit.inference.evidence.compare import EvidenceComparison, compare
 from bayeskit.inference.evidence.harmonic_mean import harmonic_mean
 from bayeskit.inference.evidence.laplace import laplace_importance_sampling
-from bayeskit.inference.evidence.methods import METHODS, Method, select
+from bayeskit.inference.evidence.methods import METHODS, Material, Method, select
 from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
 from bayeskit.inference.evidence.nested_sampling import nested_sampling
 from bayeskit.inference.evidence.path_sampling import path_sampling
@@ -17,6 +18,7 @@ __all__ = [
     "Budget",
     "Evidence",
     "EvidenceComparison",
+    "Material",
     "Method",
     "bridge_sampling",
     "compare",

@@ -14,7 +14,8 @@ import pandas as pd
 from bayeskit._files import write_atomically
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, UnknownNameError
-from bayeskit.inference.evidence.methods import Method, select
+from bayeskit.inference.evidence.budget import Budget
+from bayeskit.inference.evidence.methods import Material, Method, select
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder, sample, sample_ladder
 from bayeskit.target import Target
@@ -23,32 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = ("method", "log_evidence", "standard_error", "num_evaluations", "seconds", "trusted", "warnings")
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much to spend on the draws that estimators share.
-
-    Parameters
-    ----------
-    num_chains, num_warmup, num_samples : int, default 64, 400, 400
-        Of the posterior run.
-    num_temperatures, ladder_chains, ladder_warmup, ladder_samples : int, default 50, 32, 150, 1000
-        Of the tempered ladder.
-    target_acceptance : float, default 0.8
-    exchange : bool, default False
-        Let neighbouring temperatures of the ladder exchange states (parallel tempering).
-    """
-
-    num_chains: int = 64
-    num_warmup: int = 400
-    num_samples: int = 400
-    num_temperatures: int = 50
-    ladder_chains: int = 32
-    ladder_warmup: int = 150
-    ladder_samples: int = 1000
-    target_acceptance: float = 0.8
-    exchange: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,8 +122,8 @@ def compare(
     draws, ladder : optional
         Existing runs to use instead of new ones.
     checkpoint : path, optional
-        Prefix of two files, ``PREFIX.posterior`` and ``PREFIX.ladder``, from which an
-        interrupted comparison resumes.
+        Prefix of the files from which an interrupted comparison resumes: ``PREFIX.posterior``,
+        ``PREFIX.ladder``, ``PREFIX.smc`` and ``PREFIX.nested``.
     progress : bool, default True
 
     Returns
@@ -204,22 +179,23 @@ def compare(
             checkpoint=None if checkpoint is None else f"{checkpoint}.ladder",
             progress=progress,
         )
-    results = {m.name: _estimate(m, target, draws, ladder, seed) for m in chosen}
+    material = Material(draws, ladder, spend, None if checkpoint is None else str(checkpoint), progress)
+    results = {m.name: _estimate(m, target, material, seed) for m in chosen}
     settings = {"seed": seed} | {k: v for k, v in vars(spend).items()}
     return EvidenceComparison(results, draws, ladder, settings)
 
 
-def _estimate(method: Method, target: Target, draws: Draws | None, ladder: Ladder | None, seed: int) -> Evidence:
+def _estimate(method: Method, target: Target, material: Material, seed: int) -> Evidence:
     begin = time.monotonic()
     try:
-        result = method.estimate(target, draws, ladder, seed)
+        result = method.estimate(target, material, seed)
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
         # Whatever one method stumbles over, the draws and the other methods' results stand.
         kind = "" if isinstance(error, BayeskitError) else f"{type(error).__name__}: "
         result = Evidence(method.name, math.nan, math.nan, 0, (f"failed: {kind}{error}",))
     shared = 0.0
-    if method.needs in ("posterior", "density") and draws is not None:
-        shared = draws.seconds
-    elif method.needs == "ladder" and ladder is not None:
-        shared = ladder.draws.seconds
+    if method.needs in ("posterior", "density") and material.draws is not None:
+        shared = material.draws.seconds
+    elif method.needs == "ladder" and material.ladder is not None:
+        shared = material.ladder.draws.seconds
     return replace(result, seconds=time.monotonic() - begin + shared)

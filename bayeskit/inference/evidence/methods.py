@@ -10,6 +10,7 @@ from typing import Any, Literal
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError, UnknownNameError
 from bayeskit.inference.evidence.bridge_sampling import bridge_sampling
+from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.harmonic_mean import harmonic_mean
 from bayeskit.inference.evidence.laplace import laplace_importance_sampling
 from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
@@ -18,11 +19,41 @@ from bayeskit.inference.evidence.path_sampling import path_sampling
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.smc import smc
 from bayeskit.inference.evidence.stepping_stone import stepping_stone
-from bayeskit.inference.samplers import Ladder
+from bayeskit.inference.samplers import Ladder, sample_nested, sample_smc
 from bayeskit.target import Target
 
 Needs = Literal["density", "prior", "posterior", "ladder"]
-Estimate = Callable[[Target, Draws | None, Ladder | None, int], Evidence]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What estimators share.
+
+    Attributes
+    ----------
+    draws : Draws or None
+        From the posterior.
+    ladder : Ladder or None
+        From every temperature.
+    budget : Budget
+        For methods that make runs of their own.
+    checkpoint : str or None
+        Prefix of those runs' checkpoints.
+    progress : bool
+    """
+
+    draws: Draws | None = None
+    ladder: Ladder | None = None
+    budget: Budget = Budget()
+    checkpoint: str | None = None
+    progress: bool = False
+
+    def file(self, name: str) -> str | None:
+        """Return the checkpoint of the run called ``name``."""
+        return None if self.checkpoint is None else f"{self.checkpoint}.{name}"
+
+
+Estimate = Callable[[Target, Material, int], Evidence]
 
 
 @dataclass(frozen=True)
@@ -37,7 +68,7 @@ class Method:
         The most expensive thing it needs: only the density, prior draws, posterior
         draws, or the tempered ladder.
     estimate : callable
-        ``(target, draws, ladder, seed) -> Evidence``; what it does not need may be None.
+        ``(target, material, seed) -> Evidence``.
     """
 
     name: str
@@ -52,20 +83,40 @@ def _needed(x: Draws | Ladder | None, what: str) -> Any:
 
 
 def _posterior(function: Callable[..., Evidence]) -> Estimate:
-    return lambda target, draws, ladder, seed: function(target, _needed(draws, "posterior draws"), seed=seed)
+    return lambda target, material, seed: function(target, _needed(material.draws, "posterior draws"), seed=seed)
 
 
 def _tempered(function: Callable[..., Evidence]) -> Estimate:
-    return lambda target, draws, ladder, seed: function(target, _needed(ladder, "a tempered ladder"))
+    return lambda target, material, seed: function(target, _needed(material.ladder, "a tempered ladder"))
 
 
 def _checked(function: Callable[..., Evidence]) -> Estimate:
     """Let a method that can do without posterior draws check itself against them where they exist."""
-    return lambda target, draws, ladder, seed: function(target, draws=draws, seed=seed)
+    return lambda target, material, seed: function(target, draws=material.draws, seed=seed)
 
 
 def _alone(function: Callable[..., Evidence]) -> Estimate:
-    return lambda target, draws, ladder, seed: function(target, seed=seed)
+    return lambda target, material, seed: function(target, seed=seed)
+
+
+def _smc(target: Target, material: Material, seed: int) -> Evidence:
+    spend = material.budget
+    run = sample_smc(
+        target,
+        spend.num_particles,
+        spend.num_replicates,
+        seed,
+        checkpoint=material.file("smc"),
+        progress=material.progress,
+    )
+    return smc(target, run, seed=seed)
+
+
+def _nested(target: Target, material: Material, seed: int) -> Evidence:
+    run = sample_nested(
+        target, material.budget.num_live, seed, checkpoint=material.file("nested"), progress=material.progress
+    )
+    return nested_sampling(target, run, seed=seed)
 
 
 METHODS: dict[str, Method] = {
@@ -77,8 +128,8 @@ METHODS: dict[str, Method] = {
         Method("bridge_sampling", "posterior", _posterior(bridge_sampling)),
         Method("path_sampling", "ladder", _tempered(path_sampling)),
         Method("stepping_stone", "ladder", _tempered(stepping_stone)),
-        Method("smc", "prior", _alone(smc)),
-        Method("nested_sampling", "prior", _alone(nested_sampling)),
+        Method("smc", "prior", _smc),
+        Method("nested_sampling", "prior", _nested),
     )
 }
 

@@ -144,7 +144,8 @@ class Adaptation:
     ) -> tuple[AdaptationState, Any]:
         """Step ``kernel``, as :meth:`tuned` returned it, and learn nothing."""
         new, info = kernel.step(target, state.kernel, generator=generator)
-        gradients = state.num_gradients + info.num_steps.sum()
+        # Chains advance in lockstep: the longest trajectory is paid for by all.
+        gradients = state.num_gradients + info.num_steps.amax() * info.num_steps.numel()
         return state._replace(kernel=new, iteration=state.iteration + 1, num_gradients=gradients), info
 
     def tuned(self, state: AdaptationState) -> Any:

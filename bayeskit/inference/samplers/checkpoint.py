@@ -75,7 +75,7 @@ def load_checkpoint(
         raise CheckpointError(
             f"{path} is a checkpoint of another model or of other data; give another path or delete it"
         )
-    for name in sorted(settings.keys() | saved.keys()):
+    for name in [*settings, *(extra for extra in saved if extra not in settings)]:
         if saved.get(name) != settings.get(name):
             raise CheckpointError(
                 f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; "

@@ -181,7 +181,7 @@ def test_unknown_methods_are_refused_with_the_nearest_name():
     with pytest.raises(UnknownNameError, match="did you mean 'bridge_sampling'"):
         evidence.select(["bridge_samplin"])
     with pytest.raises(SettingsError, match="needs posterior draws"):
-        evidence.METHODS["bridge_sampling"].estimate(exact.get("beta_binomial").target(), None, None, 0)
+        evidence.METHODS["bridge_sampling"].estimate(exact.get("beta_binomial").target(), evidence.Material(), 0)
 
 
 def test_a_target_without_prior_draws_still_has_bridge_and_laplace(limit):
