@@ -14,6 +14,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import Budget, EvidenceComparison, compare, select
 from bayeskit.inference.samplers import sample
+from bayeskit.inference.samplers.driver import obey
 from bayeskit.report import posterior_summary, write_report
 from bayeskit.target import Target
 
@@ -35,7 +36,7 @@ def evidence_in_folder(
     """Estimate the evidence and write ``evidence.csv``, ``posterior.nc`` and ``report.html``.
 
     The folder is checked before anything is computed. While the run goes on its state lies in
-    ``checkpoint.posterior`` and ``checkpoint.ladder``; a run that was killed resumes from them when it is
+    ``checkpoint.posterior``, ``checkpoint.ladder`` and the like; a run that was killed resumes from them when it is
     called again with the same arguments, and they are deleted once all results are written.
 
     Parameters
@@ -146,6 +147,7 @@ def posterior_in_folder(
         checkpoint=out / f"{CHECKPOINT}.posterior",
         progress=progress,
     )
+    obey(draws.settings["ending"])
     table = posterior_summary(draws).to_csv(float_format="%.8g")
     write_atomically(out / "summary.csv", table.encode())
     save_netcdf(draws, out / "posterior.nc")
@@ -222,5 +224,5 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
 
 
 def _remove_checkpoints(folder: Path) -> None:
-    for part in ("posterior", "ladder"):
+    for part in ("posterior", "ladder", "smc.pilot", "smc.replicates", "nested"):
         (folder / f"{CHECKPOINT}.{part}").unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from bayeskit._torch import new_generator
 from bayeskit._uniformity import chi_square_p_value, deviation_sd, ecdf_p_value, holm
 from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
+from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.sample import sample
 from bayeskit.parallel import map_tasks
 from bayeskit.target import Target
@@ -365,6 +366,7 @@ def _enough_draws(target: Target, seed: int, num_draws: int) -> Draws:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)  # the result counts divergences
             draws = sample(target, 4, 300, num_samples, seed, progress=False)
+        obey(draws.settings["ending"])
         if float(effective_sample_size(_quantities(target, draws.unconstrained)).min()) >= needed:
             break
         num_samples *= 3

@@ -15,7 +15,8 @@ from bayeskit.errors import CheckpointError, OutputError, UnknownNameError
 from bayeskit.inference.evidence import Budget
 from bayeskit.workflows import evidence_in_folder, posterior_in_folder
 
-SMALL = Budget(4, 60, 100, num_temperatures=6, ladder_chains=4, ladder_warmup=30, ladder_samples=40)
+SMALL = Budget(4, 60, 100, num_temperatures=6, ladder_chains=4, ladder_warmup=30, ladder_samples=40,
+               num_particles=8, num_replicates=8, num_live=40)  # fmt: skip
 LONG = """
 import sys
 import bayeskit as bk
@@ -85,7 +86,15 @@ def test_a_checkpoint_survives_results_that_cannot_be_written(tmp_path, monkeypa
     with pytest.raises(OutputError, match="full"):
         evidence_in_folder(target(), tmp_path, title="coin", budget=SMALL, progress=False)
     names = sorted(p.name for p in tmp_path.iterdir())
-    assert names == ["checkpoint.ladder", "checkpoint.posterior", "evidence.csv", "posterior.nc"]
+    assert names == [
+        "checkpoint.ladder",
+        "checkpoint.nested",
+        "checkpoint.posterior",
+        "checkpoint.smc.pilot",
+        "checkpoint.smc.replicates",
+        "evidence.csv",
+        "posterior.nc",
+    ]
     with pytest.raises(CheckpointError, match="seed"):
         evidence_in_folder(target(), tmp_path, title="coin", budget=SMALL, seed=1, progress=False)
 

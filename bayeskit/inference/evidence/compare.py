@@ -18,6 +18,7 @@ from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.methods import Material, Method, select
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder, sample, sample_ladder
+from bayeskit.inference.samplers.driver import obey
 from bayeskit.target import Target
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ def compare(
             checkpoint=None if checkpoint is None else f"{checkpoint}.posterior",
             progress=progress,
         )
+        obey(draws.settings.get("ending"))
     if "ladder" in needs and ladder is None:
         ladder = sample_ladder(
             target,
@@ -179,6 +181,7 @@ def compare(
             checkpoint=None if checkpoint is None else f"{checkpoint}.ladder",
             progress=progress,
         )
+        obey(ladder.draws.settings.get("ending"))
     material = Material(draws, ladder, spend, None if checkpoint is None else str(checkpoint), progress)
     results = {m.name: _estimate(m, target, material, seed) for m in chosen}
     settings = {"seed": seed} | {k: v for k, v in vars(spend).items()}

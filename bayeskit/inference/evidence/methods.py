@@ -20,6 +20,7 @@ from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.smc import smc
 from bayeskit.inference.evidence.stepping_stone import stepping_stone
 from bayeskit.inference.samplers import Ladder, sample_nested, sample_smc
+from bayeskit.inference.samplers.driver import obey
 from bayeskit.target import Target
 
 Needs = Literal["density", "prior", "posterior", "ladder"]
@@ -109,6 +110,7 @@ def _smc(target: Target, material: Material, seed: int) -> Evidence:
         checkpoint=material.file("smc"),
         progress=material.progress,
     )
+    obey(run.ending)
     return smc(target, run, seed=seed)
 
 
@@ -116,6 +118,7 @@ def _nested(target: Target, material: Material, seed: int) -> Evidence:
     run = sample_nested(
         target, material.budget.num_live, seed, checkpoint=material.file("nested"), progress=material.progress
     )
+    obey(run.ending)
     return nested_sampling(target, run, seed=seed)
 
 

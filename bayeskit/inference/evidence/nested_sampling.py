@@ -10,6 +10,7 @@ from torch import Tensor
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, with_rounding
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.nested.result import NestedRun
 from bayeskit.inference.samplers.nested.run import sample_nested
 from bayeskit.target import Target
@@ -80,6 +81,7 @@ def nested_sampling(
     """
     if run is None:
         run = sample_nested(target, num_live, seed, num_slice_steps=num_slice_steps, progress=progress)
+        obey(run.ending)
     elif run.target is not target and run.target.fingerprint() != target.fingerprint():
         raise DrawsError("the run was made on another target; pass the target that it was made on")
     simulated = run.simulate_log_evidence(NUM_SIMULATIONS, seed)

@@ -14,6 +14,7 @@ from bayeskit.errors import DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, with_rounding
 from bayeskit.inference.evidence.laplace import curvature, find_modes
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.smc.run import SMCRun, sample_smc
 from bayeskit.target import Target
 
@@ -74,6 +75,7 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
     """
     if run is None:
         run = sample_smc(target, seed=seed, progress=progress)
+        obey(run.ending)
     if run.ending != "finished":
         reached = float(run.draws.beta[0])
         raise DrawsError(f"the run was stopped at inverse temperature {reached:.3g}; resume it from its checkpoint")

@@ -227,6 +227,18 @@ def drive(
     return Outcome(state, records, iteration, time.monotonic() - begin, ending)
 
 
+def obey(ending: object) -> None:
+    """Raise ``KeyboardInterrupt`` if a run was interrupted: for callers that would go on to the next run.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.samplers.driver import obey
+    >>> obey("finished")
+    """
+    if ending == "interrupted":
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
     """Turn the first Ctrl-C into a flag, so that no step is cut in two; the second one raises."""

@@ -10,6 +10,7 @@ import torch
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import CheckpointError, OutputError, SamplingWarning, SettingsError
+from bayeskit.inference import evidence
 from bayeskit.inference.samplers import Control, Convergence, drive
 from bayeskit.inference.samplers.driver import Records
 
@@ -209,6 +210,21 @@ def test_ctrl_c_returns_the_draws_that_are_done():
 def test_ctrl_c_during_warm_up_has_nothing_to_return():
     with pytest.raises(KeyboardInterrupt):
         bk.sample(_Interrupting(exact.get("linreg10").target(), 30), 4, 50, 400, seed=1, progress=False)
+
+
+def test_ctrl_c_ends_a_comparison_and_the_next_call_goes_on(tmp_path):
+    """Where several runs follow each other, the first Ctrl-C has to end them all."""
+    target = exact.get("beta_binomial").target()
+    budget = evidence.Budget(4, 50, 400)
+    settings = {"methods": ["bridge_sampling", "smc"], "budget": budget, "seed": 1, "progress": False}
+    cost = bk.sample(target, 4, 50, 400, seed=1, progress=False).num_gradients // 4
+    with pytest.raises(KeyboardInterrupt), pytest.warns(SamplingWarning, match="interrupted"):
+        evidence.compare(_Interrupting(target, cost - 100), **settings, checkpoint=tmp_path / "state")
+    assert [p.name for p in tmp_path.iterdir()] == ["state.posterior"]
+    resumed = evidence.compare(target, **settings, checkpoint=tmp_path / "state")
+    whole = evidence.compare(target, **settings)
+    for name in settings["methods"]:
+        assert resumed[name].log_evidence == whole[name].log_evidence
 
 
 def test_a_time_budget_too_short_for_the_warm_up_says_so():
