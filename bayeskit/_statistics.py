@@ -73,7 +73,9 @@ def r_hat(x: Tensor) -> Tensor:
     within = x.var(-1).mean(-1)
     between = x.mean(-1).var(-1)
     ratio = (within * (n - 1) / n + between) / within
-    return torch.where(within > 0, ratio, torch.ones_like(ratio)).sqrt()
+    # Chains that do not move agree only where they stand at one point.
+    still = torch.where(between > 0, torch.inf, torch.ones_like(ratio))
+    return torch.where(within > 0, ratio, still).sqrt()
 
 
 def _split(x: Tensor) -> Tensor:

@@ -254,7 +254,12 @@ def _parts(value: Any, inner: Callable[[Any], str]) -> list[str]:
     if isinstance(value, (type, BuiltinFunctionType)):
         return []
     if isinstance(value, FunctionType):
-        return [inner(value.__defaults__), inner(dict(inspect.getclosurevars(value).nonlocals))]
+        return [
+            inner(value.__defaults__),
+            inner(value.__kwdefaults__),
+            inner(value.__code__.co_code),
+            inner(dict(inspect.getclosurevars(value).nonlocals)),
+        ]
     if isinstance(value, MethodType):
         return [inner(value.__func__), inner(value.__self__)]
     if isinstance(value, functools.partial):

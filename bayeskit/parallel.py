@@ -216,8 +216,9 @@ def _pooled(
 
 
 def _killed(index: int, num_deaths: int, error: BaseException) -> WorkerError:
+    why = (str(error) or type(error).__name__).splitlines()[0][:120]
     lost = WorkerError(
-        f"the process that worked on task {index} died {num_deaths} times ({str(error).splitlines()[0][:120]}); "
+        f"the process that worked on task {index} died {num_deaths} times ({why}); "
         "it may lack memory or crash in native code: run the task alone with num_jobs=1, or make the tasks smaller. "
         "With checkpoint=FOLDER finished tasks are kept"
     )
@@ -238,14 +239,24 @@ class _ProcessPool:
         self._busy: dict[Future[Any], ProcessPoolExecutor] = {}
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        try:
-            executor = _idle.pop()
-        except IndexError:
+        executor, future = self._from_idle(function, args)
+        if future is None:
             environment = {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
             executor = ProcessPoolExecutor(1, timeout=_IDLE_SECONDS, env=environment)
-        future: Future[Any] = executor.submit(function, *args)
+            future = executor.submit(function, *args)
         self._busy[future] = executor
         return future
+
+    @staticmethod
+    def _from_idle(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Future[Any] | None]:
+        """Give the task to a process that waits, passing over those that died meanwhile."""
+        while _idle:
+            executor = _idle.pop()
+            try:
+                return executor, executor.submit(function, *args)
+            except (BrokenProcessPool, RuntimeError):
+                executor.shutdown(wait=False)
+        return None, None
 
     def finished(self, future: Future[Any], died: bool) -> None:
         executor = self._busy.pop(future)

@@ -204,10 +204,13 @@ class Target:
         log_prior, log_likelihood = self.evaluate(u)
         return _evaluation.tempered(log_prior, log_likelihood, self._beta(beta, u.shape[:-1]))
 
-    def evaluate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass."""
+    def evaluate(self, u: Tensor, *, compiled: bool = True) -> tuple[Tensor, Tensor]:
+        """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass.
+
+        ``compiled=False`` gives the same bits whatever was compiled before.
+        """
         u = self._checked(u)
-        fast = self._engine.compiled(u.shape[:-1].numel())
+        fast = self._engine.compiled(u.shape[:-1].numel()) if compiled else None
         if fast is not None and not u.requires_grad:
             # A compiled gradient costs less than an eager value.
             with one_thread():
@@ -248,14 +251,8 @@ class Target:
         The graph is traced on the first call with a given number of vectors.
         """
         batch = u.shape[:-1]
-        if (
-            batch.numel() > 0
-            and u.dim() == 2
-            and u.shape[1] == self.dim
-            and isinstance(beta, Tensor)
-            and beta.shape == batch
-            and u.dtype == beta.dtype == self.dtype
-        ):
+        ready = isinstance(beta, Tensor) and beta.shape == batch and u.dtype == beta.dtype == self.dtype
+        if ready and isinstance(beta, Tensor) and batch.numel() > 0 and u.dim() == 2 and u.shape[1] == self.dim:
             result = self.evaluator(batch[0])(u, beta)
             return result.log_density, result.gradient
         flat = self._checked(u).reshape(-1, self.dim)

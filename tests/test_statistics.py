@@ -93,3 +93,9 @@ def test_weight_effective_sample_size():
 def test_a_constant_counts_in_full():
     assert float(effective_sample_size(torch.full((2, 100), 3.0))) == 200
     assert np.isfinite(float(r_hat(torch.full((2, 100), 3.0))))
+
+
+def test_chains_that_stand_still_at_different_points_disagree():
+    stuck = torch.arange(4, dtype=torch.float64).unsqueeze(-1).expand(4, 100)
+    assert r_hat(stuck) == torch.inf
+    assert r_hat(torch.zeros(4, 100, dtype=torch.float64)) == 1

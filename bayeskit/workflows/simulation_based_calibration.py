@@ -264,8 +264,8 @@ def sbc(
         raise SettingsError(f"num_draws must be at least 3, not {num_draws}")
     if not 0 < significance < 1:
         raise SettingsError(f"significance must lie in (0, 1), not {significance}")
-    per_process = -(-num_replicates // num_jobs) if num_jobs > 0 else num_replicates
-    study = _Study(model, tuple(args), dict(kwargs or {}), sampler, simulate, num_draws, per_process, seed)
+    # Planned for all replicates whatever the jobs, or processes would compile, and round, otherwise than one.
+    study = _Study(model, tuple(args), dict(kwargs or {}), sampler, simulate, num_draws, num_replicates, seed)
     names = _names(study.workspace().target)  # before any process starts, so that a bad model is said at once
     results = map_tasks(
         study,

@@ -166,7 +166,9 @@ class Adaptation:
         state = state._replace(step=state.step.update(acceptance, self.target_acceptance))
         first, ends = self._windows()
         if first <= iteration < ends[-1]:
-            state = state._replace(moments=state.moments.update(state.kernel.position))
+            state = state._replace(
+                moments=state.moments.update(state.kernel.position, state.kernel.log_density.isfinite())
+            )
         if isinstance(self.kernel, HMC) and iteration >= ends[0]:
             state = self._learn_trajectory(state, before, info)
         if iteration + 1 in ends:
@@ -249,14 +251,17 @@ class Adaptation:
         g = self.num_groups
         per_group = state.position.shape[0] // g
         start = torch.as_tensor(self.kernel.step_size, dtype=state.position.dtype, device=state.position.device)
-        step_size = start.expand(g).clone()
+        # One a group: chains share what they learn.
+        step_size = start.expand(state.position.shape[0]).reshape(g, -1).log().mean(1).exp()
         planned = getattr(self.kernel, "planned_calls", 1)
         for _ in range(40):
             probe = HMC(
                 step_size.repeat_interleave(per_group), metric, 1.0, beta=self.kernel.beta, planned_calls=planned
             )
             _, info = probe.step(target, state, generator=generator)
-            small = info.acceptance_rate.reshape(g, -1).mean(-1) < 0.5
+            alive = state.log_density.isfinite().reshape(g, -1).to(step_size)
+            rate = (alive * info.acceptance_rate.reshape(g, -1)).sum(-1) / alive.sum(-1)  # NaN where all are lost
+            small = rate < 0.5
             if not bool(small.any()):
                 break
             step_size = torch.where(small, 0.5 * step_size, step_size)

@@ -11,7 +11,7 @@ from torch import Tensor
 from bayeskit._files import load_tensors, save_tensors
 from bayeskit.errors import CheckpointError
 
-VERSION = 1
+VERSION = 2
 
 
 def flatten(state: Any, prefix: str = "state") -> dict[str, Tensor]:
@@ -49,18 +49,19 @@ def save_checkpoint(
     generator: torch.Generator,
     settings: dict[str, Any],
     iteration: int,
+    seconds: float,
 ) -> None:
     """Write the whole state of a run; an older checkpoint is replaced in one step or not at all."""
     tensors = flatten(state)
     tensors |= {f"record.{name}": tensor for name, tensor in records.items()}
     tensors["generator"] = generator.get_state()
-    save_tensors(path, tensors, {"version": VERSION, "settings": settings, "iteration": iteration})
+    save_tensors(path, tensors, {"version": VERSION, "settings": settings, "iteration": iteration, "seconds": seconds})
 
 
 def load_checkpoint(
     path: str | Path, template: Any, generator: torch.Generator, settings: dict[str, Any]
-) -> tuple[Any, dict[str, Tensor], int]:
-    """Read a checkpoint of the same run: returns the state, what was recorded, and the iteration.
+) -> tuple[Any, dict[str, Tensor], int, float]:
+    """Read a checkpoint of the same run: returns the state, what was recorded, the iteration and the seconds spent.
 
     Raises
     ------
@@ -68,7 +69,11 @@ def load_checkpoint(
         If the file is truncated, or belongs to another model or to other settings.
     """
     tensors, facts = load_tensors(path)
-    if facts.get("version") != VERSION or "settings" not in facts or "generator" not in tensors:
+    if (
+        facts.get("version") != VERSION
+        or not {"settings", "iteration", "seconds"} <= facts.keys()
+        or "generator" not in tensors
+    ):
         raise CheckpointError(f"{path} is not a checkpoint of this version of bayeskit; delete it to start anew")
     saved = facts["settings"]
     if saved.get("model") != settings["model"]:
@@ -84,4 +89,4 @@ def load_checkpoint(
     state = restore(template, tensors)
     generator.set_state(tensors["generator"])
     records = {k.removeprefix("record."): v for k, v in tensors.items() if k.startswith("record.")}
-    return state, records, int(facts["iteration"])
+    return state, records, int(facts["iteration"]), float(facts["seconds"])

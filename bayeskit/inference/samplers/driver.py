@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from bayeskit._progress import progress_bar
 from bayeskit._torch import one_thread
-from bayeskit.errors import SettingsError
+from bayeskit.errors import OutputError, SamplingWarning, SettingsError
 from bayeskit.inference.samplers.checkpoint import load_checkpoint, save_checkpoint
 
 CHECKPOINT_SECONDS = 10.0
@@ -46,7 +47,7 @@ class Control:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.checkpoint_seconds < 0:
+        if not self.checkpoint_seconds >= 0:
             raise SettingsError(f"checkpoint_seconds must not be negative, not {self.checkpoint_seconds}")
         if self.time_budget is not None and not self.time_budget > 0:
             raise SettingsError(f"time_budget must be positive, not {self.time_budget}")
@@ -184,23 +185,28 @@ def drive(
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     OutputError
-        If a checkpoint cannot be written; the older one survives.
+        If a checkpoint cannot be written; the older one survives. Of the very last one a warning tells.
     """
-    begin = time.monotonic()
+    begin = here = time.monotonic()
     with one_thread(), torch.no_grad(), _interruptible() as interrupted:
         state = algorithm.start(generator)
         records = Records()
-        facts = algorithm.facts() | {"torch": torch.__version__}
+        facts = algorithm.facts() | {"torch": torch.__version__, "device": torch.device(device).type}
         iteration = 0
         path = control.checkpoint
         if path is not None and Path(path).exists():
-            state, saved, iteration = load_checkpoint(path, state, generator, facts)
+            state, saved, iteration, before = load_checkpoint(path, state, generator, facts)
             records.fill(saved, device)
+            begin -= before  # seconds count over all parts; the budget is this part's
 
         def save() -> None:
             if path is not None:
-                save_checkpoint(path, state, records.as_dict(), generator, facts, iteration)
+                seconds = time.monotonic() - begin
+                save_checkpoint(path, state, records.as_dict(), generator, facts, iteration, seconds)
 
+        if path is not None and iteration == 0:
+            save()  # a path that cannot be written is said before the work, not after it
+        first = iteration
         last_save, interval, saved_at = time.monotonic(), control.checkpoint_seconds, iteration
         total = algorithm.num_steps
         with progress_bar(algorithm.description, total, control.progress) as bar:
@@ -208,14 +214,14 @@ def drive(
                 if interrupted.is_set():
                     ending = "interrupted"
                     break
-                if control.time_budget is not None and time.monotonic() - begin >= control.time_budget:
+                if control.time_budget is not None and time.monotonic() - here >= control.time_budget:
                     ending = "time budget"
                     break
                 state, row = algorithm.advance(state, iteration, generator)
                 records.append(row)
                 iteration += 1
                 if bar.due(iteration):
-                    speed = iteration / (time.monotonic() - begin)
+                    speed = (iteration - first) / (time.monotonic() - here)
                     bar.update(iteration, f"{algorithm.note(state, iteration, records)}, {speed:.3g} steps/s")
                 if path is not None and time.monotonic() - last_save >= interval:
                     writing = time.monotonic()
@@ -223,7 +229,11 @@ def drive(
                     last_save, saved_at = time.monotonic(), iteration
                     interval = max(control.checkpoint_seconds, 10 * (last_save - writing) * bool(interval))
         if iteration > saved_at:
-            save()
+            try:
+                save()
+            except OutputError as error:
+                # The work is done; it must not be lost for want of a place to keep it.
+                warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=3)
     return Outcome(state, records, iteration, time.monotonic() - begin, ending)
 
 

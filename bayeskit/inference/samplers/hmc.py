@@ -100,7 +100,9 @@ class HMC:
             raise SettingsError(f"num_steps_jitter must lie in [0, 1], not {self.num_steps_jitter}")
         if not 0 <= self.step_size_jitter < 1:
             raise SettingsError(f"step_size_jitter must lie in [0, 1), not {self.step_size_jitter}")
-        if self.num_steps < 1:
+        if not self.max_energy_error > 0:
+            raise SettingsError(f"max_energy_error must be positive, not {self.max_energy_error}")
+        if not 1 <= self.num_steps < math.inf:
             raise SettingsError(f"num_steps must be at least 1, not {self.num_steps}")
 
     def init(self, target: Target, position: Tensor) -> HMCState:
@@ -113,6 +115,10 @@ class HMC:
         """
         _require_positive_step(torch.as_tensor(self.step_size))
         _require_temperature(torch.as_tensor(self.beta))
+        return self.evaluate(target, position)
+
+    def evaluate(self, target: Target, position: Tensor) -> HMCState:
+        """Do what :meth:`init` does, without a look at the settings, which would be one at the device."""
         evaluate = target.evaluator(position.shape[0], self.planned_calls)
         return HMCState(position, *evaluate(position, self._beta(position)), torch.zeros((), dtype=torch.int64))
 
@@ -127,7 +133,7 @@ class HMC:
 
         metric = self.metric or Metric(torch.ones_like(q[0]), is_dense=False)
         jitter = 1 + self.step_size_jitter * (2 * uniform[0] - 1)
-        step = (torch.as_tensor(self.step_size, dtype=q.dtype, device=q.device) * jitter).unsqueeze(-1)
+        step = (self.step_size * jitter).unsqueeze(-1)
         beta = self._beta(q)
         evaluate = target.evaluator(n, self.planned_calls)
 
@@ -143,7 +149,7 @@ class HMC:
 
         error = energy_after - energy_before
         # A chain that meets NaN is rejected and counted as diverging; the others do not notice.
-        diverging = ~(error <= self.max_energy_error)
+        diverging = ~((error <= self.max_energy_error) & (evaluation.log_density < torch.inf))
         probability = torch.where(diverging, 0.0, (-error).exp().clamp(max=1.0))
         accept = uniform[1] < probability
         state = choose(accept, HMCState(q, *evaluation, state.iteration + 1), state)
@@ -161,13 +167,14 @@ class HMC:
         return max(1, math.floor((1 + jitter) * self.num_steps + 0.5))
 
     def _beta(self, position: Tensor) -> Tensor:
-        beta = torch.as_tensor(self.beta, dtype=position.dtype, device=position.device)
-        return beta.expand(position.shape[0])
+        if not isinstance(self.beta, Tensor):
+            return position.new_full(position.shape[:1], self.beta)
+        return self.beta.to(position).expand(position.shape[0])
 
 
 def _require_positive_step(step_size: Tensor) -> None:
-    if not bool((step_size > 0).all()):
-        raise SettingsError(f"step_size must be positive, not {step_size}")
+    if not bool(((step_size > 0) & step_size.isfinite()).all()):
+        raise SettingsError(f"step_size must be positive and finite, not {step_size}")
 
 
 def _require_temperature(beta: Tensor) -> None:

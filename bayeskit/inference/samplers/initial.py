@@ -49,7 +49,7 @@ def starting_points(
         shape = (count, target.dim)
         points = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
     points = points.to(target.device)
-    log_prior, log_likelihood = target.evaluate(points)
+    log_prior, log_likelihood = target.evaluate(points, compiled=False)
     density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
     density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
     best = density.argmax(1)
@@ -79,7 +79,13 @@ def _given(target: Target, num_chains: int, beta: Tensor, initial: Tensor) -> Te
             f"initial has shape {tuple(initial.shape)}; needed is {(target.dim,)} or {(num_chains, target.dim)}"
         )
     points = initial.expand(num_chains, target.dim).clone()
-    log_prior, log_likelihood = target.evaluate(points)
+    wild = (~points.isfinite()).any(-1)
+    if bool(wild.any()):
+        chains = wild.nonzero().flatten().tolist()
+        raise InitializationError(
+            f"the initial points of chains {chains} hold NaN or infinite numbers; give finite ones"
+        )
+    log_prior, log_likelihood = target.evaluate(points, compiled=False)
     density = tempered(log_prior, log_likelihood, beta)
     bad = ~density.isfinite()
     if bool(bad.all()):

@@ -196,7 +196,7 @@ def sample_ladder(
     if result.exchange is not None:
         probability, trips = result.exchange
         travel = Exchange(1 - probability.mean((0, 2)), trips, draws.num_draws)
-    return Ladder(levels, _with_prior(target, draws, kept), travel)
+    return Ladder(levels, _with_prior(target, draws, kept, count), travel)
 
 
 def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Tensor:
@@ -211,7 +211,7 @@ def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Ten
     return levels
 
 
-def _with_prior(target: Target, draws: Draws, prior: PriorDraws) -> Draws:
+def _with_prior(target: Target, draws: Draws, prior: PriorDraws, prior_evaluations: int) -> Draws:
     """Put exact prior draws, as ``beta = 0``, in front of the ladder's chains."""
     shape = (prior.position.shape[1], draws.num_draws)
     position, log_prior, log_likelihood = (x.movedim(0, 1) for x in prior)
@@ -225,7 +225,7 @@ def _with_prior(target: Target, draws: Draws, prior: PriorDraws) -> Draws:
         torch.cat([log_likelihood, draws.log_likelihood]),
         torch.cat([draws.beta.new_zeros(len(position)), draws.beta]),
         stats,
-        draws.num_gradients + shape[0] * shape[1],
+        draws.num_gradients + prior_evaluations,
         draws.seconds,
         draws.settings,
         target,

@@ -18,7 +18,7 @@ class Moments(NamedTuple):
     Attributes
     ----------
     count : Tensor
-        Draws seen in each group, shape ``()``.
+        Draws seen, shape ``(g, 1)``.
     mean : Tensor
         Shape ``(g, d)``.
     cross : Tensor
@@ -34,22 +34,26 @@ class Moments(NamedTuple):
         """Start empty, in dimension, dtype and device of ``like``, shape ``(*, d)``."""
         d = like.shape[-1]
         shape = (num_groups, d, d) if d <= MAX_CROSS_DIMENSION else (num_groups, d)
-        return cls(like.new_zeros(()), like.new_zeros(num_groups, d), like.new_zeros(shape))
+        return cls(like.new_zeros(num_groups, 1), like.new_zeros(num_groups, d), like.new_zeros(shape))
 
-    def update(self, position: Tensor) -> Moments:
-        """Add one draw of every chain, ``(n, d)``; the chains of a group are neighbours."""
+    def update(self, position: Tensor, alive: Tensor) -> Moments:
+        """Add one draw of every living chain, ``(n, d)`` and ``(n,)``; the chains of a group are neighbours.
+
+        A chain is dead where it started without density: it never moves, and tells nothing.
+        """
         x = position.reshape(len(self.mean), -1, position.shape[-1])
-        m = x.shape[1]
+        known = alive.reshape(*x.shape[:2], 1)
+        m = known.sum(1).to(x)
+        mean = torch.where(known, x, 0.0).sum(1) / m.clamp(min=1)
+        centred = torch.where(known, x - mean.unsqueeze(1), 0.0)
         count = self.count + m
-        mean = x.mean(1)
-        delta = mean - self.mean
-        centred = x - mean.unsqueeze(1)
-        weight = self.count * m / count
+        delta = torch.where(m > 0, mean - self.mean, 0.0)
+        weight = self.count * m / count.clamp(min=1)
         if self.cross.dim() == 3:
-            cross = centred.mT @ centred + weight * delta.unsqueeze(-1) * delta.unsqueeze(-2)
+            cross = centred.mT @ centred + weight.unsqueeze(-1) * delta.unsqueeze(-1) * delta.unsqueeze(-2)
         else:
             cross = centred.square().sum(1) + weight * delta.square()
-        return Moments(count, self.mean + delta * (m / count), self.cross + cross)
+        return Moments(count, self.mean + delta * (m / count.clamp(min=1)), self.cross + cross)
 
     def variance(self, before: Tensor) -> Tensor:
         """Return variances ``(g, d)``, shrunk towards ``before`` with the weight of five draws.
@@ -74,7 +78,8 @@ class Moments(NamedTuple):
         identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         correlation = (self.cross * root.unsqueeze(-1) * root.unsqueeze(-2)) * (1 - identity)
         square = correlation.square()
-        error = ((1 - square).square() * (1 - identity)).sum((-1, -2)) * DRAWS_PER_EFFECTIVE / self.count.clamp(min=1)
+        effective = self.count.squeeze(-1).clamp(min=1) / DRAWS_PER_EFFECTIVE
+        error = ((1 - square).square() * (1 - identity)).sum((-1, -2)) / effective
         tiny = torch.finfo(root.dtype).tiny
         weight = (error / square.sum((-1, -2)).clamp(min=tiny)).clamp(max=1.0)[..., None, None]
         correlation = torch.where(correlation.isfinite(), (1 - weight) * correlation, torch.zeros_like(correlation))

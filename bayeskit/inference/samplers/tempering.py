@@ -35,7 +35,7 @@ class PriorDraws(NamedTuple):
 def prior_draws(target: Target, num_draws: int, num_chains: int, generator: torch.Generator) -> PriorDraws:
     """Draw from the prior and evaluate, ``num_draws`` in all."""
     position = target.sample_prior(num_draws, generator).to(target.device)
-    log_prior, log_likelihood = target.evaluate(position)
+    log_prior, log_likelihood = target.evaluate(position, compiled=False)
     shape = (num_draws // num_chains, num_chains)
     return PriorDraws(position.reshape(*shape, -1), log_prior.reshape(shape), log_likelihood.reshape(shape))
 
@@ -133,7 +133,7 @@ class Tempering:
         position = position.gather(0, source.unsqueeze(-1).expand_as(position))[1:].reshape(kernel.position.shape)
         # Densities could travel along, but the gradient belongs to its temperature and must be found anew.
         inner = self.chains.adaptation.kernel
-        fresh = inner.init(self.chains.target, position)
+        fresh = inner.evaluate(self.chains.target, position)
         moved = (up[1:] != 0).reshape(-1)
         kernel = choose(moved, fresh, kernel)._replace(iteration=kernel.iteration)
         chains = state.chains._replace(

@@ -137,6 +137,39 @@ def test_a_nan_in_one_chain_does_not_spoil_the_others(limit):
     assert z_score(others[..., 1].square(), 1.0) < limit()
 
 
+def test_a_chain_lost_far_away_does_not_spoil_the_warm_up_of_the_others():
+    """The density is zero where one of eight chains starts, a thousand standard deviations away."""
+
+    def log_prior(u):
+        return torch.where(u[..., 0] > 100, -torch.inf, (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1))
+
+    target = bk.Target.from_functions(log_prior, lambda u: 0 * u.sum(-1), 5)
+    initial = torch.zeros(8, 5, dtype=torch.float64)
+    whole = bk.sample(target, 8, 200, 100, seed=1, initial=initial, progress=False)
+    initial[3, 0] = 1e3
+    with (
+        pytest.warns(bk.errors.InitializationWarning, match=r"chains \[3\]"),
+        pytest.warns(bk.errors.SamplingWarning, match="diverged"),
+    ):
+        lost = bk.sample(target, 8, 200, 100, seed=1, initial=initial, progress=False)
+    assert lost.num_gradients < 2 * whole.num_gradients
+
+
+def test_an_infinite_density_is_no_place_to_stay():
+    """The likelihood grows without bound at one point, where a scale becomes zero."""
+    target = bk.Target.from_functions(
+        lambda u: -0.5 * u.square().sum(-1), lambda u: torch.where(u[..., 0] > 1, torch.inf, 0.0 * u[..., 0]), 2
+    )
+    kernel = HMC(step_size=0.8)
+    state = kernel.init(target, torch.zeros(500, 2, dtype=torch.float64))
+    seen = 0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        state, info = kernel.step(target, state, generator=generator)
+        seen += int(info.diverging.sum())
+    assert seen > 0 and bool(state.log_density.isfinite().all())
+
+
 def test_divergences_are_counted():
     """A density that ends in a cliff."""
     target = bk.Target.from_functions(

@@ -11,7 +11,14 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.errors import CheckpointError, InitializationError, OutputError, SettingsError, ShapeError
+from bayeskit.errors import (
+    CheckpointError,
+    InitializationError,
+    OutputError,
+    SamplingWarning,
+    SettingsError,
+    ShapeError,
+)
 from bayeskit.inference.samplers import sample_ladder
 
 SCRIPT = """
@@ -128,6 +135,21 @@ def test_a_disk_that_fills_up_leaves_the_last_good_checkpoint(checkpoint, tmp_pa
     assert torch.equal(resumed.unconstrained, whole.unconstrained)
 
 
+def test_finished_draws_are_returned_though_the_last_checkpoint_cannot_be_written(tmp_path, monkeypatch):
+    target = exact.get("beta_binomial").target()
+    calls = []
+
+    def fills_up(_):
+        calls.append(1)
+        if len(calls) > 1:  # the first one is written before the work begins
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fills_up)
+    with pytest.warns(SamplingWarning, match="No space left"):
+        draws = bk.sample(target, 4, 50, 50, checkpoint=tmp_path / "state", checkpoint_seconds=1000, progress=False)
+    assert draws.num_draws == 50
+
+
 def test_bad_starts_are_named():
     target = exact.get("linreg10").target()
     with pytest.raises(ShapeError, match="initial has shape"):
@@ -136,6 +158,10 @@ def test_bad_starts_are_named():
     def log_prior(u):
         return torch.where(u[..., 0] > 0, -u[..., 0], -torch.inf)
 
+    wild = torch.zeros(4, target.dim, dtype=torch.float64)
+    wild[2, 0] = torch.nan
+    with pytest.raises(InitializationError, match=r"chains \[2\] hold NaN"):
+        bk.sample(target, initial=wild, progress=False)
     outside = bk.Target.from_functions(log_prior, lambda u: 0 * u[..., 0], 1)
     with pytest.raises(InitializationError, match="outside the prior"):
         bk.sample(outside, initial=-torch.ones(1, dtype=torch.float64), progress=False)

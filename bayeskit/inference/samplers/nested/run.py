@@ -98,6 +98,7 @@ class NestedSampler:
             "num_delete": self.num_delete,
             "num_slice_steps": self.num_slice_steps,
             "seed": self.seed,
+            "compile": str(self.target.compile),
         }
 
     def start(self, generator: torch.Generator) -> NestedState:

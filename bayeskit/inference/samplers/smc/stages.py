@@ -70,7 +70,7 @@ def start(target: Target, num_replicates: int, num_particles: int, generator: to
     """
     r, n = num_replicates, num_particles
     position = target.sample_prior(r * n, generator).to(target.device)
-    log_prior, log_likelihood = target.evaluate(position)
+    log_prior, log_likelihood = target.evaluate(position, compiled=False)
     if bool(log_likelihood.isnan().all()):
         raise DataError("the log likelihood is NaN at every prior draw; look for NaN or infinite values in the data")
     undefined = (log_likelihood.isnan() | (log_likelihood == torch.inf)).to(torch.float64).mean()

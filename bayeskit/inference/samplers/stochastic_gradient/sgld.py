@@ -256,7 +256,12 @@ def observe(
 
 def step_sizes(step_size: float | Tensor | Schedule, position: Tensor, iteration: Tensor) -> Tensor:
     """Return each chain's step size, shape ``(n,)``."""
-    return as_schedule(step_size).at(iteration, position.dtype).expand(len(position))
+    # A number was looked at when the kernel was made; looking again would be a look at the device.
+    if isinstance(step_size, (int, float)):
+        return position.new_full((len(position),), step_size)
+    if isinstance(step_size, Tensor):
+        return step_size.to(position).expand(len(position))
+    return step_size.at(iteration, position.dtype).expand(len(position))
 
 
 def standard_normal(position: Tensor, generator: torch.Generator) -> Tensor:
