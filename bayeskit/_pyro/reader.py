@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -101,6 +102,18 @@ class Reader(Messenger):
             # Not marked as done: the enumeration around this still has to note the site's dimensions.
             msg["value"], self.jacobian[name] = self.supply(name, msg["fn"])
 
+    def _refuse_outer_product(self, name: str, fn: Any, value: Any, log_prob: Tensor) -> None:
+        """Refuse data of shape (n, 1) where (n,) is meant: every observation would meet every mean."""
+        if any(record.kind == "enumerated" for record in self.records.values()):
+            return  # there values of a site meet all observations on purpose
+        data = tuple(value.shape[: value.dim() - fn.event_dim])
+        if log_prob.numel() > max(math.prod(data), fn.batch_shape.numel()):
+            raise DataError(
+                f"observed site {name!r} has data of shape {data} where its distribution has batch shape "
+                f"{tuple(fn.batch_shape)}: together they make {tuple(log_prob.shape)}; reshape the data, perhaps "
+                "by squeeze(-1)"
+            )
+
     def _hide_masked_nan(self, msg: Any) -> None:
         """Put a draw where data are missing and masked: NaN times a mask of zero is NaN in the gradient."""
         name, fn, value = msg["name"], msg["fn"], msg["value"]
@@ -142,6 +155,8 @@ class Reader(Messenger):
                 mask = None
             with nullcontext() if self.first_run else _unvalidated(fn):
                 log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
+            if self.first_run and kind == "observed":
+                self._refuse_outer_product(name, fn, value, log_prob)
             jacobian = self.jacobian.get(name)
             if jacobian is not None:
                 log_prob = log_prob + jacobian

@@ -229,3 +229,15 @@ def test_bad_input_gets_a_typed_error_with_place_and_remedy(name):
     with pytest.raises(kind, match=message) as caught:
         call()
     assert caught.type is kind
+
+
+def test_data_of_another_shape_do_not_meet_every_mean():
+    x, y = normal(6, 2, seed=1), normal(6, seed=2)
+
+    def model(x, y):
+        b = pyro.sample("b", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+    assert Target.from_pyro(model, x, y).dim == 2
+    with pytest.raises(DataError, match=r"'y' has data of shape \(6, 1\).*squeeze"):
+        Target.from_pyro(model, x, y[:, None])

@@ -92,6 +92,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.num_chains < 1:
             raise SettingsError(f"num_chains must be at least 1, not {self.num_chains}")
+        if self.stop is not None and (self.num_chains < 2 or not isinstance(self.stop, Convergence)):
+            raise SettingsError("stop takes a Convergence(...), and R-hat needs at least two chains")
         if self.num_warmup < 0:
             raise SettingsError(f"num_warmup must not be negative, not {self.num_warmup}")
         if self.num_samples < 1:

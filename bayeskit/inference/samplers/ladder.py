@@ -206,7 +206,14 @@ def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Ten
         grid = torch.linspace(0, 1, num_temperatures + 1, dtype=torch.float64)
         return torch.as_tensor(beta_distribution.ppf(grid.numpy(), 0.3, 1.0))
     levels = torch.as_tensor(beta, dtype=torch.float64)
-    if levels.dim() != 1 or len(levels) < 3 or levels[0] != 0 or levels[-1] != 1 or bool((levels.diff() <= 0).any()):
+    if (
+        levels.dim() != 1
+        or len(levels) < 3
+        or bool(levels.isnan().any())
+        or levels[0] != 0
+        or levels[-1] != 1
+        or bool((levels.diff() <= 0).any())
+    ):
         raise SettingsError("beta must increase strictly from 0 to 1 in at least two steps")
     return levels
 

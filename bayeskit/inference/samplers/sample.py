@@ -12,7 +12,7 @@ from torch import Tensor
 from bayeskit._statistics import r_hat
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import SamplingWarning, SettingsError
+from bayeskit.errors import SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunSettings
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
@@ -90,6 +90,12 @@ def sample(
     SettingsError
         If the kernel is tempered, or there is nothing to run.
 
+    Warns
+    -----
+    SamplingWarning
+        If transitions diverged, if chains disagree (R-hat above 1.05, looked at from 200 draws a chain on),
+        or if the run was ended early.
+
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
@@ -102,7 +108,18 @@ def sample(
     >>> abs(float(draws.values()["mean"].mean()) - 2 / 3) < 0.15
     True
     """
+    if not hasattr(target, "can_sample_prior"):
+        raise SettingsError(
+            f"sample takes a Target, not a {type(target).__name__}; make one with Target.from_pyro(model, data)"
+        )
     kernel = HMC() if kernel is None else kernel
+    if isinstance(kernel, type) or not all(hasattr(kernel, name) for name in ("beta", "with_settings")):
+        raise SettingsError(f"kernel must be HMC(...) or NUTS(...), not {kernel!r}")
+    if initial is not None:
+        try:
+            initial = torch.as_tensor(initial)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ShapeError("initial must be a tensor; make one of values with target.unconstrain({...})") from error
     if not bool((torch.as_tensor(kernel.beta) == 1).all()):
         raise SettingsError("sample draws from the posterior, so its kernel needs beta=1; use sample_ladder to temper")
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)

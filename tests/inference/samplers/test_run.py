@@ -19,7 +19,7 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.inference.samplers import sample_ladder
+from bayeskit.inference.samplers import NUTS, SGLD, Convergence, sample_ladder
 
 SCRIPT = """
 import sys, torch, bayeskit as bk
@@ -198,3 +198,19 @@ def test_a_ladder_resumes_too(tmp_path):
     first = sample_ladder(target, 4, 2, 30, 20, checkpoint=path, checkpoint_seconds=0, progress=False)
     second = sample_ladder(target, 4, 2, 30, 20, checkpoint=path, progress=False)
     assert torch.equal(first.draws.unconstrained, second.draws.unconstrained)
+
+
+@pytest.mark.parametrize("kernel", [NUTS, "nuts", SGLD(step_size=0.1)])
+def test_a_kernel_that_is_none_is_refused(kernel):
+    with pytest.raises(SettingsError, match="kernel must be"):
+        bk.sample(exact.get("beta_binomial").target(), kernel=kernel, progress=False)
+
+
+def test_wrong_objects_are_named():
+    target = exact.get("beta_binomial").target()
+    with pytest.raises(SettingsError, match="takes a Target"):
+        bk.sample(exact.beta_binomial_model)
+    with pytest.raises(ShapeError, match="unconstrain"):
+        bk.sample(target, initial={"p": torch.tensor(0.5)}, progress=False)
+    with pytest.raises(SettingsError, match="two chains"):
+        bk.sample(target, 1, stop=Convergence(), progress=False)
