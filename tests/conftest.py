@@ -1,5 +1,6 @@
 """What every test shares: one thread, and torch's globals as they were."""
 
+import signal
 from collections.abc import Iterator
 
 import pyro
@@ -37,6 +38,15 @@ def torch_globals_stay_unchanged() -> Iterator[None]:
     if before != after:
         changed = {name: after[name] for name in before if before[name] != after[name]}
         pytest.fail(f"the test changed globals: {changed}")
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Undo what a shell does to the processes that it starts in the background: they ignore Ctrl-C."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -366,7 +366,7 @@ def _enough_draws(target: Target, seed: int, num_draws: int) -> Draws:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)  # the result counts divergences
             draws = sample(target, 4, 300, num_samples, seed, progress=False)
-        obey(draws.settings["ending"])
+        obey(draws.settings.get("ending"))
         if float(effective_sample_size(_quantities(target, draws.unconstrained)).min()) >= needed:
             break
         num_samples *= 3

@@ -84,7 +84,7 @@ def test_every_evaluation_is_counted(case, monkeypatch):
         return lambda u, beta: (rows.append(len(u)), call(u, beta))[1]
 
     monkeypatch.setattr(target, "evaluator", counted)
-    monkeypatch.setattr(target, "evaluate", lambda u: (rows.append(len(u)), evaluate(u))[1])
+    monkeypatch.setattr(target, "evaluate", lambda u, **how: (rows.append(len(u)), evaluate(u, **how))[1])
     stopped = sample_smc(target, time_budget=1e-6, **SMALL)
     assert stopped.num_gradients == sum(rows)
     rows.clear()

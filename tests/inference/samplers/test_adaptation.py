@@ -100,9 +100,10 @@ def test_uncorrelated_draws_give_the_identity_and_correlated_ones_their_matrix()
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(2000, 6, generator=generator, dtype=torch.float64)
     alone, tied = Moments.start(1, z), Moments.start(1, z)
+    everyone = torch.ones(100, dtype=torch.bool)
     for i in range(20):
         part = z[100 * i : 100 * (i + 1)]
-        alone, tied = alone.update(part), tied.update(part + 2 * part[:, :1])
+        alone, tied = alone.update(part, everyone), tied.update(part + 2 * part[:, :1], everyone)
     assert float((alone.correlation()[0] - torch.eye(6)).abs().max()) < 0.03
     everything = z + 2 * z[:, :1]
     torch.testing.assert_close(tied.mean[0], everything.mean(0))
