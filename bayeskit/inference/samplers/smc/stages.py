@@ -174,7 +174,7 @@ class Stage:
     --------
     >>> import torch, bayeskit as bk
     >>> from bayeskit.inference.samplers import Metric
-    >>> from bayeskit.inference.samplers import Stage, start
+    >>> from bayeskit.inference.samplers.smc.stages import Stage, start
     >>> target = bk.exact.get("beta_binomial").target()
     >>> stage = Stage(0.5, 1.0, 1, 1, Metric.diagonal(torch.ones(1, dtype=torch.float64)))
     >>> generator = torch.Generator().manual_seed(0)
