@@ -61,7 +61,7 @@ _ENTRIES: dict[str, Entry] = {
                 "num_samples": 250,
                 "ladder_samples": 250,
                 "num_particles": 16,
-                "num_live": 100,
+                "num_live": 128,  # blocks of 64 rows, which share the compiled graph
             },
         ),
     )
