@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bayeskit import _evaluation
 from bayeskit._evaluation import Cost, Evaluator, Joint
+from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning
 
 Compile = bool | Literal["auto"]
-UNTRACEABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
 
 
 class Engine:
@@ -76,10 +76,11 @@ class Engine:
                 graph = self._trace(chunk)
             except UNTRACEABLE as error:
                 return self._give_up(error)
-            self._calls[key] = graph
+            call: Callable[..., tuple[Tensor, ...]] = graph
             if compile:
                 probe = torch.zeros(chunk, self._dim, dtype=self._dtype, device=self._device)
-                self._calls[key] = _evaluation.compile_graph(graph, probe, torch.ones_like(probe[:, 0]))
+                call = _evaluation.compile_graph(graph, probe, torch.ones_like(probe[:, 0]))
+            self._calls[key] = call  # not before: Ctrl-C may have ended the compilation
         return _evaluation.in_chunks(self._calls[key], num_vectors, chunk)
 
     def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
@@ -94,8 +95,3 @@ class Engine:
                 stacklevel=5,
             )
         return self._eager
-
-
-def first_line(error: Exception) -> str:
-    """Return the beginning of an error's message, short enough for a warning."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]

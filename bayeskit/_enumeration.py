@@ -117,7 +117,12 @@ def couplings(
     return list(joined.values()), variables, elsewhere or shared
 
 
-def sum_product(factors: list[Factor], home: dict[int, frozenset[str]], names: dict[int, str]) -> Tensor:
+def sum_product(
+    factors: list[Factor],
+    home: dict[int, frozenset[str]],
+    names: dict[int, str],
+    keep: tuple[str, ...] = (),
+) -> Tensor:
     """Return the log of the product of ``factors`` with every variable summed out.
 
     Parameters
@@ -127,6 +132,9 @@ def sum_product(factors: list[Factor], home: dict[int, frozenset[str]], names: d
         For each variable the plates it is replicated over.
     names : dict
         For each variable the name of its site, for error messages.
+    keep : tuple of str
+        Plates, holding every variable, over which the result is not summed: it has their dimensions in this order,
+        of size one where nothing depends on them.
 
     Raises
     ------
@@ -135,6 +143,7 @@ def sum_product(factors: list[Factor], home: dict[int, frozenset[str]], names: d
         of plates allows an exact sum.
     """
     total: Tensor | None = None
+    kept = frozenset(keep)
     pending: dict[frozenset[str], list[Factor]] = {}
     for factor in factors:
         pending.setdefault(factor.plates, []).append(factor)
@@ -149,12 +158,13 @@ def sum_product(factors: list[Factor], home: dict[int, frozenset[str]], names: d
                     f"the enumerated sites {sites} couple different plates and cannot be summed out plate by "
                     "plate; move one of them out of its plate or replace the plate by a Python loop"
                 )
-            result = _sum_plates(result, leaf - target)
-            if result.labels:
-                pending.setdefault(target, []).append(result)
+            result = _sum_plates(result, leaf - target - kept)
+            if result.variables or not kept.issuperset(result.labels):
+                pending.setdefault(result.plates, []).append(result)
             else:
-                total = result.tensor if total is None else total + result.tensor
-    return torch.zeros(()) if total is None else total
+                term = align(result, keep)
+                total = term if total is None else total + term
+    return torch.zeros((1,) * len(keep)) if total is None else total
 
 
 def eliminate(component: list[Factor], plates: frozenset[str], home: dict[int, frozenset[str]]) -> Factor:
@@ -180,7 +190,7 @@ def eliminate(component: list[Factor], plates: frozenset[str], home: dict[int, f
 
 def _multiply(left: Factor, right: Factor) -> Factor:
     labels = tuple(dict.fromkeys(left.labels + right.labels))
-    return Factor(_align(left, labels) + _align(right, labels), labels, left.plates)
+    return Factor(align(left, labels) + align(right, labels), labels, left.plates)
 
 
 def _path(component: list[Factor], output: tuple[Label, ...]) -> list[tuple[int, ...]]:
@@ -194,7 +204,7 @@ def _path(component: list[Factor], output: tuple[Label, ...]) -> list[tuple[int,
     return list(path)
 
 
-def _align(factor: Factor, labels: tuple[Label, ...]) -> Tensor:
+def align(factor: Factor, labels: tuple[Label, ...]) -> Tensor:
     """Permute and pad ``factor`` so that its dimensions stand in the order of ``labels``."""
     order = [factor.labels.index(x) for x in labels if x in factor.labels]
     tensor = factor.tensor.permute(order) if order else factor.tensor
@@ -209,7 +219,7 @@ def _reduce(factor: Factor, keep: tuple[Label, ...]) -> Tensor:
     dims = [i for i, label in enumerate(factor.labels) if label not in keep]
     tensor = factor.tensor.logsumexp(dims) if dims else factor.tensor
     left = tuple(label for label in factor.labels if label in keep)
-    return _align(Factor(tensor, left, factor.plates), keep)
+    return align(Factor(tensor, left, factor.plates), keep)
 
 
 def _sum_plates(factor: Factor, plates: frozenset[str]) -> Factor:

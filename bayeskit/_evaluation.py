@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
-from bayeskit._torch import one_thread, validation_kept
+from bayeskit._compiler import compile_with_inductor, settle
+from bayeskit._torch import one_thread
 from bayeskit.errors import CompilationWarning
 
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -179,6 +179,7 @@ def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: 
     u = torch.zeros(num_vectors, dim, dtype=dtype, device=device)
     beta = torch.ones(num_vectors, dtype=dtype, device=device)
     evaluate = with_gradient(joint)
+    settle()
     with one_thread():
         graph = make_fx(lambda u, beta: tuple(evaluate(u, beta)))(u, beta)
     _fail_apart(graph)
@@ -228,11 +229,13 @@ def warm_up_compiler() -> threading.Thread:
 
 
 def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """Compile ``graph``; where that fails, warn once and return the graph itself.
+    """Compile ``graph``; where that fails or takes minutes, warn once and return the graph itself.
 
     Inductor is called on the graph directly: shapes, strides and dtype are fixed
     here, and the guards that ``torch.compile`` would check on every call cost more
     than a small density itself.
+
+    Only Ctrl-C, or the end of a run's time budget, ends it without a result.
     """
     if u.device.type == "cpu" and not has_compiler():
         warnings.warn(
@@ -243,12 +246,7 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
         )
         return graph
     try:
-        with one_thread(), torch.no_grad(), validation_kept(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
-            compiled = torch._inductor.compile(
-                copy.deepcopy(graph), [u.clone(), beta.clone()], options={"size_asserts": False}
-            )
-            compiled(u, beta)
+        return compile_with_inductor(copy.deepcopy(graph), (u.clone(), beta.clone()), {"size_asserts": False})
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError) as error:
         warnings.warn(
             f"the density could not be compiled ({type(error).__name__}: {str(error)[:200]}); "
@@ -257,7 +255,6 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
             stacklevel=3,
         )
         return graph
-    return compiled
 
 
 def in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:

@@ -13,6 +13,7 @@ from bayeskit._engine import Compile, Engine
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro.density import PyroDensity
 from bayeskit._pyro.simulation import Simulation, simulate, with_args, with_observed
+from bayeskit._tracing import UNTRACEABLE
 from bayeskit.errors import SettingsError
 from bayeskit.target import Target
 
@@ -39,11 +40,9 @@ class Replicas:
     """
 
     def __init__(self, target: Target, num_targets: int) -> None:
-        if not isinstance(target._density, PyroDensity):
-            raise SettingsError("only a Pyro model can be simulated from; this target was made from functions")
         self._target, self._num_targets = target, num_targets
-        self._density = target._density
-        self._engines: dict[Layout, Engine] = {}
+        self._density = _pyro_density(target)
+        self._engines: dict[Layout, Engine | None] = {}
 
     def simulate(self, generator: torch.Generator) -> Simulation:
         """Draw parameters from the prior and data from the model."""
@@ -72,12 +71,16 @@ class Replicas:
         row = columns.pack(data)
         if not target._loops and columns.holds(data, row):
             if columns.layout not in self._engines:
-                self._engines[columns.layout] = self._shared(columns, given)
+                self._engines[columns.layout] = self._shared(columns, given, row)
             engine = self._engines[columns.layout]
-            target._engine = _WithData(engine, row, target.dim, self._num_targets)  # type: ignore[assignment]
+            if engine is not None:
+                target._engine = _WithData(engine, row, target.dim, self._num_targets)  # type: ignore[assignment]
         return target
 
-    def _shared(self, columns: _Columns, given: Callable[[Mapping[str, Tensor]], PyroDensity]) -> Engine:
+    def _shared(
+        self, columns: _Columns, given: Callable[[Mapping[str, Tensor]], PyroDensity], row: Tensor
+    ) -> Engine | None:
+        """Return the engine for all data of one layout, or None where the model reads numbers from its data."""
         dim = self._target.dim
 
         def joint(row: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +88,12 @@ class Replicas:
             return given(columns.unpack(row[dim:].detach())).joint(row[:dim])
 
         target = self._target
-        return Engine(torch.func.vmap(joint), dim + columns.width, target.dtype, target.device)
+        batched = torch.func.vmap(joint)
+        try:
+            batched(torch.cat([row.new_zeros(dim), row]).expand(2, -1))
+        except UNTRACEABLE:
+            return None
+        return Engine(batched, dim + columns.width, target.dtype, target.device)
 
 
 def _alike(new: Any, old: Any) -> bool:
@@ -93,6 +101,24 @@ def _alike(new: Any, old: Any) -> bool:
     if isinstance(new, Tensor) and isinstance(old, Tensor):
         return new.shape == old.shape and new.dtype == old.dtype
     return new is old or (type(new) is type(old) and isinstance(new, (bool, int, float, str)) and new == old)
+
+
+def call_of(target: Target) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the Pyro model that a target was made of, and what it is called with.
+
+    Raises
+    ------
+    SettingsError
+        If the target was made from functions.
+    """
+    density = _pyro_density(target)
+    return density._model, density._args, density._kwargs
+
+
+def _pyro_density(target: Target) -> PyroDensity:
+    if not isinstance(target._density, PyroDensity):
+        raise SettingsError("only a Pyro model can be simulated from; this target was made from functions")
+    return target._density
 
 
 class _Columns:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bayeskit.errors import DrawsError, ModelError
 from bayeskit.target import Target
 
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
+_ENDINGS = ("interrupted", "time budget", "finished", "converged")  # what a user most needs to know first
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,68 @@ class Draws:
         except ModelError:
             return {}  # observations coupled by a summed-out site, or a target made from functions
 
+    def select(self, chains: Tensor | Sequence[int]) -> Draws:
+        """Return the draws of some chains; cost and settings stay those of the whole run.
+
+        Parameters
+        ----------
+        chains : Tensor or sequence of int
+            Indices, or a boolean for each chain.
+        """
+        index = torch.as_tensor(chains, device=self.unconstrained.device)
+        return replace(
+            self,
+            **{name: getattr(self, name)[index] for name in _SAVED},
+            sample_stats={name: value[index] for name, value in self.sample_stats.items()},
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[Draws]) -> Draws:
+        """Put the chains of several runs on one target next to each other.
+
+        Parameters
+        ----------
+        parts : sequence of Draws
+            Where they are of different length, the last draws of each are kept, as many as the shortest has.
+
+        Returns
+        -------
+        Draws
+            ``num_gradients`` and ``seconds`` are sums. A setting on which the parts disagree becomes the list of
+            theirs, but for ``ending``, the worst one; ``endings`` lists them all. Statistics are those that all
+            parts have.
+
+        Raises
+        ------
+        DrawsError
+            If there is no part, or parts come from different targets.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> target = bk.exact.get("beta_binomial").target()
+        >>> runs = [bk.sample(target, 2, 50, 10, seed=seed, progress=False) for seed in (0, 1)]
+        >>> joined = bk.Draws.join(runs)
+        >>> joined, joined.settings["seed"]
+        (Draws(4 chains x 10 draws, dim 1, sites: p), [0, 1])
+        """
+        if not parts:
+            raise DrawsError("there is nothing to join; give at least one Draws")
+        target = _common_target(parts)
+        count = min(part.num_draws for part in parts)
+        names = [name for name in parts[0].sample_stats if all(name in part.sample_stats for part in parts)]
+        return cls(
+            torch.cat([part.unconstrained[:, part.num_draws - count :] for part in parts]),
+            torch.cat([part.log_prior[:, part.num_draws - count :] for part in parts]),
+            torch.cat([part.log_likelihood[:, part.num_draws - count :] for part in parts]),
+            torch.cat([part.beta for part in parts]),
+            {n: torch.cat([part.sample_stats[n][:, part.num_draws - count :] for part in parts]) for n in names},
+            sum(part.num_gradients for part in parts),
+            sum(part.seconds for part in parts),
+            _joint_settings([part.settings for part in parts]),
+            target,
+        )
+
     def save(self, path: str | Path) -> None:
         """Write the draws as one safetensors file, whole or not at all.
 
@@ -181,7 +245,35 @@ class Draws:
         )
 
     def __repr__(self) -> str:
-        return f"Draws(chains={self.num_chains}, draws={self.num_draws}, dim={self.unconstrained.shape[-1]})"
+        return f"Draws({self.num_chains} chains x {self.num_draws} draws, {self.space()})"
+
+    def space(self) -> str:
+        """Say in a few words what space the draws are in: its dimension and the sites."""
+        sites = [] if self.target is None else [site.name for site in self.target.sites]
+        shown = sites if len(sites) <= 6 else [*sites[:5], f"{len(sites) - 5} more"]
+        return f"dim {self.unconstrained.shape[-1]}" + (f", sites: {', '.join(shown)}" if shown else "")
+
+
+def _joint_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    joint: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in settings for name in one):
+        values = [one.get(name) for one in settings]
+        joint[name] = values[0] if all(value == values[0] for value in values) else values
+    endings = [one.get("ending") for one in settings]
+    if any(endings):
+        joint |= {"ending": next(e for e in (*_ENDINGS, *endings) if e in endings), "endings": endings}
+    return joint
+
+
+def _common_target(parts: Sequence[Draws]) -> Target | None:
+    """Return the target that all parts come from; parts loaded without one are taken on trust."""
+    dims = sorted({part.unconstrained.shape[-1] for part in parts})
+    if len(dims) > 1:
+        raise DrawsError(f"draws of dimensions {', '.join(map(str, dims))} come from different targets")
+    targets = list({id(part.target): part.target for part in parts if part.target is not None}.values())
+    if len(targets) > 1 and len({target.fingerprint() for target in targets}) > 1:
+        raise DrawsError("the draws come from different models or other data, so their chains cannot be joined")
+    return targets[0] if targets else None
 
 
 def as_numpy(x: Tensor) -> np.ndarray:

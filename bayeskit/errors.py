@@ -18,6 +18,14 @@ class UnsupportedSiteError(ModelError):
     """A latent site has no place in an unconstrained vector (discrete and unmarked, or no bijection)."""
 
 
+class GuideError(ModelError):
+    """Guide and model do not fit together: a site is missing, left over, or of another support."""
+
+
+class LossError(BayeskitError, FloatingPointError):
+    """The loss of a training step is not finite; the message names the step and the site."""
+
+
 class DataError(BayeskitError, ValueError):
     """Data contain missing or non-finite values, or have the wrong shape."""
 
@@ -32,6 +40,10 @@ class InitializationError(BayeskitError, RuntimeError):
 
 class SettingsError(BayeskitError, ValueError):
     """A setting lies outside its domain."""
+
+
+class BudgetError(BayeskitError, RuntimeError):
+    """A time budget ended before there was a result to return."""
 
 
 class DrawsError(BayeskitError, ValueError):

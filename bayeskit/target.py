@@ -12,10 +12,11 @@ from torch import Tensor
 from bayeskit import _evaluation
 from bayeskit._batches import first_rows, gather, lift
 from bayeskit._density import Density, FunctionDensity, fingerprint
-from bayeskit._engine import UNTRACEABLE, Compile, Engine, first_line
+from bayeskit._engine import Compile, Engine
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
-from bayeskit._pyro import PyroDensity, Site
+from bayeskit._pyro import PyroDensity, Site, place_of
 from bayeskit._torch import global_stream, new_generator, one_thread
+from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import (
     BayeskitError,
     ModelError,
@@ -181,8 +182,9 @@ class Target:
         except UNTRACEABLE as error:
             _raise_if_broken(density, probe)
             warnings.warn(
-                f"the model cannot be batched ({first_line(error)}), so it is evaluated in a loop, "
-                "many times slower; replace Python control flow on sampled values by torch.where",
+                f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
+                "many times slower; replace Python control flow on sampled values by torch.where, or the "
+                "distribution by one that can be batched",
                 SlowModelWarning,
                 stacklevel=3,
             )

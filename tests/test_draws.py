@@ -1,4 +1,5 @@
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -92,3 +93,54 @@ def test_wrong_shapes_are_refused():
         bk.Draws(x, x, x, torch.ones(2))
     with pytest.raises(DrawsError, match="log_prior"):
         bk.Draws(torch.zeros(2, 3, 1), torch.zeros(2, 4), x, torch.ones(2))
+
+
+def test_joined_chains_stand_next_to_each_other(draws):
+    other = bk.sample(draws.target, 3, 100, 40, seed=5, progress=False)
+    joined = bk.Draws.join([draws, other])
+    assert repr(joined) == "Draws(5 chains x 40 draws, dim 3, sites: mean, scale)"
+    assert torch.equal(joined.unconstrained[:2], draws.unconstrained[:, 10:])  # the last of the longer run
+    assert torch.equal(joined.select([2, 3, 4]).log_density, other.log_density)
+    assert torch.equal(joined.sample_stats["energy"][2:], other.sample_stats["energy"])
+    assert joined.num_gradients == draws.num_gradients + other.num_gradients
+    assert joined.settings["seed"] == [4, 5] and joined.settings["sampler"] == "HMC"
+    assert joined.settings["ending"] == "finished" and joined.settings["endings"] == ["finished", "finished"]
+    assert joined.to_arviz().posterior["scale"].shape == (5, 40, 2)
+
+
+def test_a_joined_run_is_saved_whole(draws, tmp_path):
+    joined = bk.Draws.join([draws, draws])
+    joined.save(tmp_path / "draws")
+    assert bk.Draws.load(tmp_path / "draws").settings == joined.settings
+    joined.to_arviz().to_netcdf(str(tmp_path / "posterior.nc"), engine="h5netcdf")
+
+
+def test_the_worst_ending_is_the_joint_one(draws):
+    parts = [replace(draws, settings={"ending": name}) for name in ("converged", "finished", "interrupted")]
+    endings = [bk.Draws.join(parts[:n]).settings["ending"] for n in (1, 2, 3)]
+    assert endings == ["converged", "finished", "interrupted"]
+
+
+def test_what_does_not_belong_together_is_not_joined(draws):
+    with pytest.raises(DrawsError, match="nothing to join"):
+        bk.Draws.join([])
+    other = bk.Target.from_pyro(model, torch.tensor([9.0], dtype=torch.float64))
+    with pytest.raises(DrawsError, match="different models"):
+        bk.Draws.join([draws, replace(draws, target=other)])
+    with pytest.raises(DrawsError, match="dimensions 2, 3"):
+        bk.Draws.join([draws, replace(draws, unconstrained=draws.unconstrained[..., :2])])
+    again = bk.Target.from_pyro(model, torch.tensor([0.5, 1.5, 0.2], dtype=torch.float64))
+    assert bk.Draws.join([replace(draws, target=again), draws]).num_chains == 4
+
+
+def test_a_repr_is_one_line(draws):
+    assert repr(draws) == "Draws(2 chains x 50 draws, dim 3, sites: mean, scale)"
+    assert repr(replace(draws, target=None)) == "Draws(2 chains x 50 draws, dim 3)"
+
+    def many():
+        for i in range(9):
+            pyro.sample(f"x{i}", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+        pyro.sample("y", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0), obs=torch.ones(()).double())
+
+    shown = repr(replace(draws, target=bk.Target.from_pyro(many)))
+    assert shown.endswith("sites: x0, x1, x2, x3, x4, 4 more)")

@@ -9,8 +9,9 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from joblib.externals.loky.process_executor import BrokenProcessPool
 
-from bayeskit import _files, _tasks
+from bayeskit import _files, _tasks, parallel
 from bayeskit._tasks import decode, digest, encode
 from bayeskit._torch import new_generator
 from bayeskit.errors import CheckpointError, OutputError, SettingsError, WorkerError
@@ -84,6 +85,45 @@ def test_a_killed_process_costs_only_its_task(tmp_path):
     results = map_tasks(work, jobs(log, num_deaths=1), num_jobs=2, progress=False)
     assert same(expected, results)
     assert sorted(starts(log)) == [0, 1, 2, 2, 3, 4, 5]  # nobody else's work was repeated
+
+
+def kill_idle(noticed):
+    """Kill the processes that wait for tasks; return how many, once all are dead and, if asked, known to be."""
+    dead = 0
+    for executor in parallel._idle:
+        manager, processes = executor._executor_manager_thread, list(executor._processes.values())
+        for process in processes:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            dead += 1
+        if noticed and processes:
+            manager.join()  # ends as soon as it has marked the executor as broken
+    return dead
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "just now"])
+def test_processes_that_die_while_idle_cost_no_task(tmp_path, noticed):
+    expected = map_tasks(work, jobs(tmp_path / "calm"), num_jobs=2, progress=False)
+    assert kill_idle(noticed) >= 2
+    log = tmp_path / "log"
+    # A task handed to a process whose death nobody has noticed yet comes back, and starts elsewhere.
+    results = map_tasks(work, jobs(log), num_jobs=2, max_retries=0 if noticed else 2, progress=False)
+    assert same(expected, results)
+    assert sorted(starts(log)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_trusting_idle_processes_would_lose_the_run(tmp_path, monkeypatch):
+    """The mutation: a task goes to the process that waits, whether it lives or not."""
+
+    def trusting(function, args):
+        executor = parallel._idle.pop()
+        return executor, executor.submit(function, *args)
+
+    map_tasks(work, jobs(tmp_path / "calm"), num_jobs=2, progress=False)
+    kill_idle(noticed=True)
+    monkeypatch.setattr(parallel._ProcessPool, "_from_idle", staticmethod(trusting))
+    with pytest.raises(BrokenProcessPool):
+        map_tasks(work, jobs(tmp_path / "log"), num_jobs=2, progress=False)
 
 
 def test_a_task_that_always_kills_its_process_is_named_and_the_others_are_kept(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from distributed import Client, LocalCluster
 
+import bayeskit as bk
 from bayeskit import parallel
 from bayeskit._torch import new_generator
 from bayeskit.errors import WorkerError
@@ -74,6 +75,21 @@ def test_dask_and_serial_agree_and_each_task_has_its_process_to_itself(client, t
     serial = map_tasks(work, tasks, progress=False)
     with joblib.parallel_config(backend="dask"):
         assert same(serial, map_tasks(work, tasks, num_jobs=4, progress=False))
+
+
+def test_groups_of_chains_are_the_same_here_in_processes_and_on_a_cluster(client):
+    settings = {"num_chains": 4, "num_warmup": 30, "num_samples": 10, "num_groups": 2, "progress": False}
+    target = bk.exact.get("linreg10").target()
+    serial = bk.sample(target, **settings)
+    processes = bk.sample(target, **settings, num_jobs=2)
+    with joblib.parallel_config(backend="dask"):
+        cluster = bk.sample(target, **settings, num_jobs=2)
+    for other in (processes, cluster):
+        assert torch.equal(serial.unconstrained, other.unconstrained)
+        assert torch.equal(serial.log_density, other.log_density)
+        assert torch.equal(serial.sample_stats["energy"], other.sample_stats["energy"])
+        assert serial.settings == other.settings
+    assert not torch.equal(serial.unconstrained[:2], serial.unconstrained[2:])
 
 
 def test_a_killed_worker_costs_only_its_task(client, tmp_path):

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from bayeskit._enumeration import Enumeration, Factor, couplings, eliminate, pack, sum_product
+from bayeskit._pyro.batching import batchable_distributions
 from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, unsteady
 from bayeskit._pyro.reader import Constants, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
+from bayeskit._tracing import UNTRACEABLE
 from bayeskit._transforms import bijection, support_of
 from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
 
@@ -112,7 +114,7 @@ class PyroDensity:
                 self._model(*self._args, **self._kwargs)
         except ModelError:
             raise
-        except (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError) as error:
+        except UNTRACEABLE as error:
             if isinstance(error, DataError):
                 raise
             self._explain_nan_arguments()
@@ -172,6 +174,8 @@ class PyroDensity:
                 transform = bijection(support_of(fn))
                 unconstrained = transform.inverse_shape(record.value.shape)
                 transform.inv(record.value)
+                if not transform(record.value.new_zeros(unconstrained)).isfinite().all():
+                    raise NotImplementedError("an interval of infinite length")  # torch: GeneralizedPareto
             except (NotImplementedError, KeyError) as error:
                 raise UnsupportedSiteError(
                     f"site {record.name!r} has support {fn.support}, for which no bijection from "
@@ -203,7 +207,7 @@ class PyroDensity:
         reader = Reader(supply, self._constants)
         enumerating = self._enumerates and enumerate_sites
         outer = Enumeration(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
-        with self._globals(validate=False), outer, reader:
+        with self._globals(validate=False), batchable_distributions(), outer, reader:
             self._model(*self._args, **self._kwargs)
         return reader.records
 
@@ -333,7 +337,7 @@ class PyroDensity:
         with global_stream(generator):
             if batched:
                 # Some of torch's samplers do not know vmap; the loop below is slower and always right.
-                with suppress(RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+                with suppress(*UNTRACEABLE):
                     given = self.root_draws(num_draws)
                     dummy = torch.zeros(num_draws, device=self.device)
                     draw = torch.func.vmap(lambda values, _: self.prior_vector(values), randomness="different")

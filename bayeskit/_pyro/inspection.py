@@ -27,6 +27,12 @@ def culprit(error: Exception) -> str:
     return ""
 
 
+def place_of(error: Exception) -> str:
+    """Return the site and distribution whose density failed, or else the user's own line."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("at site ")]
+    return f" {notes[0]}" if notes else culprit(error)
+
+
 def unsteady(name: str) -> ModelError:
     return ModelError(
         f"site {name!r} appeared only in some runs of the model; the set of sites must not depend on values"

@@ -15,6 +15,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
+from bayeskit._pyro.batching import MaskedFill, naming
 from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
 
 
@@ -107,7 +108,7 @@ class Reader(Messenger):
         if any(record.kind == "enumerated" for record in self.records.values()):
             return  # there values of a site meet all observations on purpose
         data = tuple(value.shape[: value.dim() - fn.event_dim])
-        if log_prob.numel() > max(math.prod(data), fn.batch_shape.numel()):
+        if log_prob.numel() > max(math.prod(data), math.prod(fn.batch_shape)):
             raise DataError(
                 f"observed site {name!r} has data of shape {data} where its distribution has batch shape "
                 f"{tuple(fn.batch_shape)}: together they make {tuple(log_prob.shape)}; reshape the data, perhaps "
@@ -153,7 +154,7 @@ class Reader(Messenger):
                 # Masked elements (padding, or the observed part of a partially observed site) reach no
                 # likelihood. With their prior they integrate to one; without it the evidence is infinite.
                 mask = None
-            with nullcontext() if self.first_run else _unvalidated(fn):
+            with nullcontext() if self.first_run else _batchable(name, fn):
                 log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
             if self.first_run and kind == "observed":
                 self._refuse_outer_product(name, fn, value, log_prob)
@@ -179,6 +180,12 @@ def _refuse_improper(msg: Any) -> None:
             f"the latent site {msg['name']!r} is scaled by poutine.scale, so its prior does not integrate to one; "
             "scale the observed sites only"
         )
+
+
+@contextmanager
+def _batchable(name: str, fn: Any) -> Iterator[None]:
+    with naming(name, fn), _unvalidated(fn), MaskedFill():
+        yield
 
 
 @contextmanager

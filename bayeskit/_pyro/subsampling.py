@@ -14,6 +14,7 @@ from torch import Tensor
 from bayeskit._pyro.density import PyroDensity
 from bayeskit._pyro.reader import is_enumerated
 from bayeskit._torch import global_stream
+from bayeskit._tracing import UNTRACEABLE
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
 _REMEDY = 'write "with pyro.plate(name, size, subsample_size=...) as rows" and index every observation with rows'
@@ -139,7 +140,7 @@ class SubsampledDensity:
                 self._density.joint(u)
         except ModelError:
             raise
-        except (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError) as error:
+        except UNTRACEABLE as error:
             raise ModelError(
                 f"the model cannot be evaluated on {self.batch_size} rows of plate {self._rows.plate!r}: {error}; "
                 f"{_REMEDY}"

@@ -2,12 +2,15 @@
 
 from bayeskit.workflows.exam import Exam, ExamRow, run_exam
 from bayeskit.workflows.folder import evidence_in_folder, posterior_in_folder, save_netcdf
+from bayeskit.workflows.model_comparison import ModelComparison, compare_models
 from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
 
 __all__ = [
     "Exam",
     "ExamRow",
+    "ModelComparison",
     "SBCResult",
+    "compare_models",
     "evidence_in_folder",
     "posterior_in_folder",
     "run_exam",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -102,6 +103,7 @@ def calibrate(
     correlation: float | None = None,
     seed: int = 0,
     num_jobs: int = 1,
+    checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> Calibration:
     """Replicate estimators on an exact case, each time on fresh draws.
@@ -120,7 +122,9 @@ def calibrate(
         unconstrained space; for methods that need posterior draws only.
     seed : int, default 0
     num_jobs : int, default 1
-        Processes.
+        Replicates under way at a time; see :func:`bayeskit.parallel.map_tasks`.
+    checkpoint : path, optional
+        Folder that keeps finished replicates, from which a later call with the same arguments goes on.
     progress : bool, default True
 
     Returns
@@ -132,6 +136,8 @@ def calibrate(
     SettingsError
         If ``correlation`` is given for a case whose posterior is not normal or
         a method that needs a ladder.
+    CheckpointError
+        If the folder belongs to another study.
 
     Examples
     --------
@@ -149,7 +155,15 @@ def calibrate(
         _Replicate(case, tuple(methods), budget, correlation, seed + i, num_replicates >= COMPILE_FROM)
         for i in range(num_replicates)
     ]
-    results = map_tasks(_replicate, tasks, num_jobs=num_jobs, progress=progress, description=f"calibrating on {case}")
+    results = map_tasks(
+        _replicate,
+        tasks,
+        num_jobs=num_jobs,
+        checkpoint=checkpoint,
+        result_types=(Evidence,),
+        progress=progress,
+        description=f"calibrating on {case}",
+    )
 
     def column(attribute: str) -> dict[str, np.ndarray]:
         return {m: np.array([getattr(r[m], attribute) for r in results]) for m in methods}

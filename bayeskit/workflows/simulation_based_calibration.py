@@ -16,7 +16,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bayeskit._replicas import Replicas
+from bayeskit._engine import Compile
+from bayeskit._replicas import Replicas, call_of
 from bayeskit._statistics import effective_sample_size
 from bayeskit._tasks import digest
 from bayeskit._torch import new_generator
@@ -177,7 +178,7 @@ class SBCResult:
 
 
 def sbc(
-    model: Callable[..., Any],
+    model: Callable[..., Any] | Target,
     sampler: Sampler | None = None,
     *,
     args: tuple[Any, ...] = (),
@@ -200,14 +201,14 @@ def sbc(
 
     Parameters
     ----------
-    model : callable
-        A Pyro model.
+    model : callable or Target
+        A Pyro model, or a target made of one, such as ``gallery.get("eight_schools").build()``.
     sampler : callable, optional
         ``(target, seed) -> Draws``; by default :func:`bayeskit.sample` with four chains, run longer where
         draws are correlated.
     args, kwargs : tuple and mapping
-        What the model is called with. Observed sites are drawn anew in each replicate, in the shape of the data
-        given here; everything else, such as predictors, stays.
+        What the model is called with; a target holds them already. Observed sites are drawn anew in each
+        replicate, in the shape of the data given here; everything else, such as predictors, stays.
     simulate : callable, optional
         ``(values, generator) -> args``, for models whose data cannot be drawn site by site, such as those with a
         ``pyro.factor``: simulates data at the values of the latent sites and returns the model's arguments.
@@ -230,7 +231,8 @@ def sbc(
     Raises
     ------
     SettingsError
-        If a number lies outside its domain.
+        If a setting lies outside its domain, the sampler returns no :class:`~bayeskit.Draws`, or a target was made
+        from functions or comes with arguments.
     UnsupportedSiteError
         If the likelihood cannot be drawn from and ``simulate`` is not given.
     ModelError
@@ -264,8 +266,19 @@ def sbc(
         raise SettingsError(f"num_draws must be at least 3, not {num_draws}")
     if not 0 < significance < 1:
         raise SettingsError(f"significance must lie in (0, 1), not {significance}")
+    if not isinstance(args, tuple):
+        raise SettingsError(f"args must be a tuple such as (data,), not a {type(args).__name__}")
+    for name, function in (("sampler", sampler), ("simulate", simulate)):
+        if function is not None and not callable(function):
+            raise SettingsError(f"{name} must be a function, not {function!r}")
+    compile: Compile = "auto"
+    if isinstance(model, Target):
+        if args or kwargs:
+            raise SettingsError("a target already holds the arguments of its model; leave args and kwargs out")
+        compile = model.compile
+        model, args, kwargs = call_of(model)
     # Planned for all replicates whatever the jobs, or processes would compile, and round, otherwise than one.
-    study = _Study(model, tuple(args), dict(kwargs or {}), sampler, simulate, num_draws, num_replicates, seed)
+    study = _Study(model, tuple(args), dict(kwargs or {}), compile, sampler, simulate, num_draws, num_replicates, seed)
     names = _names(study.workspace().target)  # before any process starts, so that a bad model is said at once
     results = map_tasks(
         study,
@@ -293,6 +306,7 @@ class _Study:
     model: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    compile: Compile
     sampler: Sampler | None
     simulate: Simulate | None
     num_draws: int
@@ -319,8 +333,12 @@ class _Study:
         generator = new_generator(self.seed, stream=f"simulation-based calibration {index}")
         truth, target = workspace.replicate(generator)
         sampler_seed = int(torch.randint(2**31, (), generator=generator))
-        draws = _enough_draws(target, sampler_seed, self.num_draws) if self.sampler is None else None
-        draws = draws or self.sampler(target, sampler_seed)  # type: ignore[misc]
+        if self.sampler is None:
+            draws = _enough_draws(target, sampler_seed, self.num_draws)
+        else:
+            draws = self.sampler(target, sampler_seed)
+        if not isinstance(draws, Draws):
+            raise SettingsError(f"the sampler must return bayeskit.Draws, not {type(draws).__name__}")
         quantities = _quantities(target, draws.unconstrained)  # (Q, chains, draws)
         pooled = quantities.flatten(1)
         spaced = (torch.arange(self.num_draws) + 0.5) * pooled.shape[1] / self.num_draws
@@ -338,7 +356,7 @@ class _Workspace:
 
     def __init__(self, study: _Study) -> None:
         self._study = study
-        self.target = Target.from_pyro(study.model, *study.args, **study.kwargs)
+        self.target = Target.from_pyro(study.model, *study.args, compile=study.compile, **study.kwargs)
         self._replicas = Replicas(self.target, study.replicates_per_process)
         if study.simulate is None:
             self._replicas.simulate(new_generator(0))  # fails here where the model cannot be simulated

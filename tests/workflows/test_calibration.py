@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from bayeskit.errors import SettingsError
+from bayeskit.errors import CheckpointError, SettingsError
 from bayeskit.inference.evidence import Budget
+from bayeskit.workflows import calibration
 from bayeskit.workflows.calibration import calibrate
 
 FAILURE_RATE = 1e-5
@@ -47,6 +48,24 @@ def test_processes_do_not_change_the_result():
     serial = calibrate("linreg10", ("bridge_sampling",), 4, correlation=0.5, progress=False)
     parallel = calibrate("linreg10", ("bridge_sampling",), 4, correlation=0.5, num_jobs=2, progress=False)
     np.testing.assert_array_equal(serial.z("bridge_sampling"), parallel.z("bridge_sampling"))
+
+
+def test_finished_replicates_are_kept(tmp_path, monkeypatch):
+    settings = {"correlation": 0.5, "checkpoint": tmp_path / "run", "progress": False}
+    first = calibrate("linreg10", ("bridge_sampling",), 3, **settings)
+    (tmp_path / "run" / "task-000001.safetensors").unlink()
+    compare, seeds = calibration.compare, []
+
+    def counted(target, methods, seed, **settings):
+        seeds.append(seed)
+        return compare(target, methods, seed=seed, **settings)
+
+    monkeypatch.setattr(calibration, "compare", counted)
+    again = calibrate("linreg10", ("bridge_sampling",), 3, **settings)
+    assert seeds == [1]
+    np.testing.assert_array_equal(first.z("bridge_sampling"), again.z("bridge_sampling"))
+    with pytest.raises(CheckpointError, match="another task 0"):
+        calibrate("linreg10", ("bridge_sampling",), 3, **settings, seed=5)
 
 
 def test_what_has_no_exact_draws_is_refused():

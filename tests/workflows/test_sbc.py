@@ -189,6 +189,16 @@ def test_settings_outside_their_domain_are_refused(setting):
         sbc(normal_model, Conjugate(), args=(Y,), progress=False, **setting)
 
 
+def test_what_is_no_sampler_or_no_tuple_is_refused():
+    settings = {"num_replicates": 20, "progress": False}
+    with pytest.raises(SettingsError, match="sampler must be a function, not 'nuts'"):
+        sbc(normal_model, "nuts", args=(Y,), **settings)
+    with pytest.raises(SettingsError, match=r"args must be a tuple such as \(data,\), not a Tensor"):
+        sbc(normal_model, Conjugate(), args=Y, **settings)
+    with pytest.raises(SettingsError, match=r"must return bayeskit\.Draws, not Tensor"):
+        sbc(normal_model, lambda target, seed: target.sample_prior(63, seed), args=(Y,), **settings)
+
+
 # -- simulating, and the graph that all data share ------------------------------------------------
 
 

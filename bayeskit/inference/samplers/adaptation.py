@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.dual_averaging import DualAveraging
 from bayeskit.inference.samplers.hmc import HMC, HMCState
@@ -98,6 +99,8 @@ class Adaptation:
     trajectory: TrajectoryRule = ChEES()
 
     def __post_init__(self) -> None:
+        for name, least in (("num_warmup", None), ("num_groups", 1), ("max_steps", 1)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         if self.num_warmup < 20:
             raise SettingsError(f"num_warmup must be at least 20 to tune step size and metric, not {self.num_warmup}")
         if not 0 < self.target_acceptance < 1:
@@ -216,7 +219,8 @@ class Adaptation:
         if state.factor.dim() == 3 and correlation is not None:
             root, info = torch.linalg.cholesky_ex(correlation)
             usable = (info == 0)[:, None, None]
-            factor = deviation.unsqueeze(-1) * torch.where(usable, root, torch.eye(root.shape[-1]).to(root))
+            identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+            factor = deviation.unsqueeze(-1) * torch.where(usable, root, identity)
             correlation = None  # the metric takes it up
         return state._replace(
             factor=factor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayeskit._settings import whole_number
 from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
@@ -50,10 +52,9 @@ class Convergence:
     def __post_init__(self) -> None:
         if not self.r_hat > 1:
             raise SettingsError(f"r_hat must be above 1, not {self.r_hat}")
-        if not self.effective_draws > 0:
-            raise SettingsError(f"effective_draws must be positive, not {self.effective_draws}")
-        if self.check_every < 8:
-            raise SettingsError(f"check_every must be at least 8, not {self.check_every}")
+        if not 0 < self.effective_draws < math.inf:
+            raise SettingsError(f"effective_draws must be positive and finite, not {self.effective_draws}")
+        object.__setattr__(self, "check_every", whole_number("check_every", self.check_every, 8))
 
     def reached(self, position: Tensor, log_density: Tensor) -> bool:
         """Look at draws ``(N, n, d)`` and their log densities ``(N, n)``."""
@@ -74,11 +75,13 @@ class RunSettings:
         Iterations.
     seed : int
     description : str
-        What the bar says; it names the stream of random numbers, too.
+        What the bar and warnings say.
     stop : Convergence, optional
         End before ``num_samples`` once the draws are good enough.
     control : Control
         Checkpoint, time budget, progress.
+    stream : str, optional
+        Name of the stream of random numbers; by default ``description``.
     """
 
     num_chains: int
@@ -88,16 +91,15 @@ class RunSettings:
     description: str = "sampling"
     stop: Convergence | None = None
     control: Control = field(default_factory=Control)
+    stream: str = ""
 
     def __post_init__(self) -> None:
-        if self.num_chains < 1:
-            raise SettingsError(f"num_chains must be at least 1, not {self.num_chains}")
+        for name, least in (("num_chains", 1), ("num_warmup", 0), ("num_samples", 1), ("seed", None)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        if not self.stream:
+            object.__setattr__(self, "stream", self.description)
         if self.stop is not None and (self.num_chains < 2 or not isinstance(self.stop, Convergence)):
             raise SettingsError("stop takes a Convergence(...), and R-hat needs at least two chains")
-        if self.num_warmup < 0:
-            raise SettingsError(f"num_warmup must not be negative, not {self.num_warmup}")
-        if self.num_samples < 1:
-            raise SettingsError(f"num_samples must be at least 1, not {self.num_samples}")
 
 
 @dataclass
@@ -165,7 +167,7 @@ class Chains:
             "model": self.target.fingerprint(),
             "dimension": self.target.dim,
             "num_chains": settings.num_chains,
-            "num_warmup": adaptation.num_warmup,
+            "num_warmup": int(adaptation.num_warmup),
             "num_samples": settings.num_samples,
             "seed": settings.seed,
             "stop": None if settings.stop is None else describe(settings.stop),

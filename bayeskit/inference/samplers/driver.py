@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -15,9 +12,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from bayeskit._interruption import Stopped, watching
 from bayeskit._progress import progress_bar
 from bayeskit._torch import one_thread
-from bayeskit.errors import OutputError, SamplingWarning, SettingsError
+from bayeskit.errors import BudgetError, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference.samplers.checkpoint import load_checkpoint, save_checkpoint
 
 CHECKPOINT_SECONDS = 10.0
@@ -36,7 +34,7 @@ class Control:
         Seconds between two checkpoints; 0 writes one after every step. Where writing takes
         longer than a tenth of that, checkpoints become rarer.
     time_budget : float, optional
-        Seconds after which the run ends with what it has.
+        Seconds, those of compiling included, after which the run ends with what it has.
     progress : bool, default True
         Show a bar on anything over two seconds.
     """
@@ -177,19 +175,27 @@ def drive(
     Returns
     -------
     Outcome
-        ``ending`` says why the run ended. After Ctrl-C the step under way is finished first;
-        a second Ctrl-C raises ``KeyboardInterrupt`` at once.
+        ``ending`` says why the run ended. After Ctrl-C, or at the end of the time budget, the step under way
+        is finished first, unless it waits for the compiler: then it is dropped, and left to the run that resumes.
+        A second Ctrl-C raises ``KeyboardInterrupt`` at once.
 
     Raises
     ------
+    BudgetError
+        If the time budget ends while the compiler prepares the first step.
+    KeyboardInterrupt
+        If Ctrl-C comes then.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     OutputError
         If a checkpoint cannot be written; the older one survives. Of the very last one a warning tells.
     """
     begin = here = time.monotonic()
-    with one_thread(), torch.no_grad(), _interruptible() as interrupted:
-        state = algorithm.start(generator)
+    with one_thread(), torch.no_grad(), watching(control.time_budget) as watch:
+        try:
+            state = algorithm.start(generator)
+        except Stopped as stopped:
+            raise nothing_done(stopped.reason, control, "while the density was being compiled") from None
         records = Records()
         facts = algorithm.facts() | {"torch": torch.__version__, "device": torch.device(device).type}
         iteration = 0
@@ -211,13 +217,15 @@ def drive(
         total = algorithm.num_steps
         with progress_bar(algorithm.description, total, control.progress) as bar:
             while (ending := algorithm.ending(state, iteration, records)) is None:
-                if interrupted.is_set():
-                    ending = "interrupted"
+                if (ending := watch.reason()) is not None:
                     break
-                if control.time_budget is not None and time.monotonic() - here >= control.time_budget:
-                    ending = "time budget"
+                stream = generator.get_state()
+                try:
+                    state, row = algorithm.advance(state, iteration, generator)
+                except Stopped as stopped:
+                    generator.set_state(stream)
+                    ending = stopped.reason
                     break
-                state, row = algorithm.advance(state, iteration, generator)
                 records.append(row)
                 iteration += 1
                 if bar.due(iteration):
@@ -249,22 +257,51 @@ def obey(ending: object) -> None:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, so that no step is cut in two; the second one raises."""
-    flag = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
-        yield flag  # somebody else looks after Ctrl-C
+def nothing_done(ending: Ending, control: Control, where: str) -> BudgetError | KeyboardInterrupt:
+    """Return what to raise where a run ended early and has nothing to return.
+
+    Parameters
+    ----------
+    ending : str
+    control : Control
+    where : str
+        How far it came, such as ``"in iteration 3 of the warm-up"``.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.samplers.driver import Control, nothing_done
+    >>> nothing_done("time budget", Control(time_budget=1.0), "in iteration 3 of the warm-up")
+    BudgetError('the time budget of 1 s ended in iteration 3 of the warm-up, before there was anything to return; \
+give more time, or a checkpoint from which the same call goes on')
+    """
+    if ending == "interrupted":
+        return KeyboardInterrupt()
+    remedy = (
+        "give more time, or a checkpoint from which the same call goes on"
+        if control.checkpoint is None
+        else "the same call goes on from the checkpoint"
+    )
+    return BudgetError(
+        f"the time budget of {control.time_budget:g} s ended {where}, before there was anything to return; {remedy}"
+    )
+
+
+def say_early(ending: Ending, control: Control, what: str, done: str, stacklevel: int = 3) -> None:
+    """Warn if a run was ended early, from outside, and returns less than was asked for.
+
+    Parameters
+    ----------
+    ending : str
+    control : Control
+    what : str
+        The run.
+    done : str
+        What it returns, such as ``"after 3 of 10 draws a chain"``.
+    stacklevel : int, default 3
+        Of the warning: 3 blames the caller of the caller.
+    """
+    if ending not in ("interrupted", "time budget"):
         return
-
-    def handler(number: int, frame: Any) -> None:
-        if flag.is_set():
-            signal.default_int_handler(number, frame)
-        flag.set()
-
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGINT, before)
+    why = "interrupted" if ending == "interrupted" else f"ended by the time budget of {control.time_budget:g} s"
+    rest = "these are returned" if control.checkpoint is None else "the same call goes on from the checkpoint"
+    warnings.warn(f"{what}: {why} {done}; {rest}", SamplingWarning, stacklevel=stacklevel)

@@ -93,9 +93,9 @@ class HMC:
     def __post_init__(self) -> None:
         # Tensors are looked at by init: here it would cost a look at the device in every iteration of a warm-up.
         if not isinstance(self.step_size, Tensor):
-            _require_positive_step(torch.as_tensor(self.step_size))
+            require_positive_step(torch.as_tensor(self.step_size))
         if not isinstance(self.beta, Tensor):
-            _require_temperature(torch.as_tensor(self.beta))
+            require_temperature(torch.as_tensor(self.beta))
         if not 0 <= self.num_steps_jitter <= 1:
             raise SettingsError(f"num_steps_jitter must lie in [0, 1], not {self.num_steps_jitter}")
         if not 0 <= self.step_size_jitter < 1:
@@ -113,8 +113,8 @@ class HMC:
         SettingsError
             If a step size is not positive or an inverse temperature outside [0, 1].
         """
-        _require_positive_step(torch.as_tensor(self.step_size))
-        _require_temperature(torch.as_tensor(self.beta))
+        require_positive_step(torch.as_tensor(self.step_size))
+        require_temperature(torch.as_tensor(self.beta))
         return self.evaluate(target, position)
 
     def evaluate(self, target: Target, position: Tensor) -> HMCState:
@@ -172,12 +172,14 @@ class HMC:
         return self.beta.to(position).expand(position.shape[0])
 
 
-def _require_positive_step(step_size: Tensor) -> None:
+def require_positive_step(step_size: Tensor) -> None:
+    """Refuse a step size that is not positive and finite."""
     if not bool(((step_size > 0) & step_size.isfinite()).all()):
         raise SettingsError(f"step_size must be positive and finite, not {step_size}")
 
 
-def _require_temperature(beta: Tensor) -> None:
+def require_temperature(beta: Tensor) -> None:
+    """Refuse an inverse temperature outside [0, 1]."""
     if not bool(((beta >= 0) & (beta <= 1)).all()):
         raise SettingsError(f"beta must lie in [0, 1], not {beta}")
 

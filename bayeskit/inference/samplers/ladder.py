@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.stats import beta as beta_distribution
 from torch import Tensor
 
-from bayeskit._torch import new_generator
+from bayeskit._arviz import as_inference_data
+from bayeskit._settings import whole_number
 from bayeskit.draws import Draws, as_numpy
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation
 from bayeskit.inference.samplers.chains import RunSettings
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
+from bayeskit.inference.samplers.groups import Group, require_groups, run_groups
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.run import run
-from bayeskit.inference.samplers.sample import as_draws, prior_variance
-from bayeskit.inference.samplers.tempering import PriorDraws, prior_draws
+from bayeskit.inference.samplers.sample import as_draws, join_groups, prior_variance
+from bayeskit.inference.samplers.tempering import PriorBlock, PriorDraws
 from bayeskit.inference.samplers.trajectory import LongestAxis
 from bayeskit.target import Target
 
@@ -74,6 +78,10 @@ class Exchange:
         levels[0], levels[-1] = 0.0, 1.0
         return torch.as_tensor(levels)
 
+    def __repr__(self) -> str:
+        trips = int(self.round_trips.sum())
+        return f"Exchange({len(self.rejection)} pairs, barrier {self.barrier:.3g}, {trips} round trips)"
+
 
 @dataclass(frozen=True)
 class Ladder:
@@ -87,11 +95,39 @@ class Ladder:
         All chains, those of one temperature next to each other.
     exchange : Exchange or None
         How neighbouring temperatures exchanged states, if they did.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.samplers import sample_ladder
+    >>> ladder = sample_ladder(exact.get("beta_binomial").target(), 8, 4, 50, 20, progress=False)
+    >>> ladder
+    Ladder(9 temperatures x 4 chains x 20 draws, dim 1, sites: p)
+    >>> ladder.posterior
+    Draws(4 chains x 20 draws, dim 1, sites: p)
     """
 
     beta: Tensor
     draws: Draws
     exchange: Exchange | None = None
+
+    @property
+    def posterior(self) -> Draws:
+        """The draws of the chains at ``beta = 1``; cost and settings are those of the whole ladder."""
+        return self.draws.select(self.draws.beta == 1)
+
+    @property
+    def prior(self) -> Draws:
+        """The independent prior draws at ``beta = 0``."""
+        return self.draws.select(self.draws.beta == 0)
+
+    def to_arviz(self) -> Any:
+        """Return both ends of the ladder for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
+
+        Groups are those of :meth:`Draws.to_arviz` at ``beta = 1``, and ``prior`` with the draws at ``beta = 0``.
+        """
+        prior = {"prior": self.prior.to_datasets()["posterior"]}
+        return as_inference_data(self.posterior.to_datasets() | prior)
 
     @property
     def log_likelihood(self) -> Tensor:
@@ -102,6 +138,12 @@ class Ladder:
     def num_evaluations(self) -> int:
         """Gradient evaluations spent, warm-up included."""
         return self.draws.num_gradients
+
+    def __repr__(self) -> str:
+        draws, levels = self.draws, len(self.beta)
+        size = f"{levels} temperatures x {draws.num_chains // levels} chains x {draws.num_draws} draws"
+        end = ")" if self.exchange is None else f", {self.exchange!r})"
+        return f"Ladder({size}, {draws.space()}{end}"
 
 
 def sample_ladder(
@@ -118,6 +160,8 @@ def sample_ladder(
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     time_budget: float | None = None,
+    num_groups: int = 1,
+    num_jobs: int = 1,
     progress: bool = True,
 ) -> Ladder:
     """Draw from the power posteriors ``prior * likelihood ** beta``, all temperatures in one batch.
@@ -138,18 +182,22 @@ def sample_ladder(
     exchange : bool, default False
         Parallel tempering: after each iteration neighbouring temperatures propose to exchange their states, so
         that the posterior's chains meet modes found at the prior's end. Costs one more gradient an iteration.
+    num_groups, num_jobs : int, default 1
+        Divide the temperatures into so many groups of neighbours, as :func:`sample` does with chains.
     target_acceptance, checkpoint, checkpoint_seconds, time_budget, progress
         As in :func:`sample`.
 
     Returns
     -------
     Ladder
-        At ``beta = 0`` the draws come straight from the prior, independent.
+        Ctrl-C in an earlier group than the last raises ``KeyboardInterrupt``, for a ladder needs all its
+        temperatures. At ``beta = 0`` the draws come straight from the prior, independent.
 
     Raises
     ------
     SettingsError
-        If the ladder does not increase from 0 to 1.
+        If the ladder does not increase from 0 to 1, there are more groups than temperatures above the prior, or
+        groups are to exchange states.
 
     References
     ----------
@@ -166,43 +214,64 @@ def sample_ladder(
     torch.Size([9, 8, 20])
     """
     levels = _levels(num_temperatures, beta).to(target.dtype).to(target.device)
-    if num_chains < 1:
-        raise SettingsError(f"num_chains must be at least 1, not {num_chains}")
-    warm = levels[1:]
-    per_chain = warm.repeat_interleave(num_chains)
+    num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
+    num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
+    require_groups(num_groups, num_jobs, len(levels) - 1, "temperatures")
+    if exchange and num_groups > 1:
+        raise SettingsError(
+            "temperatures in different groups cannot exchange their states; leave num_groups=1 with exchange=True, or "
+            "run several ladders with other seeds in processes of their own"
+        )
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    settings = RunSettings(len(per_chain), num_warmup, num_samples, seed, "tempered ladder", control=control)
-    adaptation = Adaptation(
-        HMC(beta=per_chain),
-        num_warmup,
-        num_groups=len(warm),
-        target_acceptance=target_acceptance,
-        initial_variance=prior_variance(target, seed),
-        metric="diagonal",
-        trajectory=LongestAxis(),
-    )
-    count = num_chains * ((num_warmup if exchange else 0) + num_samples)
-    prior = prior_draws(target, count, num_chains, new_generator(seed, stream="ladder prior"))
-    result = run(target, adaptation, settings, prior=prior if exchange else None)
+    chains = num_chains * (len(levels) - 1)
+    settings = RunSettings(chains, num_warmup, num_samples, seed, "tempered ladder", None, control, "tempered ladder")
+    prior = PriorDraws(target, num_chains, seed)
+    prior[0]  # a prior that cannot be drawn from is said now
+    variance = prior_variance(target, seed)
+    betas = [warm.repeat_interleave(num_chains) for warm in levels[1:].tensor_split(num_groups)]
+    adaptations = [_adaptation(beta, num_chains, num_warmup, target_acceptance, variance) for beta in betas]
     facts: dict[str, object] = {
         "num_warmup": num_warmup,
         "seed": seed,
         "target_acceptance": target_acceptance,
         "exchange": exchange,
     }
-    draws = as_draws(target, result, per_chain, adaptation.kernel, facts)
-    kept = prior.last(num_samples).first(draws.num_draws)
-    travel = None
-    if result.exchange is not None:
-        probability, trips = result.exchange
-        travel = Exchange(1 - probability.mean((0, 2)), trips, draws.num_draws)
-    return Ladder(levels, _with_prior(target, draws, kept, count), travel)
+    travel, skipped = None, num_warmup if exchange else 0
+    if num_groups == 1:
+        result = run(target, adaptations[0], settings, prior=prior if exchange else None)
+        draws = as_draws(target, result, betas[0], HMC(), facts)
+        if result.exchange is not None:
+            probability, trips = result.exchange
+            travel = Exchange(1 - probability.mean((0, 2)), trips, draws.num_draws)
+    else:
+        groups = [Group(one, len(beta)) for one, beta in zip(adaptations, betas, strict=True)]
+        done = run_groups(target, groups, settings, num_jobs=num_jobs)
+        if len(done.results) < num_groups:
+            raise KeyboardInterrupt  # a ladder needs all its temperatures
+        draws = join_groups(target, done, betas, HMC(), facts | {"num_groups": num_groups})
+    begin = time.monotonic()
+    kept = prior.between(skipped, skipped + draws.num_draws)
+    draws = _with_prior(target, draws, kept, num_chains * (skipped + draws.num_draws))
+    return Ladder(levels, replace(draws, seconds=draws.seconds + time.monotonic() - begin), travel)
+
+
+def _adaptation(
+    beta: Tensor, num_chains: int, num_warmup: int, target_acceptance: float, variance: Tensor | None
+) -> Adaptation:
+    return Adaptation(
+        HMC(beta=beta),
+        num_warmup,
+        num_groups=len(beta) // num_chains,
+        target_acceptance=target_acceptance,
+        initial_variance=variance,
+        metric="diagonal",
+        trajectory=LongestAxis(),
+    )
 
 
 def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Tensor:
     if beta is None:
-        if num_temperatures < 2:
-            raise SettingsError(f"num_temperatures must be at least 2, not {num_temperatures}")
+        num_temperatures = whole_number("num_temperatures", num_temperatures, 2)
         grid = torch.linspace(0, 1, num_temperatures + 1, dtype=torch.float64)
         return torch.as_tensor(beta_distribution.ppf(grid.numpy(), 0.3, 1.0))
     levels = torch.as_tensor(beta, dtype=torch.float64)
@@ -218,7 +287,7 @@ def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Ten
     return levels
 
 
-def _with_prior(target: Target, draws: Draws, prior: PriorDraws, prior_evaluations: int) -> Draws:
+def _with_prior(target: Target, draws: Draws, prior: PriorBlock, prior_evaluations: int) -> Draws:
     """Put exact prior draws, as ``beta = 0``, in front of the ladder's chains."""
     shape = (prior.position.shape[1], draws.num_draws)
     position, log_prior, log_likelihood = (x.movedim(0, 1) for x in prior)

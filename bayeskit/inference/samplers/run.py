@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
 
 from bayeskit._torch import new_generator
-from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.chains import Chains, RunSettings
-from bayeskit.inference.samplers.driver import Algorithm, Ending, drive
+from bayeskit.inference.samplers.driver import Algorithm, Ending, drive, nothing_done, say_early
 from bayeskit.inference.samplers.tempering import PriorDraws, Tempering
 from bayeskit.target import Target
 
@@ -59,28 +57,31 @@ def run(
 
     Raises
     ------
+    BudgetError
+        If the time budget ended before the first draw.
     CheckpointError
         If a checkpoint exists that belongs to another run.
     InitializationError
         If no chain can start.
     KeyboardInterrupt
-        If Ctrl-C came before the first draws that could be returned.
+        If Ctrl-C came before the first draw.
+
+    Warns
+    -----
+    SamplingWarning
+        If the run was ended after that, by the time budget or by Ctrl-C.
     """
     total = adaptation.num_warmup + settings.num_samples
     kernel = adaptation.kernel.with_settings(planned_calls=EXPECTED_STEPS * total)
     chains = Chains(target, replace(adaptation, kernel=kernel), settings, initial)
     algorithm: Algorithm = chains if prior is None else Tempering(chains, prior)
-    generator = new_generator(settings.seed, target.device, settings.description)
+    generator = new_generator(settings.seed, target.device, settings.stream)
     outcome = drive(algorithm, settings.control, generator, target.device)
     done = outcome.records.count("position")
     if done == 0:
-        if outcome.ending == "interrupted":
-            raise KeyboardInterrupt
-        raise SettingsError(
-            f"the time budget of {settings.control.time_budget} s ended in iteration {outcome.num_iterations} of the "
-            "warm-up, before any draw; give more time, or a checkpoint from which to go on"
-        )
-    _say_early(outcome.ending, done, settings)
+        raise nothing_done(outcome.ending, settings.control, _phase(outcome.num_iterations, adaptation.num_warmup))
+    after = f"after {done} of {settings.num_samples} draws a chain"
+    say_early(outcome.ending, settings.control, settings.description, after, stacklevel=4)
     records = outcome.records.as_dict()
     state, exchange = outcome.state, None
     if prior is not None:
@@ -91,16 +92,7 @@ def run(
     return RunResult(position, records, state, gradients, outcome.seconds, outcome.ending, exchange)
 
 
-def _say_early(ending: Ending, done: int, settings: RunSettings) -> None:
-    if ending in ("interrupted", "time budget"):
-        why = (
-            "interrupted"
-            if ending == "interrupted"
-            else f"ended by the time budget of {settings.control.time_budget} s"
-        )
-        rest = "the same call goes on from the checkpoint" if settings.control.checkpoint else "these are returned"
-        warnings.warn(
-            f"{settings.description}: {why} after {done} of {settings.num_samples} draws a chain; {rest}",
-            SamplingWarning,
-            stacklevel=4,
-        )
+def _phase(num_iterations: int, num_warmup: int) -> str:
+    if num_iterations < num_warmup:
+        return f"in iteration {num_iterations + 1} of the {num_warmup} of the warm-up"
+    return "before the first draw"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayeskit._settings import whole_number
 from bayeskit._statistics import r_hat
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
@@ -16,6 +19,7 @@ from bayeskit.errors import SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunSettings
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
+from bayeskit.inference.samplers.groups import Group, GroupResults, require_groups, run_groups, worth_joining
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.run import RunResult, run
 from bayeskit.target import Target
@@ -39,6 +43,8 @@ def sample(
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     time_budget: float | None = None,
+    num_groups: int = 1,
+    num_jobs: int = 1,
     progress: bool = True,
 ) -> Draws:
     """Draw from the posterior with batched Hamiltonian Monte Carlo.
@@ -64,14 +70,21 @@ def sample(
         Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``; by default each
         chain takes the best of ten prior draws.
     stop : Convergence, optional
-        End before ``num_samples`` once R-hat and effective sample size are good enough.
+        End before ``num_samples`` once R-hat and effective sample size are good enough. Each group looks at its
+        own draws alone.
     checkpoint : path, optional
         File that holds the run's state; if it exists, the run resumes from it and
-        ends bit for bit as if it had not been interrupted.
+        ends bit for bit as if it had not been interrupted. With several groups a folder, a file for each.
     checkpoint_seconds : float, default 10
         Seconds between checkpoints.
     time_budget : float, optional
-        Seconds, compilation included, after which the draws made so far are returned.
+        Seconds, compilation included, after which the draws made so far are returned. Groups that have to wait
+        for each other share it equally.
+    num_groups : int, default 1
+        Divide the chains into so many groups, each of which adapts by itself, on random numbers of its own.
+    num_jobs : int, default 1
+        Groups under way at a time. Several run in processes, or on a Dask cluster, as
+        :func:`bayeskit.parallel.map_tasks` says; ``num_groups`` decides what is drawn, ``num_jobs`` never does.
     progress : bool, default True
         Show a bar on anything over two seconds.
 
@@ -79,7 +92,9 @@ def sample(
     -------
     Draws
         ``settings["ending"]`` says whether the run finished, converged, used up its time or was
-        interrupted: Ctrl-C after the warm-up returns what is done.
+        interrupted: Ctrl-C after the warm-up returns what is done, of groups only where they run one after
+        another. Groups that end early after different numbers of draws are cut to the shortest;
+        ``settings["endings"]`` has the ending of each.
 
     Raises
     ------
@@ -88,7 +103,11 @@ def sample(
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     SettingsError
-        If the kernel is tempered, or there is nothing to run.
+        If the kernel is tempered, there is nothing to run, or the chains cannot be divided equally.
+    BudgetError
+        If the time budget of the run, or of a group, ends before the first draw.
+    WorkerError
+        If processes that work on groups keep dying.
 
     Warns
     -----
@@ -122,8 +141,11 @@ def sample(
             raise ShapeError("initial must be a tensor; make one of values with target.unconstrain({...})") from error
     if not bool((torch.as_tensor(kernel.beta) == 1).all()):
         raise SettingsError("sample draws from the posterior, so its kernel needs beta=1; use sample_ladder to temper")
+    num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
+    num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    settings = RunSettings(num_chains, num_warmup, num_samples, seed, "posterior", stop, control)
+    settings = RunSettings(num_chains, num_warmup, num_samples, seed, "posterior", stop, control, "posterior")
+    require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
     adaptation = Adaptation(
         kernel,
         num_warmup,
@@ -131,11 +153,26 @@ def sample(
         initial_variance=prior_variance(target, seed),
         metric=metric,
     )
-    result = run(target, adaptation, settings, initial=initial)
     facts: dict[str, object] = {"num_warmup": num_warmup, "seed": seed, "target_acceptance": target_acceptance}
-    draws = as_draws(target, result, torch.ones(num_chains, dtype=target.dtype, device=target.device), kernel, facts)
+    beta = torch.ones(num_chains, dtype=target.dtype, device=target.device)
+    if num_groups == 1:
+        draws = as_draws(target, run(target, adaptation, settings, initial=initial), beta, kernel, facts)
+    else:
+        points = _divided(initial, num_chains, num_groups, target.dim)
+        groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
+        done = worth_joining(run_groups(target, groups, settings, num_jobs=num_jobs))
+        draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
     _warn(draws)
     return draws
+
+
+def _divided(initial: Tensor | None, num_chains: int, num_groups: int, dim: int) -> Sequence[Tensor | None]:
+    """Return the starting points of each group."""
+    if initial is None or initial.dim() < 2:
+        return [initial] * num_groups
+    if initial.shape != (num_chains, dim):
+        raise ShapeError(f"initial has shape {tuple(initial.shape)}; needed is {(dim,)} or {(num_chains, dim)}")
+    return initial.chunk(num_groups)
 
 
 def _warn(draws: Draws) -> None:
@@ -188,6 +225,14 @@ def as_draws(target: Target, result: RunResult, beta: Tensor, kernel: Any, facts
         {"sampler": type(kernel).__name__, **facts, "ending": result.ending},
         target,
     )
+
+
+def join_groups(
+    target: Target, done: GroupResults, beta: Sequence[Tensor], kernel: Any, facts: dict[str, object]
+) -> Draws:
+    """Turn what groups recorded into joint :class:`Draws`; ``beta`` has the inverse temperatures of each group."""
+    parts = [as_draws(target, one, own, kernel, facts) for one, own in zip(done.results, beta, strict=False)]
+    return replace(Draws.join(parts), seconds=done.seconds)
 
 
 _ARVIZ_NAMES = {"num_steps": "n_steps"}

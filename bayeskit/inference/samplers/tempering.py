@@ -9,35 +9,63 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit._torch import new_generator
 from bayeskit.inference.samplers.adaptation import AdaptationState
 from bayeskit.inference.samplers.chains import Chains
 from bayeskit.inference.samplers.driver import Ending, Records
 from bayeskit.inference.samplers.hmc import choose
 from bayeskit.target import Target
 
+BLOCK = 64
 
-class PriorDraws(NamedTuple):
+
+class PriorBlock(NamedTuple):
     """Independent prior draws, ``m`` for each of ``N`` iterations."""
 
     position: Tensor  # (N, m, d)
     log_prior: Tensor  # (N, m)
     log_likelihood: Tensor  # (N, m)
 
-    def first(self, count: int) -> PriorDraws:
-        """Return those of the first ``count`` iterations."""
-        return PriorDraws(*(x[:count] for x in self))
 
-    def last(self, count: int) -> PriorDraws:
-        """Return those of the last ``count`` iterations."""
-        return PriorDraws(*(x[len(x) - count :] for x in self))
+class PriorDraws:
+    """Independent prior draws for every iteration, made a block at a time when an iteration asks for them.
 
+    Blocks have random numbers of their own, so that a resumed run meets the same draws without storing them.
 
-def prior_draws(target: Target, num_draws: int, num_chains: int, generator: torch.Generator) -> PriorDraws:
-    """Draw from the prior and evaluate, ``num_draws`` in all."""
-    position = target.sample_prior(num_draws, generator).to(target.device)
-    log_prior, log_likelihood = target.evaluate(position, compiled=False)
-    shape = (num_draws // num_chains, num_chains)
-    return PriorDraws(position.reshape(*shape, -1), log_prior.reshape(shape), log_likelihood.reshape(shape))
+    Parameters
+    ----------
+    target : Target
+    num_chains : int
+        Draws ``m`` for each iteration.
+    seed : int
+    """
+
+    def __init__(self, target: Target, num_chains: int, seed: int) -> None:
+        self._target, self.num_chains, self._seed = target, num_chains, seed
+        self._blocks: dict[int, PriorBlock] = {}
+
+    def __getitem__(self, iteration: int) -> PriorBlock:
+        """Return those of one iteration: ``(m, d)``, ``(m,)`` and ``(m,)``."""
+        block = self._block(iteration // BLOCK)
+        return PriorBlock(*(x[iteration % BLOCK] for x in block))
+
+    def between(self, start: int, stop: int) -> PriorBlock:
+        """Return those of the iterations from ``start`` to before ``stop``."""
+        blocks = [self._block(i) for i in range(start // BLOCK, -(-stop // BLOCK))]
+        cut = slice(start % BLOCK, start % BLOCK + stop - start)
+        return PriorBlock(*(torch.cat(column)[cut] for column in zip(*blocks, strict=True)))
+
+    def _block(self, index: int) -> PriorBlock:
+        if index not in self._blocks:
+            target, m = self._target, self.num_chains
+            position = target.sample_prior(BLOCK * m, new_generator(self._seed, stream=f"ladder prior, block {index}"))
+            position = position.to(target.device)
+            log_prior, log_likelihood = target.evaluate(position, compiled=False)
+            shape = (BLOCK, m)
+            self._blocks[index] = PriorBlock(
+                position.reshape(*shape, -1), log_prior.reshape(shape), log_likelihood.reshape(shape)
+            )
+        return self._blocks[index]
 
 
 class TemperingState(NamedTuple):
@@ -66,7 +94,6 @@ class Tempering:
     chains : Chains
         Levels in groups of ``m`` neighbouring chains, coldest last; ``beta`` increases from group to group.
     prior : PriorDraws
-        One for every iteration.
 
     References
     ----------
@@ -92,9 +119,9 @@ class Tempering:
     def start(self, generator: torch.Generator) -> TemperingState:
         """Start the chains; every replica is where it begins."""
         state = self.chains.start(generator)
-        levels, m = self.chains.adaptation.num_groups + 1, self.prior.position.shape[1]
-        place = torch.arange(levels * m, device=self.prior.position.device).reshape(levels, m)
-        heading = torch.zeros(levels, m, dtype=torch.int64, device=self.prior.position.device)
+        levels, m = self.chains.adaptation.num_groups + 1, self.prior.num_chains
+        place = torch.arange(levels * m, device=self.chains.target.device).reshape(levels, m)
+        heading = torch.zeros_like(place)
         return TemperingState(state, place, heading, torch.zeros_like(heading[0]))
 
     def advance(
@@ -112,8 +139,8 @@ class Tempering:
     def _decide(self, state: TemperingState, iteration: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return which pairs exchange, ``(T, m)`` bool, and with what probability each would have."""
         kernel = state.chains.kernel
-        m = self.prior.position.shape[1]
-        log_likelihood = torch.cat([self.prior.log_likelihood[iteration], kernel.log_likelihood]).reshape(-1, m)
+        m = self.prior.num_chains
+        log_likelihood = torch.cat([self.prior[iteration].log_likelihood, kernel.log_likelihood]).reshape(-1, m)
         beta = torch.as_tensor(self.chains.adaptation.kernel.beta).to(log_likelihood)[::m]
         width = torch.diff(beta, prepend=beta.new_zeros(1)).unsqueeze(-1)
         # A prior draw of likelihood zero never moves up; NaN compares as false.
@@ -129,7 +156,7 @@ class Tempering:
         up[1:] -= accept.to(up)
         source = torch.arange(levels, device=up.device).unsqueeze(-1) + up  # (T + 1, m)
         kernel = state.chains.kernel
-        position = torch.cat([self.prior.position[iteration], kernel.position]).reshape(levels, m, -1)
+        position = torch.cat([self.prior[iteration].position, kernel.position]).reshape(levels, m, -1)
         position = position.gather(0, source.unsqueeze(-1).expand_as(position))[1:].reshape(kernel.position.shape)
         # Densities could travel along, but the gradient belongs to its temperature and must be found anew.
         inner = self.chains.adaptation.kernel
@@ -161,4 +188,4 @@ class Tempering:
 
     def facts(self) -> dict[str, Any]:
         """Return everything that must agree between a checkpoint and the run that resumes it."""
-        return self.chains.facts() | {"exchange": True}
+        return self.chains.facts() | {"exchange": True, "prior_block": BLOCK}

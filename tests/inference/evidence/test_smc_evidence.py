@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import signal
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from scipy.stats import binom, norm
 
 import bayeskit as bk
-from bayeskit.errors import DrawsError
+from bayeskit.errors import DrawsError, SamplingWarning
 from bayeskit.inference.evidence.smc import _error, smc
+from bayeskit.inference.samplers.smc.pilot import Pilot
 from bayeskit.inference.samplers.smc.run import sample_smc
 
 F64 = torch.float64
@@ -85,7 +87,15 @@ def test_every_evaluation_is_counted(case, monkeypatch):
 
     monkeypatch.setattr(target, "evaluator", counted)
     monkeypatch.setattr(target, "evaluate", lambda u, **how: (rows.append(len(u)), evaluate(u, **how))[1])
-    stopped = sample_smc(target, time_budget=1e-6, **SMALL)
+    advance = Pilot.advance
+
+    def interrupting(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return advance(*arguments)
+
+    with monkeypatch.context() as patch, pytest.warns(SamplingWarning, match="interrupted"):
+        patch.setattr(Pilot, "advance", interrupting)
+        stopped = sample_smc(target, **SMALL)
     assert stopped.num_gradients == sum(rows)
     rows.clear()
     run = sample_smc(target, seed=1, **SMALL)
@@ -185,6 +195,5 @@ def test_a_narrow_peak_that_tempering_misses_is_noticed():
 def test_runs_that_do_not_belong_are_refused(target, run):
     with pytest.raises(DrawsError, match="another target"):
         smc(bk.exact.beta_binomial(3, 10).target(), run)
-    stopped = sample_smc(target, time_budget=1e-6, **SMALL)
     with pytest.raises(DrawsError, match="resume"):
-        smc(target, stopped)
+        smc(target, replace(run, ending="time budget"))

@@ -2,13 +2,22 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.stats import t as student
 
 import bayeskit as bk
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers import HMC, Adaptation, ChEES, Control, LongestAxis, Metric, RunSettings, run
+from bayeskit.inference.samplers.adaptation import FLOOR
 from bayeskit.inference.samplers.dual_averaging import DualAveraging
 from bayeskit.inference.samplers.hmc import HMCInfo
 from bayeskit.inference.samplers.moments import Moments
+
+FAILURE_RATE = 1e-5
+# Groups adapt apart and are replicates of each other. The chains of a window move by a kernel that still adapts to
+# them, which biases what it learns by the order of one over the chains of a group, where its error falls only with
+# the square root: with many chains a group and few groups the bias is lost in the error.
+NUM_GROUPS, PER_GROUP = 16, 64
 
 
 def gaussian(scales, correlation=0.0):
@@ -24,53 +33,107 @@ def gaussian(scales, correlation=0.0):
     ), covariance
 
 
+def student_limit(comparisons, replicates):
+    """Largest acceptable |z| whose standard error comes from few replicates."""
+    return float(student.isf(FAILURE_RATE / (2 * comparisons), replicates - 1))
+
+
+def z_scores(replicates, truth):
+    """Standardised errors of the mean over the leading dimension."""
+    return (replicates.mean(0) - truth) / replicates.std(0) * math.sqrt(len(replicates))
+
+
 def steps_of(result, adaptation):
     return adaptation.tuned(result.state).num_steps
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "dense"])
 def test_the_metric_learns_variances_over_seven_orders_of_magnitude(metric):
-    target, covariance = gaussian([1e-2, 1.0, 30.0])
-    adaptation = Adaptation(HMC(), 600, metric=metric)
-    result = run(target, adaptation, RunSettings(16, 600, 1, control=Control(progress=False)))
-    factor = result.state.factor[0]
+    scales = [1e-2, 1.0, 30.0]
+    target, covariance = gaussian(scales)
+    adaptation = Adaptation(HMC(), 600, num_groups=NUM_GROUPS, metric=metric)
+    result = run(target, adaptation, RunSettings(NUM_GROUPS * PER_GROUP, 600, 1, control=Control(progress=False)))
+    factor = result.state.factor
     variance = factor.square().sum(-1) if metric == "dense" else factor.square()
-    # The last window pools 16 chains over some 250 draws; 20 % is above ten of its standard errors.
-    assert bool(((variance / covariance.diagonal() - 1).abs() < 0.2).all()), variance
-    assert steps_of(result, adaptation) < 4
+    z = z_scores(variance, covariance.diagonal())
+    assert float(z.abs().max()) < student_limit(3, NUM_GROUPS), z
+    # Without the metric the smallest scale bounds the step, to stay stable, at twice itself, and the largest asks for
+    # a quarter of its period.
+    assert steps_of(result, adaptation) < math.pi / 2 * scales[-1] / (2 * scales[0])
 
 
 def test_a_dense_metric_takes_correlation_up_and_a_diagonal_one_needs_longer_trajectories():
     tied, covariance = gaussian([1.0] * 5, 0.95)
-    settings = RunSettings(16, 400, 1, control=Control(progress=False))
-    dense, diagonal = Adaptation(HMC(), 400, metric="dense"), Adaptation(HMC(), 400, metric="diagonal")
+    settings = RunSettings(NUM_GROUPS * PER_GROUP, 400, 1, control=Control(progress=False))
+    dense, diagonal = (Adaptation(HMC(), 400, num_groups=NUM_GROUPS, metric=kind) for kind in ("dense", "diagonal"))
     first, second = run(tied, dense, settings), run(tied, diagonal, settings)
-    factor = first.state.factor[0]
-    # 16 chains over some 200 draws: each entry has a standard error of about 0.04.
-    assert bool((factor @ factor.T - covariance).abs().max() < 0.3)
-    assert steps_of(second, diagonal) > 2 * steps_of(first, dense)
+    factor = first.state.factor
+    z = z_scores(factor @ factor.mT, covariance)
+    assert float(z.abs().max()) < student_limit(15, NUM_GROUPS), z
+    assert steps_of(second, diagonal) > steps_of(first, dense)
 
 
 def test_the_longest_axis_sets_the_trajectory():
-    tied, _ = gaussian([1.0] * 5, 0.95)
-    adaptation = Adaptation(HMC(), 400, metric="diagonal", trajectory=LongestAxis())
-    state = run(tied, adaptation, RunSettings(16, 400, 1, control=Control(progress=False))).state
     # Equicorrelation 0.95 in five dimensions: the largest eigenvalue is 1 + 4 * 0.95 = 4.8.
-    assert abs(float(state.trajectory.log_length.exp()) / (0.4 * math.pi * math.sqrt(4.8)) - 1) < 0.1
+    tied, covariance = gaussian([1.0] * 5, 0.95)
+    rule, exact = LongestAxis(), 0.4 * math.pi * math.sqrt(4.8)
+    state = rule.restart(rule.start(covariance), covariance.unsqueeze(0))
+    assert abs(float(state.log_length.exp()) - exact) < 1e-13
+    adaptation = Adaptation(HMC(), 200, metric="diagonal", trajectory=rule)
+    lengths = [
+        run(tied, adaptation, RunSettings(128, 200, 1, seed=seed, control=Control(progress=False))) for seed in range(8)
+    ]
+    lengths = torch.stack([result.state.trajectory.log_length.exp() for result in lengths])
+    assert abs(float(z_scores(lengths, exact))) < student_limit(1, 8), lengths
 
 
-def test_chees_finds_a_quarter_period_of_a_normal(limit):
+def chees_root(jitter):
+    """Length where the expected gradient of ChEES is zero on a standard normal, time spread evenly within a share.
+
+    At time t it is proportional to t sin(2 t), whose mean over the spread has this root next to a quarter period.
+    """
+    share = torch.linspace(-jitter, jitter, 10_001, dtype=torch.float64)
+
+    def gradient(length):
+        time = length * (1 + share)
+        return float((time * (2 * time).sin()).mean())
+
+    return brentq(gradient, 1.0, 2.0)
+
+
+def test_chees_finds_a_quarter_period_of_a_normal():
     """For a standard normal the change in squared distance is largest where the cosine of the length is zero."""
     target, _ = gaussian([1.0] * 10)
     adaptation = Adaptation(HMC(step_size_jitter=0.0, num_steps_jitter=0.1), 400, metric="diagonal")
-    lengths = []
-    for seed in range(8):
-        settings = RunSettings(64, 400, 1, seed=seed, control=Control(progress=False))
-        lengths.append(run(target, adaptation, settings).state.trajectory.log_length.exp())
-    lengths = torch.stack(lengths)
-    error = float(lengths.std() / math.sqrt(8))
-    # Steps of about a half cannot resolve the length better than to their own size over the jitter.
-    assert abs(float(lengths.mean()) - math.pi / 2) < 0.1 + limit() * error, lengths
+    settings = (RunSettings(64, 400, 1, seed=seed, control=Control(progress=False)) for seed in range(8))
+    lengths = torch.stack([run(target, adaptation, s).state.trajectory.log_length.exp() for s in settings])
+    assert abs(float(z_scores(lengths, chees_root(0.1)))) < student_limit(1, 8), lengths
+
+
+class _WrongSign(ChEES):
+    """The mutation: the gradient of the criterion is followed downwards."""
+
+    def update(self, state, before, info, *rest):
+        return super().update(state, before, info._replace(momentum=-info.momentum), *rest)
+
+
+@pytest.mark.parametrize("rule", [ChEES(), _WrongSign()], ids=["right", "mutated"])
+def test_chees_finds_the_root_where_the_flow_is_exact(rule):
+    """Exact positions and momenta on a harmonic oscillator, so that only the stochastic gradient is at work."""
+    generator, metric = torch.Generator().manual_seed(0), Metric.diagonal(torch.ones(3, dtype=torch.float64))
+    one, centre, logs = torch.ones(256, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), []
+    for _ in range(12):
+        state = rule.start(centre)
+        state = state._replace(log_length=state.log_length + 0.3, log_average=state.log_average + 0.3)
+        for _ in range(300):
+            x, p = torch.randn(2, 256, 3, generator=generator, dtype=torch.float64)
+            time = state.log_length.exp()
+            end, momentum = x * time.cos() + p * time.sin(), p * time.cos() - x * time.sin()
+            info = HMCInfo(one, one > 2, one, one.to(torch.int64), end, momentum)
+            state = rule.update(state, x, info, centre, metric, time * one)
+        logs.append(state.log_average)
+    z = float(z_scores(torch.stack(logs), math.log(math.pi / 2)))
+    assert (abs(z) < student_limit(1, 12)) == (type(rule) is ChEES), z
 
 
 def test_the_chees_gradient_agrees_with_finite_differences():
@@ -104,32 +167,58 @@ def test_uncorrelated_draws_give_the_identity_and_correlated_ones_their_matrix()
     for i in range(20):
         part = z[100 * i : 100 * (i + 1)]
         alone, tied = alone.update(part, everyone), tied.update(part + 2 * part[:, :1], everyone)
-    assert float((alone.correlation()[0] - torch.eye(6)).abs().max()) < 0.03
     everything = z + 2 * z[:, :1]
     torch.testing.assert_close(tied.mean[0], everything.mean(0))
     torch.testing.assert_close(tied.cross[0] / 1999, everything.T.cov())
-    assert float((tied.correlation()[0] - everything.T.corrcoef()).abs().max()) < 0.01
+    # A third of 2,000 draws counts as independent, so noise alone has weights of about three, that is one, for the
+    # identity; what is tied keeps all but the share that noise has in its squares.
+    assert torch.equal(alone.correlation()[0], torch.eye(6, dtype=torch.float64))
+    exact, identity = everything.T.corrcoef(), torch.eye(6, dtype=torch.float64)
+    apart = exact * (1 - identity)
+    noise = float(((1 - apart.square()).square() * (1 - identity)).sum()) / (2000 / 3)
+    weight = noise / float(apart.square().sum())
+    assert float((tied.correlation()[0] - (1 - weight) * apart - identity).abs().max()) < 1e-12
 
 
 def test_dual_averaging_finds_the_step_size_of_a_known_curve():
-    state = DualAveraging.start(torch.tensor([5.0, 0.01], dtype=torch.float64))
-    for _ in range(500):
-        state = state.update((-state.step_size.square()).exp(), 0.8)
+    """Its errors add up to what separates the step size from the centre, so they fall with the square root of time.
+
+    After T updates the log step size is off by gamma (centre - root) / (2 sqrt(T) slope) to leading order, gamma being
+    0.05 and the slope that of the acceptance in the log step size; the average lags a little behind.
+    """
     exact = math.sqrt(-math.log(0.8))
-    assert bool(((state.averaged / exact - 1).abs() < 0.02).all()), state.averaged
+    slope = 2 * exact**2 * 0.8
+    state = DualAveraging.start(torch.tensor([5.0, 0.01], dtype=torch.float64))
+    for count in range(1, 2001):
+        state = state.update((-state.step_size.square()).exp(), 0.8)
+        if count in (500, 2000):
+            leading = 0.05 * (state.centre - math.log(exact)) / (2 * math.sqrt(count) * slope)
+            assert bool(((state.step_size.log() - math.log(exact)) / leading - 1).abs().max() < 1 / count**0.25)
+            share = (state.averaged.log() - math.log(exact)) / leading
+            assert bool(((share > 1) & (share < 1 + 4 / count**0.25)).all()), share
 
 
 def test_acceptance_comes_near_its_target():
+    """The harmonic mean over a group's chains, from which it learns, keeps the wanted mean after warm-up.
+
+    Nearly: the step size kept is an average over the last sixty or so iterations, which are too few for dual averaging
+    to have arrived. By the identity of the test above their mean acceptance is off by gamma |centre - log step| /
+    sqrt(60), and centre and step stay within a factor of ten.
+    """
     target, _ = gaussian([1.0] * 20)
+    bias = 0.05 * math.log(10) / math.sqrt(60)
     for wanted in (0.6, 0.8, 0.95):
-        adaptation = Adaptation(HMC(), 600, target_acceptance=wanted)
-        result = run(target, adaptation, RunSettings(32, 600, 300, control=Control(progress=False)))
-        harmonic = 1 / result.records["acceptance_rate"].clamp(min=0.1).reciprocal().mean(1)
-        assert abs(float(harmonic.mean()) - wanted) < 0.08
+        adaptation = Adaptation(HMC(), 600, num_groups=30, target_acceptance=wanted, metric="diagonal")
+        result = run(target, adaptation, RunSettings(30 * 16, 600, 100, control=Control(progress=False)))
+        rates = result.records["acceptance_rate"].reshape(100, 30, 16)
+        harmonic = (1 / rates.clamp(min=FLOOR).reciprocal().mean(-1)).mean(0)
+        error = float(harmonic.std()) / math.sqrt(30)
+        assert abs(float(harmonic.mean()) - wanted) < bias + student_limit(3, 30) * error, (wanted, harmonic)
 
 
 def test_groups_adapt_apart(normal_normal):
-    beta = torch.tensor([1e-4, 1.0], dtype=torch.float64).repeat_interleave(16)
+    """Groups at two temperatures, in turn, each with its own variance."""
+    levels = torch.tensor([1e-4, 1.0], dtype=torch.float64).repeat(NUM_GROUPS // 2)
 
     def log_likelihood(u):
         return -0.5 * (u / 0.01).square().sum(-1)
@@ -137,12 +226,13 @@ def test_groups_adapt_apart(normal_normal):
     target = bk.Target.from_functions(normal_normal.log_prior, log_likelihood, 2)
     result = run(
         target,
-        Adaptation(HMC(beta=beta), 400, num_groups=2, metric="diagonal"),
-        RunSettings(32, 400, 1, control=Control(progress=False)),
+        Adaptation(HMC(beta=levels.repeat_interleave(PER_GROUP)), 400, num_groups=NUM_GROUPS, metric="diagonal"),
+        RunSettings(NUM_GROUPS * PER_GROUP, 400, 1, control=Control(progress=False)),
     )
-    variance = result.state.factor.square()
-    exact = 1 / (1 + torch.tensor([1e-4, 1.0], dtype=torch.float64) * 1e4)
-    assert bool(((variance / exact[:, None] - 1).abs() < 0.25).all()), variance
+    exact = 1 / (1 + levels * 1e4)
+    relative = (result.state.factor.square() / exact[:, None]).reshape(-1, 2, 2)
+    z = z_scores(relative, 1.0)
+    assert float(z.abs().max()) < student_limit(4, len(relative)), z
 
 
 def test_settings_outside_their_domain_are_refused(normal_normal):
@@ -156,3 +246,9 @@ def test_settings_outside_their_domain_are_refused(normal_normal):
         ChEES(cost_exponent=2.0)
     with pytest.raises(SettingsError, match="groups"):
         run(normal_normal, Adaptation(HMC(), 50, num_groups=3), RunSettings(4, 50, 1, control=Control(progress=False)))
+
+
+@pytest.mark.parametrize("name", ["max_steps", "num_groups"])
+def test_nothing_to_adapt_is_refused(name):
+    with pytest.raises(SettingsError, match=name):
+        Adaptation(HMC(), 30, **{name: 0})

@@ -9,9 +9,10 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.errors import CheckpointError, OutputError, SamplingWarning, SettingsError
+from bayeskit._interruption import look
+from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference import evidence
-from bayeskit.inference.samplers import Control, Convergence, drive
+from bayeskit.inference.samplers import HMC, Adaptation, Control, Convergence, RunSettings, drive, run
 from bayeskit.inference.samplers.driver import Records
 
 QUIET = Control(progress=False)
@@ -104,6 +105,32 @@ def test_the_second_ctrl_c_is_obeyed_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_step_that_looks_is_dropped_and_left_to_the_next_run(tmp_path):
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        look()
+
+    control = Control(checkpoint=tmp_path / "state", progress=False)
+    cut = drive(Walk(after_step={7: interrupted}), control, generator())
+    assert cut.ending == "interrupted" and cut.num_iterations == 7
+    rest = drive(Walk(), control, torch.Generator())
+    assert torch.equal(rest.records["position"], whole().records["position"])
+
+
+def test_a_start_that_is_cut_short_has_nothing_to_return(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+
+    def start(self, generator):
+        now[0] += 10.0
+        look()
+        raise AssertionError("must not be reached")
+
+    monkeypatch.setattr(Walk, "start", start)
+    with pytest.raises(BudgetError, match="budget of 5 s ended while the density was being compiled"):
+        drive(Walk(), Control(time_budget=5.0), generator())
+
+
 def test_a_thread_may_drive_too():
     results = []
     thread = threading.Thread(target=lambda: results.append(whole()))
@@ -126,6 +153,22 @@ def test_a_time_budget_ends_the_run_and_the_next_call_goes_on(tmp_path, monkeypa
     assert torch.equal(cut.records["position"], whole().records["position"][:3])
     rest = drive(Walk(), control, generator())
     assert rest.ending == "finished" and torch.equal(rest.state.position, whole().state.position)
+
+
+def test_seconds_count_over_all_parts(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+
+    def pass_time(seconds):
+        now[0] += seconds
+
+    control = Control(checkpoint=tmp_path / "state", time_budget=50.0, progress=False)
+    first = drive(Walk(after_step={5: lambda: pass_time(100.0)}), control, generator())
+    assert first.seconds == 100.0
+    pass_time(1e6)  # in between, nothing runs
+    second = drive(Walk(after_step={9: lambda: pass_time(7.0)}), control, generator())
+    assert second.ending == "finished" and second.seconds == 107.0
+    assert drive(Walk(), control, generator()).seconds == 107.0
 
 
 def test_an_exception_leaves_the_last_checkpoint(tmp_path):
@@ -227,9 +270,34 @@ def test_ctrl_c_ends_a_comparison_and_the_next_call_goes_on(tmp_path):
         assert resumed[name].log_evidence == whole[name].log_evidence
 
 
-def test_a_time_budget_too_short_for_the_warm_up_says_so():
-    with pytest.raises(SettingsError, match="time budget"):
-        bk.sample(exact.get("linreg10").target(), 4, 50, 50, time_budget=1e-9, progress=False)
+def test_a_time_budget_too_short_for_the_warm_up_says_so(tmp_path):
+    target = exact.get("linreg10").target()
+    with pytest.raises(BudgetError, match="iteration 1 of the 50 of the warm-up.*give more time, or a checkpoint"):
+        bk.sample(target, 4, 50, 50, time_budget=1e-9, progress=False)
+    with pytest.raises(BudgetError, match="the same call goes on from the checkpoint"):
+        bk.sample(target, 4, 50, 50, time_budget=1e-9, checkpoint=tmp_path / "state", progress=False)
+    resumed = bk.sample(target, 4, 50, 50, checkpoint=tmp_path / "state", progress=False)
+    assert torch.equal(resumed.unconstrained, bk.sample(target, 4, 50, 50, progress=False).unconstrained)
+
+
+def test_draws_count_the_seconds_of_all_parts(tmp_path):
+    target = exact.get("beta_binomial").target()
+    with pytest.warns(SamplingWarning, match="interrupted after"):
+        first = bk.sample(_Interrupting(target, 700), 4, 50, 400, checkpoint=tmp_path / "state", progress=False)
+    second = bk.sample(target, 4, 50, 400, checkpoint=tmp_path / "state", progress=False)
+    assert 0 < first.num_draws < 400 == second.num_draws and second.seconds > first.seconds > 0
+
+
+def test_the_text_that_is_shown_does_not_change_the_draws():
+    target, adaptation = exact.get("beta_binomial").target(), Adaptation(HMC(), 20)
+
+    def positions(description, stream):
+        settings = RunSettings(2, 20, 5, 1, description, control=QUIET, stream=stream)
+        return run(target, adaptation, settings).position
+
+    assert torch.equal(positions("one text", "posterior"), positions("another", "posterior"))
+    assert not torch.equal(positions("one text", "posterior"), positions("one text", "other"))
+    assert torch.equal(positions("one text", ""), positions("another", "one text"))
 
 
 def test_a_run_stops_once_it_has_converged():
@@ -242,7 +310,18 @@ def test_a_run_stops_once_it_has_converged():
     assert torch.equal(early.unconstrained, long.unconstrained[:, : early.num_draws])
 
 
-@pytest.mark.parametrize("setting", [{"r_hat": 1.0}, {"effective_draws": 0.0}, {"check_every": 2}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"r_hat": 1.0},
+        {"effective_draws": 0.0},
+        {"effective_draws": float("inf")},
+        {"effective_draws": float("nan")},
+        {"check_every": 2},
+        {"check_every": 50.0},
+    ],
+    ids=str,
+)
 def test_a_convergence_that_cannot_be_is_refused(setting):
     with pytest.raises(SettingsError, match=next(iter(setting))):
         Convergence(**setting)

@@ -1,12 +1,13 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2, kstest
 
 import bayeskit as bk
-from bayeskit.errors import CheckpointError, DataError, InitializationError, SettingsError
+from bayeskit.errors import BudgetError, CheckpointError, DataError, InitializationError, SettingsError
 from bayeskit.inference.samplers.nested import run as nested
 from bayeskit.inference.samplers.nested.result import log_shells
 from bayeskit.inference.samplers.nested.run import NestedSampler, insertion_quantiles, metric_of, sample_nested
@@ -130,6 +131,30 @@ def test_information_is_that_of_the_conjugate_posterior(sharp, replicates, limit
     exact = 2 * 0.5 * (variance + mean**2 - 1 - math.log(variance))
     values = torch.tensor([r.information for r in replicates])
     assert abs(float((values.mean() - exact) / values.std())) * math.sqrt(len(values)) < limit()
+
+
+def test_a_run_reaches_arviz(limit):
+    """Draws under the names of a Pyro model, with the weights they stood for, and the evidence."""
+    case = bk.exact.get("linreg10")
+    run = sample_nested(case.target(), 200, 0, progress=False)
+    tree, draws = run.to_arviz(), run.draws
+    shape = (draws.num_chains, draws.num_draws)
+    assert tree.posterior["b"].shape == (*shape, 10)
+    np.testing.assert_array_equal(tree.posterior["b"].values, draws.values()["b"].numpy())
+    stats = tree.sample_stats
+    assert {"lp", "log_likelihood", "log_prior", "log_weight"} <= set(stats.data_vars)
+    assert all(stats[name].dims == ("chain", "draw") and stats[name].shape == shape for name in stats.data_vars)
+    # A draw's weight is that of the one dead point with its likelihood.
+    weight = dict(zip(run.log_likelihood.tolist(), run.log_weights.tolist(), strict=True))
+    assert stats["log_weight"].values.ravel().tolist() == [weight[x] for x in stats["log_likelihood"].values.ravel()]
+    facts = tree.posterior.attrs
+    assert facts["log_evidence"] == run.log_evidence and facts["ending"] == "converged"
+    assert abs(facts["log_evidence"] - case.log_evidence) < limit() * facts["log_evidence_error"]
+
+
+def test_a_run_prints_on_one_line(replicates):
+    text = repr(replicates[0])
+    assert text.startswith(f"NestedRun(log_evidence={replicates[0].log_evidence:.3f}") and len(text) < 100
 
 
 # -- the insertion test ---------------------------------------------------------------------
@@ -364,9 +389,11 @@ def test_a_crashed_run_resumes_bit_for_bit(sharp, replicates, tmp_path, monkeypa
 
 def test_a_run_cut_short_returns_what_it_has_and_can_go_on(sharp, replicates, tmp_path):
     settings = {"num_slice_steps": 10, "progress": False, "checkpoint": tmp_path / "run"}
-    nothing = sample_nested(sharp[0], NUM_LIVE, 0, time_budget=1e-9, **settings)
-    assert nothing.ending == "time budget" and len(nothing.position) == NUM_LIVE
-    assert nothing.start_correlation == 0 and nothing.insertion_index_p_value == 1
+    with pytest.raises(BudgetError, match="first block"):
+        sample_nested(sharp[0], NUM_LIVE, 0, time_budget=1e-9, **settings)
+    none = torch.zeros(0, dtype=torch.float64)
+    unborn = dataclasses.replace(replicates[0], insertion=none, start=none, end=none)
+    assert unborn.start_correlation == 0 and unborn.insertion_index_p_value == 1
     short = sample_nested(sharp[0], NUM_LIVE, 0, max_blocks=3, **settings)
     assert short.ending == "finished" and len(short.position) == NUM_LIVE + 3 * NUM_LIVE // 2
     assert short.remaining_share > replicates[0].remaining_share

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,20 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.inference.samplers import NUTS, SGLD, Convergence, sample_ladder
+from bayeskit.inference.samplers import (
+    HMC,
+    NUTS,
+    SGLD,
+    Adaptation,
+    Control,
+    Convergence,
+    RunSettings,
+    run,
+    sample_ladder,
+    sample_nested,
+    sample_smc,
+    sample_with_pyro,
+)
 
 SCRIPT = """
 import sys, torch, bayeskit as bk
@@ -214,3 +228,44 @@ def test_wrong_objects_are_named():
         bk.sample(target, initial={"p": torch.tensor(0.5)}, progress=False)
     with pytest.raises(SettingsError, match="two chains"):
         bk.sample(target, 1, stop=Convergence(), progress=False)
+
+
+@pytest.mark.parametrize("name", ["num_chains", "num_warmup", "num_samples", "seed"])
+@pytest.mark.parametrize("wrong", [4.0, 25.5, "25", None, True], ids=repr)
+def test_numbers_that_are_not_whole_are_refused(name, wrong):
+    settings = {"num_chains": 4, "num_warmup": 25, "num_samples": 5, "seed": 1} | {name: wrong}
+    with pytest.raises(SettingsError, match=f"{name} must be a whole number"):
+        RunSettings(**settings)
+
+
+def test_integers_of_numpy_are_as_good_and_checkpoints_take_them(tmp_path):
+    target, control = exact.get("beta_binomial").target(), Control(tmp_path / "state", progress=False)
+
+    def positions(integer):
+        settings = RunSettings(*(integer(i) for i in (4, 25, 5, 1)), control=control)
+        return run(target, Adaptation(HMC(), integer(25)), settings).position
+
+    assert torch.equal(positions(np.int64), positions(int))  # the second resumes from the file of the first
+
+
+@pytest.mark.parametrize(
+    ("sampler", "name"),
+    [
+        (sample_smc, "num_particles"),
+        (sample_smc, "num_replicates"),
+        (sample_smc, "num_pilot_particles"),
+        (sample_smc, "max_moves"),
+        (sample_smc, "seed"),
+        (sample_nested, "num_live"),
+        (sample_nested, "num_delete"),
+        (sample_nested, "num_slice_steps"),
+        (sample_nested, "max_blocks"),
+        (sample_nested, "seed"),
+        (sample_with_pyro, "num_chains"),
+        (sample_with_pyro, "max_depth"),
+        (sample_with_pyro, "seed"),
+    ],
+)
+def test_every_sampler_wants_whole_numbers(sampler, name):
+    with pytest.raises(SettingsError, match=f"{name} must be a whole number"):
+        sampler(exact.get("beta_binomial").target(), **{name: 16.0}, progress=False)

@@ -1,6 +1,9 @@
 """Tempered sequential Monte Carlo: unbiased, resumable, and right on targets with known answers."""
 
 import math
+import signal
+import warnings
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,7 +12,15 @@ from scipy.integrate import quad
 from scipy.stats import cauchy, gamma, kstest, norm
 
 import bayeskit as bk
-from bayeskit.errors import CheckpointError, DataError, InitializationError, SettingsError, ShapeError
+from bayeskit.errors import (
+    BudgetError,
+    CheckpointError,
+    DataError,
+    InitializationError,
+    SamplingWarning,
+    SettingsError,
+    ShapeError,
+)
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc.pilot import learn_metric
@@ -111,20 +122,26 @@ def test_momenta_are_normal_for_each_particle_and_even_over_a_population(limit):
     for x, truth in ((one, 0.0), (one.square(), 1.0), (one**4, 3.0), (one[:, :1] * one[:, 1:], 0.0)):
         z = (x.mean(0) - truth) / x.std(0) * math.sqrt(len(x))
         assert float(z.abs().max()) < limit(7)
-    assert float((p.mean(1).var(0) * 8).max()) < 0.2  # independent momenta would give 1
+    # One from each stratum: the variance of their sum lacks that of the strata's means, where independence gives 1.
+    border = norm.pdf(norm.ppf(torch.linspace(0, 1, 9).double()))
+    left = 1 - float(torch.as_tensor(8 * (border[:-1] - border[1:])).square().mean())
+    square = 8 * p.mean(1).square()
+    assert left < 0.2
+    assert float(((square.mean(0) - left) / square.std(0)).abs().max()) * math.sqrt(len(p)) < limit(2)
     assert kstest(p[:, :, 0].flatten()[:20_000].numpy(), "norm").pvalue > 1e-5
 
 
-def test_a_step_errs_less_than_two_leapfrog_steps(normal_normal):
+def test_a_step_errs_less_than_a_third_of_two_leapfrog_steps(normal_normal, limit):
     position = normal_normal.sample_prior(2000, 0)
     ours = PopulationHMC(1.0, 1, identity(2), 1.0, step_size_jitter=0.0)
     leapfrog = HMC(step_size=0.5, num_steps=2.0, num_steps_jitter=0.0, step_size_jitter=0.0)
 
     def error(kernel):
         _, info = kernel.step(normal_normal, kernel.init(normal_normal, position), generator=new())
-        return float((1 - info.acceptance_rate).mean())
+        return 1 - info.acceptance_rate
 
-    assert error(ours) < error(leapfrog) / 3
+    margin = error(leapfrog) / 3 - error(ours)
+    assert float(margin.mean() / margin.std()) * math.sqrt(len(margin)) > limit()
 
 
 # -- the evidence is unbiased ---------------------------------------------------------------
@@ -220,7 +237,7 @@ def test_both_modes_are_found_in_proportion(limit):
     run = sample_smc(target, 64, 32, seed=3, num_pilot_particles=256, ess_threshold=0.95, progress=False)
     assert abs(score(run.log_evidence, truth)) < limit(2)
     right = pooled_score(run.draws, lambda u: (u[..., 0] > 0).to(F64), 0.7)
-    assert abs(right) < 3
+    assert abs(right) < limit(2)
     one_side = run.draws.unconstrained.abs().mean(-1)
     assert bool((one_side > 2).all())  # nothing is left in between
 
@@ -326,14 +343,31 @@ def _assert_same(a, b):
 
 def test_a_time_budget_ends_with_what_there_is(normal_normal, tmp_path):
     whole = sample_smc(normal_normal, **SMALL)
-    run = sample_smc(normal_normal, checkpoint=tmp_path / "run", time_budget=1e-6, **SMALL)
-    assert run.ending == "time budget" and run.schedule is None
-    assert float(run.draws.beta[0]) < 1 and run.draws.unconstrained.shape == (1, 128, 2)
-    for _ in range(1000):
-        run = sample_smc(normal_normal, checkpoint=tmp_path / "run", time_budget=0.02, **SMALL)
-        if run.ending == "finished":
-            break
+    settings = SMALL | {"checkpoint": tmp_path / "run"}
+    with pytest.raises(BudgetError, match="first stage"):
+        sample_smc(normal_normal, time_budget=1e-9, **settings)
+    for _ in range(1000):  # each call adds a stage at least
+        with suppress(BudgetError), warnings.catch_warnings(action="ignore", category=SamplingWarning):
+            run = sample_smc(normal_normal, time_budget=0.02, **settings)
+            if run.ending == "finished":
+                break
     _assert_same(run, whole)
+
+
+def test_a_pilot_that_is_interrupted_gives_a_power_posterior(normal_normal, monkeypatch):
+    calls, init = [], PopulationHMC.init
+
+    def interrupting(self, target, position):
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return init(self, target, position)
+
+    monkeypatch.setattr(PopulationHMC, "init", interrupting)
+    with pytest.warns(SamplingWarning, match="interrupted at inverse temperature"):
+        run = sample_smc(normal_normal, **SMALL)
+    assert run.ending == "interrupted" and run.schedule is None
+    assert 0 < float(run.draws.beta[0]) < 1 and run.draws.unconstrained.shape == (1, 128, 2)
 
 
 @pytest.mark.parametrize(

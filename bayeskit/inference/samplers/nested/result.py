@@ -11,6 +11,7 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
+from bayeskit._arviz import as_inference_data
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
@@ -64,7 +65,7 @@ class NestedRun:
     >>> from bayeskit.inference.samplers import sample_nested
     >>> run = sample_nested(exact.get("beta_binomial").target(), num_live=100, progress=False)
     >>> run.draws
-    Draws(chains=4, draws=50, dim=1)
+    Draws(4 chains x 50 draws, dim 1, sites: p)
     >>> run.insertion_index_p_value > 1e-3
     True
     """
@@ -184,6 +185,7 @@ class NestedRun:
         Returns
         -------
         Draws
+            ``sample_stats`` has ``log_weight``, the log posterior mass of the dead point that a draw is.
 
         Raises
         ------
@@ -207,11 +209,31 @@ class NestedRun:
             self.log_prior[index].reshape(shape),
             self.log_likelihood[index].reshape(shape),
             torch.ones(num_chains, dtype=self.position.dtype, device=self.position.device),
+            {"log_weight": self.log_weights[index].reshape(shape)},
             num_gradients=self.num_evaluations,
             seconds=self.seconds,
             settings=dict(self.settings),
             target=self.target,
         )
+
+    def to_arviz(self) -> Any:
+        """Return the run for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
+
+        Dead points are weighted, which ArviZ does not know, so its groups hold :attr:`draws`, equally
+        weighted and named by site. ``sample_stats`` also has ``log_weight``, the log posterior mass of the
+        dead point that a draw is; ``posterior`` carries the evidence and how the run ended as attributes.
+        """
+        groups = self.draws.to_datasets()
+        facts = {
+            "log_evidence": self.log_evidence,
+            "log_evidence_error": float(self.simulate_log_evidence().std()),
+            "information": self.information,
+            "effective_draws": self.effective_draws,
+            "num_live": self.num_live,
+            "ending": self.ending,
+        }
+        groups["posterior"] = groups["posterior"].assign_attrs(facts)
+        return as_inference_data(groups)
 
     def __repr__(self) -> str:
         return (

@@ -11,9 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, InitializationError, SettingsError
-from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Outcome, Records, drive
+from bayeskit.inference.samplers.driver import (
+    CHECKPOINT_SECONDS,
+    Control,
+    Ending,
+    Outcome,
+    Records,
+    drive,
+    nothing_done,
+    say_early,
+)
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.nested.result import NestedRun, log_difference
 from bayeskit.inference.samplers.nested.slice import ConstrainedSlice, SliceState
@@ -63,6 +73,9 @@ class NestedSampler:
                 "nested sampling starts with draws from the prior; pass sample_prior=(n, generator) -> (n, dim) "
                 "to Target.from_functions"
             )
+        for name, minimum in (("num_live", None), ("num_delete", None), ("num_slice_steps", 1), ("max_blocks", 1),
+                              ("seed", None)):  # fmt: skip
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), minimum))
         least = max(4, self.target.dim + 1)
         if self.num_live < least:
             raise SettingsError(
@@ -72,12 +85,8 @@ class NestedSampler:
             raise SettingsError(
                 f"num_delete must be at least 2 and below num_live={self.num_live}, not {self.num_delete}"
             )
-        if self.num_slice_steps < 1:
-            raise SettingsError(f"num_slice_steps must be at least 1, not {self.num_slice_steps}")
         if not 0 < self.termination < 1:
             raise SettingsError(f"termination must lie between 0 and 1, not {self.termination}")
-        if self.max_blocks < 1:
-            raise SettingsError(f"max_blocks must be at least 1, not {self.max_blocks}")
 
     @property
     def description(self) -> str:
@@ -104,7 +113,7 @@ class NestedSampler:
     def start(self, generator: torch.Generator) -> NestedState:
         """Draw the live points from the prior."""
         position = self.target.sample_prior(self.num_live, generator).to(self.target.device)
-        log_prior, log_likelihood = self.target.evaluate(position)
+        log_prior, log_likelihood = self.target.evaluate(position, compiled=False)
         _check_start(log_prior, log_likelihood)
         nan = log_likelihood.isnan()
         label = torch.rand(self.num_live, dtype=torch.float64, device=generator.device, generator=generator)
@@ -229,6 +238,8 @@ def sample_nested(
 
     Raises
     ------
+    BudgetError
+        If the time budget ended in the first block; Ctrl-C there raises ``KeyboardInterrupt``.
     SettingsError
         If a setting lies outside its domain, or the target cannot draw from its prior.
     InitializationError
@@ -237,6 +248,11 @@ def sample_nested(
         If the likelihood is NaN at every prior draw, or infinite.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
+
+    Warns
+    -----
+    SamplingWarning
+        If the run was ended early, by the time budget or by Ctrl-C; ``ending`` says by which.
 
     References
     ----------
@@ -255,6 +271,7 @@ def sample_nested(
     (True, 'converged')
     """
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
+    num_live = whole_number("num_live", num_live)
     sampler = NestedSampler(
         target,
         num_live,
@@ -265,7 +282,11 @@ def sample_nested(
         seed,
     )
     generator = new_generator(seed, target.device, stream="nested sampling")
-    return _as_run(sampler, drive(sampler, control, generator, target.device))
+    outcome = drive(sampler, control, generator, target.device)
+    if outcome.num_iterations == 0 and outcome.ending != "converged":
+        raise nothing_done(outcome.ending, control, "in the first block")
+    say_early(outcome.ending, control, sampler.description, f"after {outcome.num_iterations} blocks")
+    return _as_run(sampler, outcome)
 
 
 def _as_run(sampler: NestedSampler, outcome: Outcome) -> NestedRun:
@@ -309,7 +330,8 @@ def ascending(state: SliceState) -> Tensor:
 
 def metric_of(position: Tensor) -> Metric:
     """Return the metric of the points' covariance, diagonal where they do not span the space."""
-    covariance = position.T.cov().reshape(position.shape[1], -1)
+    centred = position - position.mean(0)
+    covariance = centred.mT @ centred / (len(position) - 1)  # torch's own cov looks at its weights on the host
     variance = covariance.diagonal().clamp(min=torch.finfo(position.dtype).tiny)
     correlation = covariance * variance.rsqrt() * variance.rsqrt().unsqueeze(-1)
     # A choice by torch.where, because an exception would have to wait for the device.

@@ -5,16 +5,15 @@ There the bookkeeping of a leaf costs several times the density if each of its o
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from bayeskit._compiler import compile_with_inductor, settle
 from bayeskit._evaluation import Evaluation, has_compiler
 from bayeskit._torch import one_thread, validation_kept
 from bayeskit.inference.samplers.hmc import HMCState
@@ -196,13 +195,9 @@ def _compiled(
 ) -> Callable[..., tuple[Tensor, ...]]:
     if examples[0].device.type == "cpu" and not has_compiler():
         raise OSError("no C++ compiler")
-    with one_thread(), torch.no_grad(), validation_kept(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
-        examples = tuple(x.clone() for x in examples)  # one tensor in two places would be traced as one argument
+    examples = tuple(x.clone() for x in examples)  # one tensor in two places would be traced as one argument
+    settle()
+    with one_thread(), torch.no_grad(), validation_kept():
         graph = make_fx(function)(*examples)
-        # All tensors are made here, so their sizes need no second look at each call.
-        compiled = torch._inductor.compile(
-            graph, list(examples), options={"size_asserts": False, "force_pointwise_cat": True}
-        )
-        compiled(*examples)
-    return compiled
+    # All tensors are made here, so their sizes need no second look at each call.
+    return compile_with_inductor(graph, examples, {"size_asserts": False, "force_pointwise_cat": True})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayeskit._evaluation import COMPILE_AFTER_SECONDS
 from bayeskit.errors import SettingsError
-from bayeskit.inference.samplers.hmc import HMCState
+from bayeskit.inference.samplers.hmc import HMCState, require_positive_step, require_temperature
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.nuts.compiled_doubling import CompiledGrowth, compiled_moves
 from bayeskit.inference.samplers.nuts.doubling import EagerGrowth, Growth, drawn
@@ -100,18 +100,26 @@ class NUTS:
     planned_calls: int = 1
 
     def __post_init__(self) -> None:
-        if not bool((torch.as_tensor(self.step_size) > 0).all()):
-            raise SettingsError(f"step_size must be positive, not {self.step_size}")
-        beta = torch.as_tensor(self.beta)
-        if not bool(((beta >= 0) & (beta <= 1)).all()):
-            raise SettingsError(f"beta must lie in [0, 1], not {self.beta}")
+        # Tensors are looked at by init: here it would cost a look at the device in every iteration of a warm-up.
+        if not isinstance(self.step_size, Tensor):
+            require_positive_step(torch.as_tensor(self.step_size))
+        if not isinstance(self.beta, Tensor):
+            require_temperature(torch.as_tensor(self.beta))
         if not 1 <= self.max_depth <= 20:
             raise SettingsError(f"max_depth must lie in [1, 20], not {self.max_depth}")
         if not self.max_energy_error > 0:
             raise SettingsError(f"max_energy_error must be positive, not {self.max_energy_error}")
 
     def init(self, target: Target, position: Tensor) -> HMCState:
-        """Evaluate the density at ``position``, shape ``(n, d)``."""
+        """Evaluate the density at ``position``, shape ``(n, d)``.
+
+        Raises
+        ------
+        SettingsError
+            If a step size is not positive or an inverse temperature outside [0, 1].
+        """
+        require_positive_step(torch.as_tensor(self.step_size))
+        require_temperature(torch.as_tensor(self.beta))
         evaluate = target.evaluator(position.shape[0], self.planned_calls)
         evaluation = evaluate(position, _per_chain(self.beta, position))
         return HMCState(position, *evaluation, torch.zeros((), dtype=torch.int64))
@@ -129,17 +137,18 @@ class NUTS:
         look_every = LEAVES_PER_LOOK.get(q.device.type, LEAVES_PER_LOOK_ELSEWHERE)
 
         growth = self._growth(target, q)
+        growing: Tensor | bool = True
         position = growth.start(state, momentum, direction[0], _per_chain(self.step_size, q))
         for doubling in range(self.max_depth):
             num_leaves = 1 << doubling
             for leaf in range(num_leaves):
+                if leaf and leaf % look_every == 0 and not growing:
+                    break
                 if leaf % LEAVES_PER_DRAW == 0:
                     exponential = torch.empty(min(num_leaves, LEAVES_PER_DRAW), n, **like)  # type: ignore[call-overload]
                     noise = exponential.exponential_(generator=generator).unbind(0)
                 end, evaluation = position, evaluate(position, beta)
                 position, growing = growth.add(leaf, evaluation, noise[leaf % LEAVES_PER_DRAW])
-                if (leaf + 1) % look_every == 0 and not growing:
-                    break
             position, growing = growth.join(end, evaluation.gradient, luck[doubling], direction[doubling + 1])
             if not growing:
                 break
@@ -168,5 +177,6 @@ class NUTS:
 
 def _per_chain(setting: float | Tensor, position: Tensor) -> Tensor:
     """Return one value a chain, shape ``(n,)``."""
-    value = torch.as_tensor(setting, dtype=position.dtype, device=position.device)
-    return value.expand(position.shape[0]).contiguous()
+    if not isinstance(setting, Tensor):
+        return position.new_full(position.shape[:1], setting)
+    return setting.to(position).expand(position.shape[0]).contiguous()

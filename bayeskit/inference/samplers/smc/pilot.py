@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.driver import Ending, Records
 from bayeskit.inference.samplers.metric import Metric
@@ -66,19 +67,19 @@ class Pilot:
     target_acceptance: float = 0.9
 
     description = "tempering, pilot"
+    stream = "tempering, pilot"
     num_steps = None
 
     def __post_init__(self) -> None:
-        if self.num_particles < 2:
-            raise SettingsError(f"num_pilot_particles must be at least 2, not {self.num_particles}")
+        for name, called, least in (("num_particles", "num_pilot_particles", 2), ("max_moves", "max_moves", 1),
+                                    ("seed", "seed", None)):  # fmt: skip
+            object.__setattr__(self, name, whole_number(called, getattr(self, name), least))
         if not 0 < self.ess_threshold < 1:
             raise SettingsError(f"ess_threshold must lie in (0, 1), not {self.ess_threshold}")
         if not 0 < self.max_correlation < 1:
             raise SettingsError(f"max_correlation must lie in (0, 1), not {self.max_correlation}")
         if not 0 < self.target_acceptance < 1:
             raise SettingsError(f"target_acceptance must lie in (0, 1), not {self.target_acceptance}")
-        if self.max_moves < 1:
-            raise SettingsError(f"max_moves must be at least 1, not {self.max_moves}")
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint must agree on."""
@@ -136,24 +137,25 @@ class Pilot:
         log_weight = particles.log_weight[0]
         weight = log_weight.exp()
         before = _summaries(particles.position[0], particles.log_likelihood[0])
-        kernel = PopulationHMC(1.0, 1, metric, float(particles.beta), planned_calls=PLANNED_CALLS)
+        beta, step = torch.stack([particles.beta, step_size]).tolist()  # one look at the device for both
+        kernel = PopulationHMC(1.0, 1, metric, beta, planned_calls=PLANNED_CALLS)
         chains = kernel.init(self.target, particles.position[0])
         calls, moves = 1, 0
-        correlation, busy = torch.ones_like(before[0]), True
+        correlation, busy = torch.ones_like(before[0]), 1.0
         while busy and moves < self.max_moves:
-            kernel = replace(kernel, step_size=float(step_size), num_steps=_num_steps(step_size))
+            kernel = replace(kernel, step_size=step, num_steps=_num_steps(step))
             chains, info = kernel.step(self.target, chains, generator=generator)
             calls += GRADIENTS_PER_STEP * kernel.num_steps
             acceptance = (weight * info.acceptance_rate).sum()
             step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
             step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
-            if float(acceptance) < 0.5 * self.target_acceptance and calls < MAX_SEARCH:
-                continue  # the step size is far off, as it may be at first, and says nothing on how many are needed
-            moves += 1
             now = _correlation(before, _summaries(chains.position, chains.log_likelihood), log_weight)
             # A coordinate that is held where it is, as by two modes, is not worth more moves.
-            busy = bool(((now >= self.max_correlation) & (now < WORTHWHILE * correlation)).any())
-            correlation = now
+            worth = ((now >= self.max_correlation) & (now < WORTHWHILE * correlation)).any()
+            step, accepted, more = torch.stack([step_size, acceptance, worth.to(step_size)]).tolist()
+            if accepted < 0.5 * self.target_acceptance and calls < MAX_SEARCH:
+                continue  # the step size is far off, as it may be at first, and says nothing on how many are needed
+            moves, busy, correlation = moves + 1, more, now
         return _Tuned(
             particles._replace(
                 position=chains.position.unsqueeze(0),
@@ -181,8 +183,8 @@ class _Tuned(NamedTuple):
     gradients: Tensor  # ()
 
 
-def _num_steps(step_size: Tensor | float) -> int:
-    return min(max(1, round(TRAJECTORY / float(step_size))), MAX_STEPS)
+def _num_steps(step_size: float) -> int:
+    return min(max(1, round(TRAJECTORY / step_size)), MAX_STEPS)
 
 
 def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:

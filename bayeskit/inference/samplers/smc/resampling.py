@@ -147,8 +147,8 @@ def bounded(x: Tensor, log_weight: Tensor, limit: float = 4.0) -> tuple[Tensor, 
     """
     ordered, order = x.sort(0)
     cumulative = log_weight.exp()[order].cumsum(0).mT.contiguous()
-    levels = torch.tensor([0.25, 0.5, 0.75], dtype=cumulative.dtype, device=x.device).expand(x.shape[1], 3)
-    index = torch.searchsorted(cumulative, levels.contiguous()).clamp(max=len(x) - 1)
+    levels = torch.arange(1, 4, dtype=cumulative.dtype, device=x.device) / 4
+    index = torch.searchsorted(cumulative, levels.expand(x.shape[1], 3).contiguous()).clamp(max=len(x) - 1)
     low, middle, high = ordered.gather(0, index.mT)
     scale = (high - low) / 1.349
     scale = torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,19 @@ import torch
 from torch import Tensor
 
 from bayeskit._arviz import as_inference_data
+from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.errors import SettingsError
-from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Outcome, Records, drive
+from bayeskit.inference.samplers.driver import (
+    CHECKPOINT_SECONDS,
+    Control,
+    Ending,
+    Outcome,
+    Records,
+    drive,
+    nothing_done,
+    say_early,
+)
 from bayeskit.inference.samplers.smc.pilot import Pilot
 from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, MoveInfo
 from bayeskit.inference.samplers.smc.resampling import systematic
@@ -58,6 +68,13 @@ class SMCRun:
     ending: Ending = "finished"
     pilot_gradients: int = 0
     correlation: Tensor | None = None
+
+    def __repr__(self) -> str:
+        log_evidence = float(self.log_evidence.logsumexp(0)) - math.log(len(self.log_evidence))
+        return (
+            f"SMCRun(log_evidence={log_evidence:.3f}, replicates={self.draws.num_chains}, "
+            f"particles={self.draws.num_draws}, stages={len(self.beta)}, ending={self.ending!r})"
+        )
 
     @property
     def num_gradients(self) -> int:
@@ -148,6 +165,8 @@ def sample_smc(
 
     Raises
     ------
+    BudgetError
+        If the time budget ended in the first stage; Ctrl-C there raises ``KeyboardInterrupt``.
     SettingsError
         If there are no particles, a setting lies outside its domain, or the target cannot draw from its prior.
     ShapeError
@@ -156,6 +175,11 @@ def sample_smc(
         If the likelihood is zero at all prior draws.
     CheckpointError
         If a checkpoint is damaged or belongs to another run.
+
+    Warns
+    -----
+    SamplingWarning
+        If the run was ended early, by the time budget or by Ctrl-C; ``ending`` says by which.
 
     References
     ----------
@@ -172,28 +196,40 @@ def sample_smc(
     >>> run.draws.unconstrained.shape, run.log_evidence.shape
     (torch.Size([32, 64, 1]), torch.Size([32]))
     """
-    _check_numbers(num_particles, num_replicates)
+    num_particles, num_replicates = _check_numbers(num_particles, num_replicates)
+    seed = whole_number("seed", seed)
     begin = time.monotonic()
     files = [None if checkpoint is None else f"{checkpoint}.{name}" for name in ("pilot", "replicates")]
-    pilot_gradients, correlation = 0, None
+    control = Control(files[0], checkpoint_seconds, time_budget, progress)
+    pilot_gradients, correlation, pilot_seconds = 0, None, 0.0
+    given = schedule is not None
     if schedule is None:
         pilot = Pilot(target, num_pilot_particles, ess_threshold, seed, max_correlation, max_moves, target_acceptance)
-        generator = new_generator(seed, target.device, pilot.description)
-        outcome = drive(pilot, Control(files[0], checkpoint_seconds, time_budget, progress), generator, target.device)
+        generator = new_generator(seed, target.device, pilot.stream)
+        outcome = drive(pilot, control, generator, target.device)
         stages, pilot_gradients = pilot.stages(outcome.records), pilot.spent(outcome.records)
+        pilot_seconds = outcome.seconds
         if outcome.ending != "finished":
+            if not stages:
+                raise nothing_done(outcome.ending, control, "in the first stage of the pilot")
+            beta = float(outcome.state.particles.beta)
+            say_early(outcome.ending, control, pilot.description, f"at inverse temperature {beta:.3g}")
             particles = outcome.state.particles
             return _as_run(target, particles, outcome, None, stages, generator, pilot_gradients, seed)
         schedule, correlation = Schedule(stages), outcome.records["correlation"]
-    if time_budget is not None:
-        time_budget = max(time_budget - (time.monotonic() - begin), 1e-3)
+    left = None if time_budget is None else max(time_budget - (time.monotonic() - begin), 1e-3)
     replicates = Replicates(target, schedule, num_replicates, num_particles, seed)
-    generator = new_generator(seed, target.device, replicates.description)
-    outcome = drive(replicates, Control(files[1], checkpoint_seconds, time_budget, progress), generator, target.device)
+    generator = new_generator(seed, target.device, replicates.stream)
+    rest = replace(control, checkpoint=files[1], time_budget=left)
+    outcome = drive(replicates, rest, generator, target.device)
+    if given and outcome.ending != "finished" and outcome.num_iterations == 0:
+        raise nothing_done(outcome.ending, control, "in the first stage")
+    done = f"after {outcome.num_iterations} of {len(schedule)} stages"
+    say_early(outcome.ending, control, replicates.description, done)
     stages = replicates.stages[: outcome.num_iterations]
     spent = pilot_gradients + num_replicates * num_particles * (1 + sum(stage.num_calls for stage in stages))
     run = _as_run(target, outcome.state, outcome, schedule, stages, generator, spent, seed)
-    draws = replace(run.draws, seconds=time.monotonic() - begin)
+    draws = replace(run.draws, seconds=pilot_seconds + outcome.seconds)
     return replace(run, draws=draws, pilot_gradients=pilot_gradients, correlation=correlation)
 
 
@@ -208,9 +244,11 @@ class Replicates:
     seed: int
 
     description = "tempering, replicates"
+    stream = "tempering, replicates"
 
     def __post_init__(self) -> None:
         _check_numbers(self.num_particles, self.num_replicates)
+        object.__setattr__(self, "seed", whole_number("seed", self.seed))
         self.schedule.check(self.target)
 
     @property
@@ -254,11 +292,8 @@ class Replicates:
         return f"beta {float(state.beta):.3g}, acceptance {float(records['acceptance_rate'][-1].mean()):.2f}"
 
 
-def _check_numbers(num_particles: int, num_replicates: int) -> None:
-    if num_particles < 2:
-        raise SettingsError(f"num_particles must be at least 2, not {num_particles}")
-    if num_replicates < 1:
-        raise SettingsError(f"num_replicates must be at least 1, not {num_replicates}")
+def _check_numbers(num_particles: int, num_replicates: int) -> tuple[int, int]:
+    return whole_number("num_particles", num_particles, 2), whole_number("num_replicates", num_replicates, 1)
 
 
 def _as_run(

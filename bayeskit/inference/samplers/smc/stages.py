@@ -101,7 +101,7 @@ def reweight(state: SMCState, beta: float | Tensor) -> tuple[SMCState, Tensor, T
         Shape ``(r,)``. A population without likelihood gets ``-inf`` and equal weights: its estimate is zero
         and stays zero.
     """
-    beta = torch.as_tensor(beta, dtype=torch.float64, device=state.beta.device)
+    beta = beta if isinstance(beta, Tensor) else torch.full_like(state.beta, beta)
     log_ratio = (beta - state.beta) * state.log_likelihood.to(torch.float64)
     left = conditional_share(state.log_weight, log_ratio)
     log_weight = state.log_weight + log_ratio

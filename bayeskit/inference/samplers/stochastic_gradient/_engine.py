@@ -12,9 +12,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit import _evaluation
-from bayeskit._engine import UNTRACEABLE, Compile, first_line
+from bayeskit._compiler import settle
+from bayeskit._engine import Compile
 from bayeskit._evaluation import Evaluation
 from bayeskit._torch import one_thread
+from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning, ModelError, SlowModelWarning
 from bayeskit.inference.samplers.stochastic_gradient._density import MinibatchDensity
 
@@ -96,6 +98,7 @@ class MinibatchEngine:
         return estimate
 
     def _trace(self, u: Tensor, rows: Tensor) -> GraphModule:
+        settle()
         with one_thread():
             graph = make_fx(lambda u, rows: tuple(self._with_gradient(u, rows)))(u, rows)
         _evaluation._fail_apart(graph)

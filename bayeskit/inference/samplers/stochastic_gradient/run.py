@@ -12,13 +12,23 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from bayeskit._settings import whole_number
 from bayeskit._statistics import mean_error
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import SamplingWarning, SettingsError
-from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Outcome, Records, drive
+from bayeskit.errors import SamplingWarning
+from bayeskit.inference.samplers.driver import (
+    CHECKPOINT_SECONDS,
+    Control,
+    Ending,
+    Outcome,
+    Records,
+    drive,
+    nothing_done,
+    say_early,
+)
 from bayeskit.inference.samplers.initial import starting_points
-from bayeskit.inference.samplers.stochastic_gradient.sgld import StochasticGradientInfo
+from bayeskit.inference.samplers.stochastic_gradient.sgld import StochasticGradientInfo, settled
 from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
 from bayeskit.target import Target
 
@@ -105,6 +115,8 @@ def sample_stochastic_gradient(
 
     Raises
     ------
+    BudgetError
+        If the time budget ended before the first draw; Ctrl-C there raises ``KeyboardInterrupt``.
     InitializationError
         If no chain has a finite density at its start.
     CheckpointError
@@ -115,7 +127,7 @@ def sample_stochastic_gradient(
     Warns
     -----
     SamplingWarning
-        If chains diverged, were much too hot, or the run ended without a draw.
+        If chains diverged, were much too hot, or the run was ended early.
 
     References
     ----------
@@ -138,18 +150,20 @@ def sample_stochastic_gradient(
     >>> abs(float(draws.values()["mean"].mean()) - 100 / 101) < 0.05
     True
     """
-    for name, value, least in (
-        ("num_chains", num_chains, 1),
-        ("num_warmup", num_warmup, 0),
-        ("num_samples", num_samples, 1),
-        ("thinning", thinning, 1),
-    ):
-        if value < least:
-            raise SettingsError(f"{name} must be at least {least}, not {value}")
+    num_chains = whole_number("num_chains", num_chains, 1)
+    num_warmup = whole_number("num_warmup", num_warmup, 0)
+    num_samples = whole_number("num_samples", num_samples, 1)
+    thinning = whole_number("thinning", thinning, 1)
+    seed = whole_number("seed", seed)
     kernel = replace(cast(Any, kernel), planned_calls=num_warmup + num_samples * thinning)
+    kernel = settled(kernel, torch.empty((), dtype=target.dtype, device=target.device))
     run = StochasticGradientRun(target, kernel, num_chains, num_warmup, num_samples, thinning, seed, initial)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    outcome = drive(run, control, new_generator(seed, target.device, run.description), target.device)
+    outcome = drive(run, control, new_generator(seed, target.device, "stochastic gradient"), target.device)
+    done = outcome.records.count("position")
+    if done == 0:
+        raise nothing_done(outcome.ending, control, f"after {outcome.num_iterations} steps, before the first draw")
+    say_early(outcome.ending, control, run.description, f"after {done} of {num_samples} draws a chain")
     draws = _as_draws(run, outcome)
     _warn(run, outcome, draws)
     return draws
@@ -250,20 +264,16 @@ def describe(settings: Any) -> str:
 
 def _as_draws(run: StochasticGradientRun, outcome: Outcome) -> Draws:
     target, n = run.target, run.num_chains
-    empty = torch.zeros(0, n, dtype=target.dtype, device=target.device)
-    records = outcome.records.as_dict()
     per_chain = {
-        name: records.get(name, empty).movedim(0, 1).contiguous()
-        for name in ("log_prior", "log_likelihood_estimate", "step_size", "temperature")
+        name: outcome.records[name].movedim(0, 1).contiguous()
+        for name in ("position", "log_prior", "log_likelihood_estimate", "step_size", "temperature")
     }
-    position = records.get("position", empty.new_zeros(0, n, target.dim)).movedim(0, 1).contiguous()
-    log_prior = per_chain.pop("log_prior")
-    count = position.shape[1]
+    position, log_prior = per_chain.pop("position"), per_chain.pop("log_prior")
     # The row before the first draw, where there was a warm-up, is the count at its end.
-    counts = records.get("divergences", empty.to(torch.int64))[-(count + 1) :]
+    counts = outcome.records["divergences"]
     if run.num_warmup == 0:
         counts = torch.cat([counts.new_zeros(1, n), counts])
-    diverging = (counts.diff(dim=0) > 0)[:count].movedim(0, 1).contiguous()
+    diverging = (counts.diff(dim=0) > 0).movedim(0, 1).contiguous()
     settings = {
         "sampler": type(run.kernel).__name__,
         "kernel": describe(replace(cast(Any, run.kernel), planned_calls=1)),
@@ -287,9 +297,6 @@ def _as_draws(run: StochasticGradientRun, outcome: Outcome) -> Draws:
 
 
 def _warn(run: StochasticGradientRun, outcome: Outcome, draws: Draws) -> None:
-    if draws.num_draws == 0:
-        _say(f"the run ended ({outcome.ending}) during warm-up, so there are no draws; give it more time")
-        return
     divergences = outcome.state.divergences
     lost = divergences.nonzero().flatten().tolist()
     if lost:

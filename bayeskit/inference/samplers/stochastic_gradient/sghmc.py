@@ -130,9 +130,7 @@ class SGHMC:
         change = step * state.momentum
         position = state.position + (change if self.metric is None else self.metric.to_position(change))
         rows, estimate = observe(target, position, state.rows, self.planned_calls, generator)
-        known = self.gradient_noise
-        if isinstance(known, Tensor):
-            known = known.to(position.device, position.dtype)
+        known = self.gradient_noise.to(position) if isinstance(self.gradient_noise, Tensor) else self.gradient_noise
         noise = (2 * self.friction * step - step.square() * known).sqrt() * standard_normal(position, generator)
         force = estimate.gradient if self.metric is None else self.metric.to_momentum(estimate.gradient)
         momentum = (1 - self.friction * step) * state.momentum + step * force + noise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -252,6 +252,15 @@ def observe(
     rows = target.start_rows(len(position), generator) if rows is None else rows
     rows, minibatch = target.next_rows(rows, generator)
     return rows, target.estimator(len(position), planned_calls)(position, minibatch)
+
+
+def settled(settings: Any, like: Tensor) -> Any:
+    """Return settings with their tensors in dtype and device of ``like``, so that no step has to copy them there."""
+    if isinstance(settings, Tensor):
+        return settings.to(like)
+    if not is_dataclass(settings) or isinstance(settings, type):
+        return settings
+    return replace(settings, **{f.name: settled(getattr(settings, f.name), like) for f in fields(settings)})
 
 
 def step_sizes(step_size: float | Tensor | Schedule, position: Tensor, iteration: Tensor) -> Tensor:

@@ -1,0 +1,127 @@
+"""Inductor with a time limit, in a thread of its own, so that Ctrl-C and time budgets are heard while it works."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import torch
+import torch._inductor
+from torch import Tensor
+from torch.fx import GraphModule
+
+from bayeskit._interruption import look
+from bayeskit._torch import one_thread, validation_kept
+
+COMPILE_SECONDS = 300.0
+_POLL_SECONDS = 0.05
+_FAREWELL_SECONDS = 0.5
+
+Compiled = Callable[..., tuple[Tensor, ...]]
+
+
+class _Compilation(threading.Thread):
+    """One call of inductor."""
+
+    def __init__(self, graph: GraphModule, examples: Sequence[Tensor], options: dict[str, Any]) -> None:
+        super().__init__(name="bayeskit-compilation", daemon=True)
+        self._graph, self._examples, self._options = graph, examples, options
+        self._begin, self._abandoned = time.monotonic(), False
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._compiled: Compiled | None = None
+
+    def run(self) -> None:
+        device = self._examples[0].device
+        # Gradient mode, device and number of threads belong to a thread; compiled code has the last built in.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            try:
+                with one_thread(), torch.no_grad():
+                    compiled = torch._inductor.compile(self._graph, list(self._examples), options=self._options)
+                    compiled(*self._examples)
+                self._compiled = compiled
+            except BaseException as error:  # raised again where somebody waits
+                self._error = error
+            finally:
+                self._over.set()
+
+    def wait(self) -> None:
+        """Wait for the end; whatever comes first, Ctrl-C, a time budget or the limit, makes it end soon."""
+        try:
+            while not self._over.wait(_POLL_SECONDS) and self.is_alive():
+                look()
+                if time.monotonic() - self._begin > COMPILE_SECONDS:
+                    raise TimeoutError(
+                        f"no answer in {COMPILE_SECONDS:g} s; a run that goes on from a checkpoint of compiled code "
+                        "will differ in its last digits"
+                    )
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Raise SystemExit in the thread, which hears it at once, or when the C++ compiler that it waits for ends."""
+        if not self._abandoned and self.ident is not None:
+            self._abandoned = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
+            self._over.wait(_FAREWELL_SECONDS)  # torch gives back the globals that it borrows while it traces
+
+    def result(self) -> Compiled:
+        """Wait, and return what was compiled."""
+        self.wait()
+        if self._compiled is None:
+            look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
+            raise self._error or RuntimeError("the compiler returned nothing")
+        return self._compiled
+
+
+_latest: _Compilation | None = None
+
+
+def settle() -> None:
+    """Wait for an abandoned compilation, because torch traces one graph at a time."""
+    if _latest is not None:
+        with suppress(TimeoutError):
+            _latest.wait()
+
+
+def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], options: dict[str, Any]) -> Compiled:
+    """Compile ``graph`` for arguments like ``examples``, and call it once.
+
+    Parameters
+    ----------
+    graph : GraphModule
+        Belongs to the compiler from now on.
+    examples : sequence of Tensor
+        Their shapes, strides and dtypes are fixed in the code.
+    options : dict
+        Of inductor's configuration.
+
+    Returns
+    -------
+    callable
+
+    Raises
+    ------
+    TimeoutError
+        If there is no answer within ``COMPILE_SECONDS``.
+    Stopped
+        If Ctrl-C or the time budget ends the run meanwhile.
+    KeyboardInterrupt
+        On Ctrl-C outside a run.
+    """
+    global _latest
+    with validation_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
+        if _latest is not None:
+            _latest.wait()  # one that was abandoned and hangs is a reason not to try again
+        compilation = _latest = _Compilation(graph, examples, options)
+        compilation.start()
+        compiled = compilation.result()
+    _latest = None
+    return compiled

@@ -1,0 +1,214 @@
+"""What a run hears while its density is being compiled, and what compiling may not change."""
+
+import os
+import signal
+import threading
+import warnings
+
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit import _compiler, exact
+from bayeskit.errors import BudgetError, CompilationWarning
+from bayeskit.inference.samplers import Control, sample_nested, sample_smc, sample_with_pyro
+from bayeskit.inference.samplers.driver import drive
+
+SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progress": False}
+
+
+def compiling(name="beta_binomial"):
+    target = exact.get(name).target()
+    target.compile = True
+    return target
+
+
+class Hanging:
+    """A compiler that waits until it is let go, and does then what ``compile`` does."""
+
+    def __init__(self, compile, on_start):
+        self.compile, self.on_start, self.calls, self.released = compile, on_start, 0, threading.Event()
+
+    def __call__(self, graph, examples, options):
+        self.calls += 1
+        self.on_start()
+        self.released.wait()
+        return self.compile(graph, examples, options)
+
+
+@pytest.fixture
+def hang(monkeypatch):
+    """Let the compiler hang, and call a function when it starts."""
+    made = []
+
+    def make(on_start=lambda: None):
+        made.append(Hanging(lambda graph, examples, options: graph, on_start))
+        monkeypatch.setattr(torch._inductor, "compile", made[-1])
+        return made[-1]
+
+    yield make
+    for hanging in made:
+        hanging.released.set()
+    if _compiler._latest is not None:
+        _compiler._latest.join()
+    _compiler._latest = None
+
+
+def ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_does_not_wait_for_the_compiler(hang, tmp_path):
+    hanging, before, filters = hang(ctrl_c), signal.getsignal(signal.SIGINT), list(warnings.filters)
+    with pytest.raises(KeyboardInterrupt):
+        bk.sample(compiling(), **SMALL, checkpoint=tmp_path / "state")
+    assert not hanging.released.is_set() and hanging.calls == 1
+    assert signal.getsignal(signal.SIGINT) is before and warnings.filters == filters
+
+
+def test_ctrl_c_outside_a_run_does_not_wait_either(hang):
+    hang(ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        compiling().evaluator(3)
+
+
+def test_a_compilation_that_was_given_up_is_not_taken_for_a_compiled_graph(hang, monkeypatch):
+    target = compiling()
+    hanging = hang(ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        target.evaluator(3)
+    assert target._engine.compiled(3) is None
+    hanging.released.set()
+    second = hang()
+    second.released.set()
+    target.evaluator(3)
+    assert second.calls == 1 and target._engine.compiled(3) is not None
+
+
+def test_a_time_budget_does_not_wait_for_the_compiler(hang, tmp_path):
+    hang()
+    with pytest.raises(BudgetError, match="being compiled.*give more time, or a checkpoint"):
+        bk.sample(compiling(), **SMALL, time_budget=0.2)
+    hang()
+    with pytest.raises(BudgetError, match="being compiled.*the same call goes on from the checkpoint"):
+        bk.sample(compiling(), **SMALL, time_budget=0.2, checkpoint=tmp_path / "state")
+
+
+def test_a_compiler_that_gives_no_answer_is_done_without(hang, monkeypatch):
+    hanging = hang()
+    monkeypatch.setattr(_compiler, "COMPILE_SECONDS", 0.1)
+    whole = bk.sample(_traced(), **SMALL)
+    with pytest.warns(CompilationWarning, match=r"no answer in 0.1 s.*last digits"):
+        draws = bk.sample(compiling(), **SMALL)
+    assert torch.equal(draws.unconstrained, whole.unconstrained)
+    with pytest.warns(CompilationWarning, match="no answer"):
+        compiling().evaluator(3)
+    assert hanging.calls == 1  # it hangs, so that nobody waits for it a second time
+    assert torch.distributions.Distribution._validate_args
+
+
+def _traced():
+    target = exact.get("beta_binomial").target()
+    target.compile = False
+    return target
+
+
+def test_a_failure_of_the_compiler_arrives_where_it_was_called(hang):
+    hanging = hang()
+    hanging.released.set()
+
+    def fails(*_):
+        raise RuntimeError("no such instruction")
+
+    hanging.compile = fails
+    with pytest.warns(CompilationWarning, match="no such instruction"):
+        compiling().evaluator(3)
+
+
+@pytest.mark.parametrize("reason", ["interrupted", "time budget"])
+def test_a_step_that_waits_for_the_compiler_is_dropped_and_taken_by_the_next_run(hang, tmp_path, reason):
+    """The density of the second step is compiled when that step is taken."""
+
+    class Walk:
+        description, num_steps = "walking", 6
+
+        def __init__(self, target):
+            self.target = target
+
+        def facts(self):
+            return {"model": "walk"}
+
+        def start(self, generator):
+            return torch.zeros(2, 1, dtype=torch.float64)
+
+        def advance(self, state, iteration, generator):
+            noise = torch.randn(2, 1, generator=generator, dtype=torch.float64)
+            if iteration == 2:
+                self.target.evaluator(2)
+            state = state + noise
+            return state, {"x": state}
+
+        def ending(self, state, iteration, records):
+            return "finished" if iteration == self.num_steps else None
+
+        def note(self, state, iteration, records):
+            return ""
+
+    def generator():
+        return torch.Generator().manual_seed(1)
+
+    quick = hang()
+    quick.released.set()
+    whole = drive(Walk(compiling()), Control(progress=False), generator())
+    hang(ctrl_c if reason == "interrupted" else lambda: None)
+    budget = 0.3 if reason == "time budget" else None
+    control = Control(tmp_path / "state", time_budget=budget, progress=False)
+    cut = drive(Walk(compiling()), control, generator())
+    assert cut.ending == reason and cut.num_iterations == 2
+    assert torch.equal(cut.records["x"], whole.records["x"][:2])
+    hang().released.set()
+    _compiler._latest = None
+    rest = drive(Walk(compiling()), Control(tmp_path / "state", progress=False), torch.Generator())
+    assert rest.ending == "finished" and torch.equal(rest.records["x"], whole.records["x"])
+
+
+# -- bits ----------------------------------------------------------------------------------
+
+
+def test_values_do_not_depend_on_what_was_compiled_before():
+    """The rounding of the compiled graph differs, so that a fresh and a used target would start differently."""
+    target = compiling("linreg10")
+    u = target.sample_prior(400, 3)
+    first = target.evaluate(u, compiled=False)
+    assert all(torch.equal(a, b) for a, b in zip(target.evaluate(u), first, strict=True))  # nothing is compiled yet
+    target.evaluator(8)
+    again = target.evaluate(u, compiled=False)
+    assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(target.evaluate(u), first, strict=True))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda target: bk.sample(target, **SMALL),
+        lambda target: sample_with_pyro(target, 2, 20, 10, progress=False),
+        lambda target: sample_smc(target, 16, 4, num_pilot_particles=64, ess_threshold=0.5, progress=False).draws,
+        lambda target: sample_nested(target, 40, num_slice_steps=4, max_blocks=3, progress=False),
+    ],
+    ids=["hmc", "pyro", "smc", "nested"],
+)
+def test_a_run_does_not_depend_on_what_was_compiled_before(run):
+    """A resumed run starts without the graphs that an uninterrupted one may have compiled before its last part."""
+    used, fresh = compiling("linreg10"), exact.get("linreg10").target()
+    fresh.compile = used.compile = False
+    used._engine._calls = compiling_calls()
+    a, b = run(fresh), run(used)
+    for name in ("log_prior", "log_likelihood"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+def compiling_calls():
+    """Return the graphs of a target that has compiled some: of small size, so that every evaluation could use them."""
+    target = compiling("linreg10")
+    target.evaluator(8)
+    return dict(target._engine._calls)

@@ -1,0 +1,279 @@
+"""Groups of chains: their number decides what is drawn, processes and interruptions never do."""
+
+import os
+import signal
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit._statistics import mean_error
+from bayeskit.errors import CheckpointError, InitializationWarning, SamplingWarning, SettingsError, ShapeError
+from bayeskit.inference import evidence
+from bayeskit.inference.samplers import HMC, Chains, Control, Convergence, RunSettings, sample_ladder
+from bayeskit.inference.samplers import groups as module
+
+SHORT = {"num_chains": 4, "num_warmup": 40, "num_samples": 20, "seed": 3, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def target():
+    """A regression with ten coefficients whose posterior is known."""
+    return bk.exact.get("linreg10").target()
+
+
+def same(first, second):
+    names = ("unconstrained", "log_prior", "log_likelihood", "beta")
+    equal = [torch.equal(getattr(first, name), getattr(second, name)) for name in names]
+    equal += [torch.equal(value, second.sample_stats[name]) for name, value in first.sample_stats.items()]
+    return all(equal) and first.num_gradients == second.num_gradients and first.settings == second.settings
+
+
+def test_processes_do_not_change_the_draws(target):
+    serial = bk.sample(target, **SHORT, num_groups=2)
+    assert same(serial, bk.sample(target, **SHORT, num_groups=2, num_jobs=2))
+    assert serial.num_chains == 4 and serial.settings["endings"] == ["finished"] * 2
+
+
+def test_one_group_is_the_plain_run_and_more_are_others(target):
+    plain = bk.sample(target, **SHORT)
+    assert same(plain, bk.sample(target, **SHORT, num_groups=1, num_jobs=2))
+    two = bk.sample(target, **SHORT, num_groups=2)
+    assert not torch.equal(two.unconstrained[:2], two.unconstrained[2:])  # each has random numbers of its own
+    assert not torch.equal(two.unconstrained, plain.unconstrained)
+
+
+def test_what_a_target_was_used_for_before_does_not_matter(target):
+    """A worker meets the density untraced; here it has been traced and compiled, and compiled graphs cannot travel."""
+    used = bk.exact.get("linreg10").target()
+    used.compile = True
+    used.value_and_grad(torch.zeros(3, 10, dtype=torch.float64))
+    used.compile = "auto"
+    serial = bk.sample(target, **SHORT, num_groups=2)
+    assert same(serial, bk.sample(used, **SHORT, num_groups=2))
+    assert same(serial, bk.sample(used, **SHORT, num_groups=2, num_jobs=2))
+
+
+def test_groups_sample_the_posterior(target, limit):
+    case = bk.exact.get("linreg10")
+    draws = bk.sample(target, 8, 150, 300, seed=1, num_groups=2, progress=False)
+    b = draws.values()["b"].movedim(-1, 0)
+    z = (b.mean((1, 2)) - case.posterior_mean["b"]) / mean_error(b)
+    assert float(z.abs().max()) < limit(10)
+
+
+def test_groups_on_the_same_random_numbers_are_noticed(target, monkeypatch):
+    """The mutation: groups share one stream of random numbers."""
+    tasks = module._tasks
+
+    def alike(*arguments):
+        return [t._replace(settings=module.replace(t.settings, stream="posterior")) for t in tasks(*arguments)]
+
+    monkeypatch.setattr(module, "_tasks", alike)
+    draws = bk.sample(target, **SHORT, num_groups=2)
+    assert torch.equal(draws.unconstrained[:2], draws.unconstrained[2:])
+
+
+# -- dying, resuming, ending early ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mortal(HMC):
+    """HMC that counts its steps of two chains in a log and kills its process at one of them."""
+
+    log: str = ""
+    dies_at: int = 0
+
+    def step(self, target, state, *, generator):
+        if self.log and self.num_steps != 1.0:  # one-step trajectories look for a step size
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(".")
+            if Path(self.log).stat().st_size == self.dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(target, state, generator=generator)
+
+
+@pytest.mark.parametrize("with_checkpoint", [False, True])
+def test_a_killed_worker_changes_nothing(target, tmp_path, with_checkpoint):
+    log, folder = tmp_path / "log", tmp_path / "run"
+    keep = {"checkpoint": folder, "checkpoint_seconds": 0} if with_checkpoint else {}
+    calm = bk.sample(target, **SHORT, num_groups=2, kernel=Mortal(log=str(tmp_path / "calm")))
+    killed = bk.sample(target, **SHORT, num_groups=2, num_jobs=2, kernel=Mortal(log=str(log), dies_at=90), **keep)
+    assert same(calm, killed)
+    steps = 2 * (SHORT["num_warmup"] + SHORT["num_samples"])
+    assert Path(tmp_path / "calm").stat().st_size == steps
+    repeated = log.stat().st_size - steps
+    assert repeated == 1 if with_checkpoint else repeated > 1  # the step it died in, or all of its group
+
+
+def test_groups_resume_from_a_folder(target, tmp_path):
+    whole = bk.sample(target, **SHORT, num_groups=2)
+    folder = tmp_path / "run"
+    advance, calls = Chains.advance, []
+
+    def fails_at_90(self, *arguments):
+        calls.append(1)
+        if len(calls) == 90:
+            raise ArithmeticError
+        return advance(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Chains, "advance", fails_at_90)
+        with pytest.raises(ArithmeticError):
+            bk.sample(target, **SHORT, num_groups=2, checkpoint=folder, checkpoint_seconds=0)
+        assert {path.name for path in folder.iterdir()} == {"group-1-of-2", "group-2-of-2"}
+        resumed = bk.sample(target, **SHORT, num_groups=2, checkpoint=folder)
+    assert same(whole, resumed)
+    assert len(calls) == 90 + 120 - 89  # nothing but the step that failed was repeated
+    with pytest.raises(CheckpointError, match="seed"):
+        bk.sample(target, **SHORT | {"seed": 4}, num_groups=2, checkpoint=folder)
+    with pytest.raises(CheckpointError):
+        bk.sample(target, **SHORT, checkpoint=folder)
+    bk.sample(target, **SHORT, checkpoint=tmp_path / "single")
+    with pytest.raises(CheckpointError, match="without groups"):
+        bk.sample(target, **SHORT, num_groups=2, checkpoint=tmp_path / "single")
+
+
+def interrupted_at(call, monkeypatch):
+    advance, calls = Chains.advance, []
+
+    def interrupts(self, *arguments):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGINT)
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(Chains, "advance", interrupts)
+
+
+@pytest.mark.parametrize(
+    ("call", "chains", "draws"),
+    [
+        (50, 2, 10),  # in the draws of the first group
+        (80, 2, 20),  # in the warm-up of the second
+        (103, 2, 20),  # early in its draws, which are worth less than the first group's
+        (115, 4, 15),  # late in them
+    ],
+)
+def test_ctrl_c_returns_what_is_worth_most(target, monkeypatch, call, chains, draws):
+    interrupted_at(call, monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        done = bk.sample(target, **SHORT, num_groups=2)
+    assert (done.num_chains, done.num_draws, done.settings["ending"]) == (chains, draws, "interrupted")
+
+
+def test_ctrl_c_before_any_draw_is_raised(target, monkeypatch):
+    interrupted_at(20, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        bk.sample(target, **SHORT, num_groups=2)
+
+
+@pytest.mark.filterwarnings("ignore:.*transitions diverged")
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_warnings_arrive_from_every_process(num_jobs):
+    half = bk.Target.from_functions(
+        lambda u: -0.5 * u.square().sum(-1), lambda u: torch.where(u[..., 0] > 1.5, -torch.inf, 0 * u[..., 0]), 2
+    )
+    lost = torch.tensor([[-1.0, 0.0], [2.0, 0.0], [-0.5, 0.1], [-0.2, 0.0]], dtype=torch.float64)
+    with pytest.warns(InitializationWarning, match=r"posterior, group 1 of 2: chains \[1\] start"):
+        bk.sample(half, **SHORT, initial=lost, num_groups=2, num_jobs=num_jobs)
+
+
+def test_each_group_judges_its_own_convergence(target):
+    enough = Convergence(r_hat=1.2, effective_draws=30, check_every=10)
+    settings = SHORT | {"num_samples": 400, "num_warmup": 100}
+    draws = bk.sample(target, **settings, num_groups=2, stop=enough)
+    assert draws.settings["endings"] == ["converged"] * 2 and draws.num_draws < 400
+    parts = [draws.select(chains) for chains in ([0, 1], [2, 3])]  # cut to the one that was ready first
+    assert any(enough.reached(part.unconstrained.movedim(0, 1), part.log_density.T) for part in parts)
+    with pytest.raises(SettingsError, match="two chains"):
+        bk.sample(target, **settings, num_groups=4, stop=enough)
+
+
+def test_the_time_budget_is_shared():
+    settings, parts = RunSettings(6, 40, 20, control=Control(time_budget=6.0)), [module.Group(None, 2)] * 3
+    assert [t.settings.control.time_budget for t in module._tasks(parts, settings, 1)] == [2.0] * 3
+    assert [t.settings.control.time_budget for t in module._tasks(parts, settings, 2)] == [3.0] * 3
+    assert [t.settings.control.time_budget for t in module._tasks(parts, settings, 3)] == [6.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_groups": 3}, "4 chains cannot be divided into 3 equal groups"),
+        ({"num_groups": 0}, "num_groups must be at least 1"),
+        ({"num_groups": 2, "num_jobs": 0}, "num_jobs must be at least 1"),
+    ],
+)
+def test_divisions_that_cannot_be_made_are_refused(target, change, message):
+    with pytest.raises(SettingsError, match=message):
+        bk.sample(target, **SHORT, **change)
+
+
+def test_starting_points_go_to_their_chains(target):
+    points = torch.arange(4, dtype=torch.float64).unsqueeze(-1).expand(4, 10) / 10
+    assert same(
+        bk.sample(target, **SHORT, num_groups=2, initial=points),
+        bk.sample(target, **SHORT, num_groups=2, num_jobs=2, initial=points),
+    )
+    with pytest.raises(ShapeError, match=r"\(4, 10\)"):
+        bk.sample(target, **SHORT, num_groups=2, initial=points[:3])
+
+
+# -- temperatures ---------------------------------------------------------------------------------
+
+LADDER = {"num_temperatures": 5, "num_chains": 2, "num_warmup": 40, "num_samples": 20, "progress": False}
+
+
+def test_a_ladder_in_groups_is_the_same_in_processes(target):
+    serial = sample_ladder(target, **LADDER, num_groups=2)
+    parallel = sample_ladder(target, **LADDER, num_groups=2, num_jobs=2)
+    assert same(serial.draws, parallel.draws) and torch.equal(serial.beta, parallel.beta)
+    assert torch.equal(serial.draws.beta, serial.beta.repeat_interleave(2))
+    whole = sample_ladder(target, **LADDER)
+    assert torch.equal(whole.prior.unconstrained, serial.prior.unconstrained)
+    assert not torch.equal(whole.posterior.unconstrained, serial.posterior.unconstrained)
+
+
+def test_a_ladder_in_groups_gives_the_evidence(limit):
+    case = bk.exact.get("beta_binomial")
+    target = case.target()
+    ladder = sample_ladder(target, 10, 8, 60, 200, seed=2, num_groups=3, progress=False)
+    z = evidence.stepping_stone(target, ladder)
+    assert z.trusted and z.standard_error < 0.05
+    assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
+
+
+def test_groups_that_cannot_exchange_are_refused(target):
+    with pytest.raises(SettingsError, match="num_groups=1 with exchange=True"):
+        sample_ladder(target, **LADDER, num_groups=2, exchange=True)
+    with pytest.raises(SettingsError, match="5 temperatures cannot be divided into 6 groups"):
+        sample_ladder(target, **LADDER, num_groups=6)
+
+
+def test_an_interrupted_ladder_goes_on_from_its_folder(target, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupted_at(100, patch)
+        with pytest.raises(KeyboardInterrupt), warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            sample_ladder(target, **LADDER, num_groups=3, checkpoint=folder)
+    resumed = sample_ladder(target, **LADDER, num_groups=3, checkpoint=folder)
+    assert same(resumed.draws, sample_ladder(target, **LADDER, num_groups=3).draws)
+
+
+def test_the_ends_of_a_ladder(target):
+    ladder = sample_ladder(target, **LADDER)
+    assert repr(ladder) == "Ladder(6 temperatures x 2 chains x 20 draws, dim 10, sites: b)"
+    assert torch.equal(ladder.posterior.log_likelihood, ladder.log_likelihood[-1])
+    torch.testing.assert_close(
+        ladder.posterior.log_density, target.log_density(ladder.posterior.unconstrained), rtol=1e-12, atol=0
+    )
+    data = ladder.to_arviz()
+    assert data.posterior["b"].shape == data.prior["b"].shape == (2, 20, 10)
+    torch.testing.assert_close(torch.as_tensor(data.prior["b"].values), ladder.prior.values()["b"])
+    assert data.posterior["b"].values.std() < data.prior["b"].values.std()

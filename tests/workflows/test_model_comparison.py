@@ -1,0 +1,221 @@
+"""Bayes factors and posterior probabilities against closed forms."""
+
+import functools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from scipy.stats import chi2
+
+from bayeskit import exact
+from bayeskit.errors import CheckpointError, SamplingWarning, SettingsError, UnknownNameError
+from bayeskit.inference.evidence import Budget, Evidence
+from bayeskit.workflows import model_comparison as module
+from bayeskit.workflows.model_comparison import ModelComparison, compare_models
+
+SMALL = Budget(8, 150, 150)
+SUBSETS = {
+    "all ten": range(10),
+    "without the last": range(9),
+    "without the first": range(1, 10),
+    "first five": range(5),
+}
+
+
+@functools.cache
+def regression(name):
+    """The closed form for some columns of linreg10."""
+    design, response = exact.get("linreg10").args[:2]
+    return exact.linear_regression(design[:, list(SUBSETS[name])], response)
+
+
+def exact_probabilities(weights):
+    log_evidence = torch.tensor([regression(name).log_evidence for name in SUBSETS], dtype=torch.float64)
+    return dict(zip(SUBSETS, (log_evidence + torch.tensor(weights).double().log()).softmax(0).tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: regression(name).target for name in SUBSETS}
+
+
+@pytest.fixture(scope="module")
+def comparison(models):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        return compare_models(models, budget=SMALL, seed=1, progress=False)
+
+
+def test_radiata_pine(limit):
+    cases = {"density": exact.radiata_pine("x"), "adjusted": exact.radiata_pine("z")}
+    result = compare_models({name: case.target() for name, case in cases.items()}, budget=SMALL, progress=False)
+    truth = cases["density"].log_evidence - cases["adjusted"].log_evidence
+    factor, error = result.log_bayes_factor("density", "adjusted")
+    assert result.best == "adjusted" and not result.warnings
+    assert error < 0.05 and abs(factor - truth) < limit() * error
+    assert result.log_bayes_factor("adjusted", "density") == (-factor, error)
+    p, p_error = result.posterior_probabilities["density"]
+    assert abs(p - 1 / (1 + math.exp(-truth))) < limit() * p_error
+
+
+def test_subsets_of_a_regression(comparison, limit):
+    truth = {name: regression(name).log_evidence for name in SUBSETS}
+    best = max(truth, key=truth.get)
+    table = comparison.to_pandas().set_index("model")
+    assert comparison.best == table.index[0] == best
+    assert table["log_evidence"].is_monotonic_decreasing and table["trusted"].all()
+    z = [(row.log_evidence - truth[name]) / row.standard_error for name, row in table.iterrows()]
+    assert max(map(abs, z)) < limit(4), z
+    for name, probability in exact_probabilities([1.0] * 4).items():
+        row = table.loc[name]
+        if name != best:
+            off = row["log_bayes_factor"] - (truth[name] - truth[best])
+            assert abs(off) < limit(4) * row["log_bayes_factor_error"]
+        assert abs(row["posterior_probability"] - probability) < limit(4) * row["posterior_probability_error"] + 1e-12
+    assert table["posterior_probability"].sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_prior_probabilities_weigh(comparison):
+    weights = [1.0, 3.0, 0.0, 4.0]
+    scaled = module._weights(dict.fromkeys(SUBSETS, regression), dict(zip(SUBSETS, weights, strict=True)))
+    assert sum(scaled.values()) == pytest.approx(1, abs=1e-15)
+    perfect = {name: Evidence("closed form", regression(name).log_evidence, 0.0, 0) for name in SUBSETS}
+    result = ModelComparison(perfect, scaled).posterior_probabilities
+    for name, probability in exact_probabilities(weights).items():
+        assert result[name] == (pytest.approx(probability, abs=1e-12), 0.0)
+
+
+def scatter_of_probabilities(spread_of, count=4000):
+    """Return the variance of each probability over noisy log evidences, relative to what is claimed."""
+    log_evidence, error = np.array([-10.0, -10.5, -11.0, -14.0]), np.array([0.02, 0.05, 0.01, 0.03])
+    names = [f"m{i}" for i in range(4)]
+
+    def comparison(values):
+        results = {n: Evidence("smc", float(v), float(e), 1) for n, v, e in zip(names, values, error, strict=True)}
+        return ModelComparison(results, dict.fromkeys(names, 0.25))
+
+    noisy = np.random.default_rng(0).normal(log_evidence, error, (count, 4))
+    weights = np.exp(noisy - noisy.max(1, keepdims=True))
+    p = weights / weights.sum(1, keepdims=True)
+    return p.var(0, ddof=1) / np.array(spread_of(comparison(log_evidence))) ** 2, count
+
+
+def within(ratio, count):
+    low, high = chi2.ppf([0.5e-5 / 4, 1 - 0.5e-5 / 4], count - 1) / (count - 1)
+    return bool(((ratio > 0.98 * low) & (ratio < 1.02 * high)).all())  # the first order leaves 1 % here
+
+
+def test_errors_of_probabilities_are_those_of_repeated_estimates():
+    claimed = scatter_of_probabilities(lambda c: [error for _, error in c.posterior_probabilities.values()])
+    assert within(*claimed)
+
+    def alone(comparison):
+        """The mutation: the other models' errors are forgotten."""
+        found = comparison.posterior_probabilities
+        return [p * (1 - p) * comparison[name].standard_error for name, (p, _) in found.items()]
+
+    assert not within(*scatter_of_probabilities(alone))
+
+
+def test_processes_and_the_company_of_other_models_do_not_change_an_estimate(models, comparison):
+    two = {name: regression(name).target() for name in ("first five", "all ten")}
+    for target in two.values():
+        target.compile = False
+        target.value_and_grad(torch.zeros(SMALL.num_chains, target.dim, dtype=torch.float64))  # used before
+    parallel = compare_models(two, budget=SMALL, seed=1, num_jobs=2, progress=False)
+    for name in two:
+        assert parallel[name].log_evidence == comparison[name].log_evidence
+        assert parallel[name].standard_error == comparison[name].standard_error
+
+
+def test_a_comparison_goes_on_where_it_stopped(models, comparison, tmp_path, monkeypatch):
+    folder, calls, original = tmp_path / "run", [], module.compare
+
+    def fails_at_the_third(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            original(*args, **kwargs)  # leaves its run behind
+            raise ArithmeticError
+        return original(*args, **kwargs)
+
+    settings = {"budget": SMALL, "seed": 1, "checkpoint": folder, "progress": False}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "compare", fails_at_the_third)
+        with pytest.raises(ArithmeticError) as caught:
+            compare_models(models, **settings)
+        assert caught.value.__notes__ == ["raised by task 2: model 'without the first'"]
+        assert (folder / "model-002.posterior").exists()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            resumed = compare_models(models, **settings)
+    assert len(calls) == 5
+    assert all(resumed[name].log_evidence == comparison[name].log_evidence for name in models)
+    assert not list(folder.glob("model-*"))
+    with pytest.raises(CheckpointError, match="another task 0"):
+        compare_models(models, **settings | {"seed": 2})
+
+
+def result(name, value, error, problem=()):
+    return Evidence(name, value, error, 10, problem)
+
+
+def doubtful():
+    results = {
+        "a": result("smc", -10.0, 0.2),
+        "b": result("smc", -10.3, 0.2),
+        "c": result("smc", -20.0, 0.2, ("chains disagree: run longer",)),
+        "d": result("smc", math.nan, math.nan, ("failed: no start",)),
+    }
+    return ModelComparison(results, dict.fromkeys(results, 0.25))
+
+
+def test_doubts_are_said():
+    said = doubtful().warnings
+    assert len(said) == 3
+    assert "model 'c' is not to be trusted: chains disagree" in said[0] and "'d'" in said[1]
+    assert "models 'a' and 'b' are not told apart: their log Bayes factor is 0.3 +- 0.28" in said[2]
+    p = doubtful().posterior_probabilities
+    assert math.isnan(p["d"][0]) and p["a"][0] + p["b"][0] + p["c"][0] == pytest.approx(1)
+    assert str(doubtful()).count("\n") == 6
+
+
+def test_doubts_are_warned_of():
+    same = {"one": regression("first five").target, "two": regression("first five").target}
+    with pytest.warns(SamplingWarning, match="not told apart"):
+        compare_models(same, budget=SMALL, progress=False)
+
+
+def test_the_plot_and_the_file(comparison, tmp_path):
+    axes = comparison.plot(Figure().subplots())
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(labels) == 4 and labels[0].startswith(f"{comparison.best}, p = ")
+    circles = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [float(c.get_xdata()[0]) for c in circles] == comparison.to_pandas()["log_bayes_factor"].tolist()
+    hollow = doubtful().plot(Figure().subplots())
+    assert [label.get_text() for label in hollow.get_yticklabels()][2:] == [
+        "c, p = 2.6e-05 (not trusted)",
+        "d (failed)",
+    ]
+    assert [line.get_mfc() for line in hollow.lines if line.get_marker() == "o"][2] == "white"
+    comparison.to_csv(tmp_path / "models.csv")
+    assert (tmp_path / "models.csv").read_text(encoding="utf-8").splitlines()[0].startswith("model,log_evidence,")
+
+
+def test_bad_input_is_named(models):
+    with pytest.raises(SettingsError, match="at least two models"):
+        compare_models({"one": models["all ten"]})
+    with pytest.raises(SettingsError, match="model 'b' is a float"):
+        compare_models({"a": models["all ten"], "b": 1.0})
+    with pytest.raises(SettingsError, match="returned a int"):
+        compare_models({"a": lambda: 3, "b": lambda: 4}, progress=False)
+    with pytest.raises(UnknownNameError, match="did you mean 'bridge_sampling'"):
+        compare_models(models, "bridge")
+    for weights in ({"all ten": 1.0}, dict.fromkeys(models, 0.0), dict.fromkeys(models, -1.0)):
+        with pytest.raises(SettingsError, match="prior_probabilities must give each"):
+            compare_models(models, prior_probabilities=weights)
+    with pytest.raises(UnknownNameError, match="no model is called 'x'"):
+        doubtful()["x"]
+    assert list(doubtful()) == ["a", "b", "c", "d"]
