@@ -1,0 +1,246 @@
+"""Training under a constraint: the least divergence from the prior at a given quality of reconstruction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.inference.objectives.evidence_lower_bound import divergences, score_function_estimate
+from bayeskit.inference.objectives.layout import reduced
+from bayeskit.inference.objectives.objective import Draw, Objective
+from bayeskit.inference.objectives.particles import Particles
+from bayeskit.inference.objectives.sites import Site, log_density
+
+Constraint = Callable[[Particles], Tensor]
+
+
+@dataclass(frozen=True)
+class MeanSquaredError:
+    """The squared distance of an observed site from its distribution's mean is to be at most ``tolerance``.
+
+    Parameters
+    ----------
+    site : str
+    tolerance : float
+        Of the mean over the dimensions of a datum, or of the sum.
+    summed : bool, default False
+        Sum over the dimensions of a datum instead of taking the mean.
+
+    Raises
+    ------
+    SettingsError
+        If ``tolerance`` is not positive, or the model does not observe ``site``.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.objectives.constrained import MeanSquaredError
+    >>> MeanSquaredError("x", 0.1)
+    MeanSquaredError(site='x', tolerance=0.1, summed=False)
+    """
+
+    site: str
+    tolerance: float
+    summed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.tolerance > 0:
+            raise SettingsError(f"tolerance must be positive, not {self.tolerance}")
+
+    def __call__(self, particles: Particles) -> Tensor:
+        """Return the error less the tolerance, ``(K, *batch)``."""
+        site = _observed(particles, self.site)
+        error = (site["value"] - site["fn"].mean).square()
+        events = site["fn"].event_dim
+        count = math.prod(error.shape[error.dim() - events :])
+        error = error.flatten(error.dim() - events).sum(-1) if events else error
+        total = reduced(site, error, particles.layout)
+        if self.summed:
+            return total - self.tolerance
+        return total / (count * reduced(site, torch.ones_like(error), particles.layout)).clamp_min(1) - self.tolerance
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood:
+    """Minus the log density of an observed site is to be at most ``tolerance`` nats for each datum.
+
+    Parameters
+    ----------
+    site : str
+    tolerance : float
+
+    Raises
+    ------
+    SettingsError
+        If the model does not observe ``site``.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.objectives.constrained import NegativeLogLikelihood
+    >>> NegativeLogLikelihood("x", 90.0)
+    NegativeLogLikelihood(site='x', tolerance=90.0)
+    """
+
+    site: str
+    tolerance: float
+
+    def __call__(self, particles: Particles) -> Tensor:
+        """Return minus the log density less the tolerance, ``(K, *batch)``."""
+        site = _observed(particles, self.site)
+        return -reduced(site, log_density(site["fn"], site["value"]), particles.layout) - self.tolerance
+
+
+def _observed(particles: Particles, name: str) -> Site:
+    site = particles.model_sites.get(name)
+    if site is None or not site["is_observed"]:
+        names = [n for n, s in particles.model_sites.items() if s["is_observed"]]
+        raise SettingsError(f"the constraint is about site {name!r}, but the model observes {', '.join(names)}")
+    return site
+
+
+class GECO(Objective):
+    """The least divergence of guide from prior such that a constraint holds on average over the data.
+
+    The Lagrangian of ``minimise KL subject to E[C] <= 0`` has a positive multiplier, which each training step
+    multiplies by ``exp(rate * average)``, where the average is a moving one of the constraint over the steps. The
+    loss is the divergence plus the multiplier times the moving average; its gradient passes through the constraint on
+    the minibatch at hand.
+
+    Parameters
+    ----------
+    constraint : callable
+        :class:`MeanSquaredError`, :class:`NegativeLogLikelihood`, or a function that takes
+        :class:`~bayeskit.inference.objectives.particles.Particles` and returns ``C``, ``(K, *batch)``.
+    num_particles : int, default 1
+    smoothing : float, default 0.99
+        Weight of the past in the moving average, in ``[0, 1)``.
+    rate : float, default 0.01
+        How fast the multiplier grows where the constraint is violated. No step changes it by more than a factor e.
+    multiplier : float, default 1.0
+        Where it starts.
+    bounds : (float, float), default (1e-6, 1e6)
+        The multiplier stays between these.
+    analytic_kl : bool, default True
+        Use the closed form of a site's divergence where there is one.
+    max_plate_nesting, data_plate
+        As in :class:`Objective`.
+
+    Attributes
+    ----------
+    multiplier : Tensor
+        A scalar; at the optimum it says how many nats one unit of the tolerance is worth.
+    average : Tensor
+        Moving average of the constraint, a scalar; NaN before the first step.
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain.
+
+    Notes
+    -----
+    For Gaussian data of variance ``v`` in each dimension and a mean squared error of at most ``D < v``, the optimum
+    is the rate-distortion function: a divergence of ``log(v / D) / 2`` a dimension, and a multiplier of ``1 / (2 D)``
+    on the summed error, or times the number of dimensions on the mean.
+
+    References
+    ----------
+    Rezende, D. J., Viola, F. (2018). Taming VAEs. arXiv:1810.00597.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives.constrained import GECO, MeanSquaredError
+    >>> def model(x):
+    ...     with pyro.plate("data", len(x)):
+    ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    ...         pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+    >>> def guide(x):
+    ...     with pyro.plate("data", len(x)):
+    ...         pyro.sample("z", dist.Normal(x / 2, 0.5))
+    >>> objective = GECO(MeanSquaredError("x", 0.01))
+    >>> loss = objective.differentiable_loss(model, guide, torch.ones(10))
+    >>> bool(objective.multiplier > 1)  # the constraint is violated
+    True
+    """
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        num_particles: int = 1,
+        *,
+        smoothing: float = 0.99,
+        rate: float = 0.01,
+        multiplier: float = 1.0,
+        bounds: tuple[float, float] = (1e-6, 1e6),
+        analytic_kl: bool = True,
+        max_plate_nesting: int | None = None,
+        data_plate: str | None = None,
+    ) -> None:
+        super().__init__(num_particles, max_plate_nesting=max_plate_nesting, data_plate=data_plate)
+        if not callable(constraint):
+            raise SettingsError(f"constraint must be callable, such as MeanSquaredError(site, 0.1), not {constraint!r}")
+        if not 0 <= smoothing < 1:
+            raise SettingsError(f"smoothing must lie in [0, 1), not {smoothing}")
+        if not rate > 0:
+            raise SettingsError(f"rate must be positive, not {rate}")
+        if not 0 < bounds[0] <= multiplier <= bounds[1]:
+            raise SettingsError(
+                f"the multiplier must be positive and within its bounds, not {multiplier} with bounds {bounds}"
+            )
+        self.constraint, self.smoothing, self.rate, self.bounds = constraint, smoothing, rate, bounds
+        self.analytic_kl = analytic_kl
+        self.multiplier = torch.tensor(float(multiplier), dtype=torch.float64)
+        self.average = torch.tensor(math.nan, dtype=torch.float64)
+
+    def estimate(self, draw: Draw) -> Tensor:
+        """Return minus the Lagrangian of each datum, ``(*batch)``."""
+        particles = draw(self.num_particles, analytic_kl=self.analytic_kl)
+        constraint = self.constraint(particles)
+        if constraint.shape != particles.log_likelihood.shape:
+            raise ShapeError(
+                f"the constraint has shape {tuple(constraint.shape)}, not that of (particles, *data), "
+                f"{tuple(particles.log_likelihood.shape)}"
+            )
+        here = constraint.detach().mean().to(torch.float64)
+        multiplier = self.multiplier.to(here.device)
+        if torch.is_grad_enabled():
+            past = self.average.to(here.device)
+            self.average = torch.where(past.isnan(), here, self.smoothing * past + (1 - self.smoothing) * here)
+            self.multiplier = updated_multiplier(multiplier, self.average, self.rate, self.bounds)
+            constraint = constraint + (self.average - here)
+        value = -multiplier * constraint
+        for divergence in divergences(particles).values():
+            value = value - divergence
+        return score_function_estimate(value, particles.log_score)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return multiplier and moving average."""
+        return {"multiplier": self.multiplier, "average": self.average}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self.multiplier, self.average = state["multiplier"], state["average"]
+
+
+def updated_multiplier(multiplier: Tensor, average: Tensor, rate: float, bounds: tuple[float, float]) -> Tensor:
+    """Return the multiplier after a step: it grows while the constraint's average is positive.
+
+    Parameters
+    ----------
+    multiplier, average : Tensor
+        Scalars.
+    rate : float
+    bounds : (float, float)
+
+    Examples
+    --------
+    >>> import torch
+    >>> updated_multiplier(torch.tensor(2.0), torch.tensor(0.0), 0.1, (0.1, 10.0))
+    tensor(2.)
+    """
+    return (multiplier * (rate * average).clamp(-1, 1).exp()).clamp(*bounds)

@@ -1,0 +1,260 @@
+"""What every objective shares: settings, runs of guide and model, the loss as Pyro and torch want it."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pyro.infer
+import torch
+from pyro.infer.enum import get_importance_trace
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from bayeskit.errors import LossError, SettingsError
+from bayeskit.inference.objectives.gate import Gate
+from bayeskit.inference.objectives.particles import Particles, plate_nesting, run_particles, stacked
+from bayeskit.inference.objectives.sites import Compatibility, Site
+
+
+class _Options(NamedTuple):
+    detached: bool
+    path_only: bool
+    analytic_kl: bool
+
+
+class _SameSubsample(Messenger):
+    """Let all runs of a step see the minibatch that the first one drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._indices: dict[str, Tensor] = {}
+
+    def _pyro_post_sample(self, message: Any) -> None:
+        # They are drawn all the same, so that a chunk made again in the backward pass meets the same numbers.
+        if isinstance(message["fn"], _Subsample):
+            message["value"] = self._indices.setdefault(message["name"], message["value"])
+
+
+class Draw:
+    """Model, guide and data of one training step, from which an objective draws particles.
+
+    Attributes
+    ----------
+    model, guide, args, kwargs
+        What the step was called with.
+    last : Particles or None
+        The particles drawn last.
+    """
+
+    def __init__(
+        self, objective: Objective, model: Callable[..., Any], guide: Callable[..., Any], args: Any, kwargs: Any
+    ) -> None:
+        self.objective = objective
+        self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
+        self.last: Particles | None = None
+        self._subsample = _SameSubsample()
+        if math.isinf(objective.max_plate_nesting):
+            objective.max_plate_nesting = plate_nesting(model, guide, args, kwargs)
+
+    def __call__(
+        self,
+        num_particles: int,
+        *,
+        detached: bool = False,
+        path_only: bool = False,
+        analytic_kl: bool = False,
+        gate: Gate | None = None,
+    ) -> Particles:
+        """Draw particles; see :func:`~bayeskit.inference.objectives.particles.run_particles`.
+
+        Those beyond the objective's ``chunk_size`` are drawn in turn, and again in the backward pass, so that
+        memory holds one chunk.
+        """
+        options = _Options(detached, path_only, analytic_kl)
+        chunk = self.objective.chunk_size or num_particles
+        if not self.objective.vectorize_particles:
+            chunk = 1
+        sizes = [min(chunk, num_particles - start) for start in range(0, num_particles, chunk)]
+        if len(sizes) == 1:
+            self.last = self._run(num_particles, options, gate)
+            return self.last
+        gates = [None if gate is None else Gate() for _ in sizes]
+        runs = [
+            self._recomputed(size, options, part)
+            if self.objective.vectorize_particles and torch.is_grad_enabled()
+            else self._run(size, options, part)
+            for size, part in zip(sizes, gates, strict=True)
+        ]
+        if gate is not None:
+            gate.parts = [(part, size) for part, size in zip(gates, sizes, strict=True) if part is not None]
+        self.last = stacked(runs)
+        return self.last
+
+    def _run(self, num_particles: int, options: _Options, gate: Gate | None) -> Particles:
+        with self._subsample:
+            particles = run_particles(
+                self.model,
+                self.guide,
+                self.args,
+                self.kwargs,
+                num_particles=num_particles,
+                nesting=int(self.objective.max_plate_nesting),
+                **options._asdict(),
+                gate=gate,
+                data_plate=self.objective.data_plate,
+                compatibility=self.objective.compatibility,
+            )
+        self.objective.check(particles.model_sites, particles.guide_sites)
+        return particles
+
+    def _recomputed(self, num_particles: int, options: _Options, gate: Gate | None) -> Particles:
+        """Draw a chunk whose intermediate tensors are made again in the backward pass."""
+        found: list[Particles] = []
+
+        def tensors(*_: Any) -> tuple[Tensor, ...]:
+            particles = self._run(num_particles, options, gate)
+            if not found:
+                found.append(particles.without_sites())
+            return particles.tensors()
+
+        # The tensor arguments tell on which devices the random stream has to be repeated.
+        seen = [x for x in self.args if isinstance(x, Tensor)]
+        result = checkpoint(tensors, *seen, use_reentrant=False)
+        return found[0].with_tensors(result)
+
+
+class Objective(pyro.infer.ELBO):  # type: ignore[misc]
+    """A bound or divergence to train model and guide by.
+
+    Use it as ``pyro.infer.SVI(model, guide, optimizer, loss=objective)`` or as ``objective(model, guide)``, a
+    module whose call on the data returns the loss.
+
+    Parameters
+    ----------
+    num_particles : int, default 1
+        Draws from the guide for each datum.
+    max_plate_nesting : int, optional
+        Dimensions that the plates of model and guide take; found by running both once.
+    vectorize_particles : bool, default True
+        Draw all particles in one run, in a plate left of the model's own; False runs model and guide once for
+        each particle, for models that cannot be broadcast.
+    chunk_size : int, optional
+        Draw at most so many particles at a time and compute them again in the backward pass: memory no longer
+        grows with ``num_particles``, at up to twice the time.
+    data_plate : str, optional
+        Name of the plate whose items are the data. By default every plate that holds all sites does; where none
+        does, the whole data are weighed at once.
+
+    Raises
+    ------
+    SettingsError
+        If there is nothing to draw.
+    """
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        max_plate_nesting: int | None = None,
+        vectorize_particles: bool = True,
+        chunk_size: int | None = None,
+        data_plate: str | None = None,
+    ) -> None:
+        for name, value in (("num_particles", num_particles), ("chunk_size", 1 if chunk_size is None else chunk_size)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SettingsError(f"{name} must be a whole number of at least 1, not {value!r}")
+        super().__init__(num_particles=num_particles, vectorize_particles=vectorize_particles)
+        # Pyro counts the particles' plate in; here it stands apart.
+        self.max_plate_nesting = math.inf if max_plate_nesting is None else max_plate_nesting
+        self.chunk_size = chunk_size
+        self.data_plate = data_plate
+        self.compatibility = Compatibility()
+
+    @abstractmethod
+    def estimate(self, draw: Draw) -> Tensor:
+        """Return what is to be maximised, for each datum: shape ``(*batch)``.
+
+        Its value is what the loss reports, its gradient what the optimiser follows; the two may belong together
+        only in expectation.
+        """
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the objective has learnt, such as a multiplier or a baseline."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss, a scalar: minus the sum over the data, scaled up from the minibatch to all of them."""
+        return self._loss(Draw(self, model, guide, args, kwargs))
+
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """Return the loss as a number."""
+        draw = Draw(self, model, guide, args, kwargs)
+        with torch.no_grad():
+            return _checked(float(self._loss(draw)), draw)
+
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """Return the loss as a number and add its gradients to those of the parameters.
+
+        Raises
+        ------
+        LossError
+            If the loss is not finite; no gradient has been added then.
+        """
+        draw = Draw(self, model, guide, args, kwargs)
+        loss = self._loss(draw)
+        value = _checked(float(loss.detach()), draw)
+        if loss.requires_grad:
+            loss.backward(retain_graph=self.retain_graph)
+        return value
+
+    def _loss(self, draw: Draw) -> Tensor:
+        estimate = self.estimate(draw)
+        if draw.last is None:
+            raise RuntimeError(f"{type(self).__name__}.estimate drew no particles")
+        return estimate.sum() * -draw.last.scale
+
+    def check(self, model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
+        """Refuse sites that this objective cannot deal with; called for every run, all are welcome by default."""
+
+    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
+        return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
+
+
+def _checked(value: float, draw: Draw) -> float:
+    if not math.isfinite(value):
+        site = draw.last.culprit() if draw.last is not None else None
+        where = (
+            f"the log density of site {site!r} is not" if site else "its terms are, but their sum or weights are not"
+        )
+        raise LossError(
+            f"the loss is {value}: {where} finite; lower the learning rate or look at that site's parameters"
+        )
+    return value
+
+
+def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
+    """Return ``value`` with the gradient of ``surrogate``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor(2.0, requires_grad=True)
+    >>> y = with_gradient_of(torch.tensor(5.0), x.square())
+    >>> y.backward()
+    >>> y.item(), x.grad.item()
+    (5.0, 4.0)
+    """
+    return value.detach() + (surrogate - surrogate.detach())
+
+
+def log_mean_exp(log_weight: Tensor) -> Tensor:
+    """Return the log of the mean of ``exp(log_weight)`` over particles: ``(K, *batch) -> (*batch)``."""
+    return log_weight.logsumexp(0) - math.log(len(log_weight))
