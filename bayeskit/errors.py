@@ -58,6 +58,10 @@ class WorkerError(BayeskitError, RuntimeError):
     """Processes that work on tasks died, or the cluster they belong to is gone."""
 
 
+class MissingPackageError(BayeskitError, ImportError):
+    """A package that an optional part of bayeskit needs is not installed; the message names the command."""
+
+
 class OutputError(BayeskitError, OSError):
     """An output file or directory cannot be written."""
 

@@ -175,6 +175,18 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
         self.data_plate = data_plate
         self.compatibility = Compatibility()
 
+    def __call__(self, model: Any, guide: Any) -> torch.nn.Module:
+        """Return a module whose call on the data returns the loss; it has the parameters of model and guide.
+
+        Either may be a module or a method of one.
+        """
+        module: torch.nn.Module = super().__call__(model, guide)
+        owners = [getattr(role, "__self__", None) for role in (model, guide)]
+        for name, owner in zip(("model_owner", "guide_owner"), owners, strict=True):
+            if isinstance(owner, torch.nn.Module) and (name == "model_owner" or owner is not owners[0]):
+                module.add_module(name, owner)
+        return module
+
     @abstractmethod
     def estimate(self, draw: Draw) -> Tensor:
         """Return what is to be maximised, for each datum: shape ``(*batch)``.

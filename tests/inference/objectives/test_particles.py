@@ -148,8 +148,8 @@ def test_svi_and_module_take_the_same_step():
                 svi = pyro.infer.SVI(model, guide, pyro.optim.SGD({"lr": 1e-2}), loss=IWAE(4, max_plate_nesting=1))
                 loss = svi.step(DATA)
             else:
-                module = IWAE(4, max_plate_nesting=1)(Bound(pair, "model"), Bound(pair, "guide"))
-                optimizer = torch.optim.SGD({id(p): p for p in module.parameters()}.values(), lr=1e-2)
+                module = IWAE(4, max_plate_nesting=1)(pair.model, pair.guide)
+                optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
                 value = module(DATA)
                 value.backward()
                 optimizer.step()
@@ -157,15 +157,6 @@ def test_svi_and_module_take_the_same_step():
         results.append(torch.cat([pair.slope, pair.weight, torch.tensor([loss], dtype=torch.float64)]).detach())
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0][:4], torch.tensor([0.5, -0.3, 0.4, 0.7], dtype=torch.float64))
-
-
-class Bound(nn.Module):
-    def __init__(self, pair, method):
-        super().__init__()
-        self.pair, self.method = pair, method
-
-    def forward(self, x):
-        return getattr(self.pair, self.method)(x)
 
 
 def test_a_path_is_what_is_left_of_the_gradient_when_the_score_is_gone():
@@ -290,3 +281,19 @@ def test_a_guide_that_does_not_fit_is_refused(sites, message):
 def test_a_guide_inside_the_models_support_is_welcome():
     sites = {"z": dist.LogNormal(0.0, 1.0), "w": COIN}
     assert math.isfinite(IWAE(2).loss(positive, guide_with(**sites), DATA.float()))
+
+
+@pytest.mark.parametrize("options", [{"chunk_size": 2}, {"vectorize_particles": False}])
+def test_particles_drawn_in_turn_share_one_minibatch(options):
+    def model(x):
+        with pyro.plate("data", len(x), subsample_size=2) as rows:
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x[rows])
+
+    def guide(x):
+        with pyro.plate("data", len(x), subsample_size=2) as rows:
+            pyro.sample("z", dist.Normal(x[rows] / 2, 0.5**0.5))
+
+    # At the exact posterior every weight of a datum is its marginal likelihood.
+    log_weight = Draw(IWAE(6, **options), model, guide, (DATA.float(),), {})(6).log_weight
+    assert torch.allclose(log_weight, log_weight[:1].expand(6, 2), atol=1e-5)

@@ -1,0 +1,222 @@
+"""Likelihoods: how a decoder's outputs become a distribution of data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+from bayeskit.errors import DataError, SettingsError
+from bayeskit.models.vae.distributions import DiscretizedLogistic as _DiscretizedLogistic
+
+
+def independent(base: Any, event_dim: int) -> Any:
+    """Join the rightmost ``event_dim`` dimensions to one event, without looking at values: models check their data."""
+    return dist.Independent(base, event_dim, validate_args=False)
+
+
+class Likelihood(nn.Module):
+    """Distribution of the entries of a datum, independent given the decoder's outputs.
+
+    Attributes
+    ----------
+    num_parameters : int
+        Numbers that the decoder puts out for each entry. They stand along the first dimension of a datum: for data
+        of shape ``(D,)`` outputs have shape ``(*batch, num_parameters * D)``, for images ``(C, H, W)`` they have
+        shape ``(*batch, num_parameters * C, H, W)``.
+    """
+
+    num_parameters: int = 1
+
+    @abstractmethod
+    def entries(self, *parameters: Tensor) -> Any:
+        """Return the distribution of each entry, from ``num_parameters`` tensors of shape ``(*batch, *data)``."""
+
+    @abstractmethod
+    def check(self, x: Tensor) -> None:
+        """Raise a ``DataError`` if ``x`` has values that cannot occur."""
+
+    def forward(self, outputs: Tensor, event_dim: int) -> Any:
+        """Return the distribution of data with ``event_dim`` dimensions, given a decoder's outputs."""
+        parameters = (outputs,) if self.num_parameters == 1 else outputs.chunk(self.num_parameters, -event_dim)
+        return independent(self.entries(*parameters), event_dim)
+
+
+class Bernoulli(Likelihood):
+    """Binary entries; intensities between zero and one are taken as probabilities of a one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Bernoulli()(torch.zeros(5, 784), event_dim=1).event_shape
+    torch.Size([784])
+    """
+
+    def entries(self, *parameters: Tensor) -> Any:
+        """Return Bernoulli distributions with ``parameters[0]`` as logits."""
+        return dist.Bernoulli(logits=parameters[0], validate_args=False)
+
+    def check(self, x: Tensor) -> None:
+        """Raise a ``DataError`` unless all values lie in ``[0, 1]``."""
+        check_unit_interval(x, "a Bernoulli likelihood")
+
+
+class Gaussian(Likelihood):
+    """Real entries with one standard deviation for all.
+
+    Parameters
+    ----------
+    scale : float, default 1.0
+        The standard deviation, or where it starts.
+    learn : bool, default True
+        Whether it is a parameter.
+
+    Raises
+    ------
+    SettingsError
+        If ``scale`` is not positive.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Gaussian(0.1, learn=False)(torch.zeros(2, 3), event_dim=1).variance[0]
+    tensor([0.0100, 0.0100, 0.0100])
+    """
+
+    log_scale: Tensor
+
+    def __init__(self, scale: float = 1.0, *, learn: bool = True) -> None:
+        super().__init__()
+        if not scale > 0:
+            raise SettingsError(f"scale must be positive, not {scale}")
+        value = torch.tensor(float(scale)).log()
+        if learn:
+            self.log_scale = nn.Parameter(value)
+        else:
+            self.register_buffer("log_scale", value)
+
+    def entries(self, *parameters: Tensor) -> Any:
+        """Return normal distributions with mean ``parameters[0]``."""
+        return dist.Normal(parameters[0], self.log_scale.exp(), validate_args=False)
+
+    def check(self, x: Tensor) -> None:
+        """Raise a ``DataError`` unless all values are finite."""
+        check_finite(x)
+
+
+class HeteroscedasticGaussian(Likelihood):
+    """Real entries whose mean and log standard deviation the decoder puts out.
+
+    Parameters
+    ----------
+    smallest_scale : float, default 1e-3
+        Added to the standard deviation: without it the likelihood of a datum that is met exactly has no bound.
+
+    Raises
+    ------
+    SettingsError
+        If ``smallest_scale`` is not positive.
+
+    References
+    ----------
+    Mattei, P.-A., Frellsen, J. (2018). Leveraging the exact likelihood of deep latent variable models. NeurIPS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> HeteroscedasticGaussian()(torch.zeros(5, 6), event_dim=1).event_shape
+    torch.Size([3])
+    """
+
+    num_parameters = 2
+
+    def __init__(self, smallest_scale: float = 1e-3) -> None:
+        super().__init__()
+        if not smallest_scale > 0:
+            raise SettingsError(f"smallest_scale must be positive, not {smallest_scale}")
+        self.smallest_scale = smallest_scale
+
+    def entries(self, *parameters: Tensor) -> Any:
+        """Return normal distributions with means and log scales ``parameters``."""
+        loc, log_scale = parameters
+        return dist.Normal(loc, log_scale.exp() + self.smallest_scale, validate_args=False)
+
+    def check(self, x: Tensor) -> None:
+        """Raise a ``DataError`` unless all values are finite."""
+        check_finite(x)
+
+
+class DiscretizedLogistic(Likelihood):
+    """Entries on equally spaced levels in ``[0, 1]``, such as eight-bit pixels divided by 255.
+
+    Parameters
+    ----------
+    num_levels : int, default 256
+    num_components : int, default 1
+        More than one: a mixture for each entry.
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than two levels or no component.
+
+    References
+    ----------
+    Salimans, T., Karpathy, A., Chen, X., Kingma, D. P. (2017). PixelCNN++: improving the PixelCNN with discretized
+    logistic mixture likelihood and other modifications. ICLR.
+
+    Examples
+    --------
+    >>> import torch
+    >>> DiscretizedLogistic(num_components=5).num_parameters
+    15
+    """
+
+    def __init__(self, num_levels: int = 256, num_components: int = 1) -> None:
+        super().__init__()
+        if num_levels < 2:
+            raise SettingsError(f"num_levels must be at least 2, not {num_levels}")
+        if num_components < 1:
+            raise SettingsError(f"num_components must be at least 1, not {num_components}")
+        self.num_levels, self.num_components = num_levels, num_components
+        self.num_parameters = 2 if num_components == 1 else 3 * num_components
+
+    def entries(self, *parameters: Tensor) -> Any:
+        """Return rounded logistic distributions; parameters are locations, log scales and, of mixtures, logits."""
+        if self.num_components == 1:
+            loc, log_scale = parameters
+            return _DiscretizedLogistic(loc, log_scale, num_levels=self.num_levels)
+        loc, log_scale, logits = torch.stack(parameters, -1).chunk(3, -1)
+        return _DiscretizedLogistic(loc, log_scale, logits, self.num_levels)
+
+    def check(self, x: Tensor) -> None:
+        """Raise a ``DataError`` unless all values are levels."""
+        check_unit_interval(x, "a discretised likelihood")
+        scaled = x * (self.num_levels - 1)
+        if bool(((scaled - scaled.round()).abs() > 1e-3).any()):
+            raise DataError(
+                f"values lie between the {self.num_levels} levels 0, 1/{self.num_levels - 1}, ..., 1; round them, "
+                "or set num_levels to the number that the data have"
+            )
+
+
+def check_unit_interval(x: Tensor, where: str) -> None:
+    """Raise a ``DataError`` unless all values lie in ``[0, 1]``."""
+    if not bool(((x >= 0) & (x <= 1)).all()):
+        check_finite(x)
+        raise DataError(
+            f"values of x range from {float(x.min()):.4g} to {float(x.max()):.4g}, but {where} needs them in [0, 1]; "
+            "divide by the largest possible intensity, or take a Gaussian likelihood"
+        )
+
+
+def check_finite(x: Tensor) -> None:
+    """Raise a ``DataError`` unless all values are finite."""
+    if not bool(x.isfinite().all()):
+        count = int((~x.isfinite()).sum())
+        raise DataError(
+            f"x has {count} values that are not finite; take out their rows, or mark them as missing by MissingDataVAE"
+        )
