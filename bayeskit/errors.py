@@ -91,7 +91,7 @@ class SlowModelWarning(BayeskitWarning):
 
 
 class CompilationWarning(BayeskitWarning):
-    """The density could not be compiled; the traced graph is used instead."""
+    """A density or network could not be compiled; it runs as it was traced or written."""
 
 
 class InitializationWarning(BayeskitWarning):

@@ -5,6 +5,7 @@ from bayeskit.inference.objectives.constrained import GECO, MeanSquaredError, Ne
 from bayeskit.inference.objectives.doubly_reparameterized import DReG
 from bayeskit.inference.objectives.evidence_lower_bound import ELBO, infomax_weight
 from bayeskit.inference.objectives.importance_weighted import IWAE
+from bayeskit.inference.objectives.info_vae import InfoVAE
 from bayeskit.inference.objectives.objective import Objective
 from bayeskit.inference.objectives.renyi import Renyi
 from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep
@@ -26,6 +27,7 @@ __all__ = [
     "DReG",
     "EqualMoments",
     "GeometricTail",
+    "InfoVAE",
     "Linear",
     "LogUniform",
     "MeanSquaredError",

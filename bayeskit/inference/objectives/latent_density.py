@@ -162,9 +162,9 @@ class LatentDensity:
             The plate whose items are the data; by default every plate that holds all sites.
         initial : {"prior", "guide"}, default "prior"
         """
-        arguments = dict(kwargs or {})
+        arguments, compatibility = dict(kwargs or {}), Compatibility()
         if nesting is None:
-            nesting = plate_nesting(model, guide, args, arguments)
+            nesting = plate_nesting(model, guide, args, arguments, compatibility)
         with SubsampleIndices() as indices:
             particles = run_particles(
                 model,
@@ -174,7 +174,7 @@ class LatentDensity:
                 num_particles=num_particles,
                 nesting=nesting,
                 data_plate=data_plate,
-                compatibility=Compatibility(),
+                compatibility=compatibility,
             )
         return cls(model, guide, args, arguments, particles, indices.values, initial=initial)
 

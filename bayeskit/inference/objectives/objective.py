@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pyro.infer
 import torch
+from pyro.infer.elbo import ELBOModule
 from pyro.infer.enum import get_importance_trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -59,7 +60,7 @@ class Draw:
         self.last: Particles | None = None
         self._subsample = _SameSubsample()
         if math.isinf(objective.max_plate_nesting):
-            objective.max_plate_nesting = plate_nesting(model, guide, args, kwargs)
+            objective.max_plate_nesting = plate_nesting(model, guide, args, kwargs, objective.compatibility)
 
     def __call__(
         self,
@@ -175,12 +176,12 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
         self.data_plate = data_plate
         self.compatibility = Compatibility()
 
-    def __call__(self, model: Any, guide: Any) -> torch.nn.Module:
+    def __call__(self, model: Any, guide: Any) -> ELBOModule:
         """Return a module whose call on the data returns the loss; it has the parameters of model and guide.
 
         Either may be a module or a method of one.
         """
-        module: torch.nn.Module = super().__call__(model, guide)
+        module: ELBOModule = super().__call__(model, guide)
         owners = [getattr(role, "__self__", None) for role in (model, guide)]
         for name, owner in zip(("model_owner", "guide_owner"), owners, strict=True):
             if isinstance(owner, torch.nn.Module) and (name == "model_owner" or owner is not owners[0]):

@@ -160,11 +160,19 @@ class _Detached(Messenger):
             message["value"] = message["value"].detach()
 
 
-def plate_nesting(model: Callable[..., Any], guide: Callable[..., Any], args: Any, kwargs: Any) -> int:
+def plate_nesting(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    compatibility: Compatibility | None = None,
+) -> int:
     """Return how many dimensions the plates of model and guide take, by running both once."""
     with poutine.block(), torch.random.fork_rng(devices=[]), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+        drawn: dict[str, Any] = {n: s["value"] for n, s in guide_trace.nodes.items() if s["type"] == "sample"}
+        replayed = _Values(guide_trace.nodes, drawn, compatibility)(model)
+        model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
     frames = [
         frame
         for trace in (guide_trace, model_trace)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.errors import DataError, MissingPackageError, SettingsError, ShapeError
 from bayeskit.models.vae import (
     binarize,
     convolutional_vae,

@@ -1,0 +1,153 @@
+"""What is trained: model, guide and objective as one module whose call returns the loss."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor, nn
+
+from bayeskit.errors import LossError, SettingsError
+from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.training.batches import Batch
+from bayeskit.inference.training.networks import named_modules, owner
+
+
+class Learner(nn.Module):
+    """The loss of model and guide as a function of a minibatch, and everything that it depends on.
+
+    Belongs into a scope of Pyro's parameter store that was empty before.
+
+    Parameters
+    ----------
+    model, guide : callable
+    objective : pyro.infer.ELBO
+    first : Batch
+        Model and guide run on it once, so that guides make their parameters.
+
+    Attributes
+    ----------
+    whole : int or None
+        Number of items to which a plate of the model scales minibatches up; None where none does.
+    has_global_latents : bool
+        Whether a latent variable of the model stands outside every plate.
+
+    Raises
+    ------
+    SettingsError
+        If ``objective`` is no objective, or there is nothing to train.
+    """
+
+    def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], objective: Any, first: Batch) -> None:
+        super().__init__()
+        if not hasattr(objective, "differentiable_loss"):
+            raise SettingsError(
+                f"objective must be one of bayeskit.inference.objectives or a pyro.infer.ELBO, not {objective!r:.80}"
+            )
+        self._call = (model, guide, objective)
+        self.model, self.guide = owner(model), owner(guide)
+        before, learnt = self.copied_buffers(), self.learnt()
+        with torch.no_grad():
+            self(*first.args, **first.kwargs)
+        self.load_buffers(before)
+        self.load_learnt(learnt)
+        self.whole, self.has_global_latents = self._plates(first)
+        if not self.trained():
+            raise SettingsError(
+                "model and guide have no parameters to train; use modules, pyro.module or pyro.param, and check "
+                "requires_grad"
+            )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss of a minibatch."""
+        model, guide, objective = self._call
+        loss: Tensor = objective.differentiable_loss(model, guide, *args, **kwargs)
+        return loss
+
+    def num_data(self, batch: Batch) -> int:
+        """Return how many data the loss of ``batch`` is the loss of."""
+        return batch.num_items if self.whole is None else self.whole
+
+    def culprit(self, batch: Batch) -> str:
+        """Say which site makes the loss of ``batch`` non-finite."""
+        model, guide, objective = self._call
+        if isinstance(objective, Objective):
+            try:
+                objective.loss(model, guide, *batch.args, **batch.kwargs)
+            except LossError as error:
+                return str(error)
+        return "the loss or its gradient is not finite; lower the learning rate or clip the gradient"
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return all parameters by name: those of modules, then those of Pyro's store."""
+        found: dict[str, Tensor] = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        known = {id(p) for p in self.parameters()}
+        for name, parameter in pyro.get_param_store().named_parameters():
+            if id(parameter) not in known and parameter.requires_grad:
+                found[f"store.{name}"] = parameter
+        return found
+
+    def buffers_by_name(self) -> dict[str, Tensor]:
+        """Return what modules remember besides parameters, such as running means."""
+        found = dict(self.named_buffers())
+        for function in self._call[:2]:
+            for name, module in named_modules(function).items():
+                found |= {f"function.{name}.{key}": value for key, value in module.named_buffers()}
+        return found
+
+    def copied_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the buffers."""
+        return {name: buffer.clone() for name, buffer in self.buffers_by_name().items()}
+
+    def load_buffers(self, state: Mapping[str, Tensor]) -> None:
+        """Write into the buffers; those that ``state`` does not name stay."""
+        _write(self.buffers_by_name(), state)
+
+    def load_trained(self, state: Mapping[str, Tensor]) -> None:
+        """Write into the parameters."""
+        _write(self.trained(), state)
+
+    def learnt(self) -> dict[str, Tensor]:
+        """Return a copy of what the objective has learnt."""
+        objective = self._call[2]
+        state = objective.state_dict() if isinstance(objective, Objective) else {}
+        return {name: value.clone() for name, value in state.items()}
+
+    def load_learnt(self, state: Mapping[str, Tensor]) -> None:
+        """Give back to the objective what :meth:`learnt` returned."""
+        objective = self._call[2]
+        if isinstance(objective, Objective):
+            objective.load_state_dict(state)
+
+    def all_modules(self) -> list[nn.Module]:
+        """Return every module that model and guide are made of."""
+        around = [m for function in self._call[:2] for part in named_modules(function).values() for m in part.modules()]
+        return [*self.modules(), *around]
+
+    def fingerprint(self) -> str:
+        """Return a digest of names, shapes and types of parameters and buffers."""
+        tensors = {**self.trained(), **self.buffers_by_name()}
+        lines = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in tensors.items()]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def _plates(self, batch: Batch) -> tuple[int | None, bool]:
+        model, guide, _ = self._call
+        with poutine.block(), torch.no_grad():
+            drawn = poutine.trace(guide).get_trace(*batch.args, **batch.kwargs)
+            trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch.args, **batch.kwargs)
+        sites = [s for s in prune_subsample_sites(trace).nodes.values() if s["type"] == "sample"]
+        frames = [f for s in sites for f in s["cond_indep_stack"]]
+        whole = max((f.full_size for f in frames if f.full_size and f.full_size > f.size), default=None)
+        return whole, any(not s["cond_indep_stack"] for s in sites if not s["is_observed"])
+
+
+def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, target in targets.items():
+            if name in values:
+                target.copy_(values[name])

@@ -1,0 +1,409 @@
+"""Steps, epochs, checkpoints and endings of a training run."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from bayeskit._interruption import watching
+from bayeskit._progress import progress_bar
+from bayeskit._torch import global_stream, new_generator, validation_kept
+from bayeskit.distributed import Ranks
+from bayeskit.errors import (
+    BayeskitWarning,
+    CompilationWarning,
+    DataError,
+    LossError,
+    OutputError,
+    SamplingWarning,
+    SettingsError,
+)
+from bayeskit.inference.samplers.driver import nothing_done, say_early
+from bayeskit.inference.training.batches import Batch, Batches, Columns, as_batches
+from bayeskit.inference.training.checkpoint import read_checkpoint, write_checkpoint
+from bayeskit.inference.training.history import Good, History, Moment, Outcome, Plan
+from bayeskit.inference.training.learner import Learner
+from bayeskit.inference.training.networks import compiled, mixed, networks, replaced_forward
+from bayeskit.inference.training.result import Ending
+
+
+def train(
+    model: Callable[..., Any], guide: Callable[..., Any], objective: Any, data: Any, validation: Any, plan: Plan
+) -> Outcome:
+    """Run to the end; see :func:`~bayeskit.inference.training.fit`."""
+    batches = as_batches(data, plan.batch_size, plan.ranks, plan.seed)
+    held_out = _held_out(validation, plan)
+    first = next(batches.epoch(0), None)
+    if first is None:
+        raise DataError("the data have no batches")
+    if plan.on_ranks_device:
+        first = first.to(plan.ranks.device)
+    with global_stream(new_generator(plan.seed, stream="first parameters")):
+        learner = Learner(model, guide, objective, first)
+    count = batches.num_batches()
+    if learner.has_global_latents and learner.whole is None and count is not None and count > 1:
+        warnings.warn(
+            "a latent variable stands outside every plate, and no plate scales minibatches up, so that its prior "
+            'counts anew in each of them; write pyro.plate("data", size, subsample_size=len(x)) in the model',
+            BayeskitWarning,
+            stacklevel=3,
+        )
+    with ExitStack() as stack:
+        if plan.precision == "bfloat16":
+            found = networks(model, guide)
+            stack.enter_context(replaced_forward(found, partial(mixed, dtype=torch.bfloat16)))
+        if plan.compile:
+            chosen = networks(model, guide) if isinstance(plan.compile, bool) else list(plan.compile)
+            stack.enter_context(_compiled(learner, chosen, first, plan.seed))
+        return _Run(learner, objective, batches, held_out, plan).run()
+
+
+def _held_out(validation: Any, plan: Plan) -> Batches | None:
+    """Return the validation data; every process evaluates all of them."""
+    if validation is None:
+        return None
+    whole = as_batches(validation, None, Ranks(), plan.seed)
+    if plan.batch_size is None or not isinstance(whole, Columns) or plan.batch_size >= whole.num_items:
+        return whole
+    return as_batches(validation, plan.batch_size, Ranks(), plan.seed)
+
+
+def _compiled(learner: Learner, modules: list[nn.Module], first: Batch, seed: int) -> ExitStack:
+    """Compile ``modules`` and try them; where that fails, say so and leave them as they were."""
+    stack = ExitStack()
+    if not modules:
+        warnings.warn(
+            "found no networks to compile in model and guide; name them, compile=[encoder, decoder]",
+            CompilationWarning,
+            stacklevel=5,
+        )
+        return stack
+    before, learnt = learner.copied_buffers(), learner.learnt()
+    try:
+        stream = global_stream(new_generator(seed, stream="compilation"))
+        with warnings.catch_warnings(), stream, validation_kept():
+            warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
+            stack.enter_context(replaced_forward(modules, compiled))
+            learner(*first.args, **first.kwargs).backward()
+    except Exception as error:  # whatever a compiler can raise
+        stack.close()
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(
+            f"the networks could not be compiled ({reason[0]}); training goes on without",
+            CompilationWarning,
+            stacklevel=5,
+        )
+    for parameter in learner.trained().values():
+        parameter.grad = None
+    learner.load_buffers(before)
+    learner.load_learnt(learnt)
+    return stack
+
+
+class _Run:
+    def __init__(
+        self, learner: Learner, objective: Any, batches: Batches, held_out: Batches | None, plan: Plan
+    ) -> None:
+        self.learner, self.batches, self.held_out, self.plan = learner, batches, held_out, plan
+        self.ranks, self.control = plan.ranks, plan.control
+        self.parameters = learner.trained()
+        self.generator = self.ranks.generator(plan.seed, shared=learner.has_global_latents)
+        self.optimizer = _optimizer(plan.optimizer, list(self.parameters.values()))
+        self.scheduler = None if plan.schedule is None else plan.schedule(self.optimizer)
+        if self.ranks.world_size > 1 and any(name.startswith("store.") for name in self.parameters):
+            raise SettingsError("several processes train modules only; put what pyro.param makes into a PyroModule")
+        self.module = self.ranks.wrap(learner) if self.ranks.world_size > 1 else learner
+        self.history = History()
+        self.good = Good({}, {}, {})
+        self.best: dict[str, Tensor] = {}
+        self.source: Iterator[Batch] = iter(())
+        self.settings = self._settings(objective)
+        self.earlier = 0.0  # seconds of the parts before this one
+        self.agreed: Ending | None = None
+        self.last_save = -math.inf
+
+    def run(self) -> Outcome:
+        self.begin = time.monotonic()
+        path = self.control.checkpoint
+        if path is not None and Path(path).exists():
+            self._load(read_checkpoint(path, self.settings))
+            self.last_save = self.begin
+        self.source = self.batches.epoch(self.history.num_epochs, self.history.steps_of_epoch)
+        first, count = self.history.num_steps, self.batches.num_batches()
+        total = self.plan.num_steps
+        if self.plan.num_epochs is not None:
+            total = None if count is None else count * self.plan.num_epochs
+        with (
+            watching(self.control.time_budget) as self.watch,
+            progress_bar("training", total, self.control.progress and self.ranks.rank == 0) as bar,
+        ):
+            while (ending := self._ending()) is None:
+                self._advance()
+                if bar.due(done := self.history.num_steps):
+                    speed = (done - first) / (time.monotonic() - self.begin)
+                    recent = self.history.losses[-100:]
+                    bar.update(done, f"loss {math.fsum(recent) / len(recent):.6g}, {speed:.3g} steps/s")
+        if not self.history.losses:
+            raise nothing_done(ending, self.control, "before the first step")  # type: ignore[arg-type]
+        if self.history.num_steps > first:
+            self._save_last()
+        seconds = self._seconds()
+        restored = self.plan.patience is not None and bool(self.best)
+        if restored:
+            self._restore_best()
+        say_early(ending, self.control, "training", f"after {self.history.num_steps} steps", stacklevel=5)  # type: ignore[arg-type]
+        parameters = {name: p.detach().clone() for name, p in self.parameters.items()}
+        return Outcome(self.history, parameters, ending, self.history.best_epoch if restored else None, seconds)
+
+    def _ending(self) -> Ending | None:
+        history, plan = self.history, self.plan
+        if plan.num_steps is not None and history.num_steps >= plan.num_steps:
+            return "finished"
+        if plan.num_epochs is not None and history.num_epochs >= plan.num_epochs:
+            return "finished"
+        if plan.patience is not None and history.num_epochs:
+            best = -1 if history.best_epoch is None else history.best_epoch
+            if history.num_epochs - 1 - best >= plan.patience:
+                return "early stopping"
+        return self.agreed if self.ranks.world_size > 1 else self.watch.reason()
+
+    def _advance(self) -> None:
+        """Take a step and, where it was the last of an epoch, end that."""
+        batch = next(self.source, None)
+        if batch is not None:
+            self._step(batch.to(self.ranks.device) if self.plan.on_ranks_device else batch)
+            count = self.batches.num_batches()
+            if count is None or self.history.steps_of_epoch < count:
+                return
+        elif self.history.steps_of_epoch == 0:
+            raise DataError("the data have no batches in this epoch")
+        self._end_epoch()
+        self.source = self.batches.epoch(self.history.num_epochs)
+
+    def _step(self, batch: Batch) -> None:
+        learner = self.learner
+        before = Moment(self.generator.get_state(), learner.learnt(), learner.copied_buffers())
+        self.optimizer.zero_grad()
+        with global_stream(self.generator):
+            loss = self.module(*batch.args, **batch.kwargs) / learner.num_data(batch)
+            value, due = self._agree(float(loss.detach()))
+            if math.isfinite(value) and loss.requires_grad:
+                loss.backward()
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients) if gradients else loss.new_zeros(())
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            self._fail(batch, before)
+        self._remember_good(before)
+        if due:
+            self._save(before)
+        if self.plan.gradient_clipping is not None and gradients:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.plan.gradient_clipping, norm)
+        self.optimizer.step()
+        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+        self.history.losses.append(value)
+
+    def _remember_good(self, moment: Moment) -> None:
+        copies = self.good.parameters or {n: torch.empty_like(p) for n, p in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            copies[name].copy_(parameter.detach())
+        self.good = Good(copies, moment.learnt, moment.buffers)
+
+    def _agree(self, loss: float) -> tuple[float, bool]:
+        """Return the loss, and whether to write a checkpoint: the same on all processes."""
+        due = self.control.checkpoint is not None and (
+            time.monotonic() - self.last_save >= self.control.checkpoint_seconds
+        )
+        if self.ranks.world_size == 1:
+            return loss, due
+        reason = self.watch.reason()
+        facts = [loss, reason == "interrupted", reason == "time budget", due and self.ranks.rank == 0]
+        shared = torch.tensor(facts, dtype=torch.float64, device=self.ranks.device)
+        dist.all_reduce(shared)
+        total, interrupted, out_of_time, save = shared.tolist()
+        self.agreed = "interrupted" if interrupted else "time budget" if out_of_time else None
+        self._share_learnt()
+        return total / self.ranks.world_size, bool(save)
+
+    def _share_learnt(self) -> None:
+        """Let what the objective learns be the mean over the processes."""
+        learnt = self.learner.learnt()
+        for name, value in learnt.items():
+            if value.is_floating_point():
+                learnt[name] = self._mean(value)
+        self.learner.load_learnt(learnt)
+
+    def _mean(self, value: Tensor) -> Tensor:
+        shared = value.to(self.ranks.device, copy=True)
+        dist.all_reduce(shared)
+        return (shared / self.ranks.world_size).to(value.device)
+
+    def _fail(self, batch: Batch, before: Moment) -> None:
+        """Say which site is to blame, and go back to the last parameters whose loss was finite."""
+        self._restore(before)
+        stream = torch.Generator()
+        stream.set_state(before.stream)
+        with global_stream(stream):
+            reason = self.learner.culprit(batch)
+        self.learner.load_trained(self.good.parameters)
+        self.learner.load_learnt(self.good.learnt)
+        self.learner.load_buffers(self.good.buffers)
+        number = self.history.num_steps
+        kept = "" if number == 0 else f"; the parameters of step {number - 1} are restored"
+        raise LossError(f"step {number} in epoch {self.history.num_epochs}: {reason}{kept}")
+
+    def _restore(self, moment: Moment) -> None:
+        self.learner.load_learnt(moment.learnt)
+        self.learner.load_buffers(moment.buffers)
+
+    def _end_epoch(self) -> None:
+        history = self.history
+        history.epoch_ends.append(history.num_steps)
+        if self.held_out is not None:
+            history.validation.append(loss := self._validation_loss(self.held_out))
+            if history.best_epoch is None or not loss >= history.validation[history.best_epoch]:
+                if not math.isnan(loss):
+                    history.best_epoch = history.num_epochs - 1
+                    self._remember_best()
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(history.validation[-1] if history.validation else history.epoch_losses()[-1])
+
+    def _validation_loss(self, batches: Batches) -> float:
+        """Return the mean loss of the validation data, always with the same random numbers."""
+        modes = [(module, module.training) for module in self.learner.all_modules()]
+        for module, _ in modes:
+            module.training = False
+        total, items = 0.0, 0
+        try:
+            with torch.no_grad(), global_stream(new_generator(self.plan.seed, stream="validation")):
+                for batch in batches.all():
+                    here = batch.to(self.ranks.device) if self.plan.on_ranks_device else batch
+                    loss = self.learner(*here.args, **here.kwargs) / self.learner.num_data(here)
+                    total += float(loss) * here.num_items
+                    items += here.num_items
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        mean = total / items
+        return mean if self.ranks.world_size == 1 else float(self._mean(torch.tensor(mean, dtype=torch.float64)))
+
+    def _remember_best(self) -> None:
+        if self.plan.patience is not None:
+            tensors = {f"parameter.{n}": p.detach().clone() for n, p in self.parameters.items()}
+            self.best = tensors | {f"buffer.{n}": b for n, b in self.learner.copied_buffers().items()}
+
+    def _restore_best(self) -> None:
+        for prefix, load in (("parameter.", self.learner.load_trained), ("buffer.", self.learner.load_buffers)):
+            load({n.removeprefix(prefix): x for n, x in self.best.items() if n.startswith(prefix)})
+
+    def _seconds(self) -> float:
+        return self.earlier + time.monotonic() - self.begin
+
+    def _save_last(self) -> None:
+        if self.control.checkpoint is None:
+            return
+        try:
+            self._save(Moment(self.generator.get_state(), self.learner.learnt(), self.learner.copied_buffers()))
+        except OutputError as error:
+            # The work is done; it must not be lost for want of a place to keep it.
+            warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=5)
+
+    def _save(self, moment: Moment) -> None:
+        """Write the state as it was at ``moment``, before the step under way; all processes take part."""
+        streams = [moment.stream]
+        if self.ranks.world_size > 1:
+            mine = moment.stream.to(self.ranks.device)
+            shared = [torch.empty_like(mine) for _ in range(self.ranks.world_size)]
+            dist.all_gather(shared, mine)
+            streams = [stream.cpu() for stream in shared]
+        self.last_save = time.monotonic()
+        if self.ranks.rank > 0 or self.control.checkpoint is None:
+            return
+        history = self.history
+        state = {
+            "losses": torch.tensor(history.losses, dtype=torch.float64),
+            "validation": torch.tensor(history.validation, dtype=torch.float64),
+            "epoch_ends": history.epoch_ends,
+            "best_epoch": history.best_epoch,
+            "seconds": self._seconds(),
+            "streams": streams,
+            "parameters": self.parameters,
+            "buffers": moment.buffers,
+            "learnt": moment.learnt,
+            "best": self.best,
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.scheduler is None else self.scheduler.state_dict(),
+        }
+        write_checkpoint(self.control.checkpoint, self.settings, state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.history = History(
+            state["losses"].tolist(), state["epoch_ends"], state["validation"].tolist(), state["best_epoch"]
+        )
+        self.earlier, self.best = state["seconds"], state["best"]
+        self.generator.set_state(state["streams"][self.ranks.rank])
+        self.learner.load_trained(state["parameters"])
+        self.learner.load_buffers(state["buffers"])
+        self.learner.load_learnt(state["learnt"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            now = self.scheduler.state_dict()
+            # A counter, for one, comes back as a plain mapping.
+            kept = {n: type(now[n])(v) if isinstance(v, dict) else v for n, v in state["schedule"].items()}
+            self.scheduler.load_state_dict(kept)
+
+    def _settings(self, objective: Any) -> dict[str, Any]:
+        """Return what must agree between a checkpoint and the run that resumes it."""
+        if self.control.checkpoint is None:
+            return {}
+        plain, learnt = (bool, int, float, str, type(None)), self.learner.learnt()
+        chosen = {n: v for n, v in vars(objective).items() if isinstance(v, plain) and n not in learnt and n[0] != "_"}
+        defaults = {n: v for n, v in self.optimizer.defaults.items() if isinstance(v, (*plain, tuple))}
+        plan = self.plan
+        settings = {
+            "model": self.learner.fingerprint(),
+            "data": self.batches.fingerprint(),
+            "objective": [type(objective).__name__, chosen],
+            "optimizer": [type(self.optimizer).__name__, defaults],
+            "schedule": type(self.scheduler).__name__,
+            "batch_size": plan.batch_size,
+            "gradient_clipping": plan.gradient_clipping,
+            "patience": plan.patience,
+            "validation": None if self.held_out is None else self.held_out.fingerprint(),
+            "seed": plan.seed,
+            "compile": bool(plan.compile),
+            "precision": plan.precision,
+            "processes": self.ranks.world_size,
+            "torch": torch.__version__,
+            "device": next(iter(self.parameters.values())).device.type,
+        }
+        settings_as_read: dict[str, Any] = json.loads(json.dumps(settings))
+        return settings_as_read
+
+
+def _optimizer(make: Callable[[list[Tensor]], Any], parameters: list[Tensor]) -> torch.optim.Optimizer:
+    try:
+        optimizer = make(parameters)
+    except (AssertionError, AttributeError, TypeError) as error:
+        raise SettingsError(
+            f"optimizer={make!r:.80} does not make a torch optimiser of a list of parameters ({error}); give a class "
+            "of torch.optim, or functools.partial of it with its settings"
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        raise SettingsError(
+            "optimizer must make a torch optimiser of a list of parameters, one that needs no closure, such as "
+            f"functools.partial(torch.optim.Adam, lr=1e-3), not {type(optimizer).__name__}"
+        )
+    return optimizer

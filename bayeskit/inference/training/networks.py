@@ -1,0 +1,106 @@
+"""Networks inside a model or guide: found, compiled, and computed in fewer digits."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from bayeskit._torch import validation_kept
+
+
+def owner(function: Any) -> nn.Module | None:
+    """Return the module that a model or guide is, or is a method of."""
+    found = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def named_modules(function: Any) -> dict[str, nn.Module]:
+    """Return the modules that a plain function reads from around itself."""
+    if owner(function) is not None or not inspect.isfunction(function):
+        return {}
+    around = inspect.getclosurevars(function)
+    return {n: v for n, v in {**around.globals, **around.nonlocals}.items() if isinstance(v, nn.Module)}
+
+
+def networks(*functions: Any) -> list[nn.Module]:
+    """Return the largest modules inside models and guides that know nothing of Pyro.
+
+    Parameters
+    ----------
+    *functions
+        Models and guides: modules, their methods, or functions that read modules from around themselves.
+
+    Examples
+    --------
+    >>> import torch
+    >>> encoder = torch.nn.Linear(2, 1)
+    >>> def guide(x):
+    ...     return encoder(x)
+    >>> networks(guide)
+    [Linear(in_features=2, out_features=1, bias=True)]
+    """
+    found: dict[int, nn.Module] = {}
+    for function in functions:
+        whole = owner(function)
+        parts = list(named_modules(function).values()) if whole is None else list(whole.children())
+        for part in parts:
+            for network in _plain(part):
+                found[id(network)] = network
+    return list(found.values())
+
+
+def _plain(module: nn.Module) -> Iterator[nn.Module]:
+    container = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    if not container and not any(isinstance(part, PyroModule) for part in module.modules()):
+        if any(True for _ in module.parameters()):
+            yield module
+        return
+    for child in module.children():
+        yield from _plain(child)
+
+
+@contextmanager
+def replaced_forward(modules: Sequence[nn.Module], wrap: Callable[[nn.Module], Callable[..., Any]]) -> Iterator[None]:
+    """Let each module compute by ``wrap(module)`` for a while."""
+    before = [vars(module).get("forward") for module in modules]
+    with validation_kept():
+        try:
+            for module in modules:
+                module.forward = wrap(module)  # type: ignore[method-assign]
+            yield
+        finally:
+            for module, forward in zip(modules, before, strict=True):
+                vars(module).pop("forward", None)
+                if forward is not None:
+                    module.forward = forward  # type: ignore[method-assign]
+
+
+def mixed(module: nn.Module, dtype: torch.dtype) -> Callable[..., Any]:
+    """Return the module's computation in ``dtype`` where that is safe; what it returns is as precise as before.
+
+    Log densities are computed outside of it, in full precision.
+    """
+    forward = module.forward
+    parameter = next(module.parameters())
+
+    def full(x: Any) -> Any:
+        return x.to(parameter.dtype) if isinstance(x, Tensor) and x.dtype == dtype else x
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(parameter.device.type, dtype=dtype):
+            result = forward(*args, **kwargs)
+        return _pytree.tree_map(full, result)
+
+    return run
+
+
+def compiled(module: nn.Module) -> Callable[..., Any]:
+    """Return the module's computation, compiled when it is first called."""
+    return torch.compile(module.forward)

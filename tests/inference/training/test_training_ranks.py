@@ -1,0 +1,78 @@
+import os
+import subprocess
+import sys
+
+import torch
+from safetensors.torch import load_file
+
+# The mutation forgets to wrap the objective, so that gradients are not averaged.
+WORKER = """
+import functools, sys
+import pyro, torch
+import pyro.distributions as dist
+from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule
+from safetensors.torch import save_file
+from bayeskit.distributed import Ranks, process_group
+from bayeskit.inference.objectives import ELBO
+from bayeskit.inference.training import fit
+
+class Forgetful(Ranks):
+    def wrap(self, objective):
+        return objective
+
+class Model(PyroModule):
+    def forward(self, x):
+        mean = pyro.sample("mean", dist.Normal(torch.zeros(2), 2.0).to_event(1))
+        with pyro.plate("data", 64, subsample=torch.arange(len(x))):
+            pyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
+
+torch.set_default_dtype(torch.float64)
+x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0)) + 1
+
+def train(ranks, epochs, path=None):
+    model = Model()
+    guide = AutoNormal(model)
+    result = fit(model, guide, ELBO(), x, num_epochs=epochs, batch_size=16, ranks=ranks, validation=x[:8], patience=9,
+                 optimizer=functools.partial(torch.optim.Adam, lr=0.02), checkpoint=path, progress=False)
+    return guide, result
+
+with process_group() as ranks:
+    guide, result = train(ranks, 6)
+    train(ranks, 3, sys.argv[2])
+    again, resumed = train(ranks, 6, sys.argv[2])
+    apart, _ = train(Forgetful(ranks.rank, ranks.world_size, ranks.device), 1)
+    facts = {
+        "same": torch.tensor(ranks.same_everywhere(guide)),
+        "apart": torch.tensor(not ranks.same_everywhere(apart)),
+        "resumed": torch.tensor(all(map(torch.equal, guide.parameters(), again.parameters()))),
+        "losses": result.losses, "validation": result.validation_losses,
+    }
+    save_file({k: v.detach().clone() for k, v in guide.named_parameters()} | facts, sys.argv[1] + str(ranks.rank))
+"""
+
+
+def launch(folder, num_processes):
+    folder.mkdir()
+    script = folder / "worker.py"
+    script.write_text(WORKER, encoding="utf-8")
+    command = [sys.executable, script, folder / "rank", folder / "checkpoint"]
+    if num_processes > 1:
+        address = ["--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_processes), *address]
+        command = [sys.executable, *launcher, *command[1:]]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [load_file(folder / f"rank{rank}") for rank in range(num_processes)]
+
+
+def test_two_processes_do_what_one_does(tmp_path):
+    first, second = launch(tmp_path / "two", 2)
+    (alone,) = launch(tmp_path / "one", 1)
+    assert bool(first["same"]) and bool(second["same"]) and bool(first["apart"]) and bool(second["apart"])
+    assert all(bool(rank["resumed"]) for rank in (first, second, alone))
+    for name in set(first) - {"same", "apart", "resumed"}:
+        assert torch.equal(first[name], second[name]), name
+        # Rounding only: 24 Adam steps, each a sum of 16 rows in another order.
+        assert float((first[name] - alone[name]).abs().max()) < 1e-12, name
