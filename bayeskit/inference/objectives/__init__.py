@@ -4,8 +4,10 @@ from bayeskit.inference.objectives.annealing import Cyclical, Linear, Schedule
 from bayeskit.inference.objectives.constrained import GECO, MeanSquaredError, NegativeLogLikelihood
 from bayeskit.inference.objectives.doubly_reparameterized import DReG
 from bayeskit.inference.objectives.evidence_lower_bound import ELBO, infomax_weight
+from bayeskit.inference.objectives.hierarchical import AuxiliaryELBO
 from bayeskit.inference.objectives.importance_weighted import IWAE
 from bayeskit.inference.objectives.info_vae import InfoVAE
+from bayeskit.inference.objectives.latent_density import LatentDensity
 from bayeskit.inference.objectives.objective import Objective
 from bayeskit.inference.objectives.renyi import Renyi
 from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep
@@ -23,11 +25,13 @@ __all__ = [
     "SUMO",
     "TVO",
     "VCD",
+    "AuxiliaryELBO",
     "Cyclical",
     "DReG",
     "EqualMoments",
     "GeometricTail",
     "InfoVAE",
+    "LatentDensity",
     "Linear",
     "LogUniform",
     "MeanSquaredError",

@@ -170,8 +170,9 @@ def plate_nesting(
     """Return how many dimensions the plates of model and guide take, by running both once."""
     with poutine.block(), torch.random.fork_rng(devices=[]), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        drawn: dict[str, Any] = {n: s["value"] for n, s in guide_trace.nodes.items() if s["type"] == "sample"}
-        replayed = _Values(guide_trace.nodes, drawn, compatibility)(model)
+        sites: Mapping[str, Any] = guide_trace.nodes
+        drawn = {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
+        replayed = _Values(sites, drawn, compatibility)(model)
         model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
     frames = [
         frame

@@ -113,7 +113,9 @@ def _names(names: list[str]) -> str:
 
 def _check_support(name: str, prior: Any, posterior: Any, value: Tensor) -> None:
     wanted, given = _bare(prior.support), _bare(posterior.support)
-    if wanted.is_discrete != given.is_discrete or not (_contains(wanted, given) or _same(wanted, given)):
+    # What a chain of transforms can reach, torch knows only roughly: there the values decide.
+    vague = type(unwrapped(posterior)[0]).__name__ == "TransformedDistribution"
+    if wanted.is_discrete != given.is_discrete or not vague and not (_contains(wanted, given) or _same(wanted, given)):
         raise GuideError(
             f"site {name!r}: the guide's {type(unwrapped(posterior)[0]).__name__} has support {given}, the model's "
             f"{type(unwrapped(prior)[0]).__name__} {wanted}; choose a distribution in the guide whose draws the "

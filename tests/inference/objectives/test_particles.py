@@ -278,8 +278,15 @@ def test_a_guide_that_does_not_fit_is_refused(sites, message):
         IWAE(2).loss(positive, guide_with(**sites), DATA.float())
 
 
-def test_a_guide_inside_the_models_support_is_welcome():
-    sites = {"z": dist.LogNormal(0.0, 1.0), "w": COIN}
+@pytest.mark.parametrize(
+    "positive_guide",
+    [
+        dist.LogNormal(0.0, 1.0),
+        dist.TransformedDistribution(dist.Beta(2.0, 2.0), [dist.transforms.AffineTransform(0.0, 3.0)]),
+    ],
+)
+def test_a_guide_inside_the_models_support_is_welcome(positive_guide):
+    sites = {"z": positive_guide, "w": COIN}
     assert math.isfinite(IWAE(2).loss(positive, guide_with(**sites), DATA.float()))
 
 
