@@ -1,15 +1,27 @@
 import re
 from pathlib import Path
 
+import torch
+
 import bayeskit as bk
 
 README = Path(__file__).parents[2] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_example_of_the_readme_runs(capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def test_the_ten_lines_run(capsys):
     scope = {}
-    exec(block, scope)
+    exec(BLOCKS[0], scope)
     assert isinstance(scope["draws"], bk.Draws)
     assert scope["estimate"].trusted
     assert "bridge_sampling: log evidence" in capsys.readouterr().out
+
+
+def test_the_training_example_runs(capsys):
+    scope = {}
+    with torch.random.fork_rng():  # the script seeds torch, as scripts do
+        exec(BLOCKS[1], scope)
+    assert len(BLOCKS) == 2
+    fit = scope["fit"]
+    assert fit.losses[-10:].mean() < fit.losses[:10].mean()
+    assert re.match(r"Fit\(20 epochs, 280 steps, loss .* mean log likelihood -2\d", capsys.readouterr().out)

@@ -93,6 +93,14 @@ class Fit:
     seconds: float
     settings: dict[str, Any] = field(repr=False)
 
+    def __repr__(self) -> str:
+        rows = [f"{self.num_epochs} epochs, {self.num_steps} steps"]
+        if self.num_epochs:
+            rows.append(f"loss {float(self.epoch_losses[0]):.4g} -> {float(self.epoch_losses[-1]):.4g}")
+        if len(self.validation_losses):
+            rows.append(f"validation {float(self.validation_losses.min()):.4g} at best")
+        return f"Fit({', '.join(rows)}, ending={self.ending!r}, {self.seconds:.1f} s)"
+
     @property
     def num_steps(self) -> int:
         """Number of steps taken."""
