@@ -2,8 +2,12 @@
 
 Banana and mixture are those of Ruiz and Titsias (2019); the paper has no funnel, so that one is Neal's with a smaller
 spread, for which the symmetrised divergence is finite and short chains move. ELBO and symmetrised divergence are
-minimised by quadrature, VCD by its objective with Hamiltonian chains of five leapfrog steps, as in the paper. It
-prints the fitted standard deviations and the mass of the target inside the guide's 95 % ellipse.
+minimised by quadrature, VCD by its objective with Hamiltonian chains. It prints the fitted standard deviations and the
+mass of the target inside the guide's 95 % ellipse, and whether VCD's lies between the other two.
+
+That it does is no theorem: the divergence weighs each direction by how far the chains have moved in it. The paper's
+five leapfrog steps (--leapfrog 5) come back to where they began in the narrow directions of the funnel, and VCD then
+covers a little more of it than the symmetrised divergence does.
 
     python benchmarks/vcd_coverage.py --steps 1 3 10 --out DIR
 """
@@ -184,7 +188,7 @@ def draw(fits: dict[str, dict[str, Guide]], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 3, 10], help="steps t of the chains")
-    parser.add_argument("--leapfrog", type=int, default=5, help="leapfrog steps of each step of a chain")
+    parser.add_argument("--leapfrog", type=int, default=2, help="leapfrog steps of each step of a chain")
     parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--particles", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

@@ -16,8 +16,9 @@ from bayeskit._evaluation import Evaluation, Evaluator, tempered
 from bayeskit._torch import global_stream
 from bayeskit._transforms import bijection, support_of
 from bayeskit.errors import GuideError, SettingsError, ShapeError
+from bayeskit.inference.objectives.drawing import plate_nesting, run_particles
 from bayeskit.inference.objectives.layout import Layout, reduced
-from bayeskit.inference.objectives.particles import Particles, plate_nesting, run_particles
+from bayeskit.inference.objectives.particles import Particles
 from bayeskit.inference.objectives.rerun import SubsampleIndices, supplied_sites
 from bayeskit.inference.objectives.sites import Compatibility, Site, log_density
 

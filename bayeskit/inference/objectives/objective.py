@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from bayeskit.errors import LossError, SettingsError
+from bayeskit.inference.objectives.drawing import plate_nesting, run_particles
 from bayeskit.inference.objectives.gate import Gate
-from bayeskit.inference.objectives.particles import Particles, plate_nesting, run_particles, stacked
+from bayeskit.inference.objectives.particles import Particles, stacked
 from bayeskit.inference.objectives.sites import Compatibility, Site
 
 
@@ -71,7 +72,7 @@ class Draw:
         analytic_kl: bool = False,
         gate: Gate | None = None,
     ) -> Particles:
-        """Draw particles; see :func:`~bayeskit.inference.objectives.particles.run_particles`.
+        """Draw particles; see :func:`~bayeskit.inference.objectives.drawing.run_particles`.
 
         Those beyond the objective's ``chunk_size`` are drawn in turn, and again in the backward pass, so that
         memory holds one chunk.

@@ -18,7 +18,7 @@ from bayeskit._arviz import as_inference_data, to_datasets
 from bayeskit._plots import BLUE, ORANGE, SKY
 from bayeskit._settings import whole_number
 from bayeskit._torch import global_stream, new_generator
-from bayeskit.inference.objectives.particles import plate_nesting
+from bayeskit.inference.objectives.drawing import plate_nesting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
