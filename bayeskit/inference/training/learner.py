@@ -67,6 +67,9 @@ class Learner(nn.Module):
         """Return the loss of a minibatch."""
         model, guide, objective = self._call
         loss: Tensor = objective.differentiable_loss(model, guide, *args, **kwargs)
+        if torch.is_grad_enabled() and torch.distributed.is_initialized():
+            # Processes wait for the gradient of every parameter, also of those that this objective does not use.
+            loss = loss + sum(p.flatten()[:0].sum().to(loss.dtype) for p in self.parameters() if p.requires_grad)
         return loss
 
     def num_data(self, batch: Batch) -> int:

@@ -14,8 +14,9 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule
 from safetensors.torch import save_file
 from bayeskit.distributed import Ranks, process_group
-from bayeskit.inference.objectives import ELBO
+from bayeskit.inference.objectives import ELBO, GECO, SUMO, VCD, DReG, MeanSquaredError, ReweightedWakeSleep
 from bayeskit.inference.training import fit
+from bayeskit.models.vae import LinearVAE
 
 class Forgetful(Ranks):
     def wrap(self, objective):
@@ -42,7 +43,16 @@ with process_group() as ranks:
     train(ranks, 3, sys.argv[2])
     again, resumed = train(ranks, 6, sys.argv[2])
     apart, _ = train(Forgetful(ranks.rank, ranks.world_size, ranks.device), 1)
+    alike = []
+    for objective in (DReG(3), SUMO(), ReweightedWakeSleep(3), GECO(MeanSquaredError("x", 0.5)), VCD(num_steps=1)):
+        torch.manual_seed(0)
+        vae = LinearVAE(2, 1)
+        before = [p.detach().clone() for p in vae.parameters()]
+        fit(vae.model, vae.guide, objective, x, num_epochs=2, batch_size=16, ranks=ranks, progress=False)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, vae.parameters()))
+        alike.append(ranks.same_everywhere(vae) and moved)
     facts = {
+        "alike": torch.tensor(alike),
         "same": torch.tensor(ranks.same_everywhere(guide)),
         "apart": torch.tensor(not ranks.same_everywhere(apart)),
         "resumed": torch.tensor(all(map(torch.equal, guide.parameters(), again.parameters()))),
@@ -72,7 +82,9 @@ def test_two_processes_do_what_one_does(tmp_path):
     (alone,) = launch(tmp_path / "one", 1)
     assert bool(first["same"]) and bool(second["same"]) and bool(first["apart"]) and bool(second["apart"])
     assert all(bool(rank["resumed"]) for rank in (first, second, alone))
-    for name in set(first) - {"same", "apart", "resumed"}:
+    # Objectives that weigh the gradients of model and guide apart, or learn something themselves.
+    assert bool(first["alike"].all()) and bool(second["alike"].all())
+    for name in set(first) - {"same", "apart", "resumed", "alike"}:
         assert torch.equal(first[name], second[name]), name
         # Rounding only: 24 Adam steps, each a sum of 16 rows in another order.
         assert float((first[name] - alone[name]).abs().max()) < 1e-12, name
