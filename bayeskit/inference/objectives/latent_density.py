@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Transform, constraints
 
 from bayeskit._evaluation import Evaluation, Evaluator, tempered
-from bayeskit._torch import global_stream
+from bayeskit._torch import global_stream, validation_kept
 from bayeskit._transforms import bijection, support_of
 from bayeskit.errors import GuideError, SettingsError, ShapeError
 from bayeskit.inference.objectives.drawing import plate_nesting, run_particles
@@ -362,7 +362,7 @@ class LatentDensity:
 
     def _traced(self, function: Callable[..., Any], value_of: Callable[[str, Any], Tensor | None]) -> dict[str, Site]:
         # A chain that leaves for infinity is to be rejected, not to end the run.
-        with pyro.validation_enabled(False):
+        with validation_kept(), pyro.validation_enabled(False):
             return supplied_sites(function, self._args, self._kwargs, self.layout, self._indices, value_of)
 
     def _check(self, u: Tensor) -> None:
