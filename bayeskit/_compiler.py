@@ -21,17 +21,21 @@ from bayeskit._torch import one_thread, validation_kept
 COMPILE_SECONDS = 300.0
 _POLL_SECONDS = 0.05
 _FAREWELL_SECONDS = 0.5
+_FAREWELLS = 10
+_TELL_AGAIN_SECONDS = 2.0
 
 Compiled = Callable[..., tuple[Tensor, ...]]
 
 
 class _Compilation(threading.Thread):
-    """One call of inductor."""
+    """One call of inductor; to be made where all warnings have just been switched off."""
 
     def __init__(self, graph: GraphModule, examples: Sequence[Tensor], options: dict[str, Any]) -> None:
         super().__init__(name="bayeskit-compilation", daemon=True)
         self._graph, self._examples, self._options = graph, examples, options
         self._begin, self._abandoned = time.monotonic(), False
+        self._filters: Any = warnings.filters
+        self._told = 0.0
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._compiled: Compiled | None = None
@@ -51,25 +55,36 @@ class _Compilation(threading.Thread):
                 self._over.set()
 
     def wait(self) -> None:
-        """Wait for the end; whatever comes first, Ctrl-C, a time budget or the limit, makes it end soon."""
-        try:
-            while not self._over.wait(_POLL_SECONDS) and self.is_alive():
-                look()
-                if time.monotonic() - self._begin > COMPILE_SECONDS:
-                    raise TimeoutError(
-                        f"no answer in {COMPILE_SECONDS:g} s; a run that goes on from a checkpoint of compiled code "
-                        "will differ in its last digits"
-                    )
-        except BaseException:
-            self._abandon()
-            raise
+        """Wait for the end, but no longer than Ctrl-C, a time budget or the limit."""
+        while not self._over.wait(_POLL_SECONDS) and self.is_alive():
+            if self._abandoned and time.monotonic() - self._told > _TELL_AGAIN_SECONDS:
+                self._tell()
+            look()
+            if time.monotonic() - self._begin > COMPILE_SECONDS:
+                raise TimeoutError(
+                    f"no answer in {COMPILE_SECONDS:g} s; a run that goes on from a checkpoint of compiled code "
+                    "will differ in its last digits"
+                )
 
-    def _abandon(self) -> None:
-        """Raise SystemExit in the thread, which hears it at once, or when the C++ compiler that it waits for ends."""
-        if not self._abandoned and self.ident is not None:
-            self._abandoned = True
+    def abandon(self) -> None:
+        """End the thread, and stay until torch, which borrows the filters of warnings, has given them back."""
+        if self._over.is_set():
+            return
+        self._abandoned = True
+        del self._filters[0]  # the one that ignores everything: torch may give back this list when nobody waits
+        for _ in range(_FAREWELLS):
+            self._tell()
+            if self._over.wait(_FAREWELL_SECONDS) or warnings.filters is self._filters:
+                return
+
+    def _tell(self) -> None:
+        """Raise SystemExit in the thread, which hears it once it is back from what is not Python.
+
+        In the callback of a weak reference it is lost, so that one has to tell again.
+        """
+        self._told = time.monotonic()
+        if self.ident is not None and self.is_alive():  # the number of a thread that has ended may be another's
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
-            self._over.wait(_FAREWELL_SECONDS)  # torch gives back the globals that it borrows while it traces
 
     def result(self) -> Compiled:
         """Wait, and return what was compiled."""
@@ -116,12 +131,17 @@ def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], option
         On Ctrl-C outside a run.
     """
     global _latest
+    look()  # nothing is begun that would be given up at once
     with validation_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
         if _latest is not None:
             _latest.wait()  # one that was abandoned and hangs is a reason not to try again
         compilation = _latest = _Compilation(graph, examples, options)
-        compilation.start()
-        compiled = compilation.result()
+        try:
+            compilation.start()
+            compiled = compilation.result()
+        except BaseException:
+            compilation.abandon()
+            raise
     _latest = None
     return compiled

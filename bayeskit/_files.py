@@ -92,6 +92,6 @@ def as_output_folder(path: str | Path) -> Path:
             pass
     except OSError as error:
         raise OutputError(
-            f"cannot write to the folder {folder}: {error.strerror or error}; give another --out"
+            f"cannot write to the folder {folder}: {error.strerror or error}; give another folder"
         ) from error
     return folder

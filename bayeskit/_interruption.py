@@ -59,8 +59,13 @@ def look() -> None:
 
 @contextmanager
 def watching(seconds: float | None) -> Iterator[Watch]:
-    """Turn the first Ctrl-C into a flag, so that no step is cut in two, and set a deadline; a second Ctrl-C raises."""
-    watch = Watch(threading.Event(), None if seconds is None else time.monotonic() + seconds)
+    """Turn the first Ctrl-C into a flag, so that no step is cut in two, and set a deadline; a second Ctrl-C raises.
+
+    One inside another hears the same Ctrl-C, and has a deadline of its own.
+    """
+    outer = _watch.get()
+    flag = threading.Event() if outer is None else outer.interrupted
+    watch = Watch(flag, None if seconds is None else time.monotonic() + seconds)
     token = _watch.set(watch)
     try:
         with _flagging(watch.interrupted):

@@ -40,3 +40,39 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
     if least is not None and number < least:
         raise SettingsError(f"{name} must be at least {least}, not {number}")
     return number
+
+
+def real_number(name: str, value: Any, between: tuple[float, float] | None = None) -> float:
+    """Return a number of any library as Python's own.
+
+    Parameters
+    ----------
+    name : str
+        Of the setting.
+    value : float
+        Integers, NumPy's numbers and a tensor of one are fine.
+    between : (float, float), optional
+        The number must lie between these, both excluded.
+
+    Raises
+    ------
+    SettingsError
+        If ``value`` is no number, not even ``"0.8"``, or does not lie there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bayeskit._settings import real_number
+    >>> real_number("target_acceptance", np.float32(0.75), between=(0, 1))
+    0.75
+    """
+    where = "" if between is None else f" in ({between[0]:g}, {between[1]:g})"
+    try:
+        number = None if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    if number is None:
+        raise SettingsError(f"{name} must be a number{where}, not {value!r}")
+    if between is not None and not between[0] < number < between[1]:
+        raise SettingsError(f"{name} must lie{where}, not {number:g}")
+    return number

@@ -9,7 +9,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, EllipsisType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -208,8 +208,9 @@ def _fields(value: Any) -> dict[str, Any]:
 def digest(value: Any) -> str:
     """Return a digest by which a later process recognises a function or a task.
 
-    Data count by value, functions and classes by name and by what they close over, objects by their
-    ``fingerprint()`` where they have one and by their attributes otherwise.
+    Data count by value; functions by name, by their instructions with the constants and names in them, and by what
+    they close over; classes by name; objects by their ``fingerprint()`` where they have one and by their attributes
+    otherwise. What a function reads from its module does not count.
 
     Raises
     ------
@@ -223,8 +224,13 @@ def digest(value: Any) -> str:
     True
     >>> digest(1) == digest(1.0)
     False
+    >>> digest(lambda x: x + 1) == digest(lambda x: x + 2)
+    False
     """
     return _digest(value, ())
+
+
+_BY_TEXT = (*_PLAIN, complex, bytes, slice, range, EllipsisType, torch.dtype, torch.device, np.dtype, Path)
 
 
 def _digest(value: Any, within: tuple[int, ...]) -> str:
@@ -236,7 +242,7 @@ def _digest(value: Any, within: tuple[int, ...]) -> str:
 
 
 def _parts(value: Any, inner: Callable[[Any], str]) -> list[str]:
-    if isinstance(value, (*_PLAIN, complex, bytes, slice, range, torch.dtype, torch.device, np.dtype, Path)):
+    if isinstance(value, _BY_TEXT):
         return [repr(value)]
     if isinstance(value, Tensor):
         raw = value.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -257,7 +263,7 @@ def _parts(value: Any, inner: Callable[[Any], str]) -> list[str]:
         return [
             inner(value.__defaults__),
             inner(value.__kwdefaults__),
-            inner(value.__code__.co_code),
+            inner(_code(value.__code__)),
             inner(dict(inspect.getclosurevars(value).nonlocals)),
         ]
     if isinstance(value, MethodType):
@@ -274,3 +280,9 @@ def _parts(value: Any, inner: Callable[[Any], str]) -> list[str]:
         f"a task holds an object of type {qualified_name(value)}, which a later run could not recognise; "
         "describe tasks by plain data, or give the object a method fingerprint() -> str"
     )
+
+
+def _code(code: CodeType) -> tuple[Any, ...]:
+    """Return what tells code from other code, that of the functions made in it included."""
+    constants = tuple(_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.co_code, code.co_flags, code.co_names, code.co_varnames, constants

@@ -20,9 +20,10 @@ from joblib.externals.loky.process_executor import BrokenProcessPool
 from joblib.parallel import get_active_backend
 
 from bayeskit._progress import progress_bar
+from bayeskit._settings import whole_number
 from bayeskit._tasks import TaskFolder
 from bayeskit._torch import one_thread
-from bayeskit.errors import SettingsError, WorkerError
+from bayeskit.errors import WorkerError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -64,8 +65,9 @@ def map_tasks(
         cluster, which should have one thread each.
     checkpoint : path, optional
         Folder that takes each result as soon as it is there. A later call with the same function and tasks
-        computes only what is missing. Results must then be tensors, arrays, numbers, strings, or dicts, lists and
-        tuples of those.
+        computes only what is missing. Values of globals that a function reads do not tell it from another: pass
+        data by closure or ``functools.partial``. Results must be tensors, arrays, numbers, strings, or dicts, lists
+        and tuples of those.
     result_types : sequence of type, optional
         Dataclasses and named tuples that results hold; only these are made when a checkpoint is loaded.
     max_retries : int, default 2
@@ -103,10 +105,7 @@ def map_tasks(
     >>> map_tasks(abs, [-1, -2, 3])
     [1, 2, 3]
     """
-    if num_jobs < 1:
-        raise SettingsError(f"num_jobs must be at least 1, not {num_jobs}")
-    if max_retries < 0:
-        raise SettingsError(f"max_retries must not be negative, not {max_retries}")
+    num_jobs, max_retries = whole_number("num_jobs", num_jobs, 1), whole_number("max_retries", max_retries, 0)
     folder = None if checkpoint is None else TaskFolder(checkpoint, function, tasks, result_types)
     results: dict[int, Any] = {} if folder is None else folder.load()
     missing = [(index, task) for index, task in enumerate(tasks) if index not in results]

@@ -286,6 +286,34 @@ def test_digests_see_values_closures_and_types():
         digest(iter([1]))
 
 
+def test_digests_see_what_a_function_does():
+    """Functions of one name, as two calls of one line of a program make them."""
+    functions = [
+        lambda x: x + 1,
+        lambda x: x + 2,
+        lambda x: x + 2.0,
+        lambda x: x.real,
+        lambda x: x.imag,
+        lambda *x: x,
+        lambda x: x,
+        lambda y: y,  # called by keyword, another
+        lambda x: x[..., 0],
+        lambda x: x[0, ...],
+        lambda x: lambda y: y + x + 1,
+        lambda x: lambda y: y + x + 2,
+        lambda x: x in {"a", "b"},
+        lambda x: x in {"a", "c"},
+    ]
+    assert len({function.__qualname__ for function in functions}) == 1
+    assert len({digest(function) for function in functions}) == len(functions)
+
+    def again(number):
+        return [lambda x: x + number, lambda x: lambda y: [y, x, ..., 1.5, {"a"}]]
+
+    assert list(map(digest, again(1))) == list(map(digest, again(1)))
+    assert digest(again(1)[0]) != digest(again(2)[0])
+
+
 def test_settings_outside_their_domain_are_refused():
     with pytest.raises(TypeError):
         map_tasks(abs, ["x"], progress=False)

@@ -31,7 +31,9 @@ class MaskedFill(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.__setitem__:
             tensor, index, value = args
-            if isinstance(index, Tensor) and index.dtype == torch.bool and isinstance(value, (bool, int, float)):
+            # A mask of fewer dimensions is that of the first ones here, of the last ones in masked_fill_.
+            whole = isinstance(index, Tensor) and index.dtype == torch.bool and index.shape == tensor.shape
+            if whole and isinstance(value, (bool, int, float)):
                 tensor.masked_fill_(index, value)
                 return None
         return func(*args, **(kwargs or {}))

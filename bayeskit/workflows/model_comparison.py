@@ -15,7 +15,7 @@ import torch
 from scipy.special import logsumexp
 
 from bayeskit._files import write_atomically
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit._tasks import digest
 from bayeskit._torch import new_generator
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
@@ -208,7 +208,8 @@ def compare_models(
     num_jobs : int, default 1
         Models under way at a time; see :func:`bayeskit.parallel.map_tasks`. The result does not depend on it.
     checkpoint : path, optional
-        Folder from which a later call with the same arguments goes on, in the middle of a model too.
+        Folder from which a later call with the same arguments goes on, in the middle of a model too. Values of
+        globals do not tell a callable from another: pass data by closure or ``functools.partial``.
     prior_probabilities : mapping of str to float, optional
         Nonnegative weights, scaled to add up to one; by default equal.
     progress : bool, default True
@@ -254,7 +255,7 @@ def compare_models(
     chosen = select([method])[0].name
     spend = budget or Budget()
     folder = None if checkpoint is None else Path(checkpoint)
-    seed = whole_number("seed", seed)
+    seed, jobs = whole_number("seed", seed), whole_number("num_jobs", num_jobs, 1)
     tasks = [
         _Task(name, model, chosen, spend, _seed(seed, name), None if folder is None else str(folder / f"model-{i:03d}"))
         for i, (name, model) in enumerate(models.items())
@@ -262,7 +263,7 @@ def compare_models(
     results = map_tasks(
         _estimate,
         [task.packed() for task in tasks],
-        num_jobs=num_jobs,
+        num_jobs=jobs,
         checkpoint=checkpoint,
         result_types=(Evidence,),
         progress=progress,
@@ -318,6 +319,8 @@ def _seed(seed: int, name: str) -> int:
 def _weights(
     models: Mapping[str, Target | Callable[[], Target]], given: Mapping[str, float] | None
 ) -> dict[str, float]:
+    if not isinstance(models, Mapping):
+        raise SettingsError(f"models must be a dict of targets by name, not a {type(models).__name__}")
     if len(models) < 2:
         raise SettingsError(f"give at least two models to compare, not {len(models)}")
     for name, model in models.items():
@@ -325,7 +328,11 @@ def _weights(
             raise SettingsError(
                 f"model {name!r} is a {type(model).__name__}; give a name and a Target, or a function that makes one"
             )
-    weights = dict.fromkeys(models, 1.0) if given is None else {name: float(given[name]) for name in given}
+    if not isinstance(given, (Mapping, type(None))):
+        raise SettingsError(f"prior_probabilities must be a dict of numbers by model, not a {type(given).__name__}")
+    called = "the prior probability of {!r}".format
+    equal = dict.fromkeys(models, 1.0)
+    weights = equal if given is None else {name: real_number(called(name), given[name]) for name in given}
     total = sum(weights.values())
     if weights.keys() != models.keys() or not 0 < total < math.inf or min(weights.values()) < 0:
         raise SettingsError(

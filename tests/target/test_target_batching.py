@@ -210,6 +210,41 @@ def test_prior_draws_go_through_as_a_batch(monkeypatch):
     assert_close(target.sample_prior(3)[:, 0], normal(3, seed=5))
 
 
+class Gappy(dist.TorchDistribution):
+    """Rows of standard normals around ``loc``, of which those that are missing do not count."""
+
+    arg_constraints = {}
+    support = dist.constraints.independent(dist.constraints.real, 2)
+    shape = torch.Size([3, 3])
+
+    def __init__(self, loc, seen):
+        self.loc, self.seen = loc, seen
+        super().__init__(torch.Size(), self.shape, validate_args=False)
+
+    def sample(self, sample_shape=()):
+        return self.loc.new_zeros(*sample_shape, *self.shape)
+
+    def log_prob(self, value):
+        terms = -0.5 * (value - self.loc * torch.arange(1, 10, dtype=F64).reshape(self.shape)) ** 2
+        terms[~self.seen] = 0.0
+        return terms.sum((-1, -2))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 3)], ids=["rows", "entries"])
+def test_a_mask_of_fewer_dimensions_is_that_of_the_first_ones(shape):
+    seen = torch.tensor([True, False, True, True, True, False, False, True, True])[: math.prod(shape)].reshape(shape)
+    data = torch.arange(9, dtype=F64).reshape(3, 3)
+
+    def gappy(x, y):
+        pyro.sample("y", Gappy(x, seen), obs=data)
+
+    target = target_of(gappy)
+    u = points(target)
+    missing = (data - u[:, :1, None] * (data + 1)).square() * ~seen.reshape(*shape, *(1,) * (2 - len(shape)))
+    whole = (data - u[:, :1, None] * (data + 1)).square()
+    assert_close(target.log_likelihood(u), -0.5 * (whole - missing).sum((-1, -2)), 1e-12)
+
+
 # -- what still cannot be batched ---------------------------------------------------------------------------
 
 

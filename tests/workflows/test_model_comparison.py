@@ -158,6 +158,14 @@ def test_a_comparison_goes_on_where_it_stopped(models, comparison, tmp_path, mon
         compare_models(models, **settings | {"seed": 2})
 
 
+def test_a_comparison_of_other_models_is_not_taken_for_this_one(tmp_path):
+    settings = {"budget": SMALL, "checkpoint": tmp_path, "progress": False}
+    second = exact.radiata_pine("z").target()
+    compare_models({"one": lambda: exact.radiata_pine("x").target(), "two": second}, **settings)
+    with pytest.raises(CheckpointError, match="another task 0"):
+        compare_models({"one": lambda: exact.radiata_pine("z").target(), "two": second}, **settings)
+
+
 def result(name, value, error, problem=()):
     return Evidence(name, value, error, 10, problem)
 
@@ -216,6 +224,14 @@ def test_bad_input_is_named(models):
     for weights in ({"all ten": 1.0}, dict.fromkeys(models, 0.0), dict.fromkeys(models, -1.0)):
         with pytest.raises(SettingsError, match="prior_probabilities must give each"):
             compare_models(models, prior_probabilities=weights)
+    with pytest.raises(SettingsError, match="models must be a dict of targets by name, not a list"):
+        compare_models(list(models.values()))
+    with pytest.raises(SettingsError, match="prior_probabilities must be a dict of numbers by model, not a list"):
+        compare_models(models, prior_probabilities=[0.25] * 4)
+    with pytest.raises(SettingsError, match="the prior probability of 'all ten' must be a number, not 'x'"):
+        compare_models(models, prior_probabilities={"all ten": "x"})
+    with pytest.raises(SettingsError, match=r"num_jobs must be a whole number .* not 1\.5"):
+        compare_models(models, num_jobs=1.5)
     with pytest.raises(UnknownNameError, match="no model is called 'x'"):
         doubtful()["x"]
     assert list(doubtful()) == ["a", "b", "c", "d"]

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.dual_averaging import DualAveraging
 from bayeskit.inference.samplers.hmc import HMC, HMCState
@@ -103,8 +103,8 @@ class Adaptation:
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         if self.num_warmup < 20:
             raise SettingsError(f"num_warmup must be at least 20 to tune step size and metric, not {self.num_warmup}")
-        if not 0 < self.target_acceptance < 1:
-            raise SettingsError(f"target_acceptance must lie in (0, 1), not {self.target_acceptance}")
+        acceptance = real_number("target_acceptance", self.target_acceptance, between=(0, 1))
+        object.__setattr__(self, "target_acceptance", acceptance)
         if self.metric not in ("auto", "diagonal", "dense"):
             raise SettingsError(f"metric must be 'auto', 'diagonal' or 'dense', not {self.metric!r}")
 

@@ -66,8 +66,13 @@ def load_checkpoint(
     Raises
     ------
     CheckpointError
-        If the file is truncated, or belongs to another model or to other settings.
+        If the file is truncated, or belongs to another model or to other settings, or is the folder of a run in groups.
     """
+    if Path(path).is_dir():
+        raise CheckpointError(
+            f"{path} is a folder, as runs in groups use for their checkpoints; give the num_groups that it was "
+            "written with, or the path of a file"
+        )
     tensors, facts = load_tensors(path)
     if (
         facts.get("version") != VERSION

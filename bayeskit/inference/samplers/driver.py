@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayeskit._interruption import Stopped, watching
 from bayeskit._progress import progress_bar
+from bayeskit._settings import real_number
 from bayeskit._torch import one_thread
 from bayeskit.errors import BudgetError, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference.samplers.checkpoint import load_checkpoint, save_checkpoint
@@ -45,6 +46,9 @@ class Control:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoint_seconds", real_number("checkpoint_seconds", self.checkpoint_seconds))
+        if self.time_budget is not None:
+            object.__setattr__(self, "time_budget", real_number("time_budget", self.time_budget))
         if not self.checkpoint_seconds >= 0:
             raise SettingsError(f"checkpoint_seconds must not be negative, not {self.checkpoint_seconds}")
         if self.time_budget is not None and not self.time_budget > 0:
@@ -175,9 +179,10 @@ def drive(
     Returns
     -------
     Outcome
-        ``ending`` says why the run ended. After Ctrl-C, or at the end of the time budget, the step under way
-        is finished first, unless it waits for the compiler: then it is dropped, and left to the run that resumes.
-        A second Ctrl-C raises ``KeyboardInterrupt`` at once.
+        ``ending`` says why the run ended, ``"interrupted"`` if there was a Ctrl-C at all, even during the last
+        step. After Ctrl-C, or at the end of the time budget, the step under way is finished first, unless it waits
+        for the compiler: then it is dropped, and left to the run that resumes. A second Ctrl-C raises
+        ``KeyboardInterrupt`` at once.
 
     Raises
     ------
@@ -195,7 +200,7 @@ def drive(
         try:
             state = algorithm.start(generator)
         except Stopped as stopped:
-            raise nothing_done(stopped.reason, control, "while the density was being compiled") from None
+            raise _nothing_begun(stopped.reason, control) from None
         records = Records()
         facts = algorithm.facts() | {"torch": torch.__version__, "device": torch.device(device).type}
         iteration = 0
@@ -242,6 +247,8 @@ def drive(
             except OutputError as error:
                 # The work is done; it must not be lost for want of a place to keep it.
                 warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=3)
+    if watch.interrupted.is_set():
+        ending = "interrupted"  # during the last step, too: whoever would go on to another run has to hear it
     return Outcome(state, records, iteration, time.monotonic() - begin, ending)
 
 
@@ -255,6 +262,19 @@ def obey(ending: object) -> None:
     """
     if ending == "interrupted":
         raise KeyboardInterrupt
+
+
+def _nothing_begun(ending: Ending, control: Control) -> BudgetError | KeyboardInterrupt:
+    """Return what to raise where a run ended before its first state, which is that of its first checkpoint, too."""
+    if ending == "interrupted":
+        return KeyboardInterrupt()
+    if control.checkpoint is not None and Path(control.checkpoint).exists():
+        rest = "before the run went on from its checkpoint, which is as it was; give more time"
+    else:
+        rest = "before there was anything to return or keep; give more time, or set target.compile = False"
+    return BudgetError(
+        f"the time budget of {control.time_budget:g} s ended while the density was being compiled, {rest}"
+    )
 
 
 def nothing_done(ending: Ending, control: Control, where: str) -> BudgetError | KeyboardInterrupt:

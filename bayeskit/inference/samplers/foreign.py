@@ -16,10 +16,9 @@ from torch import Tensor
 from bayeskit._evaluation import Evaluation
 from bayeskit._interruption import look
 from bayeskit._progress import Bar, progress_bar
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import global_stream, new_generator, validation_kept
 from bayeskit.draws import Draws
-from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.chains import describe
 from bayeskit.inference.samplers.driver import (
     CHECKPOINT_SECONDS,
@@ -118,15 +117,13 @@ def sample_with_pyro(
     >>> draws.unconstrained.shape
     torch.Size([2, 20, 2])
     """
-    if not 0 < target_acceptance < 1:
-        raise SettingsError(f"target_acceptance must lie in (0, 1), not {target_acceptance}")
     chains = PyroChains(
         target,
         whole_number("num_chains", num_chains, 1),
         whole_number("num_warmup", num_warmup, 0),
         whole_number("num_samples", num_samples, 1),
         whole_number("seed", seed),
-        float(target_acceptance),
+        real_number("target_acceptance", target_acceptance, between=(0, 1)),
         whole_number("max_depth", max_depth, 1),
         initial,
     )

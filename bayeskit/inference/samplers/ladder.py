@@ -14,7 +14,7 @@ from scipy.stats import beta as beta_distribution
 from torch import Tensor
 
 from bayeskit._arviz import as_inference_data
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit.draws import Draws, as_numpy
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation
@@ -190,14 +190,22 @@ def sample_ladder(
     Returns
     -------
     Ladder
-        Ctrl-C in an earlier group than the last raises ``KeyboardInterrupt``, for a ladder needs all its
-        temperatures. At ``beta = 0`` the draws come straight from the prior, independent.
+        At ``beta = 0`` the draws come straight from the prior, independent. A ladder needs all its temperatures:
+        Ctrl-C in an earlier group than the last raises ``KeyboardInterrupt``, and groups that end after different
+        numbers of draws are cut to the shortest.
 
     Raises
     ------
     SettingsError
         If the ladder does not increase from 0 to 1, there are more groups than temperatures above the prior, or
         groups are to exchange states.
+    BudgetError
+        If the time budget ends before the first draw at every temperature.
+
+    Warns
+    -----
+    SamplingWarning
+        If the run was ended early.
 
     References
     ----------
@@ -216,7 +224,8 @@ def sample_ladder(
     levels = _levels(num_temperatures, beta).to(target.dtype).to(target.device)
     num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
-    require_groups(num_groups, num_jobs, len(levels) - 1, "temperatures")
+    target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
+    num_groups, num_jobs = require_groups(num_groups, num_jobs, len(levels) - 1, "temperatures")
     if exchange and num_groups > 1:
         raise SettingsError(
             "temperatures in different groups cannot exchange their states; leave num_groups=1 with exchange=True, or "
@@ -245,9 +254,7 @@ def sample_ladder(
             travel = Exchange(1 - probability.mean((0, 2)), trips, draws.num_draws)
     else:
         groups = [Group(one, len(beta)) for one, beta in zip(adaptations, betas, strict=True)]
-        done = run_groups(target, groups, settings, num_jobs=num_jobs)
-        if len(done.results) < num_groups:
-            raise KeyboardInterrupt  # a ladder needs all its temperatures
+        done = run_groups(target, groups, settings, num_jobs=num_jobs, all_needed=True)
         draws = join_groups(target, done, betas, HMC(), facts | {"num_groups": num_groups})
     begin = time.monotonic()
     kept = prior.between(skipped, skipped + draws.num_draws)
@@ -274,7 +281,10 @@ def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Ten
         num_temperatures = whole_number("num_temperatures", num_temperatures, 2)
         grid = torch.linspace(0, 1, num_temperatures + 1, dtype=torch.float64)
         return torch.as_tensor(beta_distribution.ppf(grid.numpy(), 0.3, 1.0))
-    levels = torch.as_tensor(beta, dtype=torch.float64)
+    try:
+        levels = torch.as_tensor(beta, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingsError(f"beta must be numbers that increase strictly from 0 to 1, not {beta!r}") from error
     if (
         levels.dim() != 1
         or len(levels) < 3

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit._statistics import r_hat
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
@@ -19,7 +19,7 @@ from bayeskit.errors import SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunSettings
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
-from bayeskit.inference.samplers.groups import Group, GroupResults, require_groups, run_groups, worth_joining
+from bayeskit.inference.samplers.groups import Group, GroupResults, require_groups, run_groups
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.run import RunResult, run
 from bayeskit.target import Target
@@ -79,7 +79,7 @@ def sample(
         Seconds between checkpoints.
     time_budget : float, optional
         Seconds, compilation included, after which the draws made so far are returned. Groups that have to wait
-        for each other share it equally.
+        for each other share it equally; where they run one after another, the rest of each goes to those after it.
     num_groups : int, default 1
         Divide the chains into so many groups, each of which adapts by itself, on random numbers of its own.
     num_jobs : int, default 1
@@ -93,8 +93,8 @@ def sample(
     Draws
         ``settings["ending"]`` says whether the run finished, converged, used up its time or was
         interrupted: Ctrl-C after the warm-up returns what is done, of groups only where they run one after
-        another. Groups that end early after different numbers of draws are cut to the shortest;
-        ``settings["endings"]`` has the ending of each.
+        another. Groups of different numbers of draws are cut to the shortest, after leaving out those that were
+        ended so early that this would lose more; ``settings["endings"]`` has the ending of every group.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def sample(
     SettingsError
         If the kernel is tempered, there is nothing to run, or the chains cannot be divided equally.
     BudgetError
-        If the time budget of the run, or of a group, ends before the first draw.
+        If the time budget ends before the first draw, in every group.
     WorkerError
         If processes that work on groups keep dying.
 
@@ -113,7 +113,7 @@ def sample(
     -----
     SamplingWarning
         If transitions diverged, if chains disagree (R-hat above 1.05, looked at from 200 draws a chain on),
-        or if the run was ended early.
+        if the run was ended early, or if ``num_jobs`` has nothing to do because there is one group.
 
     Examples
     --------
@@ -145,7 +145,8 @@ def sample(
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     settings = RunSettings(num_chains, num_warmup, num_samples, seed, "posterior", stop, control, "posterior")
-    require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
+    target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
+    num_groups, num_jobs = require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
     adaptation = Adaptation(
         kernel,
         num_warmup,
@@ -160,7 +161,7 @@ def sample(
     else:
         points = _divided(initial, num_chains, num_groups, target.dim)
         groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
-        done = worth_joining(run_groups(target, groups, settings, num_jobs=num_jobs))
+        done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
     _warn(draws)
     return draws
@@ -168,11 +169,11 @@ def sample(
 
 def _divided(initial: Tensor | None, num_chains: int, num_groups: int, dim: int) -> Sequence[Tensor | None]:
     """Return the starting points of each group."""
-    if initial is None or initial.dim() < 2:
-        return [initial] * num_groups
-    if initial.shape != (num_chains, dim):
+    if initial is not None and initial.shape == (num_chains, dim):
+        return initial.chunk(num_groups)
+    if initial is not None and initial.shape != (dim,):
         raise ShapeError(f"initial has shape {tuple(initial.shape)}; needed is {(dim,)} or {(num_chains, dim)}")
-    return initial.chunk(num_groups)
+    return [initial] * num_groups
 
 
 def _warn(draws: Draws) -> None:
@@ -232,7 +233,10 @@ def join_groups(
 ) -> Draws:
     """Turn what groups recorded into joint :class:`Draws`; ``beta`` has the inverse temperatures of each group."""
     parts = [as_draws(target, one, own, kernel, facts) for one, own in zip(done.results, beta, strict=False)]
-    return replace(Draws.join(parts), seconds=done.seconds)
+    joint = Draws.join(parts)
+    # A group that was left out has had its ending, too.
+    endings = {"ending": done.ending, "endings": done.endings}
+    return replace(joint, seconds=done.seconds, settings=joint.settings | endings)
 
 
 _ARVIZ_NAMES = {"num_steps": "n_steps"}

@@ -155,6 +155,8 @@ class _Run:
                     speed = (done - first) / (time.monotonic() - self.begin)
                     recent = self.history.losses[-100:]
                     bar.update(done, f"loss {math.fsum(recent) / len(recent):.6g}, {speed:.3g} steps/s")
+        if self.ranks.world_size == 1 and self.watch.interrupted.is_set():
+            ending = "interrupted"  # in the last step, too: who would go on to another run must hear it
         if not self.history.losses:
             raise nothing_done(ending, self.control, "before the first step")  # type: ignore[arg-type]
         if self.history.num_steps > first:

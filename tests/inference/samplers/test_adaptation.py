@@ -238,8 +238,9 @@ def test_groups_adapt_apart(normal_normal):
 def test_settings_outside_their_domain_are_refused(normal_normal):
     with pytest.raises(SettingsError, match="num_warmup"):
         Adaptation(HMC(), 3)
-    with pytest.raises(SettingsError, match="target_acceptance"):
-        Adaptation(HMC(), 100, target_acceptance=1.0)
+    for value in (1.0, "0.8", None, math.nan):
+        with pytest.raises(SettingsError, match="target_acceptance"):
+            Adaptation(HMC(), 100, target_acceptance=value)
     with pytest.raises(SettingsError, match="metric"):
         Adaptation(HMC(), 100, metric="full")
     with pytest.raises(SettingsError, match="cost_exponent"):

@@ -3,14 +3,16 @@
 import os
 import signal
 import threading
+import time
 import warnings
+from contextlib import suppress
 
 import pytest
 import torch
 
 import bayeskit as bk
 from bayeskit import _compiler, exact
-from bayeskit.errors import BudgetError, CompilationWarning
+from bayeskit.errors import BudgetError, CompilationWarning, SamplingWarning
 from bayeskit.inference.samplers import Control, sample_nested, sample_smc, sample_with_pyro
 from bayeskit.inference.samplers.driver import drive
 
@@ -40,6 +42,7 @@ class Hanging:
 def hang(monkeypatch):
     """Let the compiler hang, and call a function when it starts."""
     made = []
+    monkeypatch.setattr(_compiler, "_FAREWELL_SECONDS", 0.05)  # it would be waited for in vain
 
     def make(on_start=lambda: None):
         made.append(Hanging(lambda graph, examples, options: graph, on_start))
@@ -86,12 +89,106 @@ def test_a_compilation_that_was_given_up_is_not_taken_for_a_compiled_graph(hang,
 
 
 def test_a_time_budget_does_not_wait_for_the_compiler(hang, tmp_path):
-    hang()
-    with pytest.raises(BudgetError, match="being compiled.*give more time, or a checkpoint"):
-        bk.sample(compiling(), **SMALL, time_budget=0.2)
-    hang()
-    with pytest.raises(BudgetError, match="being compiled.*the same call goes on from the checkpoint"):
-        bk.sample(compiling(), **SMALL, time_budget=0.2, checkpoint=tmp_path / "state")
+    for checkpoint in (None, tmp_path / "state"):
+        hang()
+        with pytest.raises(BudgetError, match=r"being compiled, before .* to return or keep; give more time, or set"):
+            bk.sample(compiling(), **SMALL, time_budget=0.2, checkpoint=checkpoint)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_time_budget_that_ends_while_a_resumed_run_compiles_leaves_the_checkpoint(hang, tmp_path):
+    settings = SMALL | {"checkpoint": tmp_path / "state"}
+    hang().released.set()
+    whole = bk.sample(compiling(), **settings)
+    hanging = hang()
+    with pytest.raises(BudgetError, match=r"being compiled, before the run went on from its checkpoint.*more time$"):
+        bk.sample(compiling(), **settings, time_budget=0.2)
+    hanging.released.set()
+    hang().released.set()
+    assert torch.equal(bk.sample(compiling(), **settings).unconstrained, whole.unconstrained)
+
+
+@pytest.mark.parametrize("ended", ["by Ctrl-C", "before", "while it compiles"])
+def test_the_last_move_of_smc_does_not_wait_for_the_compiler(hang, tmp_path, monkeypatch, ended):
+    """A run that is complete but for it, and resumed by a process that has compiled nothing."""
+    now = [0.0]
+
+    def pass_time():
+        now[0] += 100.0
+
+    settings = {"num_particles": 16, "num_replicates": 4, "num_pilot_particles": 64, "ess_threshold": 0.5}
+    settings |= {"checkpoint": tmp_path / "state", "progress": False}
+    hang().released.set()
+    used = compiling()
+    whole = sample_smc(used, **settings)
+    reason = "interrupted" if ended == "by Ctrl-C" else "time budget"
+    hanging = hang(ctrl_c if ended == "by Ctrl-C" else pass_time)
+    monkeypatch.setattr(_compiler, "COMPILE_SECONDS", 10.0)  # a run that waits fails soon
+    with monkeypatch.context() as patch, pytest.warns(SamplingWarning, match=r"after (\d+) of \1 stages; the same"):
+        if ended == "while it compiles":
+            patch.setattr("bayeskit._interruption.time.monotonic", lambda: now[0])
+        budget = {"by Ctrl-C": None, "before": 1e-6, "while it compiles": 50.0}[ended]
+        cut = sample_smc(compiling(), **settings, time_budget=budget)
+    hanging.released.set()
+    assert cut.ending == cut.draws.settings["ending"] == reason and hanging.calls == (ended != "before")
+    assert torch.equal(cut.log_evidence, whole.log_evidence) and not cut.draws.sample_stats
+    assert cut.draws.unconstrained.shape == whole.draws.unconstrained.shape
+    assert "log_marginal_likelihood" in cut.to_arviz()["sample_stats"]
+    moved = sample_smc(used, **settings, time_budget=1e-6)  # by what is compiled already
+    assert moved.ending == "finished" and torch.equal(moved.draws.unconstrained, whole.draws.unconstrained)
+
+
+def sleep(seconds=3.0):
+    """Sleep in pieces, between which a thread hears what it is told."""
+    for _ in range(round(100 * seconds)):
+        time.sleep(0.01)
+
+
+def test_a_compilation_that_does_not_hear_that_it_was_given_up_is_told_again(hang, monkeypatch):
+    monkeypatch.setattr(_compiler, "_TELL_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(_compiler, "COMPILE_SECONDS", 5.0)
+
+    def first(graph, examples, options):
+        with suppress(SystemExit):  # as in the callback of a weak reference
+            ctrl_c()
+            sleep()
+        sleep(12.0)
+
+    hanging = hang()
+    hanging.compile = first
+    hanging.released.set()
+    with pytest.raises(KeyboardInterrupt):
+        compiling().evaluator(3)
+    second = hang()
+    second.released.set()
+    compiling().evaluator(3)
+    assert second.calls == 1
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["hears the second", "hears nothing"])
+def test_filters_of_warnings_that_the_compiler_borrows_are_given_back(monkeypatch, deaf):
+    monkeypatch.setattr(_compiler, "_latest", None)
+    monkeypatch.setattr(_compiler, "_FAREWELL_SECONDS", 0.02 if deaf else 0.5)
+    released = threading.Event()
+
+    def borrowing(graph, examples, options):
+        with warnings.catch_warnings():
+            with suppress(SystemExit):  # as in the callback of a weak reference
+                ctrl_c()
+                sleep()
+            if deaf:
+                released.wait()
+            sleep()
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", borrowing)
+    before, shown = list(warnings.filters), warnings._showwarnmsg_impl
+    with pytest.raises(KeyboardInterrupt):
+        bk.sample(compiling(), **SMALL)
+    assert warnings.filters == before
+    released.set()
+    _compiler._latest.join()
+    assert warnings.filters == before and warnings._showwarnmsg_impl is shown
 
 
 def test_a_compiler_that_gives_no_answer_is_done_without(hang, monkeypatch):

@@ -80,7 +80,7 @@ def test_an_algorithm_runs_to_its_end():
     assert torch.equal(outcome.records["position"][-1], outcome.state.position)
 
 
-@pytest.mark.parametrize("at", [0, 7, 18])
+@pytest.mark.parametrize("at", [0, 7, 18, 19])
 def test_ctrl_c_ends_between_two_steps_and_the_run_resumes_bit_for_bit(tmp_path, at):
     control = Control(checkpoint=tmp_path / "state", progress=False)
     before = signal.getsignal(signal.SIGINT)
@@ -129,6 +129,18 @@ def test_a_start_that_is_cut_short_has_nothing_to_return(monkeypatch):
     monkeypatch.setattr(Walk, "start", start)
     with pytest.raises(BudgetError, match="budget of 5 s ended while the density was being compiled"):
         drive(Walk(), Control(time_budget=5.0), generator())
+
+
+def test_a_run_within_another_hears_the_same_ctrl_c():
+    inner = []
+
+    def drive_another():
+        walk = Walk(after_step={3: lambda: os.kill(os.getpid(), signal.SIGINT)})
+        inner.append(drive(walk, QUIET, generator()))
+
+    outer = drive(Walk(after_step={5: drive_another}), QUIET, generator())
+    assert (inner[0].ending, inner[0].num_iterations) == ("interrupted", 4)
+    assert (outer.ending, outer.num_iterations) == ("interrupted", 6)
 
 
 def test_a_thread_may_drive_too():

@@ -19,6 +19,7 @@ from bayeskit.inference.samplers import (
     sample_smc,
     sample_stochastic_gradient,
 )
+from bayeskit.inference.samplers.smc import run as smc_run
 from bayeskit.inference.samplers.smc.pilot import Pilot
 from bayeskit.inference.samplers.smc.run import Replicates
 from bayeskit.inference.samplers.stochastic_gradient.run import StochasticGradientRun
@@ -110,6 +111,43 @@ def test_what_smc_has_done_is_returned(phase, clock, monkeypatch, tmp_path):
     assert torch.equal(resumed.draws.unconstrained, whole.draws.unconstrained)
     assert torch.equal(resumed.log_evidence, whole.log_evidence)
     assert resumed.draws.seconds == LONG  # of both parts; the clock stood still otherwise
+
+
+@pytest.mark.parametrize("algorithm", [Pilot, Replicates, NestedSampler, StochasticGradientRun])
+def test_ctrl_c_in_the_last_step_is_heard_and_returns_everything(algorithm, monkeypatch):
+    """Whoever follows several runs up has to hear it, though this one is complete."""
+    if algorithm is NestedSampler:
+        whole = nested()
+        steps = (len(whole.position) - 40) // 20
+        run, draws = nested, lambda run: run.position
+    elif algorithm is StochasticGradientRun:
+        whole, steps, run, draws = minibatch(), 20, minibatch, lambda run: run.unconstrained
+    else:
+        whole = smc()
+        steps, run, draws = len(whole.schedule), smc, lambda run: run.draws.unconstrained
+    before_step(monkeypatch, algorithm, steps, ctrl_c)
+    with pytest.warns(SamplingWarning, match="interrupted"):
+        complete = run()
+    ending = complete.settings["ending"] if algorithm is StochasticGradientRun else complete.ending
+    assert ending == "interrupted"
+    if algorithm is Pilot:
+        assert float(complete.draws.beta[0]) == 1 and complete.schedule.fingerprint() == whole.schedule.fingerprint()
+    else:
+        assert torch.equal(draws(complete), draws(whole))
+
+
+def test_ctrl_c_in_the_last_move_of_smc_is_heard(monkeypatch):
+    whole, pooled = smc(), smc_run._pooled
+
+    def interrupted(*arguments):
+        ctrl_c()
+        return pooled(*arguments)
+
+    monkeypatch.setattr(smc_run, "_pooled", interrupted)
+    with pytest.warns(SamplingWarning, match=r"interrupted after (\d+) of \1 stages"):
+        complete = smc()
+    assert complete.ending == complete.draws.settings["ending"] == "interrupted"
+    assert torch.equal(complete.draws.unconstrained, whole.draws.unconstrained)
 
 
 def test_a_finished_pilot_is_returned_though_no_replicate_has_moved(clock, monkeypatch):

@@ -98,7 +98,15 @@ def test_divergences_are_counted():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"num_chains": 0}, {"num_samples": 0}, {"num_warmup": -1}, {"target_acceptance": 1.0}, {"max_depth": 0}]
+    "setting",
+    [
+        {"num_chains": 0},
+        {"num_samples": 0},
+        {"num_warmup": -1},
+        {"target_acceptance": 1.0},
+        {"target_acceptance": "0.8"},
+        {"max_depth": 0},
+    ],
 )
 def test_settings_outside_their_domain_are_refused(normal_normal, setting):
     with pytest.raises(SettingsError, match=next(iter(setting))):

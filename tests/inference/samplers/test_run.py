@@ -201,7 +201,7 @@ def test_the_ladder_starts_at_the_prior_and_ends_at_the_posterior():
     torch.testing.assert_close(target.log_likelihood(ladder.draws.unconstrained), ladder.draws.log_likelihood)
     custom = sample_ladder(target, beta=[0, 0.1, 1], num_chains=2, num_warmup=30, num_samples=20, progress=False)
     assert custom.beta.tolist() == [0, 0.1, 1]
-    for bad in ([0.1, 0.5, 1], [0, 0.5, 0.9], [0, 0.6, 0.5, 1], [0, 1]):
+    for bad in ([0.1, 0.5, 1], [0, 0.5, 0.9], [0, 0.6, 0.5, 1], [0, 1], "abc", ["a", 1], [[0, 0.5], [1]]):
         with pytest.raises(SettingsError, match="increase strictly"):
             sample_ladder(target, beta=bad, progress=False)
 

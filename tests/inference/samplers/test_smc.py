@@ -400,6 +400,7 @@ def test_a_checkpoint_of_another_dimension_is_refused(normal_normal, skewed, tmp
         ({"max_moves": 0}, "max_moves"),
         ({"target_acceptance": 1.5}, "target_acceptance"),
         ({"time_budget": -1.0}, "time_budget"),
+        ({"schedule": "x"}, "schedule must be a Schedule"),
     ],
 )
 def test_settings_outside_their_domain_are_refused(normal_normal, setting, name):

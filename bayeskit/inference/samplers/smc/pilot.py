@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit._settings import whole_number
-from bayeskit.errors import SettingsError
+from bayeskit._settings import real_number, whole_number
 from bayeskit.inference.samplers.driver import Ending, Records
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, PopulationHMC
@@ -74,12 +73,8 @@ class Pilot:
         for name, called, least in (("num_particles", "num_pilot_particles", 2), ("max_moves", "max_moves", 1),
                                     ("seed", "seed", None)):  # fmt: skip
             object.__setattr__(self, name, whole_number(called, getattr(self, name), least))
-        if not 0 < self.ess_threshold < 1:
-            raise SettingsError(f"ess_threshold must lie in (0, 1), not {self.ess_threshold}")
-        if not 0 < self.max_correlation < 1:
-            raise SettingsError(f"max_correlation must lie in (0, 1), not {self.max_correlation}")
-        if not 0 < self.target_acceptance < 1:
-            raise SettingsError(f"target_acceptance must lie in (0, 1), not {self.target_acceptance}")
+        for name in ("ess_threshold", "max_correlation", "target_acceptance"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint must agree on."""

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from bayeskit._arviz import as_inference_data
+from bayeskit._interruption import Stopped, watching
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
+from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.driver import (
     CHECKPOINT_SECONDS,
     Control,
@@ -42,7 +44,8 @@ class SMCRun:
     ----------
     draws : Draws
         Equally weighted, as many chains as replicates. A run that was stopped early has draws of a power
-        posterior, with ``draws.beta`` below one.
+        posterior, with ``draws.beta`` below one; they have no statistics where their last move would have had to
+        wait for the compiler.
     schedule : Schedule or None
         What the pilot has learnt; None if it was stopped before its end.
     beta : Tensor
@@ -198,9 +201,13 @@ def sample_smc(
     """
     num_particles, num_replicates = _check_numbers(num_particles, num_replicates)
     seed = whole_number("seed", seed)
-    begin = time.monotonic()
+    if not isinstance(schedule, (Schedule, type(None))):
+        raise SettingsError(
+            f"schedule must be a Schedule, such as the one of an earlier run, not a {type(schedule).__name__}"
+        )
     files = [None if checkpoint is None else f"{checkpoint}.{name}" for name in ("pilot", "replicates")]
     control = Control(files[0], checkpoint_seconds, time_budget, progress)
+    deadline = None if control.time_budget is None else time.monotonic() + control.time_budget
     pilot_gradients, correlation, pilot_seconds = 0, None, 0.0
     given = schedule is not None
     if schedule is None:
@@ -212,23 +219,24 @@ def sample_smc(
         if outcome.ending != "finished":
             if not stages:
                 raise nothing_done(outcome.ending, control, "in the first stage of the pilot")
-            beta = float(outcome.state.particles.beta)
-            say_early(outcome.ending, control, pilot.description, f"at inverse temperature {beta:.3g}")
             particles = outcome.state.particles
-            return _as_run(target, particles, outcome, None, stages, generator, pilot_gradients, seed)
+            beta = float(particles.beta)
+            schedule = Schedule(stages) if beta == 1 else None
+            run = _as_run(target, particles, outcome, schedule, stages, generator, pilot_gradients, seed, deadline)
+            say_early(run.ending, control, pilot.description, f"at inverse temperature {beta:.3g}")
+            return run
         schedule, correlation = Schedule(stages), outcome.records["correlation"]
-    left = None if time_budget is None else max(time_budget - (time.monotonic() - begin), 1e-3)
+    left = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
     replicates = Replicates(target, schedule, num_replicates, num_particles, seed)
     generator = new_generator(seed, target.device, replicates.stream)
     rest = replace(control, checkpoint=files[1], time_budget=left)
     outcome = drive(replicates, rest, generator, target.device)
     if given and outcome.ending != "finished" and outcome.num_iterations == 0:
         raise nothing_done(outcome.ending, control, "in the first stage")
-    done = f"after {outcome.num_iterations} of {len(schedule)} stages"
-    say_early(outcome.ending, control, replicates.description, done)
     stages = replicates.stages[: outcome.num_iterations]
     spent = pilot_gradients + num_replicates * num_particles * (1 + sum(stage.num_calls for stage in stages))
-    run = _as_run(target, outcome.state, outcome, schedule, stages, generator, spent, seed)
+    run = _as_run(target, outcome.state, outcome, schedule, stages, generator, spent, seed, deadline)
+    say_early(run.ending, control, replicates.description, f"after {len(stages)} of {len(schedule)} stages")
     draws = replace(run.draws, seconds=pilot_seconds + outcome.seconds)
     return replace(run, draws=draws, pilot_gradients=pilot_gradients, correlation=correlation)
 
@@ -305,20 +313,32 @@ def _as_run(
     generator: torch.Generator,
     spent: int,
     seed: int,
+    deadline: float | None,
 ) -> SMCRun:
-    """Gather what a run has done, and make its particles draws of equal weight."""
+    """Gather what a run has done, and make its particles draws of equal weight, moved once more.
+
+    They stay where they are if that would have to wait for the compiler beyond ``deadline``, or after Ctrl-C.
+    """
     r, n = state.log_weight.shape
     beta = torch.tensor([stage.beta for stage in stages], dtype=torch.float64)
     empty = torch.empty(0, r, dtype=torch.float64, device=target.device)
     columns = (outcome.records[name] if stages else empty for name in SMCInfo._fields)
     info = SMCInfo(*(column.mT.contiguous() for column in columns))
-    with one_thread(), torch.no_grad():
+    ending, stats = outcome.ending, {}
+    left = None if deadline is None else deadline - time.monotonic()
+    with one_thread(), torch.no_grad(), watching(left) as watch:
+        if ending == "interrupted":
+            watch.interrupted.set()
         state = _pooled(state, info.log_increment.sum(1), generator)
-        stats: dict[str, Tensor] = {}
         if stages:
-            moved = stages[-1].move(target, state, generator=generator)
-            state, stats = moved.state, _statistics(moved.last, stages[-1], (r, n))
-            spent += stages[-1].num_calls * r * n
+            try:
+                moved = stages[-1].move(target, state, generator=generator)
+                state, stats = moved.state, _statistics(moved.last, stages[-1], (r, n))
+                spent += stages[-1].num_calls * r * n
+            except Stopped as stopped:
+                ending = stopped.reason
+    if watch.interrupted.is_set():
+        ending = "interrupted"
     draws = Draws(
         state.position,
         state.log_prior,
@@ -327,10 +347,10 @@ def _as_run(
         stats,
         spent,
         outcome.seconds,
-        {"sampler": "tempered SMC", "seed": seed, "ending": outcome.ending},
+        {"sampler": "tempered SMC", "seed": seed, "ending": ending},
         target,
     )
-    return SMCRun(draws, schedule, beta, info, float(state.undefined_share), outcome.ending)
+    return SMCRun(draws, schedule, beta, info, float(state.undefined_share), ending)
 
 
 def _pooled(state: SMCState, log_evidence: Tensor, generator: torch.Generator) -> SMCState:
