@@ -92,6 +92,7 @@ def as_output_folder(path: str | Path) -> Path:
             pass
     except OSError as error:
         raise OutputError(
-            f"cannot write to the folder {folder}: {error.strerror or error}; give another folder"
+            f"cannot write to the folder {folder}: {error.strerror or error}; give another folder, "
+            "on the command line by --out"
         ) from error
     return folder

@@ -153,7 +153,7 @@ def _simulated(model: Callable[..., Any], args: tuple[Any, ...]) -> tuple[tuple[
     data: dict[int, Tensor] = {}
     codes: dict[str, Tensor] = {}
     for name, site in given.items():
-        if site["type"] != "sample" or name not in drawn:
+        if site["type"] != "sample" or name not in drawn or site["infer"].get("_deterministic"):
             continue
         if not site["is_observed"]:
             codes[name] = drawn[name]["value"]

@@ -200,6 +200,7 @@ class GECO(Objective):
     def estimate(self, draw: Draw) -> Tensor:
         """Return minus the Lagrangian of each datum, ``(*batch)``."""
         particles = draw(self.num_particles, analytic_kl=self.analytic_kl)
+        particles.require_divergences("GECO")
         constraint = self.constraint(particles)
         if constraint.shape != particles.log_likelihood.shape:
             raise ShapeError(

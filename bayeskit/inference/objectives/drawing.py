@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import Normal, kl_divergence
 
 from bayeskit._enumeration import Enumeration
-from bayeskit.errors import GuideError
+from bayeskit.errors import GuideError, ModelError, SettingsError
 from bayeskit.inference.objectives.enumeration import Enumerated
 from bayeskit.inference.objectives.gate import Gate
-from bayeskit.inference.objectives.layout import PARTICLES, Layout, Plate, reduced
+from bayeskit.inference.objectives.layout import PARTICLES, Layout, Plate, masked, reduced
 from bayeskit.inference.objectives.particles import Particles
-from bayeskit.inference.objectives.sites import Compatibility, Site, log_density
+from bayeskit.inference.objectives.sites import Compatibility, Site, log_density, unwrapped
 
 SUMMED_OUT = "_summed_out"
 
@@ -68,6 +69,9 @@ def plate_nesting(
         drawn = {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
         replayed = _Values(sites, drawn, compatibility)(model)
         model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
+    for trace in (guide_trace, model_trace):
+        for name, site in _samples(trace).items():
+            _check_batch(name, site)
     frames = [
         frame
         for trace in (guide_trace, model_trace)
@@ -76,6 +80,17 @@ def plate_nesting(
         for frame in site["cond_indep_stack"]
     ]
     return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
+
+
+def _check_batch(name: str, site: Site) -> None:
+    """Refuse dimensions that no plate declares: beside several particles they would be taken for these."""
+    declared = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
+    shape = site["fn"].batch_shape
+    if loose := [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in declared]:
+        raise ModelError(
+            f"site {name!r} has a batch dimension ({loose[-1]}, of size {shape[loose[-1]]}) outside every plate; "
+            "declare it with pyro.plate or .to_event"
+        )
 
 
 def run_particles(
@@ -142,7 +157,13 @@ def run_particles(
     layouts.append(layout := run.layout(guide_sites, model_sites))
     enumerated = Enumerated.of(model_sites, guide_sites)
     if enumerated is not None:
-        return _summed_out(enumerated, model_sites, guide_sites, layout, analytic_kl)
+        particles = _summed_out(enumerated, model_sites, guide_sites, layout, analytic_kl)
+        if path_only and not enumerated.in_guide:
+            _leave_path(particles.log_guide, _scores(run, guide, guide_trace, guide_sites, layout))
+        if gate is not None:
+            particles.log_guide = {name: gate(term) for name, term in particles.log_guide.items()}
+            particles.kl = {name: gate(term) for name, term in particles.kl.items()}
+        return particles
     closed = closed_forms(model_sites, guide_sites) if analytic_kl else []
     kl = {name: reduced(model_sites[name], term, layout) for name, term in closed}
     # A closed form stands for both log densities, unless the draw's own is needed as its score.
@@ -150,12 +171,11 @@ def run_particles(
     log_guide = {
         name: _term(site, layout)
         for name, site in guide_sites.items()
-        if not site["is_observed"] and name not in spared
+        if name not in spared  # factors, too
     }
     scores = [term for name, term in log_guide.items() if detached or not guide_sites[name]["fn"].has_rsample]
     if path_only:
-        for name, direct in _scores(run, guide, guide_trace, guide_sites, layout).items():
-            log_guide[name] = log_guide[name] - direct + direct.detach()
+        _leave_path(log_guide, _scores(run, guide, guide_trace, guide_sites, layout))
     if gate is not None:
         log_guide = {name: gate(term) for name, term in log_guide.items()}
         kl = {name: gate(term) for name, term in kl.items()}
@@ -210,7 +230,10 @@ def _summed_out(
                 "it too, or none"
             )
     if enumerated.in_guide:
-        weights = {number: own[name] for number, name in enumerated.variables.items()}
+        weights = {
+            number: enumerated.factor(guide_sites[name], _density(guide_sites[name]), layout, bare=True)
+            for number, name in enumerated.variables.items()
+        }
         closed = closed_forms(model_sites, guide_sites) if analytic_kl else []
         costs = {name: enumerated.factor(model_sites[name], term, layout) for name, term in closed}
         terms, log_guide, kl = (
@@ -230,7 +253,8 @@ def _summed_out(
     free = [(n, t) for n, t in closed_forms(model_sites, guide_sites) if n not in summed] if analytic_kl else []
     kl = {name: reduced(model_sites[name], term, layout) for name, term in free}
     scores = [log_guide[name] for name in scored]
-    return _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites)
+    found = _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites)
+    return replace(found, in_sum=next((name for name in summed if name in guide_sites), None))
 
 
 @dataclass(frozen=True)
@@ -262,6 +286,12 @@ class _Run:
                     f"site {name!r} stands outside the plate {self.data_plate!r}, so there are no weights for each "
                     "datum; put it into the plate, or leave data_plate out to weigh the whole data at once"
                 )
+            if deep := [n for n, plate in frames.items() if -plate.dim > self.nesting]:
+                raise SettingsError(
+                    f"plate {deep[0]!r} takes dimension {frames[deep[0]].dim}, beyond the max_plate_nesting of "
+                    f"{self.nesting} that this objective was given or found in its first run; use a new objective for "
+                    "another model, or give max_plate_nesting"
+                )
             common = frames if common is None else {n: p for n, p in common.items() if n in frames}
         plates = common or {}
         if self.data_plate is not None:
@@ -275,7 +305,7 @@ def _later(layouts: list[Layout], events: int) -> Callable[[], tuple[int, ...]]:
 
 def _samples(trace: Any) -> dict[str, Site]:
     nodes: Mapping[str, Any] = prune_subsample_sites(trace).nodes
-    return {n: s for n, s in nodes.items() if s["type"] == "sample"}
+    return {n: s for n, s in nodes.items() if s["type"] == "sample" and not s["infer"].get("_deterministic")}
 
 
 def _term(site: Site, layout: Layout) -> Tensor:
@@ -285,7 +315,7 @@ def _term(site: Site, layout: Layout) -> Tensor:
 
 def _density(site: Site) -> Tensor:
     term = log_density(site["fn"], site["value"])
-    site["term"] = term.detach()
+    site["term"] = masked(site, term.detach())  # what a mask takes out is nobody's fault
     return term
 
 
@@ -304,11 +334,25 @@ def closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[t
         same_mask = prior["mask"] is posterior["mask"]
         if not same_mask or isinstance(prior["scale"], Tensor) or prior["scale"] != posterior["scale"]:
             continue
-        if "_enumerate_dim" in posterior["infer"]:
-            continue
+        if "_enumerate_dim" in posterior["infer"] or isinstance(unwrapped(posterior["fn"])[0], Delta):
+            continue  # Pyro's closed form of a Delta leaves out its log_density, the Jacobian of automatic guides
         with suppress(NotImplementedError):
-            found.append((name, kl_divergence(posterior["fn"], prior["fn"])))
+            found.append((name, kl_divergence(*_alike(posterior["fn"], prior["fn"]))))
     return found
+
+
+def _alike(posterior: Any, prior: Any) -> tuple[Any, Any]:
+    """Give both one batch shape: some of torch's closed forms index one by a mask of the other's shape."""
+    if posterior.batch_shape == prior.batch_shape or isinstance(unwrapped(prior)[0], Normal):
+        return posterior, prior
+    shape = torch.broadcast_shapes(posterior.batch_shape, prior.batch_shape)
+    return posterior.expand(shape), prior.expand(shape)
+
+
+def _leave_path(log_guide: dict[str, Tensor], direct: Mapping[str, Tensor]) -> None:
+    """Take the gradient that is not along the draws out of the guide's log densities."""
+    for name, term in direct.items():
+        log_guide[name] = log_guide[name] - term + term.detach()
 
 
 def _scores(
@@ -319,7 +363,7 @@ def _scores(
     Subtracted from the full log density it leaves the gradient along the path. A guide of one site needs no
     second run: its distribution cannot depend on draws.
     """
-    free = {name: site for name, site in sites.items() if site["value"].requires_grad}
+    free = {name: site for name, site in sites.items() if not site["is_observed"]}
     if len(sites) > 1:
         fixed = {
             n: (s["value"].detach() if isinstance(s["value"], Tensor) else s["value"])

@@ -57,11 +57,11 @@ class Enumerated:
         variables = found[in_guide]
         return cls(variables, dict(_ENUM_ALLOCATOR.dim_to_id), in_guide) if variables else None
 
-    def factor(self, site: Site, term: Tensor, layout: Layout) -> Factor:
+    def factor(self, site: Site, term: Tensor, layout: Layout, *, bare: bool = False) -> Factor:
         """Label the dimensions of a term of a site, masked and without the scale of the data's plates."""
-        scale = site["scale"] / layout.scale
+        scale = 1.0 if bare else site["scale"] / layout.scale
         if isinstance(scale, Tensor) or abs(scale - 1) > 1e-12:
-            if term.dim() > layout.nesting + 1:
+            if term.dim() > layout.nesting + 1 and not self.in_guide:
                 raise GuideError(
                     f"site {site['name']!r} depends on enumerated sites and is scaled or subsampled; only the plates "
                     "that hold all sites may be subsampled then"
@@ -69,7 +69,7 @@ class Enumerated:
             term = term * scale
         plates = {f.dim: (f.name, f.size) for f in site["cond_indep_stack"] if f.vectorized}
         dims = {**self.dims, **site["infer"].get("_dim_to_id", {})}
-        return pack(site["name"], masked(site, term), plates, dims, -layout.nesting - 2)
+        return pack(site["name"], term if bare else masked(site, term), plates, dims, -layout.nesting - 2)
 
     def home(self, sites: Mapping[str, Site]) -> dict[int, frozenset[str]]:
         """Return the plates of each variable."""

@@ -39,8 +39,12 @@ def score_function_estimate(value: Tensor, log_score: Tensor | None) -> Tensor:
 
 def divergences(particles: Particles) -> dict[str, Tensor]:
     """Return, for each latent site, its divergence from the prior: in closed form or by its draws, ``(K, *batch)``."""
-    drawn = {n: particles.log_guide[n] - prior for n, prior in particles.log_prior.items() if n not in particles.kl}
-    return drawn | particles.kl
+    prior, guide = particles.log_prior, particles.log_guide
+    beyond = [term for name, term in guide.items() if name not in prior]
+    if beyond:  # auxiliary sites, such as those of Pyro's automatic guides: their density belongs to no site alone
+        open_ = [guide[n] - prior[n] for n in prior if n not in particles.kl]
+        return {"": sum(open_, sum(beyond[1:], beyond[0]))} | particles.kl
+    return {n: guide[n] - term for n, term in prior.items() if n not in particles.kl} | particles.kl
 
 
 class ELBO(Objective):
@@ -123,6 +127,8 @@ class ELBO(Objective):
         weight = self.kl_weight(self.num_steps) if isinstance(self.kl_weight, Schedule) else self.kl_weight
         if torch.is_grad_enabled():
             self.num_steps += 1
+        if weight != 1 or self.free_bits:
+            particles.require_divergences(type(self).__name__ + " with kl_weight or free_bits")
         value = particles.log_likelihood
         for divergence in divergences(particles).values():
             value = value - weight * self._beyond_free(divergence)

@@ -30,7 +30,11 @@ def leave_one_out_bound(log_weight: Tensor) -> Tensor:
     tensor([3., 1.])
     """
     count = len(log_weight)
-    others = (log_weight.sum(0) - log_weight) / (count - 1)
+    finite = log_weight.isfinite()
+    known = torch.where(finite, log_weight, 0.0)
+    others = (known.sum(0) - known) / (count - 1)
+    # One weight of zero among the others makes their geometric mean zero; taken from a sum it would make it NaN.
+    others = torch.where((~finite).sum(0) > (~finite).long(), -torch.inf, others)
     peak = torch.maximum(log_weight.amax(0), others.amax(0))
     weight = (log_weight - peak).exp()
     # The sum without particle k is taken anew where subtracting would cancel.

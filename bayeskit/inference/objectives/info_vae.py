@@ -95,6 +95,7 @@ class InfoVAE(Objective):
             raise GuideError(
                 "InfoVAE needs a guide whose draws carry gradients, but some do not, such as discrete ones; use ELBO"
             )
+        particles.require_divergences("InfoVAE")
         value = particles.log_likelihood
         for divergence in divergences(particles).values():
             value = value - (1 - self.alpha) * divergence

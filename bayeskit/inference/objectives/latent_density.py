@@ -328,7 +328,7 @@ class LatentDensity:
             transform = None if self._unbounded else _transform(name, fn)
             if transform is None:
                 return x.reshape(slot.shape)
-            x = x.reshape(*slot.shape[: len(slot.shape) - fn.event_dim], *slot.full_shape[self.layout.nesting + 1 :])
+            x = x.reshape((*slot.shape[: len(slot.shape) - fn.event_dim], *slot.full_shape[self.layout.nesting + 1 :]))
             value = transform(x)
             correction = transform.log_abs_det_jacobian(x, value)
             excess = correction.dim() - (len(slot.shape) - fn.event_dim)

@@ -52,6 +52,7 @@ class Particles:
     model_sites: dict[str, Site] = field(repr=False)
     guide_sites: dict[str, Site] = field(repr=False)
     in_expectation: str | None = None
+    in_sum: str | None = None  # a latent site whose prior is part of a sum over the model's enumerated sites
 
     @property
     def log_model(self) -> Tensor:
@@ -82,6 +83,15 @@ class Particles:
                 "mark out of the guide, or use ELBO"
             )
         return self.log_model - self.log_guide_total
+
+    def require_divergences(self, objective: str) -> None:
+        """Refuse guide sites whose prior is part of a sum over enumerated sites of the model: they have none."""
+        if self.in_sum is not None:
+            raise GuideError(
+                f"{objective} weighs the divergence of each latent site, but the prior of {self.in_sum!r} depends on a "
+                "site that the model sums out, so that it has no term of its own; enumerate that site in the guide, or "
+                "use ELBO without weights, or IWAE"
+            )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return everything that carries a gradient, in a fixed order."""
@@ -137,4 +147,6 @@ def stacked(runs: list[Particles]) -> Particles:
         replace(first.layout, num_particles=count),
         first.model_sites,
         first.guide_sites,
+        first.in_expectation,
+        first.in_sum,
     )

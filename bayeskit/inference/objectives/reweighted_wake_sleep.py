@@ -134,7 +134,7 @@ class ReweightedWakeSleep(Objective):
         args, kwargs = list(draw.args), dict(draw.kwargs)
         sites: Mapping[str, Any] = dream.nodes
         for name, site in sites.items():
-            if site["type"] != "sample" or not site["infer"].get("was_observed"):
+            if site["type"] != "sample" or not site["infer"].get("was_observed") or site["infer"].get("_deterministic"):
                 continue
             if name not in self.observed:
                 raise ModelError(

@@ -50,6 +50,8 @@ class _BernoulliLogDensity(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         logits, value = context.saved_tensors
         weight = gradient[(...,) + (None,) * context.events]
+        if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+            return (value - logits.sigmoid()) * weight, None, None
         return logits.sigmoid().neg_().add_(value).mul_(weight), None, None
 
 
@@ -114,7 +116,7 @@ def _names(names: list[str]) -> str:
 def _check_support(name: str, prior: Any, posterior: Any, value: Tensor) -> None:
     wanted, given = _bare(prior.support), _bare(posterior.support)
     # What a chain of transforms can reach, torch knows only roughly: there the values decide.
-    vague = type(unwrapped(posterior)[0]).__name__ == "TransformedDistribution"
+    vague = type(unwrapped(posterior)[0]).__name__ in ("TransformedDistribution", "Delta")
     if wanted.is_discrete != given.is_discrete or not vague and not (_contains(wanted, given) or _same(wanted, given)):
         raise GuideError(
             f"site {name!r}: the guide's {type(unwrapped(posterior)[0]).__name__} has support {given}, the model's "

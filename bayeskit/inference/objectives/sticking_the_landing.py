@@ -54,7 +54,4 @@ class STL(Objective):
         """Return the bound of each datum, ``(*batch)``."""
         particles = draw(self.num_particles, path_only=True)
         value, score = particles.log_weight, particles.log_score
-        if score is not None:
-            # These sites have no path; their direct part has expectation zero as well.
-            value = value + (score - score.detach())
         return score_function_estimate(value, score)

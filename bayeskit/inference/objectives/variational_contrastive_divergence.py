@@ -231,7 +231,7 @@ class VCD(Objective):
         self._make_room(tuple(plate.full_size for _, plate in plates), weight)
         chosen = [indices[name].to(weight.device) for name, _ in plates]
         items = torch.meshgrid(*chosen, indexing="ij") if chosen else ()
-        known, mean = self._control_variate[items], weight.mean(0)
+        known, mean = self._control_variate[items].clone(), weight.mean(0)
         unknown = ~known.isfinite()
         # Data not met before take the mean of the others in the batch, which knows nothing of their own draws.
         others = (mean.sum() - mean) / max(mean.numel() - 1, 1)
