@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import GuideError, SettingsError, ShapeError
 from bayeskit.inference.objectives.evidence_lower_bound import divergences, score_function_estimate
 from bayeskit.inference.objectives.layout import reduced
 from bayeskit.inference.objectives.objective import Draw, Objective
@@ -99,6 +99,12 @@ def _observed(particles: Particles, name: str) -> Site:
     if site is None or not site["is_observed"]:
         names = [n for n, s in particles.model_sites.items() if s["is_observed"]]
         raise SettingsError(f"the constraint is about site {name!r}, but the model observes {', '.join(names)}")
+    if len(site["fn"].batch_shape) > particles.layout.nesting + 1:
+        which = "an enumerated site" if particles.in_expectation is None else f"site {particles.in_expectation!r}"
+        raise GuideError(
+            f"the constraint is about site {name!r}, which depends on {which}, enumerated instead of drawn; take the "
+            'mark infer={"enumerate": "parallel"} off, or give a function of particles.log_likelihood as constraint'
+        )
     return site
 
 
@@ -194,7 +200,17 @@ class GECO(Objective):
             )
         self.constraint, self.smoothing, self.rate, self.bounds = constraint, smoothing, rate, bounds
         self.analytic_kl = analytic_kl
-        self.multiplier = torch.tensor(float(multiplier), dtype=torch.float64)
+        self._first_multiplier = float(multiplier)
+        self.reset()
+
+    @property
+    def is_moving(self) -> bool:
+        """True: the multiplier moves."""
+        return True
+
+    def reset(self) -> None:
+        """Let the multiplier be where it starts, and forget the average."""
+        self.multiplier = torch.tensor(self._first_multiplier, dtype=torch.float64)
         self.average = torch.tensor(math.nan, dtype=torch.float64)
 
     def estimate(self, draw: Draw) -> Tensor:
@@ -211,8 +227,14 @@ class GECO(Objective):
         multiplier = self.multiplier.to(here.device)
         if torch.is_grad_enabled():
             past = self.average.to(here.device)
-            self.average = torch.where(past.isnan(), here, self.smoothing * past + (1 - self.smoothing) * here)
-            self.multiplier = updated_multiplier(multiplier, self.average, self.rate, self.bounds)
+            average = torch.where(past.isnan(), here, self.smoothing * past + (1 - self.smoothing) * here)
+            updated = updated_multiplier(multiplier, average, self.rate, self.bounds)
+            # A step whose loss is not finite teaches nothing.
+            usable = here.isfinite()
+            self.average, self.multiplier = (
+                torch.where(usable, average, past),
+                torch.where(usable, updated, multiplier),
+            )
             constraint = constraint + (self.average - here)
         value = -multiplier * constraint
         for divergence in divergences(particles).values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +26,23 @@ from bayeskit.inference.objectives.particles import Particles
 from bayeskit.inference.objectives.sites import Compatibility, Site, log_density, unwrapped
 
 SUMMED_OUT = "_summed_out"
+
+
+class _WithinNesting(Messenger):
+    """Refuse plates that reach into the dimension of the particles, before shapes clash there."""
+
+    def __init__(self, nesting: int) -> None:
+        super().__init__()
+        self._nesting = nesting
+
+    def _pyro_sample(self, message: Any) -> None:
+        for frame in message["cond_indep_stack"]:
+            if frame.vectorized and -frame.dim > self._nesting:
+                raise SettingsError(
+                    f"plate {frame.name!r} takes dimension {frame.dim}, beyond the max_plate_nesting of "
+                    f"{self._nesting} that this objective was given or found in its first run; use a new objective for "
+                    "another model, or give max_plate_nesting"
+                )
 
 
 class _Values(Messenger):
@@ -79,7 +96,14 @@ def plate_nesting(
         if site["type"] == "sample"
         for frame in site["cond_indep_stack"]
     ]
+    _check_plate_names(frames, [])
     return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
+
+
+def _check_plate_names(frames: Iterable[Any], own: Iterable[int]) -> None:
+    """Refuse plates named like the one that the particles stand in, unless in a dimension of its own."""
+    if any(frame.name == PARTICLES and frame.dim not in own for frame in frames):
+        raise ModelError(f"the name of plate {PARTICLES!r} is taken by the plate of the particles; give it another")
 
 
 def _check_batch(name: str, site: Site) -> None:
@@ -267,6 +291,7 @@ class _Run:
 
     def trace(self, function: Callable[..., Any], *, first: bool = False) -> Any:
         """Trace a run; the ``first`` one opens the dimensions left of the particles to enumerated sites."""
+        function = _WithinNesting(self.nesting)(function)
         if self.num_particles > 1:
             function = pyro.plate(PARTICLES, self.num_particles, dim=-self.nesting - 1)(function)
         with Enumeration(first_available_dim=-self.nesting - 2 if first else None):
@@ -276,6 +301,7 @@ class _Run:
         """Find the plates that hold every site of the traces, or just the one that was asked for."""
         common: dict[str, Plate] | None = None
         for name, site in ((n, s) for trace in traces for n, s in trace.items()):
+            _check_plate_names(site["cond_indep_stack"], [-self.nesting - 1])
             frames = {
                 f.name: Plate(f.dim, f.size, f.full_size or f.size)
                 for f in site["cond_indep_stack"]
@@ -285,12 +311,6 @@ class _Run:
                 raise GuideError(
                     f"site {name!r} stands outside the plate {self.data_plate!r}, so there are no weights for each "
                     "datum; put it into the plate, or leave data_plate out to weigh the whole data at once"
-                )
-            if deep := [n for n, plate in frames.items() if -plate.dim > self.nesting]:
-                raise SettingsError(
-                    f"plate {deep[0]!r} takes dimension {frames[deep[0]].dim}, beyond the max_plate_nesting of "
-                    f"{self.nesting} that this objective was given or found in its first run; use a new objective for "
-                    "another model, or give max_plate_nesting"
                 )
             common = frames if common is None else {n: p for n, p in common.items() if n in frames}
         plates = common or {}

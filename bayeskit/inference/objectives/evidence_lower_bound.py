@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from bayeskit._settings import real_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.annealing import Schedule
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
@@ -67,7 +68,7 @@ class ELBO(Objective):
     Raises
     ------
     SettingsError
-        If a weight is negative.
+        If a weight is negative or no number.
 
     References
     ----------
@@ -114,11 +115,14 @@ class ELBO(Objective):
             chunk_size=chunk_size,
             data_plate=data_plate,
         )
-        if isinstance(kl_weight, (int, float)) and not kl_weight >= 0:
-            raise SettingsError(f"kl_weight must not be negative, not {kl_weight}")
+        if not isinstance(kl_weight, Schedule):
+            kl_weight = real_number("kl_weight", kl_weight)
+            if not kl_weight >= 0:
+                raise SettingsError(f"kl_weight must not be negative, not {kl_weight}")
+        free_bits = real_number("free_bits", free_bits)
         if not free_bits >= 0:
             raise SettingsError(f"free_bits must not be negative, not {free_bits}")
-        self.analytic_kl, self.kl_weight, self.free_bits = analytic_kl, kl_weight, float(free_bits)
+        self.analytic_kl, self.kl_weight, self.free_bits = analytic_kl, kl_weight, free_bits
         self.num_steps = 0
 
     def estimate(self, draw: Draw) -> Tensor:
@@ -140,6 +144,15 @@ class ELBO(Objective):
             return divergence
         below = divergence.detach().mean() < self.free_bits
         return torch.where(below, torch.full_like(divergence, self.free_bits), divergence)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the weight is annealed."""
+        return isinstance(self.kl_weight, Schedule)
+
+    def reset(self) -> None:
+        """Start annealing anew."""
+        self.num_steps = 0
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the number of steps taken, from which an annealed weight follows."""

@@ -101,6 +101,11 @@ class InfoVAE(Objective):
             value = value - (1 - self.alpha) * divergence
         aggregate = self.alpha + self.weight - 1
         if aggregate:
+            if particles.in_expectation is not None:
+                raise GuideError(
+                    f"site {particles.in_expectation!r} is enumerated in the guide, but InfoVAE compares draws with "
+                    "the prior's; take the mark out of the guide, or use ELBO"
+                )
             codes = code_vectors(particles.guide_sites, particles.layout)
             prior = code_vectors(prior_sites(draw, particles), particles.layout)
             discrepancy = maximum_mean_discrepancy(codes, prior, self.kernel)
@@ -110,7 +115,8 @@ class InfoVAE(Objective):
 
 def prior_sites(draw: Draw, particles: Particles) -> dict[str, Site]:
     """Return the latent sites with values drawn from the prior instead of the guide."""
-    latent = {name: site for name, site in particles.model_sites.items() if not site["is_observed"]}
+    drawn = particles.guide_sites  # the model may sum out others
+    latent = {n: site for n, site in particles.model_sites.items() if not site["is_observed"] and n in drawn}
     if len(latent) == 1:
         ((name, site),) = latent.items()
         shape = site["value"].shape[: site["value"].dim() - site["fn"].event_dim]

@@ -124,8 +124,10 @@ class Draw:
                 found.append(particles.without_sites())
             return particles.tensors()
 
-        # The tensor arguments tell on which devices the random stream has to be repeated.
-        seen = [x for x in self.args if isinstance(x, Tensor)]
+        # Tensor arguments tell on which devices the random stream has to be repeated; data may be on none of them.
+        seen = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        if torch.cuda.is_available():
+            seen.append(torch.empty(0, device="cuda"))
         result = checkpoint(tensors, *seen, use_reentrant=False)
         return found[0].with_tensors(result)
 
@@ -147,7 +149,9 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
         each particle, for models that cannot be broadcast.
     chunk_size : int, optional
         Draw at most so many particles at a time and compute them again in the backward pass: memory no longer
-        grows with ``num_particles``, at up to twice the time.
+        grows with ``num_particles``, at up to twice the time. Batch normalisation in training mode updates its
+        running statistics whenever model and guide run: at every chunk, again in the backward pass, and in the first
+        run that finds ``max_plate_nesting``.
     data_plate : str, optional
         Name of the plate whose items are the data. By default every plate that holds all sites does; where none
         does, the whole data are weighed at once.
@@ -196,6 +200,14 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
         Its value is what the loss reports, its gradient what the optimiser follows; the two may belong together
         only in expectation.
         """
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the loss changes in training even where model and guide do not, as with annealed weights."""
+        return False
+
+    def reset(self) -> None:
+        """Forget what has been learnt, so that another training run starts as the first did."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what the objective has learnt, such as a multiplier or a baseline."""

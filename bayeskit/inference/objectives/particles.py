@@ -52,6 +52,7 @@ class Particles:
     model_sites: dict[str, Site] = field(repr=False)
     guide_sites: dict[str, Site] = field(repr=False)
     in_expectation: str | None = None
+    finite: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by site, where the sites are not kept
     in_sum: str | None = None  # a latent site whose prior is part of a sum over the model's enumerated sites
 
     @property
@@ -112,7 +113,18 @@ class Particles:
 
     def without_sites(self) -> Particles:
         """Return the same particles without the graph that made them."""
-        return replace(self.with_tensors(tuple(t.detach() for t in self.tensors())), model_sites={}, guide_sites={})
+        bare = self.with_tensors(tuple(t.detach() for t in self.tensors()))
+        return replace(bare, model_sites={}, guide_sites={}, finite=self.finite_by_site())
+
+    def finite_by_site(self) -> dict[str, Tensor]:
+        """Return, for each site with a term, whether that is finite: scalars, so that nothing waits for a device."""
+        found = dict(self.finite)
+        for name, site in (*self.guide_sites.items(), *self.model_sites.items()):
+            term = site.get("term", self.kl.get(name))
+            if term is not None:
+                good = term.detach().isfinite().all()
+                found[name] = found[name] & good if name in found else good
+        return found
 
     def culprit(self) -> str | None:
         """Return the name of the first site whose log density is not finite, if there is one."""
@@ -120,12 +132,17 @@ class Particles:
         for name, site in terms:
             if not bool(_finite(site)):
                 return name
-        return None
+        return next((name for name, good in self.finite.items() if not bool(good)), None)
 
 
 def _finite(site: Site) -> Tensor:
     term = site["term"] if "term" in site else site["fn"].log_prob(site["value"])
     return term.isfinite().all()
+
+
+def _all_finite(runs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    names = dict.fromkeys(name for run in runs for name in run)
+    return {name: torch.stack([run[name] for run in runs if name in run]).all() for name in names}
 
 
 def stacked(runs: list[Particles]) -> Particles:
@@ -148,5 +165,6 @@ def stacked(runs: list[Particles]) -> Particles:
         first.model_sites,
         first.guide_sites,
         first.in_expectation,
+        _all_finite([run.finite_by_site() for run in runs]),
         first.in_sum,
     )

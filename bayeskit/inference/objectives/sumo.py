@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from bayeskit._settings import real_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.gate import Gate
 from bayeskit.inference.objectives.objective import Draw, Objective, log_mean_exp, with_gradient_of
@@ -136,8 +137,7 @@ class SUMO(Objective):
     ) -> None:
         if isinstance(minimum_particles, bool) or not isinstance(minimum_particles, int) or minimum_particles < 1:
             raise SettingsError(f"minimum_particles must be a whole number of at least 1, not {minimum_particles!r}")
-        if not math.isfinite(centre):
-            raise SettingsError(f"centre must be finite, not {centre}")
+        centre = real_number("centre", centre, between=(-math.inf, math.inf))
         super().__init__(
             minimum_particles,
             max_plate_nesting=max_plate_nesting,
@@ -145,8 +145,12 @@ class SUMO(Objective):
             chunk_size=chunk_size,
             data_plate=data_plate,
         )
-        self.tail = ReciprocalTail() if tail is None else tail
-        self.minimum_particles, self.centre = minimum_particles, float(centre)
+        self.tail: Tail = ReciprocalTail() if tail is None else tail
+        if not isinstance(self.tail, Tail):
+            raise SettingsError(
+                f"tail must be a distribution of the stopping index, such as ReciprocalTail(), not {tail!r:.80}"
+            )
+        self.minimum_particles, self.centre = minimum_particles, centre
 
     @classmethod
     def of_cost(

@@ -168,9 +168,23 @@ class VCD(Objective):
             )
         self.num_steps, self.target_acceptance = num_steps, target_acceptance
         self.adaptation_rate, self.decay = float(adaptation_rate), float(decay)
-        self.acceptance_rate = float("nan")
+        self.reset()
+
+    @property
+    def is_moving(self) -> bool:
+        """True: the kernel's step size moves."""
+        return True
+
+    def reset(self) -> None:
+        """Forget step size and control variates."""
+        self._acceptance_rate = float("nan")
         self._log_factor = torch.zeros((), dtype=torch.float64)
         self._control_variate = torch.empty(0)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Of the last training step."""
+        return self._acceptance_rate
 
     @property
     def step_size_factor(self) -> Tensor:
@@ -220,8 +234,8 @@ class VCD(Objective):
             if target is not None:
                 rates.append(info.acceptance_rate.mean())
         if target is not None and learn:
-            self.acceptance_rate = float(torch.stack(rates).mean())
-            self._log_factor += self.adaptation_rate * (self.acceptance_rate - target)
+            self._acceptance_rate = float(torch.stack(rates).mean())
+            self._log_factor += self.adaptation_rate * (self._acceptance_rate - target)
         return state.position  # type: ignore[no-any-return]
 
     @torch.no_grad()

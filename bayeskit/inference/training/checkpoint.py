@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayeskit._files import load_tensors, save_tensors
@@ -57,6 +60,36 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {decode(k, tensors): decode(v, tensors) for k, v in content}
     items = (decode(item, tensors) for item in content)
     return tuple(items) if kind == "tuple" else list(items)
+
+
+def described(value: Any) -> Any:
+    """Return a setting as JSON that differs where the setting does.
+
+    Numbers, strings, None, tensors, and the lists, tuples, mappings and dataclasses made of such are compared by value,
+    functions and other objects by name only.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.objectives import Linear
+    >>> described((Linear(20), print))
+    [['Linear', {'num_steps': 20, 'start': 0.0, 'end': 1.0}], 'print']
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        content = value.detach().cpu().contiguous()
+        digest = hashlib.sha256(content.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        return [str(content.dtype), list(content.shape), digest]
+    if isinstance(value, Mapping):
+        return {str(key): described(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [described(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [
+            type(value).__qualname__,
+            {f.name: described(getattr(value, f.name)) for f in dataclasses.fields(value)},
+        ]
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def write_checkpoint(path: str | Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ def fit(
     gradient_clipping: float | None = None,
     validation: Any = None,
     patience: int | None = None,
+    validation_objective: Any = None,
     seed: int = 0,
     compile: bool | Sequence[nn.Module] = False,
     precision: Precision = "float32",
@@ -54,6 +55,8 @@ def fit(
         Both are called with each minibatch: a tensor is the one argument, a tuple or list is spread, a mapping gives
         keyword arguments.
     objective : Objective or pyro.infer.ELBO
+        What it learnt in an earlier run, such as a multiplier or how far annealing has come, is forgotten, unless
+        the run resumes from a checkpoint.
     data : Tensor, tuple or mapping of Tensor, iterable of batches, or None
         Tensors have the items as leading dimension, and are shuffled in each epoch. An iterable, such as a
         ``DataLoader``, is iterated anew in each epoch. Without data model and guide have no arguments.
@@ -75,6 +78,10 @@ def fit(
     patience : int, optional
         Stop after so many epochs without a lower validation loss; whatever ends the run, the parameters of the best
         epoch are restored.
+    validation_objective : Objective or pyro.infer.ELBO, optional
+        Computes the validation loss; by default ``objective`` does. Under an annealed weight, :class:`GECO` or
+        :class:`VCD` losses of different epochs are not comparable, and ``patience`` needs a fixed one, such as
+        ``ELBO()`` or ``IWAE(50)``.
     seed : int, default 0
         Of minibatches, first parameters and draws.
     compile : bool or sequence of Module, default False
@@ -145,6 +152,13 @@ def fit(
         raise SettingsError(f'precision must be "float32" or "bfloat16", not {precision!r}')
     if patience is not None and validation is None:
         raise SettingsError("patience needs validation data; give validation=...")
+    if validation_objective is not None and validation is None:
+        raise SettingsError("validation_objective needs validation data; give validation=...")
+    if validation_objective is not None and not hasattr(validation_objective, "differentiable_loss"):
+        raise SettingsError(
+            "validation_objective must be one of bayeskit.inference.objectives or a pyro.infer.ELBO, not "
+            f"{validation_objective!r:.80}"
+        )
     plan = Plan(
         num_epochs=None if num_epochs is None else whole_number("num_epochs", num_epochs, least=1),
         num_steps=None if num_steps is None else whole_number("num_steps", num_steps, least=1),
@@ -153,6 +167,7 @@ def fit(
         schedule=schedule,
         gradient_clipping=gradient_clipping,
         patience=None if patience is None else whole_number("patience", patience, least=1),
+        validation_objective=validation_objective,
         seed=whole_number("seed", seed),
         compile=compile if isinstance(compile, bool) else tuple(compile),
         precision=precision,

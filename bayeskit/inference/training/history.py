@@ -26,6 +26,7 @@ class Plan:
     schedule: Callable[[torch.optim.Optimizer], Any] | None
     gradient_clipping: float | None
     patience: int | None
+    validation_objective: Any
     seed: int
     compile: bool | tuple[nn.Module, ...]
     precision: str

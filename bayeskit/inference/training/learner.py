@@ -51,6 +51,8 @@ class Learner(nn.Module):
             )
         self._call = (model, guide, objective)
         self.model, self.guide = owner(model), owner(guide)
+        if isinstance(objective, Objective):
+            objective.reset()
         before, learnt = self.copied_buffers(), self.learnt()
         with torch.no_grad():
             self(*first.args, **first.kwargs)
@@ -70,6 +72,12 @@ class Learner(nn.Module):
         if torch.is_grad_enabled() and torch.distributed.is_initialized():
             # Processes wait for the gradient of every parameter, also of those that this objective does not use.
             loss = loss + sum(p.flatten()[:0].sum().to(loss.dtype) for p in self.parameters() if p.requires_grad)
+        return loss
+
+    def loss(self, batch: Batch, objective: Any = None) -> Tensor:
+        """Return the loss of ``batch``, by another objective if one is given."""
+        model, guide, own = self._call
+        loss: Tensor = (objective or own).differentiable_loss(model, guide, *batch.args, **batch.kwargs)
         return loss
 
     def num_data(self, batch: Batch) -> int:

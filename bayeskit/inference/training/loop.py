@@ -30,9 +30,10 @@ from bayeskit.errors import (
     SamplingWarning,
     SettingsError,
 )
+from bayeskit.inference.objectives.objective import Objective
 from bayeskit.inference.samplers.driver import nothing_done, say_early
 from bayeskit.inference.training.batches import Batch, Batches, Columns, as_batches
-from bayeskit.inference.training.checkpoint import read_checkpoint, write_checkpoint
+from bayeskit.inference.training.checkpoint import described, read_checkpoint, write_checkpoint
 from bayeskit.inference.training.history import Good, History, Moment, Outcome, Plan
 from bayeskit.inference.training.learner import Learner
 from bayeskit.inference.training.networks import compiled, mixed, networks, replaced_forward
@@ -52,6 +53,13 @@ def train(
         first = first.to(plan.ranks.device)
     with global_stream(new_generator(plan.seed, stream="first parameters")):
         learner = Learner(model, guide, objective, first)
+    if plan.patience is not None and plan.validation_objective is None and getattr(objective, "is_moving", False):
+        warnings.warn(
+            f"the loss of {type(objective).__name__} changes in training even where model and guide do not, so that "
+            "patience may stop early and restore the wrong epoch; give validation_objective, such as ELBO()",
+            BayeskitWarning,
+            stacklevel=3,
+        )
     count = batches.num_batches()
     if learner.has_global_latents and learner.whole is None and count is not None and count > 1:
         warnings.warn(
@@ -244,8 +252,16 @@ class _Run:
         learnt = self.learner.learnt()
         for name, value in learnt.items():
             if value.is_floating_point():
-                learnt[name] = self._mean(value)
+                learnt[name] = self._mean_of_known(value)
         self.learner.load_learnt(learnt)
+
+    def _mean_of_known(self, value: Tensor) -> Tensor:
+        """Return the mean over the processes whose value is not NaN, such as those that have met a datum."""
+        unknown = value.isnan()
+        shared = torch.stack([value.masked_fill(unknown, 0.0), (~unknown).to(value.dtype)]).to(self.ranks.device)
+        dist.all_reduce(shared)
+        total, count = shared.to(value.device)
+        return total / count
 
     def _mean(self, value: Tensor) -> Tensor:
         shared = value.to(self.ranks.device, copy=True)
@@ -292,7 +308,7 @@ class _Run:
             with torch.no_grad(), global_stream(new_generator(self.plan.seed, stream="validation")):
                 for batch in batches.all():
                     here = batch.to(self.ranks.device) if self.plan.on_ranks_device else batch
-                    loss = self.learner(*here.args, **here.kwargs) / self.learner.num_data(here)
+                    loss = self.learner.loss(here, self.plan.validation_objective) / self.learner.num_data(here)
                     total += float(loss) * here.num_items
                     items += here.num_items
         finally:
@@ -370,20 +386,19 @@ class _Run:
         """Return what must agree between a checkpoint and the run that resumes it."""
         if self.control.checkpoint is None:
             return {}
-        plain, learnt = (bool, int, float, str, type(None)), self.learner.learnt()
-        chosen = {n: v for n, v in vars(objective).items() if isinstance(v, plain) and n not in learnt and n[0] != "_"}
-        defaults = {n: v for n, v in self.optimizer.defaults.items() if isinstance(v, (*plain, tuple))}
+        defaults = {n: v for n, v in self.optimizer.defaults.items() if not isinstance(v, Tensor)}
         plan = self.plan
         settings = {
             "model": self.learner.fingerprint(),
             "data": self.batches.fingerprint(),
-            "objective": [type(objective).__name__, chosen],
-            "optimizer": [type(self.optimizer).__name__, defaults],
+            "objective": _objective_settings(objective),
+            "optimizer": [type(self.optimizer).__name__, described(defaults)],
             "schedule": type(self.scheduler).__name__,
             "batch_size": plan.batch_size,
             "gradient_clipping": plan.gradient_clipping,
             "patience": plan.patience,
             "validation": None if self.held_out is None else self.held_out.fingerprint(),
+            "validation_objective": _objective_settings(plan.validation_objective),
             "seed": plan.seed,
             "compile": bool(plan.compile),
             "precision": plan.precision,
@@ -393,6 +408,17 @@ class _Run:
         }
         settings_as_read: dict[str, Any] = json.loads(json.dumps(settings))
         return settings_as_read
+
+
+def _objective_settings(objective: Any) -> list[Any] | None:
+    if objective is None:
+        return None
+    learnt = objective.state_dict() if isinstance(objective, Objective) else {}
+    found = {*learnt, "max_plate_nesting"}  # in the first run, unless it was given
+    return [
+        type(objective).__name__,
+        {n: described(v) for n, v in vars(objective).items() if n not in found and not n.startswith("_")},
+    ]
 
 
 def _optimizer(make: Callable[[list[Tensor]], Any], parameters: list[Tensor]) -> torch.optim.Optimizer:

@@ -84,7 +84,7 @@ def assert_same(first, second):
     [
         {},
         {"optimizer": SGD, "schedule": once, "gradient_clipping": 0.5},
-        {"schedule": milestones, "patience": 4},
+        {"schedule": milestones, "patience": 4, "validation_objective": ELBO(3, max_plate_nesting=1)},
         {"schedule": functools.partial(lr_scheduler.ReduceLROnPlateau, patience=0)},
         {"data": DataLoader(TensorDataset(columns()), batch_size=8, shuffle=True)},
     ],
@@ -143,6 +143,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
         ({"data": columns(seed=1)}, "other data"),
         ({"objective": IWAE(2)}, "written with objective="),
         ({"objective": ELBO(3, kl_weight=Linear(30), max_plate_nesting=1)}, "'num_particles': 2"),
+        ({"objective": ELBO(2, kl_weight=Linear(31), max_plate_nesting=1)}, "'num_steps': 30"),
+        ({"validation_objective": ELBO()}, "validation_objective=None"),
         ({"optimizer": SGD}, "optimizer=.*'Adam'"),
         ({"optimizer": functools.partial(torch.optim.Adam, lr=0.01)}, "'lr': 0.02"),
         ({"batch_size": 12}, "batch_size=8, this run has batch_size=12"),

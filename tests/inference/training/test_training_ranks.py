@@ -28,6 +28,20 @@ class Model(PyroModule):
         with pyro.plate("data", 64, subsample=torch.arange(len(x))):
             pyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
+class Indexed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.loc = torch.nn.Parameter(torch.zeros(1))
+
+    def model(self, x, i):
+        with pyro.plate("data", 64, subsample=i):
+            z = pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+            pyro.sample("x", dist.Normal(z.expand(*z.shape[:-1], 2), 1.0).to_event(1), obs=x)
+
+    def guide(self, x, i):
+        with pyro.plate("data", 64, subsample=i):
+            pyro.sample("z", dist.Normal(self.loc * x[:, :1], 1.0).to_event(1))
+
 torch.set_default_dtype(torch.float64)
 x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0)) + 1
 
@@ -51,7 +65,11 @@ with process_group() as ranks:
         fit(vae.model, vae.guide, objective, x, num_epochs=2, batch_size=16, ranks=ranks, progress=False)
         moved = any(not torch.equal(a, b) for a, b in zip(before, vae.parameters()))
         alike.append(ranks.same_everywhere(vae) and moved)
+    indexed, contrastive = Indexed(), VCD(num_steps=1)
+    fit(indexed.model, indexed.guide, contrastive, (x, torch.arange(64)), num_epochs=1, batch_size=16, ranks=ranks,
+        progress=False)
     facts = {
+        "table": contrastive.state_dict()["control_variate"],
         "alike": torch.tensor(alike),
         "same": torch.tensor(ranks.same_everywhere(guide)),
         "apart": torch.tensor(not ranks.same_everywhere(apart)),
@@ -84,7 +102,10 @@ def test_two_processes_do_what_one_does(tmp_path):
     assert all(bool(rank["resumed"]) for rank in (first, second, alone))
     # Objectives that weigh the gradients of model and guide apart, or learn something themselves.
     assert bool(first["alike"].all()) and bool(second["alike"].all())
-    for name in set(first) - {"same", "apart", "resumed", "alike"}:
+    # Every datum was met by one process, and both know what it found.
+    assert all(rank["table"].shape == (64,) and bool(rank["table"].isfinite().all()) for rank in (first, second, alone))
+    assert torch.equal(first["table"], second["table"])
+    for name in set(first) - {"same", "apart", "resumed", "alike", "table"}:
         assert torch.equal(first[name], second[name]), name
         # Rounding only: 24 Adam steps, each a sum of 16 rows in another order.
         assert float((first[name] - alone[name]).abs().max()) < 1e-12, name
