@@ -8,6 +8,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from bayeskit.models.vae import flows  # noqa: F401  before any test imports zuko, which switches validation off
+
 FAILURE_RATE = 1e-5
 
 # On small tensors a second thread only spins, and the suite runs in two processes anyway.

@@ -1,6 +1,8 @@
 """Flows as distributions: change of variables, quadrature, and the density kept from a draw."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -128,3 +130,11 @@ def test_objective_is_computed_from_draws_where_there_is_no_closed_form():
         z = posterior.rsample()
         log_weight = vae.likelihood(vae.decoder(z), 1).log_prob(x) + vae.prior().log_prob(z) - posterior.log_prob(z)
     assert abs(loss + float(log_weight.mean(0).sum())) < 1e-9
+
+
+def test_importing_flows_leaves_validation_as_it_was():
+    script = (
+        "import torch; before = torch.distributions.Distribution._validate_args; import bayeskit.models.vae; "
+        "assert torch.distributions.Distribution._validate_args is before is True"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
