@@ -22,6 +22,14 @@ class GuideError(ModelError):
     """Guide and model do not fit together: a site is missing, left over, or of another support."""
 
 
+class ImproperPosteriorError(ModelError):
+    """A posterior does not integrate to one, so that there is none."""
+
+
+class CoherenceError(BayeskitError, ValueError):
+    """Beliefs cannot be updated sequentially, for the order of the data would matter."""
+
+
 class LossError(BayeskitError, FloatingPointError):
     """The loss of a training step is not finite; the message names the step and the site."""
 

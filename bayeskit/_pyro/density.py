@@ -204,12 +204,15 @@ class PyroDensity:
                 del store[name]
 
     def _run(self, supply: Supply, enumerate_sites: bool = True) -> dict[str, Record]:
+        return self._call(supply, enumerate_sites)[0]
+
+    def _call(self, supply: Supply, enumerate_sites: bool = True) -> tuple[dict[str, Record], Any]:
         reader = Reader(supply, self._constants)
         enumerating = self._enumerates and enumerate_sites
         outer = Enumeration(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         with self._globals(validate=False), batchable_distributions(), outer, reader:
-            self._model(*self._args, **self._kwargs)
-        return reader.records
+            returned = self._model(*self._args, **self._kwargs)
+        return reader.records, returned
 
     def _from_vector(self, u: Tensor) -> Supply:
         def supply(name: str, fn: Any) -> tuple[Tensor, Tensor]:
@@ -301,6 +304,10 @@ class PyroDensity:
             for r in records.values()
             if r.kind == "latent" or (r.kind == "deterministic" and shapes.get(r.name) == r.value.shape)
         }
+
+    def returned(self, u: Tensor) -> Any:
+        """Return what the model itself returns at one vector ``u``."""
+        return self._call(self._from_vector(u), enumerate_sites=False)[1]
 
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return the unconstrained vector of one set of constrained values."""

@@ -1,0 +1,317 @@
+"""Beliefs updated by a loss instead of a likelihood."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pyro
+import torch
+from torch import Tensor
+
+from bayeskit._engine import Compile
+from bayeskit._pyro import PyroDensity
+from bayeskit._settings import real_number
+from bayeskit._torch import new_generator
+from bayeskit.errors import CoherenceError, DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
+from bayeskit.inference.generalized.losses.loss import (
+    Data,
+    FunctionLoss,
+    Loss,
+    PointwiseLoss,
+    as_data,
+    columns,
+    num_data,
+    taken,
+)
+from bayeskit.inference.generalized.pooling import Pooling, Sum, as_pooling
+from bayeskit.inference.generalized.prior import Prior
+from bayeskit.target import Target
+
+PROBES = 20
+
+
+class GibbsPosterior(Target):
+    r"""The posterior of a loss, :math:`\pi_w(\theta \mid x) \propto \exp(-w \sum_i \ell(\theta, x_i))\,\pi(\theta)`.
+
+    It is a :class:`~bayeskit.Target`, so that every sampler and every estimator of the marginal likelihood takes it,
+    and it is a Pyro model when called, so that guides, ``pyro.infer.SVI`` and :func:`bayeskit.fit` do.
+
+    Parameters
+    ----------
+    prior : distribution or Pyro model
+        A distribution of :mod:`pyro.distributions` over the parameter, or a Pyro model without arguments and
+        observations. The loss gets what the model returns or, where it returns nothing, the value of its only site,
+        or the values of its sites by name. :class:`Flat` and ``ImproperUniform`` are improper.
+    loss : Loss or callable
+        One of :mod:`~bayeskit.inference.generalized.losses`, or a function ``(parameter, data) -> (n,)``.
+    data : Tensor or tuple of Tensor
+        Shapes ``(n, ...)``.
+    weight : float, default 1.0
+        The learning rate ``w``: how much a unit of loss counts against the prior. Positive. See
+        :mod:`~bayeskit.inference.generalized.calibrate`.
+    pooling : {"sum", "mean", "max"} or Pooling, default "sum"
+        How the losses of the data become one. Only the sum makes updates coherent.
+    name : str, default "theta"
+        Of the parameter, where ``prior`` is a distribution.
+    compile : bool or "auto", default "auto"
+    seed : int, default 0
+        As in :meth:`bayeskit.Target.from_pyro`.
+
+    Attributes
+    ----------
+    prior : Prior
+    loss : Loss
+    data : Tensor or tuple of Tensor
+    weight : float
+    pooling : Pooling
+    num_data : int
+
+    Raises
+    ------
+    SettingsError
+        If ``weight`` is not a positive number, or ``pooling`` is none or does not fit the loss.
+    DataError, ShapeError
+        If data are missing or not finite, or the loss of a datum is not; the datum is named.
+    ImproperPosteriorError
+        If the prior is improper and the loss bounded, so that there is no posterior.
+    ModelError
+        If the prior is neither a distribution nor a Pyro model, or the loss fails.
+
+    References
+    ----------
+    Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating belief distributions. JRSS B
+    78, 1103-1130.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> x = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)
+    >>> posterior = GibbsPosterior(dist.Normal(0.0, 5.0), losses.Absolute(), x, weight=0.8)
+    >>> posterior.log_likelihood(torch.tensor([2.0], dtype=torch.float64)).item()
+    -7.2
+    """
+
+    def __init__(
+        self,
+        prior: Any,
+        loss: Any,
+        data: Any,
+        weight: float = 1.0,
+        pooling: Pooling | Literal["sum", "mean", "max"] = "sum",
+        *,
+        name: str = "theta",
+        compile: Compile = "auto",
+        seed: int = 0,
+    ) -> None:
+        self.data: Data = as_data(data)
+        self.weight = real_number("weight", weight, between=(0.0, float("inf")))
+        self.loss, self.pooling = as_loss(loss), as_pooling(pooling)
+        self.num_data = num_data(self.data)
+        self._given = (prior, name, compile, seed)
+        if not isinstance(self.loss, PointwiseLoss) and not isinstance(self.pooling, Sum):
+            raise SettingsError(
+                f"{type(self.loss).__name__} looks at all data at once, so that there is nothing to pool; leave "
+                "pooling at 'sum'"
+            )
+        self.loss.check(self.data)
+        like = next((x for x in columns(self.data) if x.is_floating_point()), columns(self.data)[0])
+        like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
+        self.prior = Prior(prior, like=like, name=name, seed=seed)
+        if not self.prior.is_proper and self.loss.bounded:
+            raise ImproperPosteriorError(
+                f"the prior of site {self.prior.improper[0]!r} does not integrate to one and the loss "
+                f"{type(self.loss).__name__} is bounded, so that there is no posterior; take a proper prior, such as a "
+                "wide normal"
+            )
+        self._check_losses(seed)
+        density = PyroDensity(self, (), {}, new_generator(seed))
+        super().__init__(density, batched=False, sample_prior=None, compile=compile)
+        self._loops = not self._can_be_batched(density, new_generator(seed))
+
+    def __call__(self, *data: Tensor, subsample_size: int | None = None) -> Any:
+        """Run as a Pyro model.
+
+        Parameters
+        ----------
+        *data : Tensor
+            A minibatch, column by column: its loss is scaled up to all data. By default all data.
+        subsample_size : int, optional
+            Or let the plate "data" draw as many rows by itself.
+
+        Returns
+        -------
+        What the loss takes as its parameter.
+
+        Raises
+        ------
+        SettingsError
+            If a minibatch is asked for where losses do not add up.
+        """
+        parameter = self.prior.model()
+        chosen: Data = self.data if not data else data if isinstance(self.data, tuple) else data[0]
+        if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
+            if subsample_size is not None or num_data(chosen) != self.num_data:
+                raise SettingsError(
+                    f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} is no sum over data, so that "
+                    "minibatches say nothing of the whole; give all data"
+                )
+            pyro.factor("loss", -self.weight * self._pooled(parameter, chosen))
+            return parameter
+        if data and subsample_size is None:
+            given = torch.arange(num_data(chosen), device=columns(chosen)[0].device)
+            plate = pyro.plate("data", self.num_data, subsample=given)
+        else:
+            plate = pyro.plate("data", self.num_data, subsample_size=subsample_size)
+        with plate as rows:
+            if subsample_size is not None:
+                chosen = taken(chosen, rows)
+            pyro.factor("loss", -self.weight * self.loss.pointwise(parameter, chosen))
+        return parameter
+
+    def _pooled(self, parameter: Any, data: Data) -> Tensor:
+        if isinstance(self.loss, PointwiseLoss):
+            return self.pooling(self.loss.pointwise(parameter, data))
+        return self.loss.total(parameter, data)
+
+    def total_loss(self, u: Tensor) -> Tensor:
+        """Return the pooled loss, without its weight, ``(*batch, d) -> (*batch)``."""
+        return -self.log_likelihood(u) / self.weight
+
+    def parameter(self, u: Tensor) -> Any:
+        """Return what the loss takes as its parameter at one unconstrained vector ``(d,)``."""
+        return self.prior.parameter(self._checked(u))
+
+    def with_weight(self, weight: float) -> GibbsPosterior:
+        """Return the posterior with another learning rate."""
+        return self._with(self.data, weight)
+
+    def with_data(self, data: Any) -> GibbsPosterior:
+        """Return the posterior of other data."""
+        return self._with(data, self.weight)
+
+    def update(self, new_data: Any) -> GibbsPosterior:
+        """Return the posterior after more data, this one being the prior.
+
+        With losses that add up this is the posterior of all data at once.
+
+        Raises
+        ------
+        CoherenceError
+            If losses do not add up: this posterior updated and that of all data would differ.
+        ShapeError
+            If the new data do not continue the old.
+        """
+        if not (isinstance(self.loss, PointwiseLoss) and self.pooling.coherent):
+            what = (
+                f"losses pooled by {type(self.pooling).__name__}"
+                if isinstance(self.loss, PointwiseLoss)
+                else f"{type(self.loss).__name__}, which looks at all data at once,"
+            )
+            raise CoherenceError(
+                f"{what} cannot be updated sequentially: updating by all data and by one part after the other give "
+                "different answers; make a new posterior of all data"
+            )
+        old, new = columns(self.data), columns(as_data(new_data))
+        if len(old) != len(new) or any(a.shape[1:] != b.shape[1:] for a, b in zip(old, new, strict=True)):
+            raise ShapeError(
+                f"new data of shapes {[tuple(x.shape) for x in new]} do not continue those of shapes "
+                f"{[tuple(x.shape) for x in old]}"
+            )
+        both = tuple(torch.cat([a, b.to(a)]) for a, b in zip(old, new, strict=True))
+        return self._with(both if isinstance(self.data, tuple) else both[0], self.weight)
+
+    def _with(self, data: Any, weight: float) -> GibbsPosterior:
+        prior, name, compile, seed = self._given
+        return GibbsPosterior(prior, self.loss, data, weight, self.pooling, name=name, compile=compile, seed=seed)
+
+    @property
+    def can_sample_prior(self) -> bool:
+        """Whether the prior is proper."""
+        return self.prior.is_proper
+
+    def sample_prior(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
+        """Draw from the prior, in unconstrained space, ``(n, d)``; see :meth:`bayeskit.Target.sample_prior`.
+
+        Raises
+        ------
+        SettingsError
+            If the prior is improper.
+        """
+        if not self.prior.is_proper:
+            raise SettingsError(
+                f"the prior of site {self.prior.improper[0]!r} is improper and cannot be drawn from; take a proper "
+                "one, or a method that starts from posterior draws"
+            )
+        return super().sample_prior(num_draws, seed)
+
+    def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
+        """Return minus the weighted loss of each datum, ``(*batch, d) -> {"loss": (*batch, n)}``.
+
+        Raises
+        ------
+        ModelError
+            If losses do not add up.
+        """
+        if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
+            raise ModelError("this loss is not a sum over data, so that there is none for each datum")
+        return super().pointwise_log_likelihood(u)
+
+    def _check_losses(self, seed: int) -> None:
+        """Refuse a loss that is nan somewhere, or of the wrong shape, or infinite for a datum wherever one looks."""
+        infinite: Tensor | None = None
+        for u in self.prior.start(PROBES, seed):
+            value = self._probe(u)
+            if bool(value.isnan().any()):
+                raise DataError(f"the loss of {_datum(value.isnan())} is nan at {self.prior.parameter(u)!r:.200}")
+            infinite = ~value.isfinite() if infinite is None else infinite & ~value.isfinite()
+        if infinite is not None and bool(infinite.any()):
+            raise DataError(f"the loss of {_datum(infinite)} is infinite at each of {PROBES} draws from the prior")
+
+    def _probe(self, u: Tensor) -> Tensor:
+        parameter = self.prior.parameter(u)
+        try:
+            if not isinstance(self.loss, PointwiseLoss):
+                value = self.loss.total(parameter, self.data)
+                wanted: tuple[int, ...] = ()
+            else:
+                value, wanted = self.loss.pointwise(parameter, self.data), (self.num_data,)
+        except (RuntimeError, TypeError, KeyError, IndexError) as error:
+            raise ModelError(f"the loss {type(self.loss).__name__} failed at a draw from the prior: {error}") from error
+        if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError(
+                f"the loss {type(self.loss).__name__} returns {shape} instead of {wanted} for {self.num_data} data "
+                "and a single parameter"
+            )
+        return value
+
+    def __repr__(self) -> str:
+        return (
+            f"GibbsPosterior({type(self.loss).__name__}, dim={self.dim}, num_data={self.num_data}, "
+            f"weight={self.weight:g}, pooling={type(self.pooling).__name__})"
+        )
+
+
+def as_loss(loss: Any) -> Loss:
+    """Return a loss, wrapping a function ``(parameter, data) -> (n,)``.
+
+    Raises
+    ------
+    SettingsError
+        If it is neither.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, type) or not callable(loss):
+        hint = f"; write {loss.__name__}(...)" if isinstance(loss, type) else ""
+        raise SettingsError(
+            f"loss must be one of bayeskit.inference.generalized.losses or a function, not {loss!r:.80}{hint}"
+        )
+    return FunctionLoss(loss)
+
+
+def _datum(which: Tensor) -> str:
+    if which.dim() == 0:
+        return "the data"
+    return f"datum {int(which.nonzero()[0])} ({int(which.sum())} in all)"

@@ -1,0 +1,200 @@
+"""What is believed before the data: a Pyro model or a distribution, proper or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import constraints
+
+from bayeskit._pyro import PyroDensity, Site
+from bayeskit._torch import new_generator
+from bayeskit._transforms import bijection
+from bayeskit.errors import ModelError
+
+
+class Flat(dist.TorchDistribution):  # type: ignore[misc]
+    """The improper prior whose density is one everywhere on a support.
+
+    Parameters
+    ----------
+    shape : tuple of int, default ()
+        Of the parameter.
+    support : Constraint, default real
+        Of its entries, or of the whole parameter, such as ``constraints.positive`` or ``constraints.simplex``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Flat((2,)).log_prob(torch.tensor([3.0, -100.0])).item()
+    0.0
+    """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+
+    def __init__(
+        self, shape: tuple[int, ...] = (), support: constraints.Constraint = constraints.real, batch_shape: Any = ()
+    ) -> None:
+        entries = len(shape) - support.event_dim
+        self._support = constraints.independent(support, entries) if entries > 0 else support
+        super().__init__(torch.Size(batch_shape), torch.Size(shape), validate_args=False)
+
+    @constraints.dependent_property
+    def support(self) -> constraints.Constraint:
+        """Where the density is one."""
+        return self._support
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return zero."""
+        return value.new_zeros(torch.broadcast_shapes(value.shape, self.shape())[: value.dim() - self.event_dim])
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008  torch's own signature
+        """Return values to start from: of the support, but of no law that means anything."""
+        transform = bijection(self._support)
+        value: Tensor = transform(torch.randn(transform.inverse_shape(self.shape(sample_shape))))
+        return value
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Flat:
+        """Return the prior of a batch of parameters."""
+        return Flat(tuple(self.event_shape), self._support, batch_shape)
+
+
+class _Starting(Messenger):
+    """Let improper sites be drawn from somewhere, and note which they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.improper: set[str] = set()
+
+    def _pyro_sample(self, message: Any) -> None:
+        fn = message["fn"]
+        if message["is_observed"]:
+            return
+        if isinstance(fn, dist.ImproperUniform):
+            fn = message["fn"] = Flat(tuple(fn.event_shape), fn.support, tuple(fn.batch_shape))
+        if isinstance(fn, Flat):
+            self.improper.add(message["name"])
+
+
+class Prior:
+    """A prior over what a loss takes as its parameter.
+
+    Parameters
+    ----------
+    prior : distribution or Pyro model
+        A model's latent sites are the unknowns. The parameter is what it returns or, where it returns nothing,
+        the value of its only site, or the values of its sites by name.
+    name : str, default "theta"
+        Of the site, where a distribution is given.
+    like : Tensor
+        Whose dtype and device the parameter takes.
+    seed : int, default 0
+        For the run that reads the model's structure.
+
+    Attributes
+    ----------
+    dim : int
+        Of the unconstrained vector.
+    sites : tuple of Site
+    improper : tuple of str
+        Sites whose prior does not integrate to one.
+
+    Raises
+    ------
+    ModelError
+        If it is neither a distribution nor a model, or has a site that cannot be dealt with.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> prior = Prior(dist.Gamma(2.0, 1.0), like=torch.zeros((), dtype=torch.float64))
+    >>> prior.parameter(torch.zeros(1, dtype=torch.float64))
+    tensor(1., dtype=torch.float64)
+    """
+
+    def __init__(self, prior: Any, *, like: Tensor, name: str = "theta", seed: int = 0) -> None:
+        self._starting, self._dtype = _Starting(), like.dtype
+        self._run = self._starting(_as_model(prior, name, like))
+        density = PyroDensity(self._only, (like,), {}, new_generator(seed))
+        if density.observed_sites != (_NOTHING,):
+            raise ModelError(
+                f"the prior observes site {density.observed_sites[0]!r}; what is learnt from data belongs into the loss"
+            )
+        self._density = density
+        self.dim, self.sites = density.dim, density.sites
+        self.improper = tuple(sorted(self._starting.improper))
+
+    @property
+    def is_proper(self) -> bool:
+        """Whether the density integrates to one."""
+        return not self.improper
+
+    def model(self) -> Any:
+        """Run the prior as a Pyro model and return the parameter."""
+        found = _Found()
+        with found:
+            parameter = self._run()
+        if parameter is None:
+            parameter = next(iter(found.values.values())) if len(found.values) == 1 else found.values
+        return _cast(parameter, self._dtype)
+
+    def _only(self, like: Tensor) -> Any:
+        parameter = self.model()
+        # A density needs something observed; this is certain.
+        pyro.factor(_NOTHING, like.new_zeros(()))
+        return parameter
+
+    def parameter(self, u: Tensor) -> Any:
+        """Return what the loss takes at one unconstrained vector ``(d,)``."""
+        return self._density.returned(u)
+
+    def log_density(self, u: Tensor) -> Tensor:
+        """Return the log density over unconstrained space at one vector ``(d,)``, Jacobian included."""
+        return self._density.joint(u)[0]
+
+    def start(self, num_vectors: int, seed: int | torch.Generator = 0) -> Tensor:
+        """Return unconstrained vectors ``(n, d)`` to start from: draws, where the prior is proper."""
+        return self._density.prior_vectors(num_vectors, new_generator(seed, stream="starting points"), batched=False)
+
+
+_NOTHING = "_nothing"
+
+
+class _Found(Messenger):
+    """Note the values of latent sites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, Any] = {}
+
+    def _pyro_post_sample(self, message: Any) -> None:
+        if not message["is_observed"] and isinstance(message["fn"], dist.torch_distribution.TorchDistributionMixin):
+            self.values[message["name"]] = message["value"]
+
+
+def _cast(parameter: Any, dtype: torch.dtype) -> Any:
+    """Give a parameter the dtype of the data: guides that were made before them may have another."""
+    if isinstance(parameter, Tensor):
+        return parameter.to(dtype) if parameter.is_floating_point() else parameter
+    return {k: _cast(v, dtype) for k, v in parameter.items()} if isinstance(parameter, dict) else parameter
+
+
+def _as_model(prior: Any, name: str, like: Tensor) -> Callable[[], Any]:
+    if isinstance(prior, torch.distributions.Distribution):
+        if not isinstance(prior, dist.torch_distribution.TorchDistributionMixin):
+            raise ModelError(
+                f"the prior {type(prior).__name__} is torch's own; take the one of pyro.distributions, or write a model"
+            )
+        joint = prior.to_event(len(prior.batch_shape)) if prior.batch_shape else prior
+        return lambda: pyro.sample(name, joint)
+    if not callable(prior):
+        raise ModelError(f"the prior must be a distribution or a Pyro model without arguments, not {prior!r:.80}")
+    return prior  # type: ignore[no-any-return]
+
+
+__all__ = ["Flat", "Prior", "Site"]
