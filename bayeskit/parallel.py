@@ -216,6 +216,12 @@ def _pooled(
 
 def _killed(index: int, num_deaths: int, error: BaseException) -> WorkerError:
     why = (str(error) or type(error).__name__).splitlines()[0][:120]
+    if "un-serialize" in why:
+        # It ends a worker, but no crash did: most often a decorator whose result pickles by its name in __main__.
+        return WorkerError(
+            f"task {index} could not be sent to a process ({why}); what a script wraps, as by functools.cache, cannot "
+            "travel: move it into a module that can be imported, or leave the decorator away"
+        )
     lost = WorkerError(
         f"the process that worked on task {index} died {num_deaths} times ({why}); "
         "it may lack memory or crash in native code: run the task alone with num_jobs=1, or make the tasks smaller. "

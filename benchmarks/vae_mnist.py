@@ -5,7 +5,10 @@
 samples of its guide. Each training is a task: with ``--checkpoint DIR`` a run that was cut off goes on where it
 stopped, and rows may be added later.
 
-    python benchmarks/vae_mnist.py --seeds 5 --epochs 50 --jobs 2 --checkpoint DIR [--only ELBO IWAE-5]
+Importance sampling with the guide falls short where the guide is wide or misses a part, by some nats for different
+objectives; annealed importance sampling on the first test images tells how much.
+
+    python benchmarks/vae_mnist.py --seeds 5 --epochs 60 --jobs 2 --checkpoint DIR [--only ELBO IWAE-5]
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import pyro
 import torch
 from torch import Tensor
 
-from bayeskit.inference.held_out import importance_sampling
+from bayeskit.inference.held_out import annealed_importance_sampling, importance_sampling
 from bayeskit.inference.objectives import ELBO, GECO, IWAE, SUMO, VCD, DReG, Objective, ReciprocalTail
 from bayeskit.inference.objectives.constrained import NegativeLogLikelihood
 from bayeskit.inference.samplers import HMC
@@ -39,11 +42,15 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "IWAE-50": lambda: IWAE(50),
     "DReG-50": lambda: DReG(50),
     # Expected cost: the least number of particles plus the mean of the tail, 4 or 5.08.
-    "SUMO-5": lambda: SUMO(ReciprocalTail.of_mean(4.0), 1, centre=-100.0),
-    "SUMO-15": lambda: SUMO(ReciprocalTail(), 10, centre=-100.0),
-    "SUMO-50": lambda: SUMO(ReciprocalTail(), 45, centre=-100.0),
-    "VCD": lambda: VCD(num_steps=4, kernel=HMC(step_size=0.1, num_steps=4)),
+    "SUMO-5": lambda: SUMO(ReciprocalTail.of_mean(4.0), 1),
+    "SUMO-15": lambda: SUMO(ReciprocalTail(), 10),
+    "SUMO-50": lambda: SUMO(ReciprocalTail(), 45),
+    "VCD": lambda: VCD(num_steps=2, kernel=HMC(step_size=0.1, num_steps=4)),
 }
+FROM_ELBO = {"VCD"}  # half of the epochs by the ELBO: score-function terms say little as long as guides are far off
+
+
+ANNEALED = 200  # test images of the check by annealed importance sampling
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,6 @@ class Training:
     samples: int
 
 
-@functools.cache
 def images() -> tuple[Tensor, Tensor]:
     """Return binary images to train and to test."""
     data = load_mnist5000()
@@ -71,24 +77,35 @@ def run(task: Training) -> dict[str, float]:
         torch.manual_seed(task.seed)
         vae = mlp_vae(784, (200, 200), 50)
     begin = time.process_time()
-    result = fit(
-        vae.model,
-        vae.guide,
-        OBJECTIVES[task.objective](),
-        train,
-        num_epochs=task.epochs,
-        batch_size=100,
-        # Unbiased estimates of infinite variance need it, and nobody should be handicapped.
-        gradient_clipping=5.0,
-        optimizer=functools.partial(torch.optim.Adam, lr=1e-3, fused=True),
-        seed=task.seed,
-        progress=False,
-    )
+    first = task.epochs // 2 if task.objective in FROM_ELBO else 0
+    for objective, epochs in ((ELBO(), first), (OBJECTIVES[task.objective](), task.epochs - first)):
+        if epochs == 0:
+            continue
+        result = fit(
+            vae.model,
+            vae.guide,
+            objective,
+            train,
+            num_epochs=epochs,
+            batch_size=100,
+            # Unbiased estimates of infinite variance need it, and nobody should be handicapped.
+            gradient_clipping=5.0,
+            optimizer=functools.partial(torch.optim.Adam, lr=2e-3, fused=True),
+            seed=task.seed,
+            progress=False,
+        )
     trained = time.process_time()
     held_out = importance_sampling(vae.model, vae.guide, test, num_samples=task.samples, seed=0, progress=False)
+    few = test[:ANNEALED]
+    annealed = annealed_importance_sampling(
+        vae.model, vae.guide, few, num_temperatures=100, num_chains=4, seed=0, progress=False
+    )
     return {
         "log_likelihood": float(held_out.mean),
         "standard_error": float(held_out.standard_error),
+        "same_on_few": float(held_out.log_likelihood[:ANNEALED].mean()),
+        "annealed_on_few": float(annealed.mean),
+        "annealed_standard_error": float(annealed.standard_error),
         "pareto_k_above": float((held_out.pareto_k > 0.7).double().mean()),
         "training_loss": float(result.losses[-40:].mean()),
         "training_seconds": trained - begin,
@@ -100,7 +117,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--samples", type=int, default=5000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--checkpoint", help="folder that keeps finished trainings, one below it a seed and row")

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 from dataclasses import dataclass
@@ -321,3 +322,15 @@ def test_settings_outside_their_domain_are_refused():
         map_tasks(abs, [1], num_jobs=0)
     with pytest.raises(SettingsError, match="max_retries"):
         map_tasks(abs, [1], max_retries=-1)
+
+
+class Unloadable:
+    """Its pickle names something that is not there, as that of a decorated function of a script does."""
+
+    def __reduce__(self):
+        return getattr, (math, "no_such_name")
+
+
+def test_what_cannot_be_loaded_elsewhere_is_called_that():
+    with pytest.raises(WorkerError, match="task 0 could not be sent to a process.*functools.cache"):
+        map_tasks(work, [Unloadable()], num_jobs=2, max_retries=0, progress=False)

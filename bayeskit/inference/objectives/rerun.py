@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import pyro
 from pyro import poutine
@@ -15,6 +17,42 @@ from bayeskit.inference.objectives.layout import PARTICLES, Layout
 from bayeskit.inference.objectives.sites import Site
 
 
+class _Rows(NamedTuple):
+    rows: Tensor
+    num_items: int
+
+
+_ROWS: ContextVar[_Rows | None] = ContextVar("rows of the minibatch", default=None)
+
+
+@contextmanager
+def rows_of_minibatch(rows: Tensor | None, num_items: int) -> Iterator[None]:
+    """Say which of ``num_items`` data the minibatch holds that model and guide are called with inside.
+
+    A model whose plate has the size of the minibatch cannot know; training loops do.
+
+    Parameters
+    ----------
+    rows : Tensor or None
+        Shape ``(batch,)``; None where it is not known.
+    num_items : int
+        Of the whole data.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> with rows_of_minibatch(torch.tensor([7, 2]), 10), SubsampleIndices() as indices, pyro.plate("data", 2):
+    ...     pass
+    >>> indices.values["data"], indices.items["data"], indices.sizes["data"]
+    (tensor([0, 1]), tensor([7, 2]), 10)
+    """
+    token = _ROWS.set(None if rows is None else _Rows(rows, num_items))
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
 class SubsampleIndices(Messenger):
     """Note which items every plate takes, while it is entered.
 
@@ -22,6 +60,10 @@ class SubsampleIndices(Messenger):
     ----------
     values : dict of Tensor
         Indices by name of the plate.
+    items : dict of Tensor
+        The same, but for plates over a whole minibatch: its rows, where :func:`rows_of_minibatch` tells them.
+    sizes : dict of int
+        How many items there are in all.
 
     Examples
     --------
@@ -35,10 +77,16 @@ class SubsampleIndices(Messenger):
     def __init__(self) -> None:
         super().__init__()
         self.values: dict[str, Tensor] = {}
+        self.items: dict[str, Tensor] = {}
+        self.sizes: dict[str, int] = {}
 
     def _pyro_post_sample(self, message: Any) -> None:
-        if site_is_subsample(message):
-            self.values[message["name"]] = message["value"]
+        if not site_is_subsample(message):
+            return
+        name, value, size = message["name"], message["value"], int(message["fn"].size)
+        self.values[name], known = value, _ROWS.get()
+        whole = known is not None and len(value) == size == len(known.rows)
+        self.items[name], self.sizes[name] = (known.rows, known.num_items) if known and whole else (value, size)
 
 
 class _Supply(Messenger):

@@ -82,9 +82,10 @@ class VCD(Objective):
     The model's parameters climb the expected log joint density under ``q_t``. The loss is the divergence.
 
     The guide's draws must be reparameterised. The gradient holds a score-function term, whose control variate is for
-    each datum a moving average of the log weight after the chain. It is kept by the datum's index in its plate: give
-    minibatches as ``pyro.plate("data", size, subsample=indices)`` or by ``subsample_size``. With a plate of the
-    minibatch's size the averages go by position, which is not wrong, but noisier.
+    each datum a moving average of the log weight after the chain. It is kept by the datum's index in its plate:
+    :func:`bayeskit.fit` tells which data a minibatch holds; elsewhere give minibatches as
+    ``pyro.plate("data", size, subsample=indices)`` or by ``subsample_size``. With a plate of the minibatch's size the
+    averages would go by position, which is not wrong, but noisier.
 
     Parameters
     ----------
@@ -214,7 +215,7 @@ class VCD(Objective):
             )
         )
         weight_after = (log_joint_after - log_guide_after).detach()
-        control_variate = self._control_variate_of(weight_after, density.layout, indices.values, learn)
+        control_variate = self._control_variate_of(weight_after, density.layout, indices, learn)
         return contrastive_estimate(weight_before, log_joint_after, log_guide_after, log_score, control_variate)
 
     @torch.no_grad()
@@ -239,11 +240,11 @@ class VCD(Objective):
         return state.position  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _control_variate_of(self, weight: Tensor, layout: Layout, indices: Mapping[str, Tensor], learn: bool) -> Tensor:
+    def _control_variate_of(self, weight: Tensor, layout: Layout, indices: SubsampleIndices, learn: bool) -> Tensor:
         """Return what earlier steps say of log weights ``(K, *batch)``, and add these to what later steps will hear."""
         plates = sorted(layout.plates.items(), key=lambda item: item[1].dim)
-        self._make_room(tuple(plate.full_size for _, plate in plates), weight)
-        chosen = [indices[name].to(weight.device) for name, _ in plates]
+        self._make_room(tuple(indices.sizes[name] for name, _ in plates), weight)
+        chosen = [indices.items[name].to(weight.device) for name, _ in plates]
         items = torch.meshgrid(*chosen, indexing="ij") if chosen else ()
         known, mean = self._control_variate[items].clone(), weight.mean(0)
         unknown = ~known.isfinite()

@@ -17,10 +17,12 @@ from bayeskit.errors import DataError
 
 
 class Batch(NamedTuple):
-    """Arguments of one call of model and guide."""
+    """Arguments of one call of model and guide, and which rows of the data they hold, where that is known."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    rows: Tensor | None = None
+    num_data: int = 0
 
     @property
     def num_items(self) -> int:
@@ -34,7 +36,8 @@ class Batch(NamedTuple):
         def moved(x: Any) -> Any:
             return x.to(device) if isinstance(x, Tensor) else x
 
-        return Batch(tuple(moved(x) for x in self.args), {name: moved(x) for name, x in self.kwargs.items()})
+        args, kwargs = tuple(moved(x) for x in self.args), {name: moved(x) for name, x in self.kwargs.items()}
+        return self._replace(args=args, kwargs=kwargs)
 
 
 def as_batch(value: Any) -> Batch:
@@ -122,7 +125,7 @@ class Columns(Batches):
             return
         order = self._ranks.minibatches(self._count, self._batch_size, seed=self._seed, epoch=number)
         for rows in islice(order, start, None):
-            yield self._taken(rows)
+            yield self._taken(rows)._replace(rows=rows, num_data=self._count)
 
     def all(self) -> Iterator[Batch]:
         """Yield all items in their order; the last batch may be smaller."""

@@ -72,7 +72,8 @@ def fit(
         Makes a torch scheduler of the optimiser. It advances after every step; ``ReduceLROnPlateau`` after every
         epoch, by the validation loss or else the epoch's.
     gradient_clipping : float, optional
-        Largest norm of the gradient.
+        Largest norm of the gradient of the guide's parameters, and likewise of all others: cut apart, for objectives
+        such as :class:`SUMO` give guide and model gradients of very different size.
     validation : like ``data``, optional
         Its loss is computed after each epoch, always with the same random numbers.
     patience : int, optional

@@ -123,6 +123,22 @@ class Learner(nn.Module):
         """Write into the parameters."""
         _write(self.trained(), state)
 
+    def groups(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the parameters that the guide's draws and their density depend on, and the others."""
+        trained = list(self.trained().values())
+        with poutine.block(), torch.enable_grad():
+            trace = poutine.trace(self._call[1]).get_trace(*batch.args, **batch.kwargs)
+            trace.compute_log_prob()
+            sites = [s for s in prune_subsample_sites(trace).nodes.values() if s["type"] == "sample"]
+            seen: list[Any] = [x for s in sites for x in (s["value"], s["log_prob"])]
+            total = sum((x.sum() for x in seen if x.requires_grad), torch.zeros((), requires_grad=True))
+            found = torch.autograd.grad(total, trained, allow_unused=True)
+        used = [gradient is not None for gradient in found]
+        return (
+            [p for p, of_guide in zip(trained, used, strict=True) if of_guide],
+            [p for p, of_guide in zip(trained, used, strict=True) if not of_guide],
+        )
+
     def learnt(self) -> dict[str, Tensor]:
         """Return a copy of what the objective has learnt."""
         objective = self._call[2]

@@ -31,6 +31,7 @@ from bayeskit.errors import (
     SettingsError,
 )
 from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.objectives.rerun import rows_of_minibatch
 from bayeskit.inference.samplers.driver import nothing_done, say_early
 from bayeskit.inference.training.batches import Batch, Batches, Columns, as_batches
 from bayeskit.inference.training.checkpoint import described, read_checkpoint, write_checkpoint
@@ -75,7 +76,7 @@ def train(
         if plan.compile:
             chosen = networks(model, guide) if isinstance(plan.compile, bool) else list(plan.compile)
             stack.enter_context(_compiled(learner, chosen, first, plan.seed))
-        return _Run(learner, objective, batches, held_out, plan).run()
+        return _Run(learner, objective, batches, held_out, plan, first).run()
 
 
 def _held_out(validation: Any, plan: Plan) -> Batches | None:
@@ -122,13 +123,17 @@ def _compiled(learner: Learner, modules: list[nn.Module], first: Batch, seed: in
 
 class _Run:
     def __init__(
-        self, learner: Learner, objective: Any, batches: Batches, held_out: Batches | None, plan: Plan
+        self, learner: Learner, objective: Any, batches: Batches, held_out: Batches | None, plan: Plan, first: Batch
     ) -> None:
         self.learner, self.batches, self.held_out, self.plan = learner, batches, held_out, plan
         self.ranks, self.control = plan.ranks, plan.control
         self.parameters = learner.trained()
         self.generator = self.ranks.generator(plan.seed, shared=learner.has_global_latents)
         self.optimizer = _optimizer(plan.optimizer, list(self.parameters.values()))
+        self.clipped: tuple[list[Tensor], ...] = ()
+        if plan.gradient_clipping is not None:
+            with global_stream(new_generator(plan.seed, stream="roles of parameters")):
+                self.clipped = learner.groups(first)
         self.scheduler = None if plan.schedule is None else plan.schedule(self.optimizer)
         if self.ranks.world_size > 1 and any(name.startswith("store.") for name in self.parameters):
             raise SettingsError("several processes train modules only; put what pyro.param makes into a PyroModule")
@@ -206,7 +211,7 @@ class _Run:
         learner = self.learner
         before = Moment(self.generator.get_state(), learner.learnt(), learner.copied_buffers())
         self.optimizer.zero_grad()
-        with global_stream(self.generator):
+        with global_stream(self.generator), rows_of_minibatch(batch.rows, batch.num_data):
             loss = self.module(*batch.args, **batch.kwargs) / learner.num_data(batch)
             value, due = self._agree(float(loss.detach()))
             if math.isfinite(value) and loss.requires_grad:
@@ -218,8 +223,9 @@ class _Run:
         self._remember_good(before)
         if due:
             self._save(before)
-        if self.plan.gradient_clipping is not None and gradients:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.plan.gradient_clipping, norm)
+        if self.plan.gradient_clipping is not None:
+            for group in self.clipped:
+                torch.nn.utils.clip_grad_norm_(group, self.plan.gradient_clipping)
         self.optimizer.step()
         if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()

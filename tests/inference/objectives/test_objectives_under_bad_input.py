@@ -163,7 +163,13 @@ def test_chunks_repeat_the_random_stream_of_every_device(monkeypatch):
 
 @pytest.mark.parametrize(
     "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs cuda"))],
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+        ),
+    ],
 )
 def test_chunks_draw_the_same_again_where_no_data_are(device):
     loc = torch.zeros(4, device=device, requires_grad=True)

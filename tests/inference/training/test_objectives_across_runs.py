@@ -103,6 +103,15 @@ def test_a_second_run_starts_as_the_first(make, monkeypatch):
     assert not torch.equal(run(objective).losses, first)
 
 
+@pytest.mark.parametrize("batch_size", [8, None])
+def test_control_variates_belong_to_data_and_not_to_positions(batch_size):
+    """The model's plate has the size of the minibatch; the loop says which data it holds."""
+    objective = VCD(num_steps=1)
+    run(objective, num_epochs=1, batch_size=batch_size)
+    table = objective.state_dict()["control_variate"]
+    assert table.shape == (24,) and bool(table.isfinite().all())
+
+
 def test_patience_compares_what_stays_the_same():
     # The guide starts where it is best without any weight on the divergence.
     settings = {"num_epochs": 60, "patience": 5, "validation": columns(16, seed=1), "start": (0.5, -4.0)}
