@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from bayeskit.errors import GuideError
 from bayeskit.inference.objectives.gate import Gate
 from bayeskit.inference.objectives.objective import Draw, Objective, log_mean_exp
-from bayeskit.inference.objectives.sites import Site
+from bayeskit.inference.objectives.sites import Site, require_reparameterized
 
 
 class DReG(Objective):
@@ -72,12 +71,7 @@ class DReG(Objective):
     def check(self, model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
         """Compare the sites of model and guide, and refuse sites without reparameterised draws."""
         super().check(model, guide)
-        for name, site in guide.items():
-            if not site["is_observed"] and not site["fn"].has_rsample:
-                raise GuideError(
-                    f"site {name!r}: draws of the guide's {type(site['fn']).__name__} are not reparameterised, which "
-                    "DReG needs; choose a distribution with rsample, or the objective IWAE, which has score terms"
-                )
+        require_reparameterized(guide, "DReG", "the objective IWAE, which has score terms")
 
     def estimate(self, draw: Draw) -> Tensor:
         """Return the bound of each datum, ``(*batch)``."""

@@ -160,3 +160,26 @@ def _contains(wanted: Any, given: Any) -> bool:
 
 def _bounds(support: Any) -> tuple[Any, Any]:
     return getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+
+
+def require_reparameterized(guide: Mapping[str, Site], objective: str, otherwise: str) -> None:
+    """Refuse a guide with draws that carry no gradient.
+
+    Parameters
+    ----------
+    guide : mapping of Site
+    objective : str
+        What needs the gradient.
+    otherwise : str
+        What to use for such a guide.
+
+    Raises
+    ------
+    GuideError
+    """
+    for name, site in guide.items():
+        if not site["is_observed"] and not site["fn"].has_rsample:
+            raise GuideError(
+                f"site {name!r}: draws of the guide's {type(site['fn']).__name__} are not reparameterised, which "
+                f"{objective} needs; choose a distribution with rsample, or {otherwise}"
+            )

@@ -101,7 +101,8 @@ class SUMO(Objective):
 
     Increments fall as ``1 / k**2`` on average but ``1 / k`` in size. The variance is therefore infinite for tails
     that fall as fast as ``1 / k``, the default included. Clip gradients when training, guide and model apart as
-    :func:`bayeskit.fit` does, and do not trust a sample variance; a cap makes the variance finite, at the price of its bias.
+    :func:`bayeskit.fit` does, and do not trust a sample variance; a cap makes the variance finite, at the price of its
+    bias.
 
     Over few steps the expectation is not what one sees: increments that are rare and large do not occur. Below
     ``centre`` the guide then raises the estimate, as an importance-weighted bound would have it, and above it lowers

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bayeskit.errors import GuideError, SettingsError
+from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.latent_density import LatentDensity
 from bayeskit.inference.objectives.layout import Layout
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
-from bayeskit.inference.objectives.particles import Particles
 from bayeskit.inference.objectives.rerun import SubsampleIndices
+from bayeskit.inference.objectives.sites import require_reparameterized
 from bayeskit.inference.samplers.hmc import HMC
 
 
@@ -197,7 +197,7 @@ class VCD(Objective):
         learn = torch.is_grad_enabled()
         with SubsampleIndices() as indices:
             particles = draw(self.num_particles)
-        _require_gradients(particles)
+        require_reparameterized(particles.guide_sites, "VCD", "another objective, such as ELBO")
         density = LatentDensity(draw.model, draw.guide, draw.args, draw.kwargs, particles, indices.values)
         before = density.flatten({name: site["value"] for name, site in particles.guide_sites.items()})
         after = self._moved(density, before.detach(), learn)
@@ -274,15 +274,6 @@ class VCD(Objective):
         """Take over what :meth:`state_dict` returned."""
         self._log_factor = state["log_factor"].clone()
         self._control_variate = state["control_variate"].clone()
-
-
-def _require_gradients(particles: Particles) -> None:
-    for name, site in particles.guide_sites.items():
-        if not site["is_observed"] and not site["fn"].has_rsample:
-            raise GuideError(
-                f"site {name!r}: draws of the guide's {type(site['fn']).__name__} carry no gradient, which the "
-                "contrastive divergence needs; use a reparameterised distribution there, or another objective"
-            )
 
 
 def _has_step_size(kernel: Kernel) -> bool:
