@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, hessian, vmap
+from torch.func import grad_and_value, jacrev, vmap
 
 from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
+from bayeskit.inference.generalized.losses.prediction import PredictionLoss
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 STEPS = 60
 HALVINGS = 24
-TOLERANCE = 1e-9
-WIDTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the kinks' smoothing, in units of the data's spread
+CANDIDATES = 20
+STARTS = 5
+TOLERANCE = 1e-12
+NEAR = 1e-3
+CENTRED = 0.05  # of what smoothing adds to the loss, to be gained before the next version takes over
+WIDTHS = tuple(0.3 * 5.0**-k for k in range(9))  # of the kinks' smoothing, in units of the residuals' spread
 
 
 class Minimum(NamedTuple):
@@ -32,7 +38,7 @@ class Minimum(NamedTuple):
     value : Tensor
         The loss there, ``()`` or ``(R,)``.
     converged : Tensor
-        Boolean, ``()`` or ``(R,)``: Newton's decrement is negligible.
+        Boolean, ``()`` or ``(R,)``: Newton's decrement is negligible, and so is the step to where it leads.
     """
 
     position: Tensor
@@ -51,8 +57,9 @@ def minimize(
 ) -> Minimum:
     """Return the parameter with the smallest loss, in unconstrained coordinates.
 
-    Newton's method with a damped Hessian and a line search, all rows in one batch. Losses with kinks are followed
-    through smoothed versions of them, ever closer to the loss itself.
+    Newton's method with a damped Hessian and a line search, all rows in one batch, which those that are done leave.
+    Losses with kinks are followed through smoothed versions of them, ever closer to the loss itself, each from where
+    the last two point to. A minimum is a local one: no method finds the lowest of many for certain.
 
     Parameters
     ----------
@@ -65,8 +72,9 @@ def minimize(
     prior_weight : float, default 0.0
         Of minus the log prior density (over unconstrained space), which is added.
     start : Tensor, optional
-        Where to begin, ``(d,)`` or ``(R, d)``. By default the best of some draws from the prior and zero for the
-        posterior's own data; then the minimum of those for all weightings.
+        Where to begin, ``(d,)`` or ``(R, d)``. By default zero and draws from the prior are tried, and the best few
+        followed, for the posterior's own data; weightings start at the minimum found for these, and each other data
+        set there or at what it finds better of the rest.
     seed : int, default 0
         Of these draws.
 
@@ -89,18 +97,34 @@ def minimize(
     (2.0, True)
     """
     rows = _num_rows(posterior, weights, data)
-    own = _Problem(posterior, posterior.loss, prior_weight)
     with one_thread(), validation_kept(), torch.no_grad():
         torch.distributions.Distribution.set_default_validate_args(False)
-        if start is None:
-            first = _best_start(own, posterior, seed)
-            # Weightings of one data set have their minima near one another; other data sets need not.
-            start = _descend(own, first[None], None, None).position[0] if data is None and rows else first
-        start = start.to(posterior.dtype).expand(rows or 1, -1)
-        if start.shape[-1] != posterior.dim:
-            raise ShapeError(f"start must be (d,) or (R, d) with d = {posterior.dim}, not {tuple(start.shape)}")
-        found = _descend(own, start, weights, data)
+        problem = _Problem(posterior, posterior.loss, prior_weight, weights, data)
+        start = _start(problem, seed) if start is None else start.to(posterior.dtype)
+        if start.dim() not in (1, 2) or start.shape[-1] != posterior.dim or start.shape[:-1] not in ((), (rows or 1,)):
+            raise ShapeError(
+                f"start must be ({posterior.dim},){f' or ({rows}, {posterior.dim})' if rows else ''}, "
+                f"not {tuple(start.shape)}"
+            )
+        found = _descend(problem, start.expand(rows or 1, -1))
     return found if rows else Minimum(*(x[0] for x in found))
+
+
+def residual_spread(posterior: GibbsPosterior, u: Tensor, data: Data | None = None) -> Tensor:
+    """Return the typical size of residuals at one vector ``(d,)``, the scale on which a loss's kinks are sharp.
+
+    Where the loss makes no predictions, outcomes stand for residuals once their median is subtracted.
+    """
+    data = posterior.data if data is None else data
+    outcome = columns(data)[-1].to(posterior.dtype)
+    loss = posterior.loss
+    if not isinstance(loss, PredictionLoss):
+        size = (outcome - outcome.median()).abs()
+    else:
+        parameter = posterior.prior.parameter(u)
+        size = (outcome - (parameter if loss.predict is None else loss.predict(parameter, columns(data)[0]))).abs()
+    # The median is robust; where most residuals vanish, the mean still has a scale.
+    return torch.maximum(size.median(), 1e-3 * size.mean()).clamp_min(1e-12)
 
 
 def _num_rows(posterior: GibbsPosterior, weights: Tensor | None, data: Data | None) -> int:
@@ -128,66 +152,138 @@ def _num_rows(posterior: GibbsPosterior, weights: Tensor | None, data: Data | No
 
 @dataclass(frozen=True)
 class _Problem:
-    """What is minimised, as a function of one vector, one weighting, one data set."""
+    """What is minimised: the losses of rows of weights or data sets, each a function of one vector."""
 
     posterior: GibbsPosterior
     loss: Loss
     prior_weight: float
+    weights: Tensor | None
+    data: Any
 
-    def __call__(self, u: Tensor, weights: Tensor | None, data: Any) -> Tensor:
-        parameter = self.posterior.prior.parameter(u)
-        value = self.loss.total(parameter, self.posterior.data if data is None else data, weights)
-        if self.prior_weight:
-            value = value - self.prior_weight * self.posterior.prior.log_density(u)
-        return value
+    def of(self, rows: Tensor) -> _Problem:
+        """Return the problem of some rows."""
+        chosen = None if self.data is None else tuple(x[rows] for x in columns(self.data))
+        return replace(
+            self,
+            weights=None if self.weights is None else self.weights[rows],
+            data=chosen if chosen is None or isinstance(self.data, tuple) else chosen[0],
+        )
 
-    def batched(self, function: Callable[..., Any], u: Tensor, weights: Tensor | None, data: Any) -> Any:
-        """Apply a transform of this function to each row."""
-        dims = (0, None if weights is None else 0, None if data is None else 0)
-        return vmap(function, in_dims=dims)(u, weights, data)
+    def one(self, u: Tensor, weights: Tensor | None, data: Any) -> Tensor:
+        """Return the loss of one row at one vector ``(d,)``."""
+        value = self.loss.total(
+            self.posterior.prior.parameter(u), self.posterior.data if data is None else data, weights
+        )
+        return value - self.prior_weight * self.posterior.prior.log_density(u) if self.prior_weight else value
+
+    def derivatives(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values, gradients and Hessians at each row's vector, ``(R, d) -> (R), (R, d), (R, d, d)``."""
+
+        def first(u: Tensor, weights: Tensor | None, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            gradient, value = grad_and_value(self.one)(u, weights, data)
+            return gradient, (value, gradient)
+
+        with warnings.catch_warnings():
+            # What torch cannot batch, such as the second derivative of a simplex's transform, it loops over.
+            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+            curvature, (value, gradient) = self.batched(jacrev(first, has_aux=True), u)
+        return value, gradient, curvature
+
+    def values(self, u: Tensor) -> Tensor:
+        """Return the loss at each row's vector, ``(R, d) -> (R)``; infinite where it is not a number."""
+        value: Tensor = self.batched(self.one, u)
+        return value.nan_to_num(nan=math.inf, posinf=math.inf)
+
+    def batched(self, function: Callable[..., Any], u: Tensor) -> Any:
+        """Apply a transform of :meth:`one` to each row."""
+        dims = (0, None if self.weights is None else 0, None if self.data is None else 0)
+        return vmap(function, in_dims=dims)(u, self.weights, self.data)
 
 
-def _best_start(problem: _Problem, posterior: GibbsPosterior, seed: int) -> Tensor:
-    draws = posterior.prior.start(20, seed).to(posterior.dtype)
+def _start(problem: _Problem, seed: int) -> Tensor:
+    """Return where to begin, ``(d,)`` or, for data sets, ``(R, d)``."""
+    own = replace(problem, weights=None, data=None)
+    draws = problem.posterior.prior.start(CANDIDATES, seed).to(problem.posterior.dtype)
     candidates = torch.cat([torch.zeros_like(draws[:1]), draws])
-    values = problem.batched(problem, candidates, None, None)
-    return candidates[values.nan_to_num(nan=math.inf).argmin()]
+    if problem.weights is None and problem.data is None:
+        return _best(own, candidates)
+    # Weightings of one data set have their minima near one another; other data sets need not.
+    candidates = torch.cat([_best(own, candidates)[None], candidates])
+    if problem.data is None:
+        return candidates[0]
+    num_rows = len(columns(problem.data)[0])
+    values = torch.stack([problem.values(u.expand(num_rows, -1)) for u in candidates])
+    return candidates[values.argmin(0)]
 
 
-def _descend(problem: _Problem, start: Tensor, weights: Tensor | None, data: Any) -> Minimum:
+def _best(problem: _Problem, candidates: Tensor) -> Tensor:
+    """Follow the best few starting points, and return the best of where they lead."""
+    found = _descend(problem, candidates[problem.values(candidates).argsort()[:STARTS]])
+    return found.position[found.value.nan_to_num(nan=math.inf).argmin()]
+
+
+def _descend(problem: _Problem, start: Tensor) -> Minimum:
     """Minimise the loss, or ever less smoothed versions of it."""
     loss = problem.loss
     if loss.smoothed(1.0) is loss:
-        return _newton(problem, start, weights, data)
-    position = start
-    for width in WIDTHS:
-        found = _newton(replace(problem, loss=loss.smoothed(width * _spread(problem, data))), position, weights, data)
-        position = found.position
-    return Minimum(position, problem.batched(problem, position, weights, data), found.converged)
+        return _newton(problem, start, start.new_zeros(len(start)))
+    position, converged = start, torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    path: list[tuple[float, Tensor]] = []
+    for step, width in enumerate(WIDTHS):
+        width *= _spread(problem, position)
+        smooth = replace(problem, loss=loss.smoothed(width))
+        position = _ahead(smooth, path, width, position)
+        # Before the last two versions, a minimum need be no better than the version itself.
+        rough = CENTRED * (smooth.values(position) - problem.values(position)).abs()
+        position, _, converged = _newton(smooth, position, 0.0 * rough if step >= len(WIDTHS) - 2 else rough)
+        path.append((width, position))
+    position = _ahead(problem, path, 0.0, position)
+    return Minimum(position, problem.values(position), converged)
 
 
-def _spread(problem: _Problem, data: Any) -> float:
-    """Return a typical size of the outcomes' deviations, the scale on which kinks are sharp."""
-    outcome = columns(problem.posterior.data if data is None else data)[-1].double()
-    return max(float((outcome - outcome.median()).abs().mean()), 1e-12)
+def _spread(problem: _Problem, position: Tensor) -> float:
+    """Return the typical size of residuals, averaged over rows."""
+    each = problem.batched(lambda u, weights, data: residual_spread(problem.posterior, u, data), position)
+    return float(each.mean())
 
 
-def _newton(problem: _Problem, start: Tensor, weights: Tensor | None, data: Any) -> Minimum:
+def _ahead(problem: _Problem, path: list[tuple[float, Tensor]], width: float, position: Tensor) -> Tensor:
+    """Return where minima are headed as the width shrinks, for rows in which that is lower."""
+    if len(path) < 2 or path[-2][0] <= path[-1][0]:
+        return position
+    (before, first), (last, second) = path[-2:]
+    guess = second + (width - last) / (last - before) * (second - first)
+    return torch.where((problem.values(guess) < problem.values(position))[:, None], guess, position)
+
+
+def _newton(problem: _Problem, start: Tensor, missing: Tensor) -> Minimum:
+    """Minimise a smooth loss until about ``missing (R,)`` of it is left to gain, or nothing."""
     position = start.clone()
     done = torch.zeros(len(start), dtype=torch.bool, device=start.device)
-    value = problem.batched(problem, position, weights, data)
+    active = torch.arange(len(start), device=start.device)
     for _ in range(STEPS):
-        gradient, value = problem.batched(grad_and_value(problem), position, weights, data)
-        curvature = problem.batched(hessian(problem), position, weights, data)
+        rows = problem.of(active)
+        value, gradient, curvature = rows.derivatives(position[active])
         step, decrement = _step(gradient, curvature)
-        done = done | (decrement <= TOLERANCE * (1 + value.abs()) * 1e-3)
-        if bool(done.all()):
+        # Where a loss falls off for ever, little is left to gain and yet there is far to go.
+        near = step.norm(dim=-1) <= NEAR * (1 + position[active].norm(dim=-1))
+        stop = (near & (decrement <= TOLERANCE * (1 + value.abs()))) | (decrement <= missing[active])
+        done[active] = stop
+        last = position[active] + step
+        lower = stop & (rows.values(last) <= value)
+        position[active[lower]] = last[lower]
+        go = (~stop).nonzero()[:, 0]
+        if not len(go):
             break
-        position, moved = _search(problem, position, step, value, decrement, ~done, weights, data)
-        done = done | (~moved & (decrement <= 1e-6 * (1 + value.abs())))
-        if not bool(moved.any()):
+        active, value, step, decrement = active[go], value[go], step[go], decrement[go]
+        trial, moved = _search(problem.of(active), position[active], step, value, decrement)
+        position[active] = trial
+        # Where rounding hides the rest of the way, the minimum is found as well as it can be.
+        done[active] = ~moved & (decrement <= 1e-6 * (1 + value.abs()))
+        active = active[moved]
+        if not len(active):
             break
-    return Minimum(position, problem.batched(problem, position, weights, data), done)
+    return Minimum(position, problem.values(position), done)
 
 
 def _step(gradient: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,33 +291,24 @@ def _step(gradient: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(curvature.nan_to_num(0.0, 0.0, 0.0))
     # Saddles are left by the curvature's size; flat directions are not trusted beyond a part of the largest.
     scale = values.abs()
-    scale = torch.maximum(scale, scale.amax(-1, keepdim=True) * 1e-10).clamp_min(1e-12)
+    scale = torch.maximum(scale, scale.amax(-1, keepdim=True) * 1e-10).clamp_min(1e-200)
     along = (vectors.mT @ gradient.nan_to_num(0.0, 0.0, 0.0)[..., None])[..., 0]
     step = -(vectors @ (along / scale)[..., None])[..., 0]
     return step, (along.square() / scale).sum(-1)
 
 
 def _search(
-    problem: _Problem,
-    position: Tensor,
-    step: Tensor,
-    value: Tensor,
-    decrement: Tensor,
-    active: Tensor,
-    weights: Tensor | None,
-    data: Any,
+    problem: _Problem, position: Tensor, step: Tensor, value: Tensor, decrement: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Halve the steps of rows until each lowers its loss enough; return positions, and which rows have moved."""
-    size = torch.ones_like(value)
-    waiting = active.clone()
-    result, moved = position.clone(), torch.zeros_like(active)
+    result, moved = position.clone(), torch.zeros(len(position), dtype=torch.bool, device=position.device)
+    waiting, size = torch.arange(len(position), device=position.device), 1.0
     for _ in range(HALVINGS):
-        trial = position + size[:, None] * step
-        reached = problem.batched(problem, trial, weights, data)
-        good = waiting & (reached <= value - 1e-4 * size * decrement) & (reached < value)
-        result = torch.where(good[:, None], trial, result)
-        moved, waiting = moved | good, waiting & ~good
-        if not bool(waiting.any()):
+        trial = position[waiting] + size * step[waiting]
+        reached = problem.of(waiting).values(trial)
+        good = (reached <= value[waiting] - 1e-4 * size * decrement[waiting]) & (reached < value[waiting])
+        result[waiting[good]], moved[waiting[good]] = trial[good], True
+        waiting, size = waiting[~good], size / 2
+        if not len(waiting):
             break
-        size = torch.where(waiting, size / 2, size)
     return result, moved

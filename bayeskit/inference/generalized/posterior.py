@@ -8,11 +8,19 @@ import pyro
 import torch
 from torch import Tensor
 
-from bayeskit._engine import Compile
+from bayeskit._engine import Compile, Engine
 from bayeskit._pyro import PyroDensity
-from bayeskit._settings import real_number
-from bayeskit._torch import new_generator
-from bayeskit.errors import CoherenceError, DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
+from bayeskit._settings import real_number, whole_number
+from bayeskit._torch import new_generator, validation_kept
+from bayeskit.errors import (
+    BayeskitError,
+    CoherenceError,
+    DataError,
+    ImproperPosteriorError,
+    ModelError,
+    SettingsError,
+    ShapeError,
+)
 from bayeskit.inference.generalized.losses.loss import (
     Data,
     FunctionLoss,
@@ -146,17 +154,26 @@ class GibbsPosterior(Target):
         Raises
         ------
         SettingsError
-            If a minibatch is asked for where losses do not add up.
+            If a minibatch is asked for where losses do not add up, or one larger than the data.
+        ShapeError
+            If a minibatch does not have the columns of the data.
         """
-        parameter = self.prior.model()
-        chosen: Data = self.data if not data else data if isinstance(self.data, tuple) else data[0]
+        if subsample_size is not None and not 1 <= whole_number("subsample_size", subsample_size) <= self.num_data:
+            raise SettingsError(f"subsample_size must lie between 1 and {self.num_data} data, not {subsample_size}")
+        parameter, drawn = self.prior.model()
+        particles = drawn.particles(self.prior.sites)
+        chosen = self._minibatch(data)
         if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
             if subsample_size is not None or num_data(chosen) != self.num_data:
                 raise SettingsError(
                     f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} is no sum over data, so that "
                     "minibatches say nothing of the whole; give all data"
                 )
-            pyro.factor("loss", -self.weight * self._pooled(parameter, chosen))
+            if particles is None:
+                total = self._pooled(parameter, chosen)
+            else:
+                total = self._of_particles(self._pooled, particles[1], chosen).reshape(particles[0])
+            pyro.factor("loss", -self.weight * total)
             return parameter
         if data and subsample_size is None:
             given = torch.arange(num_data(chosen), device=columns(chosen)[0].device)
@@ -164,10 +181,40 @@ class GibbsPosterior(Target):
         else:
             plate = pyro.plate("data", self.num_data, subsample_size=subsample_size)
         with plate as rows:
-            if subsample_size is not None:
+            if subsample_size is not None and rows is not None:
                 chosen = taken(chosen, rows)
-            pyro.factor("loss", -self.weight * self.loss.pointwise(parameter, chosen))
+            if particles is None:
+                each = self.loss.pointwise(parameter, chosen)
+            else:
+                each = self._of_particles(self.loss.pointwise, particles[1], chosen)
+                each = each.reshape(*particles[0][:-1], num_data(chosen))
+            pyro.factor("loss", -self.weight * each)
         return parameter
+
+    def _of_particles(self, function: Any, values: dict[str, Tensor], data: Data) -> Tensor:
+        """Return a function of parameter and data for each of a batch of runs, ``(P, ...)``."""
+
+        def of_one(one: dict[str, Tensor]) -> Tensor:
+            result: Tensor = function(self.prior.of_values(one), data)
+            return result
+
+        # Validation would branch on batched values.
+        with validation_kept(), pyro.validation_enabled(False):
+            result: Tensor = torch.func.vmap(of_one)(values)
+        return result
+
+    def _minibatch(self, given: tuple[Tensor, ...]) -> Data:
+        if not given:
+            return self.data
+        own = columns(self.data)
+        if len(given) != len(own) or any(a.shape[1:] != b.shape[1:] for a, b in zip(given, own, strict=True)):
+            raise ShapeError(
+                f"a minibatch of shapes {[tuple(x.shape) for x in given]} is none of data of shapes "
+                f"{[tuple(x.shape) for x in own]}"
+            )
+        if len(given[0]) > self.num_data:
+            raise ShapeError(f"a minibatch of {len(given[0])} is larger than the {self.num_data} data")
+        return given if isinstance(self.data, tuple) else given[0]
 
     def _pooled(self, parameter: Any, data: Data) -> Tensor:
         if isinstance(self.loss, PointwiseLoss):
@@ -260,11 +307,17 @@ class GibbsPosterior(Target):
     def _check_losses(self, seed: int) -> None:
         """Refuse a loss that is nan somewhere, or of the wrong shape, or infinite for a datum wherever one looks."""
         infinite: Tensor | None = None
+        pooling = type(self.pooling).__name__
         for u in self.prior.start(PROBES, seed):
             value = self._probe(u)
             if bool(value.isnan().any()):
                 raise DataError(f"the loss of {_datum(value.isnan())} is nan at {self.prior.parameter(u)!r:.200}")
             infinite = ~value.isfinite() if infinite is None else infinite & ~value.isfinite()
+            pooled = self.pooling(value) if value.dim() else value
+            if tuple(pooled.shape) != ():
+                raise ShapeError(f"the pooling {pooling} returns {tuple(pooled.shape)} instead of a scalar")
+            if bool(pooled.isnan()):
+                raise DataError(f"the pooling {pooling} makes nan of losses {value.tolist()!r:.80}")
         if infinite is not None and bool(infinite.any()):
             raise DataError(f"the loss of {_datum(infinite)} is infinite at each of {PROBES} draws from the prior")
 
@@ -276,7 +329,9 @@ class GibbsPosterior(Target):
                 wanted: tuple[int, ...] = ()
             else:
                 value, wanted = self.loss.pointwise(parameter, self.data), (self.num_data,)
-        except (RuntimeError, TypeError, KeyError, IndexError) as error:
+        except BayeskitError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ModelError(f"the loss {type(self.loss).__name__} failed at a draw from the prior: {error}") from error
         if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -285,6 +340,14 @@ class GibbsPosterior(Target):
                 "and a single parameter"
             )
         return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Graphs cannot travel, and this object is also the model that its density holds.
+        return {name: value for name, value in self.__dict__.items() if name != "_engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._engine = Engine(self._joint_of_batch, self.dim, self.dtype, self.device)
 
     def __repr__(self) -> str:
         return (

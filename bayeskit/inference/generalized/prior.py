@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -134,17 +136,25 @@ class Prior:
         """Whether the density integrates to one."""
         return not self.improper
 
-    def model(self) -> Any:
-        """Run the prior as a Pyro model and return the parameter."""
+    def model(self) -> tuple[Any, Drawn]:
+        """Run the prior as a Pyro model; return the parameter, and the values of latent sites that made it."""
         found = _Found()
         with found:
             parameter = self._run()
-        if parameter is None:
-            parameter = next(iter(found.values.values())) if len(found.values) == 1 else found.values
-        return _cast(parameter, self._dtype)
+        return self._parameter(parameter, found.drawn.values), found.drawn
+
+    def of_values(self, values: dict[str, Tensor]) -> Any:
+        """Return the parameter that these values of sites make, out of sight of the handlers around."""
+        with pyro.poutine.block():
+            return self._parameter(pyro.poutine.condition(self._run, data=values)(), values)
+
+    def _parameter(self, returned: Any, values: dict[str, Any]) -> Any:
+        if returned is None:
+            returned = next(iter(values.values())) if len(values) == 1 else values
+        return _cast(returned, self._dtype)
 
     def _only(self, like: Tensor) -> Any:
-        parameter = self.model()
+        parameter, _ = self.model()
         # A density needs something observed; this is certain.
         pyro.factor(_NOTHING, like.new_zeros(()))
         return parameter
@@ -165,16 +175,49 @@ class Prior:
 _NOTHING = "_nothing"
 
 
+class Drawn(NamedTuple):
+    """Values of the latent sites of one run of a prior, and how many of its own plates each stands in."""
+
+    values: dict[str, Tensor]
+    event_dims: dict[str, int]
+
+    def particles(self, sites: tuple[Site, ...]) -> tuple[torch.Size, dict[str, Tensor]] | None:
+        """Return the shape of a batch of runs that objectives make in one, and each site's values, ``(P, ...)``.
+
+        Nothing, where this is a single run.
+        """
+        outer = {}
+        for site in sites:
+            plates = len(site.shape) - self.event_dims[site.name]
+            value = self.values[site.name]
+            outer[site.name] = (torch.Size((*value.shape[: value.dim() - len(site.shape)], *[1] * plates)), plates)
+        if all(self.values[site.name].dim() == len(site.shape) for site in sites):
+            return None
+        batch = torch.broadcast_shapes(*(shape for shape, _ in outer.values()))
+        return batch, {s.name: _rows(self.values[s.name], s.shape, batch, outer[s.name][1]) for s in sites}
+
+
+def _rows(value: Tensor, shape: torch.Size, batch: torch.Size, plates: int) -> Tensor:
+    """Return the value of each run, ``(P, *shape)``; a site's own plates stand at the right end of the batch."""
+    left = batch[: len(batch) - plates]
+    value = value.reshape(*[1] * (len(left) + len(shape) - value.dim()), *value.shape)
+    return value.expand(*left, *shape).reshape(-1, *shape)
+
+
 class _Found(Messenger):
     """Note the values of latent sites."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: dict[str, Any] = {}
+        self.drawn = Drawn({}, {})
 
     def _pyro_post_sample(self, message: Any) -> None:
-        if not message["is_observed"] and isinstance(message["fn"], dist.torch_distribution.TorchDistributionMixin):
-            self.values[message["name"]] = message["value"]
+        infer = message["infer"]
+        if infer.get("_deterministic") or infer.get("enumerate") == "parallel":
+            return  # what is summed out has no value that a loss could take
+        if isinstance(message["fn"], dist.torch_distribution.TorchDistributionMixin):
+            self.drawn.values[message["name"]] = message["value"]
+            self.drawn.event_dims[message["name"]] = message["fn"].event_dim
 
 
 def _cast(parameter: Any, dtype: torch.dtype) -> Any:
@@ -191,10 +234,23 @@ def _as_model(prior: Any, name: str, like: Tensor) -> Callable[[], Any]:
                 f"the prior {type(prior).__name__} is torch's own; take the one of pyro.distributions, or write a model"
             )
         joint = prior.to_event(len(prior.batch_shape)) if prior.batch_shape else prior
-        return lambda: pyro.sample(name, joint)
+        return partial(pyro.sample, name, _in_precision(joint, like.dtype))
     if not callable(prior):
         raise ModelError(f"the prior must be a distribution or a Pyro model without arguments, not {prior!r:.80}")
     return prior  # type: ignore[no-any-return]
+
+
+def _in_precision(distribution: Any, dtype: torch.dtype) -> Any:
+    """Return a distribution with parameters of another dtype: some of torch's cast values to that of theirs."""
+    if isinstance(distribution, Flat):
+        return distribution
+    result = copy.copy(distribution)
+    for name, value in vars(distribution).items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            vars(result)[name] = value.to(dtype)
+        elif isinstance(value, torch.distributions.Distribution):
+            vars(result)[name] = _in_precision(value, dtype)
+    return result
 
 
 __all__ = ["Flat", "Prior", "Site"]

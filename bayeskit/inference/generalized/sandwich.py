@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, hessian, jacrev
+from torch.func import grad, jacrev
 
 from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
-from bayeskit.inference.generalized.minimizer import minimize
+from bayeskit.inference.generalized.minimizer import minimize, residual_spread
 from bayeskit.inference.generalized.posterior import GibbsPosterior
+
+Total = Callable[..., Tensor]
+BANDWIDTH = 0.75
+NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal variable
 
 
 class Information(NamedTuple):
@@ -71,25 +76,48 @@ def influence(posterior: GibbsPosterior, position: Tensor, data: Data | None = N
     return result.mT
 
 
-def curvature(posterior: GibbsPosterior, position: Tensor, data: Data | None = None) -> Tensor:
+def curvature(
+    posterior: GibbsPosterior, position: Tensor, data: Data | None = None, weights: Tensor | None = None
+) -> Tensor:
     """Return the mean Hessian of the loss of a datum, ``(d, d)``.
 
-    That of a loss with kinks is estimated from a smoothed version of it, whose width shrinks with the number of data.
+    That of a loss with kinks is a kernel estimate, made of the Hessians of two smoothed versions, whose widths shrink
+    with the number of data, so that the first order of the smoothing error cancels. For the median of 200 data its
+    standard error is about one tenth, and it lies a seventh too low where the density has a kink at the median.
 
     Parameters
     ----------
     posterior, position, data
         As in :func:`influence`.
+    weights : Tensor, optional
+        How often each datum counts, ``(n,)``.
     """
     data = posterior.data if data is None else data
-    n = len(columns(data)[0])
-    loss = posterior.loss.smoothed(1.0)
-    if loss is not posterior.loss:
-        outcome = columns(data)[-1].to(posterior.dtype)
-        spread = (outcome - outcome.median()).abs().mean()  # stays a tensor: data sets may be batched
-        loss = posterior.loss.smoothed(0.5 * spread * n**-0.2)  # type: ignore[arg-type]
-    result: Tensor = hessian(_total(posterior, loss, data))(position, None)
-    return result / n
+    # Reverse mode twice: torch warns of its own deprecations when forward mode is first used.
+    result: Tensor = jacrev(grad(smooth_total(posterior, position, data)))(position, weights) / len(columns(data)[0])
+    return result
+
+
+def smooth_total(posterior: GibbsPosterior, position: Tensor, data: Data | None = None) -> Total:
+    """Return the loss of all data, ``(u (d,), weights (n,) or None) -> ()``, smoothed where it has kinks.
+
+    Parameters
+    ----------
+    posterior, data
+        As in :func:`influence`.
+    position : Tensor
+        Unconstrained, ``(d,)``: where residuals tell how wide to smooth.
+    """
+    data = posterior.data if data is None else data
+    if posterior.loss.smoothed(1.0) is posterior.loss:
+        return _total(posterior, posterior.loss, data)
+    scale = residual_spread(posterior, position, data).detach() / NORMAL_MEDIAN
+    width = BANDWIDTH * scale * len(columns(data)[0]) ** -0.2  # stays a tensor: data sets may be batched
+    narrow = _total(posterior, posterior.loss.smoothed(width), data)  # type: ignore[arg-type]
+    wide = _total(posterior, posterior.loss.smoothed(2 * width), data)  # type: ignore[arg-type]
+    # For square-root smoothing the kernel that the Hessian amounts to is nowhere negative and, unlike the two it is
+    # made of, has a finite variance.
+    return lambda u, weights=None: (4 * narrow(u, weights) - wide(u, weights)) / 3
 
 
 def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Information:
@@ -118,6 +146,10 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
     White, H. (1982). Maximum likelihood estimation of misspecified models. Econometrica 50, 1-25. Powell, J. L. (1991).
     Estimation of monotonic regression models under quantile restrictions (the curvature of losses with kinks).
 
+    See Also
+    --------
+    bayeskit.inference.generalized.mismatch.residual_mismatch : by how much they differ, and in which direction.
+
     Examples
     --------
     >>> import torch, pyro.distributions as dist
@@ -143,5 +175,5 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
     return Information(at, centred.mT @ centred / len(each), mean_hessian, len(each))
 
 
-def _total(posterior: GibbsPosterior, loss: Loss, data: Any) -> Any:
-    return lambda u, weights: loss.total(posterior.prior.parameter(u), data, weights)
+def _total(posterior: GibbsPosterior, loss: Loss, data: Any) -> Total:
+    return lambda u, weights=None: loss.total(posterior.prior.parameter(u), data, weights)

@@ -32,7 +32,7 @@ class Absolute(PredictionLoss):
         """Return the loss, entry by entry."""
         return (outcome - prediction).abs()
 
-    def smoothed(self, width: float) -> Loss:
+    def smoothed(self, width: float | Tensor) -> Loss:
         """Return the loss with ``sqrt(r**2 + width**2)`` in place of ``|r|``."""
         return SmoothAbsolute(self.predict, width)
 
@@ -46,6 +46,7 @@ class SmoothAbsolute(PredictionLoss):
     predict : callable, optional
         As for :class:`Absolute`.
     width : float, default 1.0
+        Positive.
 
     Examples
     --------
@@ -54,8 +55,10 @@ class SmoothAbsolute(PredictionLoss):
     tensor([4., 5.])
     """
 
-    width: float = 1.0
+    width: float | Tensor = 1.0
 
     def of(self, outcome: Tensor, prediction: Tensor) -> Tensor:
         """Return the loss, entry by entry."""
-        return ((outcome - prediction).square() + torch.as_tensor(self.width, dtype=outcome.dtype).square()).sqrt()
+        residual = outcome - prediction
+        width = torch.as_tensor(self.width, dtype=residual.dtype, device=residual.device)
+        return (residual.square() + width.square()).sqrt()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,7 @@ class Loss(ABC):
         DataError, ShapeError
         """
 
-    def smoothed(self, width: float) -> Loss:
+    def smoothed(self, width: float | Tensor) -> Loss:
         """Return a twice differentiable loss that differs only within about ``width`` of kinks; itself by default."""
         return self
 
@@ -95,7 +96,11 @@ class PointwiseLoss(Loss):
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
         """Return the sum over data, weighted where ``weights (n,)`` are given."""
         each = self.pointwise(parameter, data)
-        return each.sum() if weights is None else (weights * each).sum()
+        if weights is None:
+            return each.sum()
+        if weights.shape != each.shape:
+            raise ShapeError(f"weights must be {tuple(each.shape)}, not {tuple(weights.shape)}")
+        return (weights * each).sum()
 
 
 @dataclass(frozen=True)
@@ -131,12 +136,16 @@ def as_data(data: Any) -> Data:
     Raises
     ------
     DataError
-        If there are none, or one is not finite.
+        If there are none, they are no numbers, or one is not finite.
     ShapeError
         If the leading dimensions differ.
     """
-    given = data if isinstance(data, (tuple, list)) and any(isinstance(x, Tensor) for x in data) else (data,)
-    tensors = tuple(torch.as_tensor(x) for x in given)
+    several = isinstance(data, (tuple, list)) and any(isinstance(x, (Tensor, np.ndarray)) for x in data)
+    given = data if several else (data,)
+    try:
+        tensors = tuple(torch.as_tensor(x) for x in given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"data must be numbers, as tensors (n, ...): {error}") from error
     if any(x.dim() == 0 for x in tensors) or len({len(x) for x in tensors}) != 1:
         raise ShapeError(
             "data must be tensors (n, ...) of one leading dimension n, not of shapes "
@@ -144,6 +153,8 @@ def as_data(data: Any) -> Data:
         )
     if len(tensors[0]) == 0:
         raise DataError("there are no data")
+    if any(x.is_complex() for x in tensors):
+        raise DataError("data must be real numbers; give real and imaginary parts as columns")
     for position, x in enumerate(tensors):
         bad = ~x.isfinite().reshape(len(x), -1).all(-1)
         if bool(bad.any()):
@@ -152,4 +163,4 @@ def as_data(data: Any) -> Data:
                 f"{which} is not finite for {int(bad.sum())} data, the first of them datum {int(bad.nonzero()[0])}; "
                 "drop or impute missing values"
             )
-    return tensors if isinstance(data, (tuple, list)) and len(given) == len(data) and given is data else tensors[0]
+    return tensors if several else tensors[0]

@@ -53,6 +53,12 @@ class PredictionLoss(PointwiseLoss):
                     f"{type(self).__name__} got covariates and outcomes, but no predict=, such as losses.linear"
                 )
             outcome, prediction = data, parameter
+            if not isinstance(parameter, Tensor) or parameter.dim() >= outcome.dim():
+                shape = tuple(parameter.shape) if isinstance(parameter, Tensor) else type(parameter).__name__
+                raise ShapeError(
+                    f"a parameter of shape {shape} predicts no single outcome of shape {tuple(outcome.shape[1:])}; "
+                    "give predict=, such as losses.linear"
+                )
         else:
             if not isinstance(data, tuple) or len(data) != 2:
                 raise ShapeError(f"{type(self).__name__} with predict= takes data (covariates, outcomes)")
