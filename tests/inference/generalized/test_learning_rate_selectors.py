@@ -1,3 +1,4 @@
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,18 +8,19 @@ import torch
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.calibrate import bootstrap_score_matching as score_matching_module
-from bayeskit.inference.generalized.calibrate.assumptions import converged_rows
-from bayeskit.inference.generalized.calibrate.bootstrap_score_matching import bootstrap_score_matching
-from bayeskit.inference.generalized.calibrate.held_out_predictive import held_out_predictive
-from bayeskit.inference.generalized.calibrate.holmes_walker import holmes_walker
-from bayeskit.inference.generalized.calibrate.information_matching import information_matching
-from bayeskit.inference.generalized.calibrate.resampling import all_resamples, resampled
-from bayeskit.inference.generalized.calibrate.safe_bayes import safe_bayes
-from bayeskit.inference.generalized.calibrate.selection import Selection
-from bayeskit.inference.generalized.calibrate.weighted_likelihood_bootstrap_matching import (
+from bayeskit.inference.generalized.calibrate import (
+    Selection,
+    all_resamples,
+    bootstrap_score_matching,
+    held_out_predictive,
+    holmes_walker,
+    information_matching,
+    safe_bayes,
     weighted_likelihood_bootstrap_matching,
 )
+from bayeskit.inference.generalized.calibrate.assumptions import converged_rows
+from bayeskit.inference.generalized.calibrate.resampling import resampled
+from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
 from bayeskit.inference.generalized.losses.loss import PointwiseLoss
 
 FOUR = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
@@ -159,7 +161,7 @@ def test_information_matching_of_the_median(draw, exact):
     generator = torch.Generator().manual_seed(0)
     weights = [
         information_matching(GibbsPosterior(Flat(), losses.Absolute(), draw((400,), generator), compile=False)).weight
-        for _ in range(20)
+        for _ in range(6)
     ]
     assert 0.8 < np.mean(weights) / exact < 1.05
     assert np.std(weights) / exact < 0.2
@@ -167,7 +169,7 @@ def test_information_matching_of_the_median(draw, exact):
 
 def test_holmes_walker_of_a_normal_location(limit):
     for spread, prior in ((2.0, 1.0), (3.0, 0.5), (0.5, 2.0)):
-        chosen = holmes_walker(squared(of_variance(spread), dist.Normal(0.0, prior)), model=unit_normal, num_draws=4000)
+        chosen = holmes_walker(squared(of_variance(spread), dist.Normal(0.0, prior)), model=unit_normal, num_draws=1500)
         exact = ((1 + prior**2) / (spread**2 + prior**2)) ** 0.5
         assert abs(chosen.weight - exact) < limit(3) * chosen.standard_error
         # Neither forgetting the root nor matching information comes near.
@@ -178,19 +180,13 @@ def test_holmes_walker_takes_the_model_of_a_likelihood_and_covariates(limit):
     draw = torch.Generator().manual_seed(0)
     covariates = torch.randn(50, 1, generator=draw, dtype=torch.float64)
     outcomes = covariates[:, 0] + 2 * torch.randn(50, generator=draw, dtype=torch.float64)
-    loss = losses_log_likelihood(lambda b, x: dist.Normal(x @ b, 1.0))
+    loss = NegativeLogLikelihood(lambda b, x: dist.Normal(x @ b, 1.0))
     posterior = GibbsPosterior(dist.Normal(torch.zeros(1), 1.0).to_event(1), loss, (covariates, outcomes))
     chosen = holmes_walker(posterior, num_draws=2000)
     x, best = covariates[:, 0], (covariates[:, 0] @ outcomes) / covariates[:, 0].square().sum()
     gain = (x.square() * ((outcomes).square() + x.square())).mean()  # E (y - x b)^2 = y^2 + x^2, times x^2
     expected = (x.square() * (1 + x.square() * best.square() + x.square())).mean()
     assert abs(chosen.weight - float(expected / gain) ** 0.5) < limit() * chosen.standard_error
-
-
-def losses_log_likelihood(model):
-    from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
-
-    return NegativeLogLikelihood(model)
 
 
 def test_holmes_walker_refuses_what_it_cannot_compare():
@@ -230,10 +226,9 @@ def test_bootstrap_score_matching_by_simulation_is_within_its_error(limit):
 
 
 def test_bootstrap_score_matching_without_the_laplacian_would_be_noticed(monkeypatch):
-    original = score_matching_module._derivatives
-    monkeypatch.setattr(
-        score_matching_module, "_derivatives", lambda *args: (0.5 * original(*args)[0], *original(*args)[1:])
-    )
+    module = sys.modules[bootstrap_score_matching.__module__]
+    original = module._derivatives
+    monkeypatch.setattr(module, "_derivatives", lambda *args: (0.5 * original(*args)[0], *original(*args)[1:]))
     chosen = bootstrap_score_matching(squared(FOUR, Flat()), num_replicates=5000, seed=3)
     assert abs(chosen.weight - 1 / 9.5) > 10 * chosen.standard_error
 
@@ -299,7 +294,7 @@ def test_data_fitted_without_error_are_refused():
 
 def test_coverage_of_the_calibrated_weight_is_nominal(limit):
     """Gaussian location of standard deviation two: 67.3 % at weight one, 95 % after calibration."""
-    generator, rows, n = torch.Generator().manual_seed(0), 300, 50
+    generator, rows, n = torch.Generator().manual_seed(0), 100, 50
     x = 2 * torch.randn(rows, n, generator=generator, dtype=torch.float64)
     weights = torch.tensor(
         [information_matching(GibbsPosterior(Flat(), losses.HalfSquared(), row, compile=False)).weight for row in x]
