@@ -3,9 +3,9 @@ r"""One wrong datum: which discrepancies let it decide, and which do not.
 What you will learn: how an outlier moves posteriors of a location, and where a robust one hides a trap.
 
 Four data near zero and one at :math:`y`, for a normal location of unit variance. Minus the log likelihood and the
-kernel Stein discrepancy follow ``y`` without bound. A weight in the Stein kernel stops that, and so do beta-divergence
-and maximum mean discrepancy. Their losses are bounded, however: under a flat prior there is no posterior at all, and the
-library refuses to make one up.
+kernel Stein discrepancy follow ``y`` without bound. A weight in the Stein kernel stops that, and so does the
+beta-divergence. Its loss is bounded, however: under a flat prior there is no posterior at all, and the library refuses
+to make one up; under a wide one the posterior mean still depends on how wide it is.
 """
 
 import pyro.distributions as dist

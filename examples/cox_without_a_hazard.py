@@ -27,8 +27,8 @@ PUBLISHED = [-0.37942, -0.05744, 0.31390, -0.14980, -0.43370, -0.08487, 0.09150]
 
 def main() -> None:
     table = load_rossi()
-    x = torch.as_tensor(table[COVARIATES].to_numpy(float))
-    time, event = (torch.as_tensor(table[name].to_numpy(float)) for name in ("week", "arrest"))
+    x = torch.tensor(table[COVARIATES].to_numpy(float))
+    time, event = (torch.tensor(table[name].to_numpy(float)) for name in ("week", "arrest"))
     prior = dist.Normal(torch.zeros(len(COVARIATES), dtype=torch.float64), 2.0)
     posterior = GibbsPosterior(prior, losses.CoxPartialLikelihood(), (x - x.mean(0), time, event))
 
@@ -44,8 +44,9 @@ def main() -> None:
     draws = bk.sample(posterior, num_samples=250 if SMALL else 2000, seed=0, progress=False)
     theta = draws.to_arviz().posterior["theta"].stack(all=("chain", "draw"))
     for name, values in zip(COVARIATES, theta, strict=True):
-        low, high = (float((values.quantile(q))) for q in (0.025, 0.975))
-        print(f"{name:5s} {float(values.mean()):+.3f}  95 % {low:+.3f} to {high:+.3f}  P(raises the hazard) {float((values > 0).mean()):.3f}")
+        mean, low, high = (float(x) for x in (values.mean(), values.quantile(0.025), values.quantile(0.975)))
+        raises = float((values > 0).mean())
+        print(f"{name:5s} {mean:+.3f}  95 % {low:+.3f} to {high:+.3f}  raises the hazard with probability {raises:.3f}")
 
 
 if __name__ == "__main__":

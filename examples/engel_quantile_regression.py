@@ -24,8 +24,8 @@ PUBLISHED = {0.1: (110.1416, 0.4018), 0.5: (81.4823, 0.5602), 0.9: (67.3509, 0.6
 
 def main() -> None:
     table = engel.load_pandas().data
-    income = torch.as_tensor(table["income"].to_numpy(), dtype=torch.float64)
-    food = torch.as_tensor(table["foodexp"].to_numpy(), dtype=torch.float64)
+    income = torch.tensor(table["income"].to_numpy(), dtype=torch.float64)
+    food = torch.tensor(table["foodexp"].to_numpy(), dtype=torch.float64)
     # Thousands of francs, and a centred income: then the two coefficients are nearly independent.
     scale, centre = 1000.0, income.mean() / 1000.0
     covariates = torch.stack([torch.ones_like(income), income / scale - centre], -1)
@@ -35,7 +35,7 @@ def main() -> None:
         posterior = GibbsPosterior(prior, losses.Pinball(level, predict=losses.linear), (covariates, food / scale))
         found = posterior.parameter(minimize(posterior).position)
         at_zero = float((found[0] - found[1] * centre) * scale)
-        print(f"level {level}: minimum {at_zero:.4f} + {float(found[1]):.4f} income; published {intercept} + {slope} income")
+        print(f"level {level}: {at_zero:.4f} + {float(found[1]):.4f} income; published {intercept} + {slope} income")
         assert abs(at_zero - intercept) < 0.01 and abs(float(found[1]) - slope) < 1e-4
 
         weight = calibrate.posterior_coverage(posterior, num_replicates=100 if SMALL else 1000, seed=0).weight

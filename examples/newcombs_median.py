@@ -21,8 +21,8 @@ from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 # Newcomb (1891), as listed by Stigler (1977), Do robust estimators work with real data? Annals of Statistics 5.
-TIMES = """28 26 33 24 34 -44 27 16 40 -2 29 22 24 21 25 30 23 29 31 19 24 20 36 32 36 28 25 21 28 29 37 25 28 26 30 32 36
-26 30 22 36 23 27 27 28 27 31 27 26 33 26 32 32 24 39 28 24 25 32 25 29 27 28 29 16 23"""
+TIMES = """28 26 33 24 34 -44 27 16 40 -2 29 22 24 21 25 30 23 29 31 19 24 20 36 32 36 28 25 21 28 29 37 25 28 26
+30 32 36 26 30 22 36 23 27 27 28 27 31 27 26 33 26 32 32 24 39 28 24 25 32 25 29 27 28 29 16 23"""
 
 
 def exact_moments(posterior: GibbsPosterior) -> tuple[float, float]:

@@ -27,8 +27,8 @@ def normal(coefficients: torch.Tensor, covariates: torch.Tensor) -> dist.Normal:
 
 def main() -> None:
     table = stackloss.load_pandas().data
-    raw = torch.as_tensor(table[["AIRFLOW", "WATERTEMP", "ACIDCONC"]].to_numpy(), dtype=torch.float64)
-    outcome = torch.as_tensor(table["STACKLOSS"].to_numpy(), dtype=torch.float64)
+    raw = torch.tensor(table[["AIRFLOW", "WATERTEMP", "ACIDCONC"]].to_numpy(), dtype=torch.float64)
+    outcome = torch.tensor(table["STACKLOSS"].to_numpy(), dtype=torch.float64)
     covariates = torch.cat([torch.ones(len(raw), 1, dtype=torch.float64), raw - raw.mean(0)], -1)
     usual = torch.ones(len(raw), dtype=torch.bool)
     usual[list(TRANSITIONAL)] = False

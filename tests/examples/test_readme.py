@@ -21,7 +21,13 @@ def test_the_training_example_runs(capsys):
     scope = {}
     with torch.random.fork_rng():  # the script seeds torch, as scripts do
         exec(BLOCKS[1], scope)
-    assert len(BLOCKS) == 2
     fit = scope["fit"]
     assert fit.losses[-10:].mean() < fit.losses[:10].mean()
     assert re.match(r"Fit\(20 epochs, 280 steps, loss .* mean log likelihood -2\d", capsys.readouterr().out)
+
+
+def test_the_example_of_a_loss_runs(capsys):
+    scope = {}
+    exec(BLOCKS[2], scope)
+    assert len(BLOCKS) == 3
+    assert 0.05 < scope["weight"] < 0.5 and "Draws" in capsys.readouterr().out

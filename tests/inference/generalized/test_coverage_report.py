@@ -6,7 +6,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import binom, norm
+from scipy.integrate import quad
+from scipy.stats import binom, chi2, norm, t
 from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
@@ -78,8 +79,6 @@ def test_a_weight_selected_anew_for_each_data_set(limit) -> None:
     """One over the estimated variance makes the interval Student's, but for its quantile: the coverage is exact."""
     batch = BatchSelector(lambda posterior, x: 1 / x.var(-1))
     report = coverage_report(location(), simulator(2.0), 0.0, batch, levels=(0.95,), num_draws=64)
-    from scipy.stats import t
-
     check(report, float(2 * t.cdf(norm.ppf(0.975), N - 1) - 1), limit(2))
     single = coverage_report(
         location(),
@@ -93,6 +92,34 @@ def test_a_weight_selected_anew_for_each_data_set(limit) -> None:
     few = coverage_report(location(), simulator(2.0), 0.0, batch, levels=(0.95,), num_replicates=10, num_draws=64)
     torch.testing.assert_close(single.weight, few.weight, rtol=1e-12, atol=0)
     torch.testing.assert_close(single.entry_levels, few.entry_levels, rtol=0, atol=1e-12)
+
+
+def test_a_regression_whose_noise_grows(limit) -> None:
+    """Covariate x uniform on (0, 2), noise of standard deviation x: J and I, and so the limits, are known."""
+    n = 400
+    moments = torch.tensor([[1.0, 1.0], [1.0, 4 / 3]], dtype=torch.float64)  # E x^0, E x, E x^2
+    gradients = torch.tensor([[4 / 3, 2.0], [2.0, 16 / 5]], dtype=torch.float64)  # E x^2, E x^3, E x^4
+    small, large = torch.linalg.eigvals(torch.linalg.solve(moments, gradients)).real.sort().values.tolist()
+
+    def simulate(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = 2 * torch.rand(n, generator=generator, dtype=torch.float64)
+        noise = x * torch.randn(n, generator=generator, dtype=torch.float64)
+        return torch.stack([torch.ones_like(x), x], -1), 1 + x + noise
+
+    posterior = GibbsPosterior(Flat((2,)), losses.HalfSquared(losses.linear), simulate(torch.Generator()))
+    report = coverage_report(posterior, simulate, torch.ones(2), levels=(0.95,), num_draws=64)
+    assert report.names == ("joint", "theta[0]", "theta[1]")
+    spread = math.sqrt(2 / (R - 1))
+    for found, exact in zip(report.mismatch.tolist(), (small, large), strict=True):
+        assert abs(math.log(found / exact)) < limit(5) * spread
+    radius = -2 * math.log(0.05)
+    end = math.sqrt(radius / large)
+    joint = quad(lambda z: norm.pdf(z) * chi2.cdf((radius - large * z * z) / small, 1), -end, end)[0]
+    sandwich = torch.linalg.solve(moments, torch.linalg.solve(moments, gradients).mT)
+    scale = (sandwich.diagonal() / torch.linalg.inv(moments).diagonal()).sqrt().tolist()
+    intervals = [2 * norm.cdf(norm.ppf(0.975) / s) - 1 for s in scale]
+    for found, exact in zip(report.coverage[:, 0].tolist(), (joint, *intervals), strict=True):
+        assert abs(found - exact) < limit(5) * math.sqrt(exact * (1 - exact) / R)
 
 
 def test_truth_of_a_skewed_law(limit) -> None:

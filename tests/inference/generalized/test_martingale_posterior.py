@@ -202,7 +202,9 @@ def test_pairs_are_drawn_together():
     design = torch.stack([torch.ones_like(covariate), covariate], 1)
     prior = dist.Normal(torch.zeros(2, dtype=torch.float64), 5.0).to_event(1)
     posterior = GibbsPosterior(prior, losses.HalfSquared(losses.linear), (design, 1 - 3 * covariate))
-    theta = martingale_posterior(posterior, num_draws=30).draws.values()["theta"][0]
+    result = martingale_posterior(posterior, num_draws=30)
+    assert torch.equal(result.remaining, torch.zeros(2, dtype=torch.float64))
+    theta = result.draws.values()["theta"][0]
     exact = torch.tensor([1.0, -3.0], dtype=torch.float64).expand(30, 2)
     torch.testing.assert_close(theta, exact, rtol=0, atol=1e-8)  # without noise every weighting has one minimum
 

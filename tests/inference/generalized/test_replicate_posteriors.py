@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import bayeskit as bk
+from bayeskit._statistics import mean_error
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized.functionals import as_functional
@@ -132,15 +133,18 @@ def test_a_skewed_posterior_against_a_sampler(limit) -> None:
     )
     found = replicate_posteriors(posterior, data=x, weight=0.8, num_draws=4096)
     draws = bk.sample(
-        posterior.with_data(x[1]).with_weight(0.8), num_chains=4, num_samples=2000, seed=0, progress=False
+        posterior.with_data(x[1]).with_weight(0.8),
+        num_chains=16,
+        num_warmup=200,
+        num_samples=300,
+        seed=0,
+        progress=False,
     )
     u = draws.unconstrained[..., 0]
     value = torch.tensor([2.5], dtype=torch.float64)
     scale = as_functional(posterior, lambda s: s)
     below = found.probability_below(scale, value)[1, 0]
     event = (u.exp() <= value).double()
-    from bayeskit._statistics import mean_error
-
     for ours, theirs in [(found.mean()[1, 0], u), (found.covariance()[1, 0, 0], (u - u.mean()).square())]:
         assert abs(float(ours - theirs.mean())) < limit(3) * float(mean_error(theirs))
     assert abs(float(below - event.mean())) < limit(3) * float(mean_error(event))
