@@ -12,8 +12,7 @@ import pyro.distributions as dist
 import torch
 
 from bayeskit.errors import ImproperPosteriorError
-from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.minimizer import minimize
+from bayeskit.inference.generalized import Flat, GibbsPosterior, losses, minimize
 
 OUTLIERS = (2.0, 10.0, 100.0, 1000.0)
 

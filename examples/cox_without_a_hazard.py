@@ -15,9 +15,7 @@ import torch
 from lifelines.datasets import load_rossi
 
 import bayeskit as bk
-from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.generalized.minimizer import minimize
-from bayeskit.inference.generalized.sandwich import information
+from bayeskit.inference.generalized import GibbsPosterior, information, losses, minimize
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 COVARIATES = ["fin", "age", "race", "wexp", "mar", "paro", "prio"]

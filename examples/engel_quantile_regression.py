@@ -15,8 +15,7 @@ import torch
 from statsmodels.datasets import engel
 
 import bayeskit as bk
-from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses
-from bayeskit.inference.generalized.minimizer import minimize
+from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses, minimize
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 PUBLISHED = {0.1: (110.1416, 0.4018), 0.5: (81.4823, 0.5602), 0.9: (67.3509, 0.6863)}  # by linear programming

@@ -15,7 +15,7 @@ import torch
 from statsmodels.datasets import stackloss
 
 import bayeskit as bk
-from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses
+from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses, minimize
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 TRANSITIONAL = (0, 2, 3, 20)
@@ -29,22 +29,26 @@ def main() -> None:
     table = stackloss.load_pandas().data
     raw = torch.tensor(table[["AIRFLOW", "WATERTEMP", "ACIDCONC"]].to_numpy(), dtype=torch.float64)
     outcome = torch.tensor(table["STACKLOSS"].to_numpy(), dtype=torch.float64)
-    covariates = torch.cat([torch.ones(len(raw), 1, dtype=torch.float64), raw - raw.mean(0)], -1)
+    unit = raw.std(0)  # coefficients of standardised covariates have one scale, which samplers like
+    covariates = torch.cat([torch.ones(len(raw), 1, dtype=torch.float64), (raw - raw.mean(0)) / unit], -1)
     usual = torch.ones(len(raw), dtype=torch.bool)
     usual[list(TRANSITIONAL)] = False
     reference = torch.linalg.lstsq(covariates[usual], outcome[usual]).solution
     print("least squares without the odd days:", [round(float(c), 3) for c in reference])
 
-    prior = dist.Normal(torch.zeros(4, dtype=torch.float64), 20.0)
+    prior = dist.Normal(torch.tensor([17.0, 0.0, 0.0, 0.0], dtype=torch.float64), 10.0)
     chosen = {
         "half squared": losses.HalfSquared(predict=losses.linear),
         "absolute": losses.Absolute(predict=losses.linear),
         "Huber": losses.Huber(1.345 * 2.0, predict=losses.linear),
         "beta-divergence": losses.BetaDivergence(0.5, normal),
     }
+    best = torch.zeros(4, dtype=torch.float64)
     for name, loss in chosen.items():
-        posterior = GibbsPosterior(prior, loss, (covariates, outcome))
-        weight = calibrate.information_matching(posterior).weight
+        posterior = GibbsPosterior(prior, loss, (covariates, outcome), compile=False)
+        # A bounded loss is flat far away: the search starts where the one before it ended.
+        best = minimize(posterior, start=best).position
+        weight = calibrate.information_matching(posterior, at=best).weight
         draws = bk.sample(posterior.with_weight(weight), num_samples=250 if SMALL else 1000, seed=0, progress=False)
         theta = draws.to_arviz().posterior["theta"]
         mean, sd = theta.mean(("chain", "draw")).values, theta.std(("chain", "draw")).values

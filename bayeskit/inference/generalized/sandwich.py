@@ -170,7 +170,8 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
     if not bool((torch.linalg.eigvalsh(mean_hessian) > 0).all()):
         raise DataError(
             "the mean Hessian of the loss is not positive definite at its minimiser, so that the data leave a "
-            "direction undetermined; look at propriety_check, or give at="
+            "direction undetermined or the search ended on a plateau of a bounded loss; look at propriety_check, or "
+            "give at=minimize(posterior, start=...).position"
         )
     return Information(at, centred.mT @ centred / len(each), mean_hessian, len(each))
 
