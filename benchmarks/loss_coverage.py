@@ -1,0 +1,218 @@
+"""What credible regions of loss-based posteriors cover, at weight one and at weights selected anew for each data set.
+
+Three laws: a normal location whose spread the loss does not know, a median, and a regression whose noise grows with a
+covariate, in two dimensions, so that no single weight is right for both. Each selector whose target is coverage runs
+on every data set. Then the time of one calibration over 1,000 bootstrap replicates, 200 data and two parameters.
+
+    python benchmarks/loss_coverage.py --replicates 1000 --resamples 200
+    python benchmarks/loss_coverage.py --cases median --selectors posterior_coverage --processes 2
+    python benchmarks/loss_coverage.py --time
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from bayeskit._torch import new_generator, one_thread, validation_kept
+from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+from bayeskit.inference.generalized.calibrate.bootstrap_score_matching import bootstrap_score_matching
+from bayeskit.inference.generalized.calibrate.information_matching import information_matching
+from bayeskit.inference.generalized.calibrate.posterior_coverage import posterior_coverage
+from bayeskit.inference.generalized.calibrate.weighted_likelihood_bootstrap_matching import (
+    weighted_likelihood_bootstrap_matching,
+)
+from bayeskit.inference.generalized.coverage import CoverageReport, coverage_report
+from bayeskit.inference.generalized.minimizer import minimize
+from bayeskit.inference.generalized.sandwich import curvature, influence
+
+DOUBLE = torch.float64
+WHOLE = "weight one"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A law of the data, the loss that meets it, and the minimiser of the expected loss."""
+
+    loss: losses.Loss
+    num_unknowns: int
+    num_data: int
+    simulate: Callable[[torch.Generator, int], Any]
+    truth: tuple[float, ...]
+
+    def posterior(self) -> GibbsPosterior:
+        """Return a posterior with data of the right shape."""
+        prior = Flat((self.num_unknowns,)) if self.num_unknowns > 1 else Flat()
+        return GibbsPosterior(prior, self.loss, self.simulate(new_generator(0), self.num_data), compile=False)
+
+    def target(self) -> Tensor:
+        """Return the truth as the prior's site has it."""
+        return torch.tensor(self.truth, dtype=DOUBLE) if self.num_unknowns > 1 else torch.tensor(*self.truth).double()
+
+
+def heteroskedastic(generator: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
+    """Draw outcomes whose noise has the standard deviation of the covariate itself, which lies in (0, 2)."""
+    x = 2 * torch.rand(n, generator=generator, dtype=DOUBLE)
+    noise = x * torch.randn(n, generator=generator, dtype=DOUBLE)
+    return torch.stack([torch.ones(n, dtype=DOUBLE), x], -1), 1 + x + noise
+
+
+CASES = {
+    "location": Case(losses.HalfSquared(), 1, 100, lambda g, n: 2 * torch.randn(n, generator=g, dtype=DOUBLE), (0.0,)),
+    "median": Case(losses.Absolute(), 1, 400, lambda g, n: torch.randn(n, generator=g, dtype=DOUBLE), (0.0,)),
+    "regression": Case(losses.HalfSquared(losses.linear), 2, 200, heteroskedastic, (1.0, 1.0)),
+}
+
+
+def information_weights(posterior: GibbsPosterior, data: Any) -> Tensor:
+    """Match information in all data sets at once, ``(R,)``: what ``information_matching`` does one by one."""
+    position = minimize(posterior, data=data).position
+
+    def one(u: Tensor, x: Any) -> Tensor:
+        each, hessian = influence(posterior, u, x), curvature(posterior, u, x)
+        away = each - each.mean(0)
+        covariance = away.mT @ away / len(each)
+        ratio = hessian @ torch.linalg.solve(covariance, hessian)
+        return torch.einsum("ii->", ratio) / torch.einsum("ii->", hessian)
+
+    with one_thread(), validation_kept(), torch.no_grad():
+        torch.distributions.Distribution.set_default_validate_args(False)
+        result: Tensor = vmap(one, chunk_size=50)(position, data)
+    return result
+
+
+def selected(name: str, posterior: GibbsPosterior, num_resamples: int) -> float:
+    """Return the weight that one selector gives one data set."""
+    if name == "posterior_coverage":
+        return posterior_coverage(posterior, num_replicates=num_resamples, num_draws=128).weight
+    if name == "bootstrap_score_matching":
+        return bootstrap_score_matching(posterior, num_replicates=num_resamples).weight
+    if name == "weighted_likelihood_bootstrap_matching":
+        return weighted_likelihood_bootstrap_matching(posterior, num_replicates=num_resamples).weight
+    return information_matching(posterior).weight
+
+
+SELECTORS = (
+    WHOLE,
+    "information_matching",
+    "bootstrap_score_matching",
+    "posterior_coverage",
+    "weighted_likelihood_bootstrap_matching",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The weights of some of a case's data sets, in a process of its own."""
+
+    case: str
+    selector: str
+    num_resamples: int
+    first: int
+    data: Any
+
+    def __call__(self) -> list[float]:
+        """Return one weight a data set."""
+        torch.set_num_threads(1)
+        posterior = CASES[self.case].posterior()
+        rows = range(len(self.data[0] if isinstance(self.data, tuple) else self.data))
+        one = (lambda i: tuple(x[i] for x in self.data)) if isinstance(self.data, tuple) else (lambda i: self.data[i])
+        return [selected(self.selector, posterior.with_data(one(i)), self.num_resamples) for i in rows]
+
+
+def run_task(task: Task) -> list[float]:
+    """Run one task; a function, so that it can travel."""
+    return task()
+
+
+def weights_of(case: str, selector: str, num_resamples: int, processes: int) -> Callable[..., Tensor]:
+    """Return a function of all data sets that selects their weights in several processes."""
+
+    def function(posterior: GibbsPosterior, data: Any) -> Tensor:
+        if selector == "information_matching":
+            return information_weights(posterior, data)
+        parts = 4 * processes
+        pieces = (
+            list(zip(*(x.chunk(parts) for x in data), strict=True)) if isinstance(data, tuple) else data.chunk(parts)
+        )
+        tasks = [Task(case, selector, num_resamples, i, piece) for i, piece in enumerate(pieces)]
+        if processes == 1:
+            found = [run_task(task) for task in tasks]
+        else:
+            with ProcessPoolExecutor(processes) as pool:
+                found = list(pool.map(run_task, tasks))
+        return torch.tensor([weight for part in found for weight in part], dtype=DOUBLE)
+
+    return function
+
+
+def report(case: str, selector: str, replicates: int, num_resamples: int, processes: int) -> CoverageReport:
+    """Return the coverage of one selector in one case."""
+    from bayeskit.inference.generalized.coverage import BatchSelector
+
+    law = CASES[case]
+    weight: Any = 1.0
+    if selector != WHOLE:
+        weight = BatchSelector(weights_of(case, selector, num_resamples, processes))
+    return coverage_report(
+        law.posterior(), lambda g: law.simulate(g, law.num_data), law.target(), weight, num_replicates=replicates
+    )
+
+
+def one_calibration() -> None:
+    """Print how long one calibration by posterior coverage takes."""
+    design, outcome = heteroskedastic(new_generator(1), 200)
+    for name, loss in (
+        ("half squared error", losses.HalfSquared(losses.linear)),
+        ("absolute error", losses.Absolute(losses.linear)),
+    ):
+        posterior = GibbsPosterior(Flat((2,)), loss, (design, outcome), compile=False)
+        wall, cpu = time.perf_counter(), time.process_time()
+        found = posterior_coverage(posterior)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        print(f"{name:20s} {wall:6.1f} s on the clock, {cpu:5.1f} s of one core: {found!r}", flush=True)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--selectors", nargs="+", choices=SELECTORS, default=list(SELECTORS))
+    parser.add_argument("--replicates", type=int, default=1000)
+    parser.add_argument("--resamples", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--time", action="store_true", help="only time one calibration")
+    arguments = parser.parse_args()
+    one_calibration()
+    if arguments.time:
+        return
+    rows = []
+    for case in arguments.cases:
+        for selector in arguments.selectors:
+            started = time.perf_counter()
+            found = report(case, selector, arguments.replicates, arguments.resamples, arguments.processes)
+            row = {"case": case, "selector": selector, "weight": float(found.weight.median())}
+            table = found.to_pandas()
+            for region, share in table[table["level"] == 0.95].set_index("region")["coverage"].items():
+                row[str(region)] = 100 * share
+            spread = found.mismatch.tolist()
+            row |= {"least_mismatch": spread[0], "most_mismatch": spread[-1]}
+            row |= {"trusted": float(found.trusted.double().mean()), "seconds": time.perf_counter() - started}
+            rows.append(row)
+            print(pd.DataFrame(rows[-1:]).to_string(index=False, float_format=lambda x: f"{x:.4g}"), flush=True)
+    print(f"\ncoverage in % of nominal 95 %, standard error {100 * math.sqrt(0.0475 / arguments.replicates):.2f}")
+    print(pd.DataFrame(rows).to_string(index=False, float_format=lambda x: f"{x:.4g}"))
+
+
+if __name__ == "__main__":
+    main()
