@@ -32,7 +32,7 @@ from bayeskit.inference.generalized.calibrate.posterior_coverage import posterio
 from bayeskit.inference.generalized.calibrate.weighted_likelihood_bootstrap_matching import (
     weighted_likelihood_bootstrap_matching,
 )
-from bayeskit.inference.generalized.coverage import CoverageReport, coverage_report
+from bayeskit.inference.generalized.coverage.report import CoverageReport, coverage_report
 from bayeskit.inference.generalized.minimizer import minimize
 from bayeskit.inference.generalized.sandwich import curvature, influence
 
@@ -158,7 +158,7 @@ def weights_of(case: str, selector: str, num_resamples: int, processes: int) -> 
 
 def report(case: str, selector: str, replicates: int, num_resamples: int, processes: int) -> CoverageReport:
     """Return the coverage of one selector in one case."""
-    from bayeskit.inference.generalized.coverage import BatchSelector
+    from bayeskit.inference.generalized.coverage.report import BatchSelector
 
     law = CASES[case]
     weight: Any = 1.0

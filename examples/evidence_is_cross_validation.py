@@ -24,8 +24,11 @@ from torch import Tensor
 
 import bayeskit as bk
 from bayeskit.exact import radiata_pine
-from bayeskit.inference.generalized.cross_validation import cross_validation_evidence, enumerated_cross_validation
-from bayeskit.inference.generalized.prequential import prequential
+from bayeskit.inference.generalized.cross_validation.evidence import (
+    cross_validation_evidence,
+    enumerated_cross_validation,
+)
+from bayeskit.inference.generalized.cross_validation.prequential import prequential
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 FLIPS = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)

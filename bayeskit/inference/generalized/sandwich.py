@@ -148,7 +148,7 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
 
     See Also
     --------
-    bayeskit.inference.generalized.mismatch.residual_mismatch : by how much they differ, and in which direction.
+    bayeskit.inference.generalized.checks.mismatch.residual_mismatch : by how much they differ, and in which direction.
 
     Examples
     --------

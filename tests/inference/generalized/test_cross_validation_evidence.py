@@ -8,15 +8,18 @@ import torch
 from matplotlib.figure import Figure
 
 import bayeskit as bk
+from bayeskit._pareto_smoothing import pareto_smoothed
 from bayeskit._statistics import pareto_shape
 from bayeskit.errors import DrawsError, InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.cross_validation import cross_validation_evidence, enumerated_cross_validation
-from bayeskit.inference.generalized.data_particles import at, predict
-from bayeskit.inference.generalized.held_out_sets import all_sets, as_sizes, sampled_sets
-from bayeskit.inference.generalized.leave_out import adjusted, spread
-from bayeskit.inference.generalized.pareto_smoothing import pareto_smoothed
-from bayeskit.inference.generalized.weighted_data import WeightedData
+from bayeskit.inference.generalized.cross_validation.data_particles import at, predict
+from bayeskit.inference.generalized.cross_validation.evidence import (
+    cross_validation_evidence,
+    enumerated_cross_validation,
+)
+from bayeskit.inference.generalized.cross_validation.held_out_sets import all_sets, as_sizes, sampled_sets
+from bayeskit.inference.generalized.cross_validation.leave_out import adjusted, spread
+from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
 
 FLIPS = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
 NORMAL = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1], dtype=torch.float64)
@@ -212,7 +215,7 @@ def test_groups_are_held_out_together(normal_target, limit):
 
 def test_an_error_that_forgets_the_choice_of_sets_is_found_out(normal_target, normal_exact, limit, monkeypatch):
     # The mutation: particles see the first data as if they had none of them, so that the training data do not count.
-    from bayeskit.inference.generalized import leave_out
+    from bayeskit.inference.generalized.cross_validation import leave_out
 
     untaught = leave_out._mask
     monkeypatch.setattr(leave_out, "_mask", lambda rows, n: 0 * untaught(rows, n))

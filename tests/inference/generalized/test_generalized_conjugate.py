@@ -10,7 +10,7 @@ import torch
 import bayeskit as bk
 from bayeskit.errors import DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.conjugate import (
+from bayeskit.inference.generalized.exact.conjugate import (
     Quadratic,
     beta_posterior,
     gaussian_posterior,

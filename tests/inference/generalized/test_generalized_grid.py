@@ -7,7 +7,7 @@ import torch
 
 from bayeskit.errors import CoherenceError, DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import losses
-from bayeskit.inference.generalized.grid import grid_posterior
+from bayeskit.inference.generalized.exact.grid import grid_posterior
 from bayeskit.inference.generalized.losses.pinball import Pinball
 
 X = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)

@@ -10,8 +10,12 @@ import torch
 from bayeskit._torch import new_generator
 from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.generalized import loss_likelihood_bootstrap as module
-from bayeskit.inference.generalized.loss_likelihood_bootstrap import blocks, dirichlet, loss_likelihood_bootstrap
+from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap as module
+from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import (
+    blocks,
+    dirichlet,
+    loss_likelihood_bootstrap,
+)
 from bayeskit.inference.generalized.sandwich import information
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)

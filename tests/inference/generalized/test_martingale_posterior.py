@@ -12,10 +12,10 @@ from scipy.stats import multivariate_normal, norm
 
 from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.generalized import GibbsPosterior, copula, losses
-from bayeskit.inference.generalized import loss_likelihood_bootstrap as bootstrap
-from bayeskit.inference.generalized.copula import CopulaUpdate, conditional, log_copula_density, rate
-from bayeskit.inference.generalized.martingale import martingale_posterior
-from bayeskit.inference.generalized.predictive import PolyaUrn, ScoreDriven, normal_location
+from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap as bootstrap
+from bayeskit.inference.generalized.martingale.copula import CopulaUpdate, conditional, log_copula_density, rate
+from bayeskit.inference.generalized.martingale.posterior import martingale_posterior
+from bayeskit.inference.generalized.martingale.predictive import PolyaUrn, ScoreDriven, normal_location
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
 V = 9.5  # mean square deviation from the mean, 4

@@ -13,8 +13,8 @@ from torch import Tensor
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized.calibrate.posterior_coverage import bootstrap_counts, posterior_coverage
+from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors
 from bayeskit.inference.generalized.minimizer import minimize
-from bayeskit.inference.generalized.replicates import ReplicatePosteriors
 
 N, R = 60, 300
 

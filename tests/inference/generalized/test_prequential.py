@@ -11,9 +11,9 @@ from scipy.stats import t as student
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.data_particles import Carriage, from_prior
-from bayeskit.inference.generalized.prequential import prequential
-from bayeskit.inference.generalized.weighted_data import WeightedData
+from bayeskit.inference.generalized.cross_validation.data_particles import Carriage, from_prior
+from bayeskit.inference.generalized.cross_validation.prequential import prequential
+from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
 from bayeskit.inference.samplers.smc.population_hmc import PopulationHMC
 
 Y = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1, 1.1, 0.7], dtype=torch.float64)

@@ -5,8 +5,8 @@ import torch
 
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses, sandwich
+from bayeskit.inference.generalized.checks.mismatch import residual_mismatch
 from bayeskit.inference.generalized.losses.pinball import Pinball
-from bayeskit.inference.generalized.mismatch import residual_mismatch
 from bayeskit.inference.generalized.sandwich import curvature, influence, information
 
 

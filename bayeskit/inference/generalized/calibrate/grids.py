@@ -12,9 +12,9 @@ from torch.func import vmap
 from bayeskit._settings import real_number
 from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import SettingsError
+from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, columns
 from bayeskit.inference.generalized.posterior import GibbsPosterior
-from bayeskit.inference.generalized.replicates import ReplicatePosteriors, replicate_posteriors
 from bayeskit.inference.generalized.sandwich import information
 
 OCTAVES = 6

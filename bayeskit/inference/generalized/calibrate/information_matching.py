@@ -23,8 +23,8 @@ def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) ->
 
     With one unknown, credible intervals then cover asymptotically as often as they say. With several this holds for
     none of them exactly, unless ``I`` is a multiple of ``J``: see
-    :func:`~bayeskit.inference.generalized.mismatch.residual_mismatch`. A trace depends on the coordinates; these are
-    the unconstrained ones.
+    :func:`~bayeskit.inference.generalized.checks.mismatch.residual_mismatch`. A trace depends on the coordinates;
+    these are the unconstrained ones.
 
     Parameters
     ----------

@@ -15,9 +15,9 @@ from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized.calibrate.assumptions import check_sum
 from bayeskit.inference.generalized.calibrate.resampling import resampled
 from bayeskit.inference.generalized.calibrate.selection import Curve, Selection
-from bayeskit.inference.generalized.functionals import Functional, as_functional
+from bayeskit.inference.generalized.coverage.functionals import Functional, as_functional
+from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
 from bayeskit.inference.generalized.posterior import GibbsPosterior
-from bayeskit.inference.generalized.replicates import ReplicatePosteriors, replicate_posteriors
 from bayeskit.inference.generalized.sandwich import information
 
 REACH = math.log(1e3)  # how far from the draws' weight a replicate's own is looked for

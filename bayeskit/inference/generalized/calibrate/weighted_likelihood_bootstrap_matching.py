@@ -9,6 +9,7 @@ import torch
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, SettingsError
+from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import dirichlet
 from bayeskit.inference.generalized.calibrate.assumptions import (
     check_sum,
     converged_rows,
@@ -16,7 +17,6 @@ from bayeskit.inference.generalized.calibrate.assumptions import (
     ill_conditioned,
 )
 from bayeskit.inference.generalized.calibrate.selection import Selection
-from bayeskit.inference.generalized.loss_likelihood_bootstrap import dirichlet
 from bayeskit.inference.generalized.minimizer import minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import information

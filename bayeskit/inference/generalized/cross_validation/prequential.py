@@ -18,8 +18,8 @@ from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.generalized.data_particles import LOWEST, Carriage, Particles, from_prior
-from bayeskit.inference.generalized.weighted_data import WeightedData
+from bayeskit.inference.generalized.cross_validation.data_particles import LOWEST, Carriage, Particles, from_prior
+from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
 from bayeskit.target import Target
 
 if TYPE_CHECKING:

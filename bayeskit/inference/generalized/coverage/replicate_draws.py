@@ -11,12 +11,12 @@ from scipy.stats import chi2
 from torch import Tensor
 from torch.func import vmap
 
+from bayeskit._pareto_smoothing import pareto_smoothed
 from bayeskit._statistics import weight_effective_sample_size
 from bayeskit._torch import new_generator, one_thread, validation_kept
+from bayeskit.inference.generalized.coverage.quadratic_fits import QuadraticFits
 from bayeskit.inference.generalized.losses.loss import Data, columns
-from bayeskit.inference.generalized.pareto_smoothing import pareto_smoothed
 from bayeskit.inference.generalized.posterior import GibbsPosterior
-from bayeskit.inference.generalized.quadratic_fits import QuadraticFits
 
 DEGREES_OF_FREEDOM = 5.0
 ROUNDS = 4

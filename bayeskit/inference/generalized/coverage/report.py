@@ -15,11 +15,11 @@ from torch import Tensor
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.inference.generalized.functionals import as_functional
+from bayeskit.inference.generalized.coverage.functionals import as_functional
+from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
 from bayeskit.inference.generalized.losses.loss import Data, as_data, columns
 from bayeskit.inference.generalized.minimizer import minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior
-from bayeskit.inference.generalized.replicates import ReplicatePosteriors, replicate_posteriors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.inference.generalized.loss_likelihood_bootstrap import (
+from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import (
     as_draws,
     blocks,
     check_pooling,

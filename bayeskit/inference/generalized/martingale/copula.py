@@ -14,7 +14,7 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data
-from bayeskit.inference.generalized.predictive import Completed, Predictive
+from bayeskit.inference.generalized.martingale.predictive import Completed, Predictive
 
 _EDGE = 1e-13
 _REACH = 6.0  # of the grid beyond the data, in standard deviations

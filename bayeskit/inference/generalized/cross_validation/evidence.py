@@ -13,11 +13,11 @@ from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.generalized.cross_validation_result import CrossValidation, no_error
-from bayeskit.inference.generalized.data_particles import Carriage
-from bayeskit.inference.generalized.held_out_sets import all_sets, as_sizes, check_number
-from bayeskit.inference.generalized.leave_out import LeaveOut
-from bayeskit.inference.generalized.weighted_data import WeightedData
+from bayeskit.inference.generalized.cross_validation.data_particles import Carriage
+from bayeskit.inference.generalized.cross_validation.held_out_sets import all_sets, as_sizes, check_number
+from bayeskit.inference.generalized.cross_validation.leave_out import LeaveOut
+from bayeskit.inference.generalized.cross_validation.result import CrossValidation, no_error
+from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
 from bayeskit.target import Target
 
 BLOCK = 4096  # training sets at a time

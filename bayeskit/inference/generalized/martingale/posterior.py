@@ -18,10 +18,16 @@ from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError
-from bayeskit.inference.generalized.loss_likelihood_bootstrap import as_draws, blocks, check_pooling, joined, numbers_of
+from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import (
+    as_draws,
+    blocks,
+    check_pooling,
+    joined,
+    numbers_of,
+)
+from bayeskit.inference.generalized.martingale.predictive import Completed, PolyaUrn, Predictive
 from bayeskit.inference.generalized.minimizer import Minimum, minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior
-from bayeskit.inference.generalized.predictive import Completed, PolyaUrn, Predictive
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

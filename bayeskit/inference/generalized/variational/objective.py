@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, Normal
 
 from bayeskit.errors import SettingsError
-from bayeskit.inference.generalized.divergences import Divergence, Gaussian, KullbackLeibler, as_divergence
+from bayeskit.inference.generalized.variational.divergences import Divergence, Gaussian, KullbackLeibler, as_divergence
 from bayeskit.inference.objectives.evidence_lower_bound import divergences, score_function_estimate
 from bayeskit.inference.objectives.objective import Draw, Objective
 from bayeskit.inference.objectives.particles import Particles
@@ -33,7 +33,7 @@ class GVI(Objective):
     Parameters
     ----------
     divergence : Divergence, default KullbackLeibler()
-        One of :mod:`~bayeskit.inference.generalized.divergences`.
+        One of :mod:`~bayeskit.inference.generalized.variational.divergences`.
     num_particles : int, default 16
         Draws of the guide.
     max_plate_nesting, data_plate
@@ -56,7 +56,7 @@ class GVI(Objective):
     --------
     >>> import pyro, torch, pyro.distributions as dist
     >>> from bayeskit.inference.generalized import GibbsPosterior, losses
-    >>> from bayeskit.inference.generalized.divergences import Renyi
+    >>> from bayeskit.inference.generalized.variational.divergences import Renyi
     >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     >>> posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x, weight=0.5)
     >>> def guide():

@@ -13,12 +13,9 @@ from torch.func import vmap
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import validation_kept
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.generalized.functionals import Functional
-from bayeskit.inference.generalized.losses.loss import Data
-from bayeskit.inference.generalized.pooling import Sum
-from bayeskit.inference.generalized.posterior import GibbsPosterior
-from bayeskit.inference.generalized.quadratic_fits import QuadraticFits, quadratic_fits, squared_distance
-from bayeskit.inference.generalized.replicate_draws import (
+from bayeskit.inference.generalized.coverage.functionals import Functional
+from bayeskit.inference.generalized.coverage.quadratic_fits import QuadraticFits, quadratic_fits, squared_distance
+from bayeskit.inference.generalized.coverage.replicate_draws import (
     MAX_SHAPE,
     Points,
     ReplicateLosses,
@@ -26,6 +23,9 @@ from bayeskit.inference.generalized.replicate_draws import (
     in_chunks,
     pareto_shape,
 )
+from bayeskit.inference.generalized.losses.loss import Data
+from bayeskit.inference.generalized.pooling import Sum
+from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,15 +11,23 @@ from scipy.stats import norm
 from scipy.stats import t as student
 from torch import Tensor
 
+from bayeskit._pareto_smoothing import pareto_smoothed
 from bayeskit._statistics import mean_error
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.generalized.data_particles import LOWEST, Carriage, Particles, at, from_prior, merged, predict
-from bayeskit.inference.generalized.held_out_sets import all_sets, sampled_sets
-from bayeskit.inference.generalized.pareto_smoothing import pareto_smoothed
-from bayeskit.inference.generalized.prequential import admit, as_orders, carrying_problems, of_totals
-from bayeskit.inference.generalized.weighted_data import WeightedData
+from bayeskit.inference.generalized.cross_validation.data_particles import (
+    LOWEST,
+    Carriage,
+    Particles,
+    at,
+    from_prior,
+    merged,
+    predict,
+)
+from bayeskit.inference.generalized.cross_validation.held_out_sets import all_sets, sampled_sets
+from bayeskit.inference.generalized.cross_validation.prequential import admit, as_orders, carrying_problems, of_totals
+from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
 
 MIN_EFFECTIVE = 50
 MAX_SHARE = 0.1  # of held-out data may rest on fewer particles

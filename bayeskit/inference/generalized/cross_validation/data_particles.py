@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import InitializationError
-from bayeskit.inference.generalized.weighted_data import WeightedData
+from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc.pilot import learn_metric
 from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, PopulationHMC

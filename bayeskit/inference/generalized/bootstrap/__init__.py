@@ -1,0 +1,1 @@
+"""Posteriors by minimising a loss under random weights of the data."""

@@ -1,0 +1,1 @@
+"""Whether credible regions cover: posteriors of many data sets in one batch."""

@@ -1,0 +1,1 @@
+"""The marginal likelihood as a sum of cross-validation scores."""

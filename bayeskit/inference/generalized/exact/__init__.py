@@ -1,0 +1,1 @@
+"""Posteriors of losses in closed form or by enumeration."""

@@ -1,0 +1,1 @@
+"""Posteriors by predicting the data that are missing."""

@@ -1,0 +1,1 @@
+"""Posteriors by minimising an expected loss and a divergence from the prior."""
