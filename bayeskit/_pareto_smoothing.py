@@ -55,9 +55,8 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     excess = ordered[:, -length:].exp() - cutoff
     # A tail without quartiles of its own, most of it at the cutoff, has no distribution to fit.
     usable = excess[:, length // 4 - 1] > 0
-    scale, raw = _fit(torch.where(usable.unsqueeze(-1), excess, torch.linspace(0.1, 1.0, length, dtype=rows.dtype)))
-    # A weak prior at 0.5, worth ten observations, steadies short tails.
-    shape = (length * raw + 10 * 0.5) / (length + 10)
+    filler = torch.linspace(0.1, 1.0, length, dtype=rows.dtype, device=rows.device)
+    scale, shape = fitted_tail(torch.where(usable.unsqueeze(-1), excess, filler))
     level = (torch.arange(length, dtype=rows.dtype, device=rows.device) + 0.5) / length
     k = shape.unsqueeze(-1)
     quantile = cutoff + scale.unsqueeze(-1) * torch.expm1(-k * torch.log1p(-level)) / k
@@ -67,8 +66,19 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     return (rows - rows.logsumexp(-1, keepdim=True)).reshape(log_weights.shape), shape.reshape(batch)
 
 
-def _fit(excess: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and shape, ``(m,)`` each, of ascending positive ``excess (m, n)``: a profile posterior mean."""
+def fitted_tail(excess: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit generalised Pareto distributions by a profile posterior mean.
+
+    Parameters
+    ----------
+    excess : Tensor
+        Ascending and positive, ``(m, n)``: a row for each distribution.
+
+    Returns
+    -------
+    scale, shape : Tensor
+        ``(m,)`` each.
+    """
     n = excess.shape[-1]
     count = 30 + int(math.sqrt(n))
     grid = torch.arange(1, count + 1, dtype=excess.dtype, device=excess.device)
@@ -78,4 +88,5 @@ def _fit(excess: Tensor) -> tuple[Tensor, Tensor]:
     log_likelihood = n * ((-b / shape).log() - shape - 1)
     mean = (b * torch.softmax(log_likelihood, -1)).sum(-1, keepdim=True)
     shape = torch.log1p(-mean * excess).mean(-1)
-    return -shape / mean.squeeze(-1), shape
+    # A weak prior at 0.5, worth ten observations, steadies short tails.
+    return -shape / mean.squeeze(-1), (n * shape + 10 * 0.5) / (n + 10)

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from bayeskit._pareto_smoothing import fitted_tail
+
 
 def effective_sample_size(x: Tensor) -> Tensor:
     """Effective number of independent draws behind the mean of ``x``.
@@ -155,20 +157,4 @@ def pareto_shape(log_weights: Tensor) -> float:
     if len(tail) < 5:
         # Equal weights have no tail at all; anything else has too few large ones.
         return -math.inf if bool(scaled[0] > 1 - 1e-12) else math.inf
-    return _zhang_stephens(tail)
-
-
-def _zhang_stephens(tail: Tensor) -> float:
-    """Profile posterior mean of the generalised Pareto shape; ``tail`` ascending and positive."""
-    n = len(tail)
-    m = 30 + int(math.sqrt(n))
-    quartile = tail[int(n / 4 + 0.5) - 1]
-    grid = torch.arange(1, m + 1, dtype=tail.dtype, device=tail.device)
-    b = 1 / tail[-1] + (1 - (m / (grid - 0.5)).sqrt()) / (3 * quartile)
-    shape = torch.log1p(-b.unsqueeze(-1) * tail).mean(-1)
-    log_likelihood = n * ((-b / shape).log() - shape - 1)
-    weights = torch.softmax(log_likelihood, 0)
-    b_mean = (b * weights).sum()
-    k = float(torch.log1p(-b_mean * tail).mean())
-    # A weak prior at 0.5, worth ten observations, steadies short tails.
-    return (n * k + 10 * 0.5) / (n + 10)
+    return float(fitted_tail(tail.unsqueeze(0))[1])

@@ -163,6 +163,10 @@ class Prior:
         """Return what the loss takes at one unconstrained vector ``(d,)``."""
         return self._density.returned(u)
 
+    def values(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the value of each site at one unconstrained vector ``(d,)``."""
+        return self._density.values(u)
+
     def log_density(self, u: Tensor) -> Tensor:
         """Return the log density over unconstrained space at one vector ``(d,)``, Jacobian included."""
         return self._density.joint(u)[0]

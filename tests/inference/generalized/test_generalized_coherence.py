@@ -53,7 +53,6 @@ class Doubled(Pooling):
         {"loss": Spread()},
         {"loss": after_another},
     ],
-    ids=str,
 )
 def test_all_else_is_not(made):
     report = coherence_check(posterior(**made))

@@ -26,7 +26,7 @@ POOLED = {
 }
 
 
-@pytest.mark.parametrize("pooling", POOLED, ids=str)
+@pytest.mark.parametrize("pooling", POOLED)
 def test_the_pooled_loss_and_its_order(pooling):
     found = posterior(pooling).total_loss(U)
     torch.testing.assert_close(found, POOLED[pooling], rtol=0, atol=1e-12)
@@ -34,7 +34,7 @@ def test_the_pooled_loss_and_its_order(pooling):
     torch.testing.assert_close(shuffled, found, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("pooling", POOLED, ids=str)
+@pytest.mark.parametrize("pooling", POOLED)
 def test_gradients_go_through(pooling):
     u = torch.tensor([[1.3], [4.1]], dtype=torch.float64)
     step, target = 1e-6, posterior(pooling)

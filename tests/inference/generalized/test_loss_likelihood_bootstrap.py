@@ -134,7 +134,7 @@ def test_poolings_without_weights_are_refused():
         loss_likelihood_bootstrap(GibbsPosterior(PRIOR, losses.HalfSquared(), X, pooling="max"))
 
 
-@pytest.mark.parametrize("settings", [{"num_draws": 0}, {"concentration": 0.0}, {"concentration": -1.0}], ids=repr)
+@pytest.mark.parametrize("settings", [{"num_draws": 0}, {"concentration": 0.0}, {"concentration": -1.0}])
 def test_bad_settings(settings):
     with pytest.raises(SettingsError):
         loss_likelihood_bootstrap(location(losses.HalfSquared()), **settings)

@@ -86,7 +86,7 @@ def check_gradient(loss, data):
     return bool((grad(loss.total)(BETA, data) - differences(loss.total, BETA, data)).abs().max() < 1e-7)
 
 
-@pytest.mark.parametrize("loss", [*(f(predict=linear) for f in LOSSES), Hinge(predict=linear).smoothed(0.3)], ids=repr)
+@pytest.mark.parametrize("loss", [*(f(predict=linear) for f in LOSSES), Hinge(predict=linear).smoothed(0.3)])
 def test_gradient_is_that_of_finite_differences(loss):
     assert check_gradient(loss, sample())
 

@@ -100,7 +100,7 @@ SMOOTHED = [
 ]
 
 
-@pytest.mark.parametrize(("loss", "height"), SMOOTHED, ids=repr)
+@pytest.mark.parametrize(("loss", "height"), SMOOTHED)
 def test_smoothing_vanishes_with_its_width(loss, height):
     data, beta = sample(), torch.tensor([0.9, 2.1], dtype=torch.float64)
     exact = loss.pointwise(beta, data)
@@ -142,7 +142,7 @@ def check_gradient(loss, data, beta):
     return bool((found - differences(loss.total, beta, data)).abs().max() < 1e-8)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_gradient_is_that_of_finite_differences(loss):
     data, beta = sample(), torch.tensor([0.9, 2.1], dtype=torch.float64)
     assert check_gradient(loss, data, beta)
@@ -159,7 +159,7 @@ def test_a_gradient_cut_off_is_noticed():
     assert not check_gradient(Cut(0.8, predict=linear), sample(), torch.tensor([0.9, 2.1], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_batches_equal_loops_and_order_does_not_matter(loss):
     x, y = sample(12)
     betas = torch.tensor([[0.0, 1.0], [1.0, 2.0], [-1.0, 0.3]], dtype=torch.float64)
@@ -176,7 +176,7 @@ def test_batches_equal_loops_and_order_does_not_matter(loss):
     assert abs(loss.total(betas[1], (x, y), counts) - loss.total(betas[1], repeated)) < 1e-12
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_traced_as_a_target(loss):
     x, y = sample(12)
     posterior = GibbsPosterior(

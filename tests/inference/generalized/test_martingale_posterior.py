@@ -11,8 +11,9 @@ from scipy.special import polygamma
 from scipy.stats import multivariate_normal, norm
 
 from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
-from bayeskit.inference.generalized import GibbsPosterior, copula, losses
+from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap as bootstrap
+from bayeskit.inference.generalized.martingale import copula
 from bayeskit.inference.generalized.martingale.copula import CopulaUpdate, conditional, log_copula_density, rate
 from bayeskit.inference.generalized.martingale.posterior import martingale_posterior
 from bayeskit.inference.generalized.martingale.predictive import PolyaUrn, ScoreDriven, normal_location

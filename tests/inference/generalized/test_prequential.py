@@ -135,7 +135,7 @@ def test_moves_that_ignore_the_data_are_found_out(target, limit, monkeypatch):
 
 def test_increments_that_lose_the_weights_are_found_out(target, limit, monkeypatch):
     # The mutation: resampling forgets which particles the data prefer.
-    from bayeskit.inference.generalized import data_particles
+    from bayeskit.inference.generalized.cross_validation import data_particles
 
     monkeypatch.setattr(
         data_particles, "systematic", lambda w, g: torch.arange(w.shape[1]).expand(w.shape).contiguous()

@@ -66,7 +66,7 @@ def as_functional(posterior: GibbsPosterior, functional: Callable[[Any], Tensor]
     """
     prior = posterior.prior
     if functional is None:
-        return Functional(_entries(posterior), lambda u: _flat(prior._density.values(u)))
+        return Functional(_entries(posterior), lambda u: _flat(prior.values(u)))
     name = getattr(functional, "__name__", type(functional).__name__)
     name = "functional" if name == "<lambda>" else name
     probe = torch.zeros(posterior.dim, dtype=posterior.dtype, device=posterior.device)
