@@ -40,7 +40,7 @@ def main() -> None:
                 warnings.simplefilter("ignore")  # it says that it was ended by the time budget
                 try:
                     part = bk.sample(target, **settings, checkpoint=checkpoint, time_budget=1.0 if SMALL else 0.5)
-                except bk.errors.SettingsError:
+                except bk.errors.BudgetError:
                     continue  # the budget ended within the warm-up
             if part.settings["ending"] == "finished":
                 break
