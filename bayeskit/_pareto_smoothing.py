@@ -21,7 +21,8 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     Returns
     -------
     log_weights : Tensor
-        Smoothed and normalised, ``(*batch, draws)``; none exceeds the largest raw one.
+        Smoothed and normalised, ``(*batch, draws)``; none exceeds the largest raw one. Rows of nothing but ``-inf``
+        become uniform, with shape ``inf``.
     shape : Tensor
         Pareto ``k`` of the tail, ``(*batch)``: above 0.7 the weights cannot be relied on. ``inf`` where there are too
         few weights for a fit, ``-inf`` where they are equal.
@@ -44,9 +45,11 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     """
     batch, n = log_weights.shape[:-1], log_weights.shape[-1]
     rows = log_weights.reshape(-1, n).to(torch.float64)
-    rows = rows - rows.amax(-1, keepdim=True)
+    largest = rows.amax(-1, keepdim=True)
+    nothing = largest.squeeze(-1) == -torch.inf
+    rows = torch.where(nothing.unsqueeze(-1), 0.0, rows - largest)
     length = min(n // 5, math.ceil(3 * math.sqrt(n)))
-    equal = rows.amin(-1) > -1e-12
+    equal = (rows.amin(-1) > -1e-12) & ~nothing
     if length < MIN_TAIL:
         shape = torch.where(equal, -torch.inf, torch.inf)
         return (rows - rows.logsumexp(-1, keepdim=True)).reshape(log_weights.shape), shape.reshape(batch)

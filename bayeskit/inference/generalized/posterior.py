@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import pyro
@@ -83,7 +84,7 @@ class GibbsPosterior(Target):
     ImproperPosteriorError
         If the prior is improper and the loss bounded, so that there is no posterior.
     ModelError
-        If the prior is neither a distribution nor a Pyro model, or the loss fails.
+        If the prior is neither a distribution nor a Pyro model, or the loss fails or has no derivative.
 
     References
     ----------
@@ -128,9 +129,9 @@ class GibbsPosterior(Target):
         self.prior = Prior(prior, like=like, name=name, seed=seed)
         if not self.prior.is_proper and self.loss.bounded:
             raise ImproperPosteriorError(
-                f"the prior of site {self.prior.improper[0]!r} does not integrate to one and the loss "
-                f"{type(self.loss).__name__} is bounded, so that there is no posterior; take a proper prior, such as a "
-                "wide normal"
+                f"the prior of site {self.prior.improper[0]!r} counts as improper and the loss "
+                f"{type(self.loss).__name__} is bounded, so that nothing makes a posterior proper; take a proper "
+                "prior, such as a wide normal, or on a bounded support dist.Uniform, dist.Beta or dist.Dirichlet"
             )
         self._check_losses(seed)
         density = PyroDensity(self, (), {}, new_generator(seed))
@@ -240,7 +241,8 @@ class GibbsPosterior(Target):
     def update(self, new_data: Any) -> GibbsPosterior:
         """Return the posterior after more data, this one being the prior.
 
-        With losses that add up this is the posterior of all data at once.
+        With losses that add up this is the posterior of all data at once. Old and new data are promoted to the wider
+        of their dtypes.
 
         Raises
         ------
@@ -265,7 +267,7 @@ class GibbsPosterior(Target):
                 f"new data of shapes {[tuple(x.shape) for x in new]} do not continue those of shapes "
                 f"{[tuple(x.shape) for x in old]}"
             )
-        both = tuple(torch.cat([a, b.to(a)]) for a, b in zip(old, new, strict=True))
+        both = tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(old, new, strict=True))
         return self._with(both if isinstance(self.data, tuple) else both[0], self.weight)
 
     def _with(self, data: Any, weight: float) -> GibbsPosterior:
@@ -322,13 +324,15 @@ class GibbsPosterior(Target):
             raise DataError(f"the loss of {_datum(infinite)} is infinite at each of {PROBES} draws from the prior")
 
     def _probe(self, u: Tensor) -> Tensor:
-        parameter = self.prior.parameter(u)
+        wanted = (self.num_data,) if isinstance(self.loss, PointwiseLoss) else ()
+        function: Any = self.loss.pointwise if isinstance(self.loss, PointwiseLoss) else self.loss.total
+        with torch.enable_grad():
+            parameter = self.prior.parameter(u.detach().requires_grad_())
         try:
-            if not isinstance(self.loss, PointwiseLoss):
-                value = self.loss.total(parameter, self.data)
-                wanted: tuple[int, ...] = ()
-            else:
-                value, wanted = self.loss.pointwise(parameter, self.data), (self.num_data,)
+            with torch.enable_grad(), warnings.catch_warnings():
+                # What torch warns of is refused below.
+                warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad=True")
+                value = function(parameter, self.data)
         except BayeskitError:
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
@@ -339,7 +343,13 @@ class GibbsPosterior(Target):
                 f"the loss {type(self.loss).__name__} returns {shape} instead of {wanted} for {self.num_data} data "
                 "and a single parameter"
             )
-        return value
+        if not value.requires_grad and not torch.is_inference_mode_enabled():
+            raise ModelError(
+                f"the loss {type(self.loss).__name__} has no derivative by the parameter, so that gradients would be "
+                "those of the prior alone; compute it of the parameter by differentiable torch operations, without "
+                "numpy, float() and detach(), and take a smooth loss in place of one that counts"
+            )
+        return value.detach()
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs cannot travel, and this object is also the model that its density holds.

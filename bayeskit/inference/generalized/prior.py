@@ -71,16 +71,34 @@ class _Starting(Messenger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.improper: set[str] = set()
+        self.proper: dict[str, bool] = {}
 
     def _pyro_sample(self, message: Any) -> None:
-        fn = message["fn"]
+        name, fn = message["name"], message["fn"]
         if message["is_observed"]:
             return
-        if isinstance(fn, dist.ImproperUniform):
-            fn = message["fn"] = Flat(tuple(fn.event_shape), fn.support, tuple(fn.batch_shape))
-        if isinstance(fn, Flat):
-            self.improper.add(message["name"])
+        if name not in self.proper:  # decided by the first run, in which nothing is batched
+            self.proper[name] = message["mask"] is not False and _is_proper(fn)
+        if isinstance(_without_shape(fn), dist.ImproperUniform):
+            message["fn"] = Flat(tuple(fn.event_shape), fn.support, tuple(fn.batch_shape))
+
+
+def _without_shape(fn: Any) -> Any:
+    """Return the distribution that others give a shape or a mask."""
+    while isinstance(fn, (torch.distributions.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def _is_proper(fn: Any) -> bool:
+    """Tell whether a distribution's density integrates to one: not if it is flat or masked somewhere beneath."""
+    while fn is not None:
+        if isinstance(fn, (Flat, dist.ImproperUniform)):
+            return False
+        if isinstance(fn, dist.MaskedDistribution) and not bool(torch.as_tensor(fn._mask).all()):
+            return False
+        fn = vars(fn).get("base_dist")
+    return True
 
 
 class Prior:
@@ -104,7 +122,7 @@ class Prior:
         Of the unconstrained vector.
     sites : tuple of Site
     improper : tuple of str
-        Sites whose prior does not integrate to one.
+        Sites whose prior does not integrate to one: flat, or masked.
 
     Raises
     ------
@@ -129,7 +147,7 @@ class Prior:
             )
         self._density = density
         self.dim, self.sites = density.dim, density.sites
-        self.improper = tuple(sorted(self._starting.improper))
+        self.improper = tuple(sorted(name for name, proper in self._starting.proper.items() if not proper))
 
     @property
     def is_proper(self) -> bool:

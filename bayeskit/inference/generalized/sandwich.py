@@ -11,7 +11,7 @@ from torch.func import grad, jacrev
 
 from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
+from bayeskit.inference.generalized.losses.loss import Data, FunctionLoss, Loss, columns
 from bayeskit.inference.generalized.minimizer import minimize, residual_spread
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
@@ -139,7 +139,8 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
     Raises
     ------
     DataError
-        If the loss has no proper minimum there: its mean Hessian is not positive definite.
+        If the loss has no proper minimum there: its mean Hessian is not positive definite. So is that of a function
+        with kinks, for which :class:`~bayeskit.inference.generalized.losses.absolute.Absolute` and its like stand.
 
     References
     ----------
@@ -169,7 +170,12 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
     centred = each - each.mean(0)
     if not bool((torch.linalg.eigvalsh(mean_hessian) > 0).all()):
         raise DataError(
-            "the mean Hessian of the loss is not positive definite at its minimiser, so that the data leave a "
+            "the mean Hessian of the loss is not positive definite at its minimiser: the loss may have kinks, which "
+            "only the library's own tell where they are: use losses.Absolute(predict=...) or losses.Pinball(level, "
+            "predict=...), or subclass PointwiseLoss with smoothed(); or the data leave a direction undetermined, see "
+            "propriety_check"
+            if isinstance(posterior.loss, FunctionLoss)
+            else "the mean Hessian of the loss is not positive definite at its minimiser, so that the data leave a "
             "direction undetermined or the search ended on a plateau of a bounded loss; look at propriety_check, or "
             "give at=minimize(posterior, start=...).position"
         )

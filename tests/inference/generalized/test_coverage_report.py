@@ -188,3 +188,21 @@ def test_bad_input() -> None:
         coverage_report(location(), simulator(1.0), 0.0, -1.0, num_replicates=5)
     with pytest.raises(SettingsError, match="num_replicates"):
         coverage_report(location(), simulator(1.0), 0.0, num_replicates=1)
+    with pytest.raises(SettingsError, match=r"levels must be .* not 0\.95"):
+        coverage_report(location(), simulator(1.0), 0.0, levels=0.95)
+
+
+def test_the_truth_has_the_shape_of_its_site() -> None:
+    for truth in (torch.zeros(3), {"theta": [0.0]}):
+        with pytest.raises(ShapeError, match=r"'theta' must be \(\)"):
+            coverage_report(location(), simulator(1.0), truth, num_replicates=5)
+    two = GibbsPosterior(Flat((2,)), losses.HalfSquared(), torch.zeros(N, 2, dtype=torch.float64))
+    with pytest.raises(ShapeError, match=r"'theta' must be \(2,\)"):
+        coverage_report(two, lambda g: torch.randn(N, 2, generator=g, dtype=torch.float64), 0.0, num_replicates=5)
+
+
+def test_losses_of_all_data_at_once_need_a_truth() -> None:
+    """Half a million data would be paired with one another."""
+    stein = losses.KernelSteinDiscrepancy(lambda mean, x: mean - x)
+    with pytest.raises(SettingsError, match="give truth="):
+        coverage_report(location(loss=stein), simulator(1.0), num_replicates=5)

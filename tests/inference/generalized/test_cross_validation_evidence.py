@@ -122,8 +122,10 @@ def test_scoring_data_that_were_seen_breaks_the_identity():
 
 
 def test_orders_of_a_location(normal_target, normal_exact, limit):
-    result = cross_validation_evidence(normal_target, held_out=32, num_particles=256, seed=3)
+    result = cross_validation_evidence(normal_target, held_out=14, num_particles=256, seed=3)
     assert result.trusted, result.warnings
+    # Where there are no more sets than orders, all of them.
+    assert result.num_sets.tolist() == [6, 14, 14, 14, 6, 14]
     assert float(z_scores(result, normal_exact).abs().max()) < limit(6)
     for number, error in (
         (result.log_evidence, result.log_evidence_standard_error),
@@ -219,7 +221,7 @@ def test_an_error_that_forgets_the_choice_of_sets_is_found_out(normal_target, no
 
     untaught = leave_out._mask
     monkeypatch.setattr(leave_out, "_mask", lambda rows, n: 0 * untaught(rows, n))
-    result = cross_validation_evidence(normal_target, p=2, held_out=32, seed=3)
+    result = cross_validation_evidence(normal_target, p=2, held_out=14, seed=3)
     assert float(z_scores(result, normal_exact).abs().max()) > limit()
 
 
@@ -274,6 +276,12 @@ def test_equal_and_few_weights():
     assert shape.tolist() == [-math.inf, -math.inf]
     assert torch.allclose(smoothed.exp(), torch.full((2, 100), 0.01, dtype=torch.float64))
     assert pareto_smoothed(torch.arange(10.0))[1].item() == math.inf
+    for count in (10, 100):
+        rows = torch.randn(2, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        alone, _ = pareto_smoothed(rows[1:])
+        smoothed, shape = pareto_smoothed(torch.cat([torch.full((1, count), -math.inf), rows[1:]]))
+        assert torch.allclose(smoothed[0].exp(), torch.full((count,), 1 / count, dtype=torch.float64))
+        assert shape[0].item() == math.inf and torch.equal(smoothed[1:], alone)
 
 
 def test_sampled_sets_are_distinct_and_uniform(limit):
@@ -291,7 +299,8 @@ def test_controls_leave_the_mean_right(limit):
     generator = torch.Generator().manual_seed(2)
     control, noise = torch.randn(2, 10, 4000, generator=generator, dtype=torch.float64)
     score = control + 0.3 * (control.square() - 1) + 0.2 * noise
-    rows = adjusted(score, control, torch.zeros(()))
+    rows, doubt = adjusted(score, control, torch.zeros(()))
+    assert float(doubt.abs().max()) == 0
     means = rows.mean(0)
     assert abs(float(means.mean())) < limit() * float(means.std()) / math.sqrt(4000)
     assert float(means.var()) < 0.5 * float(score.mean(0).var())
@@ -304,10 +313,46 @@ def test_controls_leave_the_mean_right(limit):
     assert float(excess.mean()) > -limit() * float(excess.std()) / math.sqrt(4000)
 
 
-def test_controls_of_few_kinds_are_left_alone():
-    # Two kinds are fitted perfectly; a third, rare one, would show only in the spread of the raw scores.
+def test_controls_of_few_kinds_have_slope_one():
+    # Two kinds are fitted perfectly; a third, rare one, would show in nothing but the shift.
     control = torch.tensor([0.0, 1.0], dtype=torch.float64).repeat(16).unsqueeze(1)
-    assert torch.equal(adjusted(3 * control, control, torch.tensor(0.6)), 3 * control)
+    rows, doubt = adjusted(3 * control, control, torch.tensor(0.6, dtype=torch.float64))
+    assert torch.allclose(rows, 2 * control + 0.6, rtol=0, atol=1e-15)
+    assert float(doubt) == pytest.approx(0.05, abs=1e-15)
+
+
+def rare(part, y):
+    heads, flips = (part * y).sum(1), part.sum(1)
+    return torch.lgamma(1 + heads) + torch.lgamma(1 + flips - heads) - torch.lgamma(2 + flips)
+
+
+@pytest.mark.parametrize(("n", "particles"), [(12, 64), (40, 32)])
+def test_one_datum_that_differs(n, particles, limit):
+    """Random sets of few data mostly miss the one zero; errors must know, over repeated runs."""
+    y = torch.ones(n, dtype=torch.float64)
+    y[-1] = 0
+    exact = enumerated_cross_validation(lambda part: rare(part, y), n, (1, 2))
+    target, z = bk.Target.from_pyro(coin, y), []
+    for seed in range(4):
+        result = cross_validation_evidence(target, p=(1, 2), held_out=24, num_particles=particles, seed=seed)
+        z.append(z_scores(result, exact, result.standard_error.clamp(min=1e-12)))
+        cumulative = (result.cumulative - exact.cumulative) / result.cumulative_standard_error
+        z.append(cumulative)
+        if n == 12:
+            assert result.num_sets.tolist() == [12, 24]
+    assert float(torch.stack(z).abs().max()) < limit(16)
+
+
+def test_mutation_scores_that_are_not_adjusted_hide_the_datum_that_differs(limit, monkeypatch):
+    from bayeskit.inference.generalized.cross_validation import leave_out
+
+    y = torch.ones(40, dtype=torch.float64)
+    y[-1] = 0
+    exact = enumerated_cross_validation(lambda part: rare(part, y), 40, 1)
+    monkeypatch.setattr(leave_out, "adjusted", lambda score, *_: (score, torch.zeros_like(score[0])))
+    target = bk.Target.from_pyro(coin, y)
+    results = [cross_validation_evidence(target, p=1, held_out=24, num_particles=32, seed=seed) for seed in range(2)]
+    assert max(float(z_scores(x, exact).abs()) for x in results) > limit(16)
 
 
 def test_one_evaluation_gives_the_likelihood_of_each_datum(normal_target):
@@ -363,7 +408,7 @@ def test_table_and_plots(normal_target, normal_draws):
 def test_a_seed_repeats_itself():
     target = bk.Target.from_pyro(coin, FLIPS)
     first, again, other = (
-        cross_validation_evidence(target, held_out=8, num_particles=64, seed=seed).score for seed in (1, 1, 2)
+        cross_validation_evidence(target, p=(1, 2), held_out=4, num_particles=64, seed=seed).score for seed in (1, 1, 2)
     )
     assert torch.equal(first, again) and not torch.equal(first, other)
 

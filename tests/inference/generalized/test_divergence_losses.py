@@ -341,8 +341,8 @@ def test_settings_are_checked():
 
 
 def test_data_are_checked():
-    with pytest.raises(DataError, match="datum 1 "):
-        GibbsPosterior(dist.Gamma(2.0, 1.0), BetaDivergence(0.5, dist.Poisson), double(1.0, 1.5))
+    with pytest.raises(DataError, match="datum 1;"):
+        GibbsPosterior(dist.Gamma(2.0, 1.0), BetaDivergence(0.5, dist.Poisson), double(1.0, math.nan))
     with pytest.raises(ShapeError, match="covariates"):
         GibbsPosterior(dist.Normal(0.0, 1.0), AlphaDivergence(0.5, location, KernelDensity(1.0)), (OUTLIER, OUTLIER))
     with pytest.raises(ShapeError, match="numbers"):
@@ -353,3 +353,62 @@ def test_data_are_checked():
         BetaDivergence(0.5, lambda p: dist.Normal(p, 1.0)).total(double(0.0, 1.0, 2.0), torch.zeros(5, 2))
     with pytest.raises(ModelError, match="must return a distribution"):
         BetaDivergence(0.5, lambda p: p).total(scalar(0.0), OUTLIER)
+
+
+def unknown_scale(p):
+    return dist.Normal(p[0], p[1])
+
+
+@pytest.mark.parametrize(
+    ("beta", "n", "k"), [(0.1, 11, 1), (0.1, 12, 1), (0.1, 20, 2), (0.1, 30, 2), (0.5, 3, 1), (0.5, 4, 1)]
+)
+def test_pole_of_the_beta_divergence(beta, n, k):
+    x = torch.cat([torch.zeros(k, dtype=torch.float64), torch.arange(1.0, n - k + 1, dtype=torch.float64)])
+    loss, scale = BetaDivergence(beta, unknown_scale), 1e-9
+    found = float(loss.total((scalar(0.0), scalar(scale)), x))
+    stated = (2 * math.pi) ** (-beta / 2) * scale**-beta * (n / (1 + beta) ** 1.5 - k / beta)
+    assert found == pytest.approx(stated, rel=1e-12, abs=1e-12)
+    assert (found < 0) == (n < k * (1 + beta) ** 1.5 / beta)
+
+
+def test_pole_of_the_gamma_divergence():
+    x, loss = torch.arange(40, dtype=torch.float64), GammaDivergence(0.5, unknown_scale)
+    near, nearer = (float(loss.total((scalar(7.0), scalar(s)), x)) for s in (1e-6, 1e-9))
+    assert math.log(nearer / near) / math.log(1e3) == pytest.approx(0.5 / 1.5, abs=1e-12) and nearer < near < 0
+
+
+def test_outcomes_outside_of_the_support_have_density_zero():
+    rate, x = scalar(2.0), double(0.5, -1.0)
+    beta = BetaDivergence(0.5, torch.distributions.Exponential)
+    # The integral of (2 exp(-2 y))**1.5 is 2**1.5 / 3.
+    assert beta.pointwise(rate, x)[1] == pytest.approx(2**1.5 / 3 / 1.5, abs=1e-14)
+    assert GammaDivergence(0.5, torch.distributions.Exponential).pointwise(rate, x)[1] == 0.0
+    inside = GibbsPosterior(dist.Gamma(2.0, 1.0), beta, x[:1])
+    both = GibbsPosterior(dist.Gamma(2.0, 1.0), beta, x)
+    u = double(0.3)
+    assert float(both.log_likelihood(u) - inside.log_likelihood(u)) == pytest.approx(
+        -(math.exp(0.3) ** 0.5) / 1.5 / 1.5, abs=1e-12
+    )
+    # Half of a kernel may lie outside.
+    hellinger = AlphaDivergence(0.5, torch.distributions.Exponential, KernelDensity(0.5))
+    assert 0.0 < float(hellinger.total(rate, x[:1])) < 4.0
+
+
+def test_outcomes_outside_leave_gradients_finite():
+    law = torch.distributions.LogNormal
+    loss = GammaDivergence(0.5, lambda m: law(m, 1.0), power_integral=lambda law, s: law.loc * 0 + 1.0)
+
+    def gradient(x):
+        return torch.func.grad(lambda m: loss.total(m, x))(scalar(0.2))
+
+    assert torch.equal(gradient(double(1.5, -1.0)), gradient(double(1.5))) and gradient(double(1.5)) != 0
+
+
+def test_supports_that_depend_on_the_parameter_are_batched():
+    x = double(0.5, 3.0, 7.0)
+    loss = GammaDivergence(0.5, lambda top: torch.distributions.Uniform(0.0, top), lambda law, s: law.high ** (1 - s))
+    tops = double(2.0, 5.0, 0.1)
+    found = torch.func.vmap(lambda top: loss.total(top, x))(tops)
+    # Each datum inside adds -2 p**.5 (p**.5)**(-1/3) = -2 top**(-1/3).
+    expected = -2 * tops ** (-1 / 3) * double(1.0, 2.0, 0.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)

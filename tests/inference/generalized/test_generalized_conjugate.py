@@ -255,3 +255,20 @@ def test_other_coins_are_refused():
     for wrong in (dist.Normal(0.0, 1.0), dist.Beta(torch.ones(2), 1.0)):
         with pytest.raises(SettingsError, match="prior must be Beta"):
             beta_posterior(wrong, double(1.0))
+
+
+@pytest.mark.parametrize("outcomes", [torch.tensor([1, 1, 0]), torch.tensor([True, True, False])])
+def test_whole_number_coins_keep_the_priors_precision(outcomes):
+    found = beta_posterior(dist.Beta(double(1.1)[0], double(1.0)[0]), outcomes)
+    assert found.concentration1.dtype == torch.float64 and found.concentration1 == 3.1
+    weighted = beta_posterior(dist.Beta(double(1.1)[0], double(1.0)[0]), outcomes, weights=torch.tensor([1, 1, 1]))
+    assert weighted.concentration1 == found.concentration1 and weighted.concentration1.dtype == torch.float64
+
+
+def test_weights_of_coins_are_checked():
+    prior, coins = dist.Beta(1.0, 1.0), double(1.0, 0.0)
+    for weights in (double(1.0, -0.5), double(1.0, math.nan)):
+        with pytest.raises(DataError, match="datum 1"):
+            beta_posterior(prior, coins, weights=weights)
+    with pytest.raises(ShapeError, match=r"\(2,\), not \(3,\)"):
+        beta_posterior(prior, coins, weights=double(1.0, 1.0, 1.0))

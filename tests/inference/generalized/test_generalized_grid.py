@@ -67,15 +67,17 @@ def test_updates_are_coherent_for_sums_in_any_order_and_evidences_add_up():
 
 def test_the_prior_counts_and_need_not_be_normalized():
     masses = torch.tensor([1.0, 2.0, 0.0, 3.0, 4.0], dtype=torch.float64)
-    found = absolute(prior=masses.log())
+    found = absolute(log_prior=masses.log())
     wanted = masses * (-(X - GRID[:, None]).abs().sum(-1)).exp()
     torch.testing.assert_close(found.probabilities, wanted / wanted.sum(), rtol=0, atol=1e-14)
     assert found.log_evidence == pytest.approx(math.log(float(wanted.sum() / 10)), abs=1e-12)
-    torch.testing.assert_close(found.update(X).probabilities, absolute(prior=masses.log(), weight=2.0).probabilities)
+    torch.testing.assert_close(
+        found.update(X).probabilities, absolute(log_prior=masses.log(), weight=2.0).probabilities
+    )
 
 
 def test_excluded_values_may_have_any_loss():
-    found = grid_posterior(lambda m, x: (x - m) / m, GRID[:2], X, prior=torch.tensor([-math.inf, 0.0]))
+    found = grid_posterior(lambda m, x: (x - m) / m, GRID[:2], X, log_prior=torch.tensor([-math.inf, 0.0]))
     assert found.probabilities.tolist() == [0.0, 1.0]
 
 
@@ -106,9 +108,9 @@ def nan_at_two(m, x):
         ({"grid": torch.tensor(1.0)}, ShapeError, "grid"),
         ({"grid": torch.tensor([])}, ShapeError, "grid"),
         ({"grid": torch.tensor([0.0, math.nan])}, DataError, "value 1 of the grid"),
-        ({"prior": torch.zeros(4)}, ShapeError, r"prior must have shape \(5,\)"),
-        ({"prior": torch.tensor([0.0, 0.0, math.nan, 0.0, 0.0])}, DataError, "prior of value 2"),
-        ({"prior": torch.full((5,), -math.inf)}, DataError, "every value"),
+        ({"log_prior": torch.zeros(4)}, ShapeError, r"log_prior must have shape \(5,\)"),
+        ({"log_prior": torch.tensor([0.0, 0.0, math.nan, 0.0, 0.0])}, DataError, "prior of value 2"),
+        ({"log_prior": torch.full((5,), -math.inf)}, DataError, "every value"),
         ({"data": torch.tensor([1.0, math.nan])}, DataError, "datum 1"),
         ({"loss": nan_at_two}, DataError, "value 2 of the grid, 2.0"),
         ({"loss": lambda m, x: torch.inf + x - m}, DataError, "infinite at every value"),
@@ -125,3 +127,21 @@ def test_bad_input(settings, error, place):
 def test_levels_that_are_none(level):
     with pytest.raises(SettingsError, match="level"):
         absolute().quantile(level)
+
+
+@pytest.mark.parametrize("masses", [[0.98, 0.01, 0.01], [0.0, 1.0, 0.0], [0.333, 0.333, 0.333]])
+def test_probabilities_are_not_taken_for_logarithms(masses):
+    with pytest.raises(SettingsError, match="log_prior looks like probabilities.*logarithms"):
+        grid_posterior(losses.Absolute(), GRID[:3], X, log_prior=masses)
+    found = grid_posterior(losses.Absolute(), GRID[:3], X, log_prior=torch.tensor(masses).log())
+    assert float(found.probabilities.sum()) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_losses_may_branch_on_values():
+    def branching(m, x):
+        return (x - m).abs() if m > 1 else (x - float(m)).abs()
+
+    found = grid_posterior(branching, GRID, X)
+    torch.testing.assert_close(found.log_probabilities, absolute().log_probabilities, rtol=0, atol=1e-14)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        grid_posterior(lambda m, x: (x - m) * torch.ones(2), GRID, X)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import constraints
 
-from bayeskit.errors import ModelError, UnsupportedSiteError
-from bayeskit.inference.generalized import Flat, GibbsPosterior
+from bayeskit.errors import ImproperPosteriorError, ModelError, SettingsError, UnsupportedSiteError
+from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized.prior import Prior
 
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -93,12 +93,29 @@ def test_a_simplex_has_its_jacobian():
         lambda: Flat((2,)),
         lambda: dist.ImproperUniform(constraints.real, (), (2,)),
         lambda: dist.ImproperUniform(constraints.real_vector, (), (2,)),
+        lambda: dist.ImproperUniform(constraints.real, (2,), ()),
+        lambda: dist.ImproperUniform(constraints.real, (2,), ()).to_event(1).mask(True),
+        lambda: Flat().expand([2]),
+        lambda: Flat().expand([2]).to_event(1),
+        lambda: Flat().expand_by([2]).mask(True),
+        lambda: dist.Normal(torch.zeros(2), 1.0).mask(False),
+        lambda: dist.Normal(0.0, 1.0).mask(False).expand([2]).to_event(1),
+        lambda: dist.ExpandedDistribution(dist.Normal(0.0, 1.0).mask(False), torch.Size([2])),
+        lambda: pyro.poutine.mask(lambda: pyro.sample("theta", dist.Normal(torch.zeros(2), 1.0).to_event(1)), False),
     ],
 )
 def test_flat_priors_have_density_one_and_are_known_to_be_improper(make):
     prior = Prior(make(), like=LIKE)
     assert not prior.is_proper and prior.improper == ("theta",) and prior.dim == 2
     assert float(prior.log_density(torch.tensor([3.0, -100.0], dtype=torch.float64))) == 0.0
+
+
+def test_priors_masked_in_places_or_flat_beneath_a_transform_are_improper():
+    half = dist.Normal(torch.zeros(2), 1.0).mask(torch.tensor([True, False]))
+    assert Prior(half, like=LIKE).improper == ("theta",)
+    assert Prior(half.base_dist.mask(torch.tensor([True, True])), like=LIKE).is_proper
+    assert not Prior(dist.TransformedDistribution(Flat(), dist.transforms.ExpTransform()), like=LIKE).is_proper
+    assert Prior(dist.LogNormal(torch.zeros(2), 1.0).mask(True).to_event(1), like=LIKE).is_proper
 
 
 def test_flat_on_a_half_line_and_in_plates():
@@ -112,6 +129,22 @@ def test_flat_on_a_half_line_and_in_plates():
     assert float(Prior(plated, like=LIKE).log_density(LIKE.new_tensor([1.0, 2.0, 3.0]))) == pytest.approx(
         6.0, abs=1e-12
     )
+
+
+@pytest.mark.parametrize("prior", [Flat().expand([1]), dist.Normal(torch.zeros(1), 1.0).mask(False)])
+def test_improper_priors_in_disguise_are_neither_drawn_from_nor_given_bounded_losses(prior):
+    loss = losses.FunctionLoss(lambda m, x: (x - m).square(), bounded=False)
+    with pytest.raises(SettingsError, match="site 'theta' is improper"):
+        GibbsPosterior(prior, loss, X, compile=False).sample_prior(3)
+    with pytest.raises(ImproperPosteriorError, match="site 'theta'"):
+        GibbsPosterior(prior, losses.FunctionLoss(loss.function, bounded=True), X)
+
+
+@pytest.mark.parametrize(("shape", "support"), [((), constraints.unit_interval), ((3,), constraints.simplex)])
+def test_flat_priors_on_bounded_supports_are_told_their_proper_names(shape, support):
+    bounded = losses.FunctionLoss(lambda m, x: (x - m.sum()).tanh().square(), bounded=True)
+    with pytest.raises(ImproperPosteriorError, match=r"dist\.Uniform.*dist\.Dirichlet"):
+        GibbsPosterior(Flat(shape, support), bounded, X)
 
 
 def test_one_improper_site_makes_the_prior_improper():

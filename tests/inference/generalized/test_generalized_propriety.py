@@ -155,3 +155,50 @@ def test_reports_are_reproducible():
 def test_bad_settings():
     with pytest.raises(SettingsError, match="num_directions"):
         propriety_check(made(*PROPER["squared"]), num_directions=-1)
+
+
+def normal_law(p):
+    return dist.Normal(p[0], p[1])
+
+
+def with_scale(law):
+    zero = torch.zeros((), dtype=torch.float64)
+    return lambda: (pyro.sample("mean", dist.Normal(zero, 5.0)), pyro.sample("scale", law(zero)))
+
+
+HALF_NORMAL = with_scale(lambda zero: dist.HalfNormal(zero + 5.0))
+INVERSE_GAMMA = with_scale(lambda zero: dist.InverseGamma(zero + 2.0, zero + 1.0))
+TWELVE = X.flatten()[:12]
+
+
+@pytest.mark.parametrize(
+    ("prior", "loss", "data", "proper"),
+    [
+        (HALF_NORMAL, losses.GammaDivergence(0.5, normal_law), TWELVE, False),
+        (INVERSE_GAMMA, losses.GammaDivergence(0.5, normal_law), TWELVE, True),
+        # Its pole at one value needs fewer than 11.54 data.
+        (HALF_NORMAL, losses.BetaDivergence(0.1, normal_law), TWELVE, True),
+        (HALF_NORMAL, losses.BetaDivergence(0.1, normal_law), TWELVE[:11], False),
+        (HALF_NORMAL, losses.BetaDivergence(0.1, normal_law), TWELVE.round(), False),
+        # Poles of the ordinary likelihood, of one datum and three tied ones: only the second has no integral.
+        (HALF_NORMAL, losses.NegativeLogLikelihood(normal_law), Y[:1], True),
+        (HALF_NORMAL, losses.NegativeLogLikelihood(normal_law), Y[[0, 0, 0]], False),
+    ],
+)
+def test_poles_at_data(prior, loss, data, proper):
+    report = propriety_check(made(prior, loss, data), num_directions=0)
+    assert report.proper == proper, repr(report)
+    if not proper:
+        assert report.worst.direction == {"mean": 0.0, "scale": -1.0}
+        assert bool((report.worst.toward["mean"] == data).any()) and report.worst.toward["scale"] < 1e-100
+        assert "one that vanishes there" in repr(report)
+
+
+def test_poles_in_two_dimensions():
+    zero = torch.zeros(2, dtype=torch.float64)
+
+    def prior():
+        return pyro.sample("mean", dist.Normal(zero, 5.0).to_event(1)), pyro.sample("scale", dist.HalfNormal(5.0))
+
+    loss = losses.GammaDivergence(0.5, lambda p: dist.Normal(p[0], p[1]).to_event(1))
+    assert not propriety_check(made(prior, loss, X[:8, :2]), num_directions=0).proper

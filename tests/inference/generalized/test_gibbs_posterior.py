@@ -371,9 +371,47 @@ def test_a_loss_that_is_infinite_in_places_is_fine():
     assert inside.log_likelihood(torch.tensor([[2.0], [9.0]], dtype=torch.float64)).tolist() == [0.0, -math.inf]
 
 
+@pytest.mark.parametrize(
+    ("loss", "place"),
+    [
+        (lambda m, x: (x - m.detach()).square(), "FunctionLoss has no derivative"),
+        (lambda m, x: (x - float(m)).square(), "FunctionLoss has no derivative"),
+        (lambda m, x: (x > m).double(), "FunctionLoss has no derivative.*smooth"),
+        (lambda m, x: torch.as_tensor((x.numpy() - m.numpy()) ** 2), "FunctionLoss failed.*numpy"),
+    ],
+)
+def test_losses_that_autograd_does_not_see_are_refused(loss, place):
+    with pytest.raises(ModelError, match=place):
+        GibbsPosterior(STANDARD, loss, X, compile=False)
+
+
+def test_losses_are_probed_with_gradients_wherever_one_is_made():
+    flat_in_places = lambda m, x: torch.relu((x - m).abs() - 100)  # noqa: E731  its derivative is zero, but known
+    assert GibbsPosterior(STANDARD, flat_in_places, X, compile=False).dim == 1
+    with torch.no_grad():
+        assert normal().dim == 1
+    with torch.inference_mode():
+        assert normal().dim == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        (torch.tensor([1, 2]), torch.tensor([1.5, 2.7]), torch.float32),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.5, 1e9 + 0.5], dtype=torch.float64), torch.float64),
+        (torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([3, 4]), torch.float64),
+        (torch.tensor([True, False]), torch.tensor([3, 4]), torch.int64),
+    ],
+)
+def test_updates_keep_the_precision_of_new_data(old, new, wanted):
+    data = normal().with_data(old).update(new).data
+    assert data.dtype == wanted
+    assert data.double().tolist() == [*old.double().tolist(), *new.double().tolist()]
+
+
 def test_a_bounded_loss_needs_a_proper_prior():
     bounded = losses.FunctionLoss(lambda m, x: (x - m).tanh().square(), bounded=True)
-    with pytest.raises(ImproperPosteriorError, match="site 'theta' does not integrate to one.*FunctionLoss"):
+    with pytest.raises(ImproperPosteriorError, match="site 'theta' counts as improper.*FunctionLoss"):
         GibbsPosterior(Flat(), bounded, X)
     with pytest.raises(ImproperPosteriorError, match="site 'shift'"):
         GibbsPosterior(lambda: pyro.sample("shift", dist.ImproperUniform(constraints.real, (), ())), bounded, X)

@@ -18,7 +18,7 @@ from bayeskit.inference.generalized.calibrate import (
     safe_bayes,
     weighted_likelihood_bootstrap_matching,
 )
-from bayeskit.inference.generalized.calibrate.assumptions import converged_rows
+from bayeskit.inference.generalized.calibrate.assumptions import converged_rows, on_kinks
 from bayeskit.inference.generalized.calibrate.resampling import resampled
 from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
 from bayeskit.inference.generalized.losses.loss import PointwiseLoss
@@ -309,3 +309,34 @@ def test_coverage_of_the_calibrated_weight_is_nominal(limit):
 def test_selections_without_a_curve_plot_nothing():
     with pytest.raises(SettingsError, match="no curve"):
         information_matching(squared()).plot()
+
+
+TIED = torch.cat([torch.zeros(90), torch.linspace(-5, 5, 10)]).double()
+LABELS = torch.tensor([1.0] * 70 + [-1.0] * 30, dtype=torch.float64)
+KINKED = [(losses.Absolute(), TIED), (Scaled(losses.Absolute(), 1e-3), TIED), (losses.Hinge(), LABELS)]
+
+
+@pytest.mark.parametrize("name", ["bootstrap_score_matching", "weighted_likelihood_bootstrap_matching"])
+@pytest.mark.parametrize(("loss", "data"), KINKED)
+def test_minimisers_that_a_kink_holds_are_refused(name, loss, data):
+    """They vary by rounding only: without the check the weights are of order 1e25."""
+    with pytest.raises(DataError, match="hardly vary"):
+        SELECTORS[name](GibbsPosterior(dist.Normal(0.0, 10.0), loss, data), 1.0)
+
+
+def test_tied_data_on_a_kink_are_said():
+    posterior = GibbsPosterior(dist.Normal(0.0, 10.0), losses.Absolute(), TIED)
+    assert any("90 of 100 data" in text for text in information_matching(posterior).warnings)
+    rounded = GibbsPosterior(dist.Normal(0.0, 10.0), losses.Pinball(0.25), normal_quantiles(200, 2.0).round())
+    assert on_kinks(rounded, information_matching(rounded).diagnostics["information"].position)
+
+
+@pytest.mark.parametrize("loss", [losses.Absolute(), losses.Pinball(0.1), losses.HalfSquared(), losses.Huber(1.0)])
+@pytest.mark.parametrize("num_data", [9, 101, 4001])
+def test_data_that_are_not_tied_are_not_said_to_be(loss, num_data):
+    posterior = GibbsPosterior(dist.Normal(0.0, 10.0), loss, normal_quantiles(num_data) + 1e3)
+    for position in (1e3, 1e3 + 0.3):
+        assert on_kinks(posterior, torch.tensor([position], dtype=torch.float64)) == ()
+    regression = torch.stack([torch.ones(num_data).double(), torch.linspace(-1, 1, num_data).double()], 1)
+    held = GibbsPosterior(Flat((2,)), losses.Absolute(losses.linear), (regression, normal_quantiles(num_data).sin()))
+    assert on_kinks(held, torch.zeros(2, dtype=torch.float64)) == ()

@@ -12,10 +12,12 @@ from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap as module
 from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import (
+    as_draws,
     blocks,
     dirichlet,
     loss_likelihood_bootstrap,
 )
+from bayeskit.inference.generalized.minimizer import Minimum
 from bayeskit.inference.generalized.sandwich import information
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
@@ -123,10 +125,46 @@ def test_blocks_cover_all_replicates_and_weights_of_zero():
     assert float(weights.sum()) == 1 and float(weights[0, 1]) == 0
 
 
-def test_a_loss_without_minimum_warns():
-    posterior = location(losses.FunctionLoss(lambda mean, x: mean.exp() * 0 + x * mean - x * mean.exp()))
-    with pytest.warns(SamplingWarning, match="did not converge"):
-        loss_likelihood_bootstrap(posterior, 5)
+def test_small_concentrations_keep_their_law(limit):
+    """Gamma variables of concentration 1e-4 are mostly zero to double precision; their shares are not."""
+    for c in (1e-4, 1e-2, 0.5):
+        weights = dirichlet(torch.full((4000, 3), c, dtype=torch.float64), torch.Generator().manual_seed(1))
+        assert bool(weights.isfinite().all()) and float((weights.sum(-1) - 1).abs().max()) < 1e-12
+        z = [
+            (x.mean(0) - exact) / x.std(0) * math.sqrt(len(x))
+            for x, exact in ((weights, 1 / 3), (weights.square(), (c + 1) / (3 * (3 * c + 1))))
+        ]
+        assert float(torch.stack(z).abs().max()) < limit(18)
+    # By gamma variables themselves, rows underflow as a whole.
+    gamma = torch._standard_gamma(torch.full((4000, 3), 1e-4).double(), generator=torch.Generator().manual_seed(1))
+    naive = (gamma / gamma.sum(-1, keepdim=True)).square()
+    assert not abs(float((naive.mean() - 1 / 3) / naive.std()) * math.sqrt(4000)) < limit(1)
+    extremes = dirichlet(torch.tensor([[1e-320, 0.0, 1e-320]], dtype=torch.float64), torch.Generator().manual_seed(0))
+    assert sorted(extremes[0].tolist()) == [0.0, 0.0, 1.0]
+
+
+def test_losses_without_a_minimum_or_with_hidden_kinks_are_refused():
+    endless = location(losses.FunctionLoss(lambda mean, x: mean.exp() * 0 + x * mean - x * mean.exp()))
+    kinked = location(lambda mean, x: (x - mean).abs())
+    for posterior in (endless, kinked):
+        with pytest.raises(SettingsError, match=r"did not converge.*kinks, use losses\.Absolute"):
+            loss_likelihood_bootstrap(posterior, 20)
+
+
+def minima(position, converged):
+    position = torch.tensor(position, dtype=torch.float64)[:, None]
+    return Minimum(position, position[:, 0], torch.tensor(converged))
+
+
+def test_few_failures_warn_and_draws_that_coincide_count_only_with_failures():
+    posterior = location(losses.HalfSquared())
+    with pytest.warns(SamplingWarning, match="1 of 3 minimisations did not converge"):
+        draws = as_draws(posterior, minima([0.0, 1.0, 2.0], [True, True, False]), 0.0, {})
+    assert draws.sample_stats["converged"].tolist() == [[True, True, False]]
+    with pytest.raises(SettingsError, match="1 of 3"):
+        as_draws(posterior, minima([1.0, 1.0, 1.0], [True, True, False]), 0.0, {})
+    # Where nearly all data are one value, so are all medians.
+    as_draws(posterior, minima([1.0, 1.0, 1.0], [True, True, True]), 0.0, {})
 
 
 def test_poolings_without_weights_are_refused():

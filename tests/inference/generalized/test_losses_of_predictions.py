@@ -200,3 +200,16 @@ def test_a_level_outside_of_its_domain_is_refused(level):
 def test_a_threshold_outside_of_its_domain_is_refused(threshold):
     with pytest.raises(SettingsError, match="threshold"):
         Huber(threshold)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_whole_numbers_and_truth_values_are_covariates_and_outcomes(dtype):
+    x = torch.tensor([[1, 0], [1, 1], [1, 1], [0, 1]])
+    y = torch.tensor([0, 1, 1, 0])
+    theta = torch.tensor([0.3, -1.2], dtype=torch.float64)
+    for loss in (HalfSquared(linear), Absolute(linear), Pinball(0.3, predict=linear), Huber(1.0, predict=linear)):
+        found = loss.pointwise(theta, (x.to(dtype), y.to(dtype)))
+        torch.testing.assert_close(found, loss.pointwise(theta, (x.double(), y.double())), rtol=0, atol=0)
+    posterior = GibbsPosterior(dist.Normal(torch.zeros(2), 1.0), HalfSquared(linear), (x.to(dtype), y.to(dtype)))
+    assert posterior.log_likelihood(torch.zeros(2)).item() == -1.0
+    assert HalfSquared().pointwise(theta[0], y.to(dtype)).dtype == torch.float64

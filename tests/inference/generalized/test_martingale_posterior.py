@@ -14,7 +14,13 @@ from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeErro
 from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap as bootstrap
 from bayeskit.inference.generalized.martingale import copula
-from bayeskit.inference.generalized.martingale.copula import CopulaUpdate, conditional, log_copula_density, rate
+from bayeskit.inference.generalized.martingale.copula import (
+    CopulaUpdate,
+    conditional,
+    log_copula_density,
+    rate,
+    start,
+)
 from bayeskit.inference.generalized.martingale.posterior import martingale_posterior
 from bayeskit.inference.generalized.martingale.predictive import PolyaUrn, ScoreDriven, normal_location
 
@@ -148,7 +154,7 @@ CLUSTERS = torch.cat([torch.linspace(-4, -2, 20), torch.linspace(2, 4, 20)]).dou
 
 
 def test_the_law_of_the_observed_data():
-    rule = CopulaUpdate(num_permutations=4)
+    rule = CopulaUpdate("prequential", num_permutations=4)
     state = rule.init(CLUSTERS, 2, 1)
     assert bool((state.cdf.diff(dim=1) >= 0).all()) and state.correlation > 0.5
     around = state.correlation + torch.tensor([0.0, -0.01, 0.01], dtype=torch.float64)
@@ -161,15 +167,16 @@ def test_the_law_of_the_observed_data():
 
 def test_two_data_by_hand():
     pair, rho = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)
-    rule, u = CopulaUpdate(num_permutations=1), torch.special.ndtr((pair - 2.0) / math.sqrt(2.0))
-    joint = norm.logpdf(pair.numpy(), 2.0, math.sqrt(2.0)).sum()
+    sd = 1 / 1.349  # quartiles 1.5 and 2.5
+    rule, u = CopulaUpdate(num_permutations=1), torch.special.ndtr((pair - 2.0) / sd)
+    joint = norm.logpdf(pair.numpy(), 2.0, sd).sum()
     joint += math.log(0.5 + 0.5 * float(log_copula_density(*u, 0.5).exp()))  # the same in either order
     assert float(rule.prequential(pair, rho)) == pytest.approx(joint, abs=1e-12)
     at = torch.tensor([2.5], dtype=torch.float64)
     found = float(rule._observed(pair, at, rho)[0])
     ends = []
     for first, second in ((0, 1), (1, 0)):
-        law = torch.special.ndtr((at - 2.0) / math.sqrt(2.0))
+        law = torch.special.ndtr((at - 2.0) / sd)
         law, other = ((x + conditional(x, u[first], 0.5)) / 2 for x in (law, u[second]))
         ends.append(float((law + conditional(law, other, 0.5)) / 2))
     assert min(abs(found - end) for end in ends) < 1e-12 < abs(ends[0] - ends[1])
@@ -196,6 +203,73 @@ def test_mutation_a_conditional_of_another_width_is_no_martingale(limit, monkeyp
     monkeypatch.setattr(copula, "conditional", wrong)
     after = rule.step(before, generator=torch.Generator().manual_seed(0)).cdf[:, 4]
     assert abs(float((after - before.cdf[0, 4]).mean() / after.std())) * math.sqrt(20_000) > limit(8)
+
+
+NORMAL = torch.tensor(norm.ppf((np.arange(60) + 0.5) / 60))
+
+
+@pytest.mark.parametrize("rho", [0.35, 0.5, 0.8])
+def test_the_copula_s_mean_of_normal_data_has_the_spread_of_two_correlations(rho, limit):
+    """A datum moves the mean of a normal law by its correlation, twice as far as a running mean is moved."""
+    rule = CopulaUpdate(rho, num_points=100)
+    result = martingale_posterior(mean_posterior(NORMAL), rule, 400, horizon=600)
+    places, mass = (x[0] for x in rule.completed(rule.init(NORMAL, 1, 1)))
+    share = mass / mass.sum()
+    sd = math.sqrt(float((share * (places - (share * places).sum()).square()).sum()))
+    assert abs(sd - 1) < 0.1
+    exact = rho * sd * math.sqrt(sum(rate(t) ** 2 for t in range(60, 660)))
+    assert exact == pytest.approx(2 * rho * sd / math.sqrt(60) * math.sqrt(600 / 660), rel=0.02)
+    assert abs(math.log(float(result.spread[-1]) / exact)) < limit(3) / math.sqrt(2 * 400)
+
+
+def test_the_default_spreads_as_the_bayesian_bootstrap_does(limit):
+    smooth = martingale_posterior(mean_posterior(NORMAL), CopulaUpdate(num_points=100), 400, horizon=600)
+    urn = martingale_posterior(mean_posterior(NORMAL), PolyaUrn(), 400, horizon=600)
+    assert abs(math.log(float(smooth.spread[-1] / urn.spread[-1]))) < limit() / math.sqrt(400) + 0.1
+
+
+def test_a_copula_of_another_spread_warns():
+    # The law without data fits normal data already, so that the prequential likelihood wants no update.
+    rule = CopulaUpdate("prequential", num_permutations=3, num_points=50)
+    assert rule.fitted_correlation(NORMAL) < 0.1
+    with pytest.warns(SamplingWarning, match=r"times the standard deviation.*take another correlation="):
+        martingale_posterior(mean_posterior(NORMAL), rule, 50, horizon=400)
+    outlier = torch.cat([NORMAL, torch.tensor([1e4], dtype=torch.float64)])
+    with pytest.warns(SamplingWarning, match=r"PolyaUrn\(\) if tails are heavy"):
+        martingale_posterior(mean_posterior(outlier), CopulaUpdate(num_points=50), 50, horizon=400)
+
+
+def test_an_outlier_leaves_the_law_of_the_others():
+    outlier = torch.cat([NORMAL, torch.tensor([1e4], dtype=torch.float64)])
+    mean, scale = start(outlier)
+    assert abs(float(mean)) < 0.05 and abs(float(scale) - 1) < 0.05
+    laws = [CopulaUpdate().init(x, 1, 1) for x in (NORMAL, outlier)]
+    assert float(laws[1].grid[0]) < -6 and float(laws[1].grid[-1]) > 1e4
+    quantiles = [[float(law.grid[int((law.cdf[0] < q).sum())]) for q in (0.25, 0.5, 0.75)] for law in laws]
+    # One datum in 61 moves a quantile by 1 / 61 over the density; a grid of 400 adds little.
+    for q, (alone, among) in zip((0.25, 0.5, 0.75), zip(*quantiles, strict=True), strict=True):
+        assert abs(alone - among) < 2 / 61 / norm.pdf(norm.ppf(q))
+    median = GibbsPosterior(PRIOR, losses.Absolute(), outlier)
+    draws = martingale_posterior(median, CopulaUpdate(), 100, horizon=400).draws.values()["theta"]
+    assert 0.05 < float(draws.std()) < 0.5  # of the median of normal data, sqrt(pi / 2 / 60) = 0.16
+
+
+def test_ties_leave_the_raw_standard_deviation():
+    zeros = torch.cat([torch.zeros(20), torch.ones(2)]).double()
+    assert float(start(zeros)[1]) == float(zeros.std())
+
+
+def test_whole_numbers_are_data_too():
+    whole = X.long()
+    posterior = GibbsPosterior(PRIOR, losses.HalfSquared(), whole)
+    copied = CopulaUpdate(0.7).init(whole, 2, 4)
+    assert copied.cdf.is_floating_point() and bool(copied.cdf.isfinite().all())
+    rule = ScoreDriven(lambda rate: torch.distributions.Poisson(rate[:, 0]), X.mean()[None])
+    exact, found = (martingale_posterior(mean_posterior(x), rule, 50, horizon=200).path for x in (X, whole))
+    assert torch.equal(run(rule, whole, 5, 20).data, run(rule, X, 5, 20).data)
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=0)  # minimised to single precision
+    result = martingale_posterior(posterior, CopulaUpdate(0.5), 50, horizon=100)
+    assert bool(result.path.isfinite().all())
 
 
 def test_pairs_are_drawn_together():
@@ -231,6 +305,7 @@ def test_bad_input():
             martingale_posterior(mean_posterior(), **bad)
     for bad in (
         lambda: CopulaUpdate(correlation=1.0),
+        lambda: CopulaUpdate(correlation="fitted"),
         lambda: CopulaUpdate(num_points=2),
         lambda: normal_location(0.0),
     ):

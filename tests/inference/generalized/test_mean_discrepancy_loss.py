@@ -196,3 +196,21 @@ def test_refusals():
         MaximumMeanDiscrepancy(Simulated(lambda m, noise: m, 5)).total(THETA, X)
     with pytest.raises(ShapeError, match="law of a datum"):
         MaximumMeanDiscrepancy(GaussianEmbedding(lambda m: dist.Normal(double(0.0, 1.0), 1.0))).total(THETA, X)
+
+
+@pytest.mark.parametrize(
+    ("model", "kernel"),
+    [
+        (GaussianEmbedding(location), RadialBasis()),
+        (Simulated(shift), RadialBasis()),
+        (Simulated(shift), InverseMultiquadric()),
+    ],
+)
+def test_ties_leave_no_bandwidth(model, kernel):
+    x = double(0.0, 0.0, 0.0, 0.0, 1.0)
+    with pytest.raises(DataError, match=f"tied.*{type(kernel).__name__}.*give the kernel a bandwidth"):
+        GibbsPosterior(dist.Normal(0.0, 3.0), MaximumMeanDiscrepancy(model, kernel), x)
+    MaximumMeanDiscrepancy(model, kernel).check(double(0.0, 0.0, 1.0, 1.0, 3.0))
+    MaximumMeanDiscrepancy(model, type(kernel)(1.0)).check(x)
+    # A single datum has no pairs, and gets a bandwidth of one.
+    MaximumMeanDiscrepancy(model, kernel).check(x[:1])

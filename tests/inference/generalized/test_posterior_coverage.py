@@ -2,6 +2,7 @@
 
 import math
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+from bayeskit.inference.generalized.calibrate import own_weights as own_weights_module
+from bayeskit.inference.generalized.calibrate.own_weights import replicate_weights
 from bayeskit.inference.generalized.calibrate.posterior_coverage import bootstrap_counts, posterior_coverage
-from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors
+from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
 from bayeskit.inference.generalized.minimizer import minimize
 
 N, R = 60, 300
@@ -163,4 +166,86 @@ def test_bad_input() -> None:
         posterior_coverage(flat_location(torch.ones_like(x)))
     stubborn = GibbsPosterior(dist.Normal(50.0, 0.01), losses.HalfSquared(), x)
     with pytest.raises(DataError, match="no learning rate"):
-        posterior_coverage(stubborn, 0.99, num_replicates=50)
+        posterior_coverage(stubborn, 0.99, num_replicates=100)
+
+
+def location_and_scale() -> GibbsPosterior:
+    def prior() -> dict[str, Tensor]:
+        zero = torch.tensor(0.0, dtype=torch.float64)
+        return {"m": pyro.sample("m", dist.Normal(zero, 5.0)), "s": pyro.sample("s", dist.HalfNormal(zero + 5.0))}
+
+    return GibbsPosterior(prior, losses.NegativeLogLikelihood(lambda q: dist.Normal(q["m"], q["s"])), data(1.0, 30))
+
+
+def mass_of_higher_density(posterior: GibbsPosterior, counts: Tensor, truth: Tensor, own: Tensor) -> Tensor:
+    """Return, by quadrature over location and log scale, the mass of the region that the truth just enters."""
+    x, (sums, squares) = posterior.data, (counts @ posterior.data, counts @ posterior.data.square())
+
+    def log_density(m: Tensor, log_scale: Tensor) -> Tensor:
+        away = squares[:, None] - 2 * m * sums[:, None] + len(x) * m.square()
+        loss = 0.5 * away * (-2 * log_scale).exp() + len(x) * log_scale
+        return -own[:, None] * loss - (m.square() + (2 * log_scale).exp()) / 50 + log_scale
+
+    grid = torch.meshgrid(
+        torch.linspace(-3.0, 3.0, 401, dtype=torch.float64), torch.linspace(-2.0, 2.5, 401).double(), indexing="ij"
+    )
+    log_mass = log_density(grid[0].reshape(1, -1), grid[1].reshape(1, -1))
+    return torch.where(log_mass > log_density(truth[:1], truth[1:]), log_mass.softmax(-1), 0.0).sum(-1)
+
+
+@pytest.mark.parametrize("factor", [1.0, 40.0, 1 / 40])
+def test_own_weights_of_a_scale_by_quadrature(factor: float, limit) -> None:
+    """Wherever draws are made first, no replicate is lost, and each region ends at the truth at its own weight."""
+    posterior, level, draws = location_and_scale(), 0.95, 4096
+    counts, truth = bootstrap_counts(posterior, 60, 0), minimize(posterior).position
+    replicates = replicate_posteriors(posterior, weights=counts, weight=1.5 * factor, num_draws=draws)
+    found = replicate_weights(replicates, truth, level)
+    assert bool((found.weight > 0).all()) and bool(found.trusted.all())
+    near = (found.weight > 0.5) & (found.weight < 5)
+    assert int(near.sum()) > 15
+    inside = mass_of_higher_density(posterior, counts[near], truth, found.weight[near])
+    error = math.sqrt(level * (1 - level) / (0.3 * draws))
+    assert float((inside - level).abs().max()) < limit(int(near.sum())) * error
+
+
+def test_draws_kept_where_they_say_nothing_fail(monkeypatch, limit) -> None:
+    monkeypatch.setattr(own_weights_module, "MAX_SHAPE", math.inf)
+    with pytest.raises(AssertionError):
+        test_own_weights_of_a_scale_by_quadrature(40.0, limit)
+
+
+def test_a_likelihood_of_location_and_scale_is_selected() -> None:
+    found = posterior_coverage(location_and_scale(), num_replicates=100)
+    assert 0.5 < found.weight < 3 and found.trusted
+    assert float(found.diagnostics["replicate_weights"].min()) > 0
+
+
+@pytest.mark.parametrize(("level", "least"), [(0.999, 999), (0.01, 99)])
+def test_too_few_replicates_for_a_level(level: float, least: int) -> None:
+    """The order statistic would be clamped to the smallest or the largest own weight, that of another level."""
+    with pytest.raises(SettingsError, match=f"at least {least} "):
+        posterior_coverage(flat_location(data()), level, least - 1, num_draws=64)
+    x, seed = data(), 3
+    found = posterior_coverage(flat_location(x), level, least, num_draws=64, seed=seed)
+    expected = own_weights(flat_location(x), x, level, num_replicates=least, seed=seed)
+    end = expected.amin() if level > 0.5 else expected.amax()
+    assert found.weight == pytest.approx(float(end), rel=1e-7)
+
+
+def test_tied_replicates_are_said() -> None:
+    """Two data have three resamples, so that the coverage of their mean jumps."""
+    found = posterior_coverage(flat_location(torch.tensor([0.0, 1.0]).double()), 0.8, num_replicates=200, num_draws=64)
+    assert found.standard_error < 1e-6 * found.weight
+    assert any("own weight" in text for text in found.warnings)
+    assert not posterior_coverage(flat_location(data()), num_replicates=100, num_draws=64).warnings
+
+
+def test_messages_name_the_functional_and_the_tie() -> None:
+    def quartiles(mean: Tensor) -> Tensor:
+        return torch.stack([mean, mean])
+
+    with pytest.raises(SettingsError, match="'quartiles'"):
+        posterior_coverage(flat_location(data()), functional=quartiles)
+    tied = torch.cat([torch.zeros(90), torch.linspace(-5, 5, 10)]).double()
+    with pytest.raises(DataError, match="90 of 100 data lie on a kink"):
+        posterior_coverage(GibbsPosterior(dist.Normal(0.0, 10.0), losses.Absolute(), tied), num_replicates=50)

@@ -153,3 +153,11 @@ def test_mismatch_refuses_what_is_no_covariance():
         residual_mismatch(least_squares(), covariance=torch.eye(3))
     with pytest.raises(DataError, match="posterior covariance"):
         residual_mismatch(least_squares(), covariance=-torch.eye(2))
+
+
+def test_a_function_with_kinks_is_sent_to_losses_that_know_theirs():
+    x = torch.special.ndtri((torch.arange(30, dtype=torch.float64) + 0.5) / 30)
+    own = GibbsPosterior(dist.Normal(0.0, 5.0), lambda m, x: (x - m).abs(), x)
+    with pytest.raises(DataError, match=r"kinks.*losses.Absolute.*smoothed\(\)"):
+        information(own, at=torch.zeros(1, dtype=torch.float64))
+    assert float(information(GibbsPosterior(dist.Normal(0.0, 5.0), losses.Absolute(), x)).mean_hessian) > 0

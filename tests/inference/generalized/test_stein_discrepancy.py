@@ -232,3 +232,24 @@ def test_is_not_updated_sequentially():
     posterior = GibbsPosterior(dist.Normal(0.0, 1.0), KernelSteinDiscrepancy(location_score), double(-1.0, 0.0, 2.0))
     with pytest.raises(CoherenceError, match="KernelSteinDiscrepancy"):
         posterior.update(double(1.0))
+
+
+def test_ties_leave_no_bandwidth():
+    x = double(0.0, 0.0, 0.0, 0.0, 1.0)
+    for kernel in (RadialBasis(), InverseMultiquadric()):
+        with pytest.raises(DataError, match=f"tied.*{type(kernel).__name__}.*give the kernel a bandwidth"):
+            GibbsPosterior(dist.Normal(0.0, 3.0), KernelSteinDiscrepancy(location_score, kernel), x)
+    # Four of ten pairs, and any number where the kernel has a bandwidth, are no obstacle.
+    for kernel, data in ((RadialBasis(), double(0.0, 0.0, 1.0, 1.0, 3.0)), (RadialBasis(1.0), x)):
+        KernelSteinDiscrepancy(location_score, kernel).check(data)
+    KernelSteinDiscrepancy(location_score).check(x)
+
+
+def test_weights_are_repeated_data_for_pairs_with_themselves_only():
+    x, mean, counts = double(-1.0, 0.5, 2.0), double(0.3)[0], torch.tensor([2, 1, 3])
+    repeated = x.repeat_interleave(counts)
+    off = {}
+    for statistic in ("V", "U"):
+        loss = KernelSteinDiscrepancy(location_score, statistic=statistic)
+        off[statistic] = float((loss.total(mean, x, counts.double()) - loss.total(mean, repeated)).abs())
+    assert off["V"] < 1e-12 and off["U"] > 0.1

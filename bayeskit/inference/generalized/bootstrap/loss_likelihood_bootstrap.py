@@ -62,7 +62,8 @@ def loss_likelihood_bootstrap(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or losses are pooled so that weights of data mean nothing.
+        If a setting lies outside its domain, losses are pooled so that weights of data mean nothing, or most
+        minimisations did not converge, such as those of a loss whose kinks are not known.
 
     Warns
     -----
@@ -108,7 +109,8 @@ def loss_likelihood_bootstrap(
 def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
     """Draw one row from the Dirichlet law of each row of concentrations, ``(R, n) -> (R, n)``.
 
-    A concentration of zero gives weight zero.
+    A concentration of zero gives weight zero. Small ones are drawn by logarithms, as gamma variables of theirs may be
+    too small for numbers: with ``g ~ Gamma(c + 1)`` and a uniform ``u``, ``g * u ** (1 / c) ~ Gamma(c)``.
 
     Examples
     --------
@@ -117,9 +119,14 @@ def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
     >>> weights.sum().item(), weights[0, 2].item()
     (1.0, 0.0)
     """
-    gamma = torch._standard_gamma(concentration.clamp_min(1e-300), generator=generator)
-    gamma = torch.where(concentration > 0, gamma, torch.zeros_like(gamma))
-    return gamma / gamma.sum(-1, keepdim=True)
+    small = concentration < 1
+    gamma = torch._standard_gamma(concentration + small.to(concentration), generator=generator)
+    if not bool(small.any()):
+        return gamma / gamma.sum(-1, keepdim=True)
+    uniform = 1 - torch.rand(gamma.shape, dtype=gamma.dtype, device=gamma.device, generator=generator)
+    power = uniform.log() / concentration.clamp_min(100 * torch.finfo(gamma.dtype).tiny)
+    logarithm = torch.where(small, gamma.log() + power, gamma.log())
+    return logarithm.masked_fill(concentration <= 0, -math.inf).softmax(-1)
 
 
 def check_pooling(posterior: GibbsPosterior) -> None:
@@ -168,12 +175,24 @@ def joined(parts: list[Minimum]) -> Minimum:
 def as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, settings: dict[str, Any]) -> Draws:
     """Return minima as one chain of draws, and warn of those that are none.
 
+    Raises
+    ------
+    SettingsError
+        If most minimisations did not converge, or one did not and all ended at the same place.
+
     Warns
     -----
     SamplingWarning
         If minimisations did not converge.
     """
-    failed = int((~found.converged).sum())
+    failed, count = int((~found.converged).sum()), len(found.value)
+    stuck = count > 1 and bool((found.position == found.position[0]).all())
+    if 2 * failed > count or (failed and stuck):
+        raise SettingsError(
+            f"{failed} of {count} minimisations by loss {type(posterior.loss).__name__} did not converge, so that "
+            "there are no draws: where the loss has kinks, use losses.Absolute or losses.Pinball (with predict=), or "
+            "subclass PointwiseLoss with smoothed(); or it has no minimum, or covariates are badly scaled"
+        )
     if failed:
         warnings.warn(
             f"{failed} of {len(found.value)} minimisations did not converge, so that their draws are no minimisers; "

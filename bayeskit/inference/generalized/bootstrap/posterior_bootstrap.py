@@ -80,7 +80,8 @@ def posterior_bootstrap(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or there is a concentration and no centring model.
+        If a setting lies outside its domain, there is a concentration and no centring model, or most minimisations
+        did not converge, such as those of a loss whose kinks are not known.
     ShapeError
         If the centring model draws no data like those of the posterior.
     DataError

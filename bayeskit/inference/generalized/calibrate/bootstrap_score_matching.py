@@ -9,7 +9,13 @@ from torch.func import grad, grad_and_value, jacrev, vmap
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread, validation_kept
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.inference.generalized.calibrate.assumptions import check_sum, converged_rows, few_data
+from bayeskit.inference.generalized.calibrate.assumptions import (
+    check_minimizers_vary,
+    check_sum,
+    converged_rows,
+    few_data,
+    on_kinks,
+)
 from bayeskit.inference.generalized.calibrate.resampling import resampled
 from bayeskit.inference.generalized.calibrate.selection import Selection
 from bayeskit.inference.generalized.minimizer import minimize
@@ -53,7 +59,7 @@ def bootstrap_score_matching(
     Raises
     ------
     DataError
-        If most minimisations fail, or no positive weight minimises the divergence.
+        If most minimisations fail, minimisers hardly vary, or no positive weight minimises the divergence.
     SettingsError
         If losses do not add up.
     ShapeError
@@ -85,6 +91,7 @@ def bootstrap_score_matching(
     centre = minimize(posterior, seed=seed).position
     found = minimize(posterior, weights=weights.to(centre), start=centre, seed=seed)
     rows, warnings = converged_rows(found.converged)
+    check_minimizers_vary(posterior, centre, _covariance(found.position[rows]))
     trace, squared, along = _derivatives(posterior, centre, found.position[rows])
     above, below = trace + along, squared
     weight = float(above.sum() / below.sum())
@@ -105,8 +112,13 @@ def bootstrap_score_matching(
             "converged": found.converged,
             "num_replicates": len(weights),
         },
-        warnings=few_data(posterior) + warnings,
+        warnings=few_data(posterior) + warnings + on_kinks(posterior, centre),
     )
+
+
+def _covariance(position: Tensor) -> Tensor:
+    away = position - position.mean(0)
+    return away.mT @ away / len(position)
 
 
 def _derivatives(posterior: GibbsPosterior, centre: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import DataError
-from bayeskit.inference.generalized.calibrate.assumptions import check_sum, few_data, ill_conditioned
+from bayeskit.inference.generalized.calibrate.assumptions import check_sum, few_data, ill_conditioned, on_kinks
 from bayeskit.inference.generalized.calibrate.selection import Selection
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import information
@@ -83,5 +83,5 @@ def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) ->
         method="information_matching",
         source=posterior,
         diagnostics={"information": found, "num_data": posterior.num_data},
-        warnings=few_data(posterior) + ill_conditioned(found),
+        warnings=few_data(posterior) + ill_conditioned(found) + on_kinks(posterior, found.position),
     )

@@ -12,19 +12,19 @@ from torch import Tensor
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, SettingsError
-from bayeskit.inference.generalized.calibrate.assumptions import check_sum
+from bayeskit.inference.generalized.calibrate.assumptions import check_sum, on_kinks
+from bayeskit.inference.generalized.calibrate.own_weights import OwnWeights, replicate_weights
 from bayeskit.inference.generalized.calibrate.resampling import resampled
 from bayeskit.inference.generalized.calibrate.selection import Curve, Selection
-from bayeskit.inference.generalized.coverage.functionals import Functional, as_functional
-from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
+from bayeskit.inference.generalized.coverage.functionals import as_functional
+from bayeskit.inference.generalized.coverage.replicates import replicate_posteriors
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import information
 
-REACH = math.log(1e3)  # how far from the draws' weight a replicate's own is looked for
-HALVINGS = 34
 NEAR = math.log(1.25)
 REDRAWS = 6
 MAX_UNTRUSTED = 0.01
+TIED = 1e-6
 
 
 def posterior_coverage(
@@ -40,8 +40,9 @@ def posterior_coverage(
 
     The data are resampled with replacement, the loss minimiser of the data themselves plays the truth, and the
     weight is the one at which regions of the given level cover it in that share of the replicates. Each replicate's
-    own weight, above which its region no longer reaches the truth, is found by bisection in the logarithm; coverage
-    at ``w`` is the share of replicates whose own weight is larger, so that the selected one is a quantile of them.
+    own weight, above which its region no longer reaches the truth, is bracketed and then found by bisection in the
+    logarithm; coverage at ``w`` is the share of replicates whose own weight is larger, so that the selected one is a
+    quantile of them.
 
     The result does not depend on the posterior's present weight, and a loss ``c`` times as large gets a weight
     ``c`` times as small.
@@ -53,7 +54,7 @@ def posterior_coverage(
     level : float, default 0.95
         In (0, 1).
     num_replicates : int, default 1000
-        Of the bootstrap.
+        Of the bootstrap: at least ``level / (1 - level)``, so that the quantile lies among their own weights.
     functional : callable, optional
         From what the loss takes as its parameter to one number, whose equal-tailed interval is to cover. By default
         the highest-posterior-density region of the whole parameter, in unconstrained coordinates.
@@ -66,12 +67,13 @@ def posterior_coverage(
     Selection
         Its standard error is that of the quantile, which comes from the number of replicates. With diagnostics
         ``"replicate_weights" (R,)``, ``"coverage"``, ``"level"``, ``"num_replicates"``, ``"pareto_shape"`` (the
-        largest) and ``"share_trusted"``.
+        largest, at the replicates' own weights) and ``"share_trusted"``.
 
     Raises
     ------
     SettingsError
-        If the level does not lie in (0, 1), or ``functional`` returns more than one number.
+        If the level does not lie in (0, 1), replicates are too few for it, or ``functional`` returns more than one
+        number.
     DataError
         If the data determine no minimiser, or the coverage is not reached at any weight.
 
@@ -91,28 +93,34 @@ def posterior_coverage(
     """
     level = real_number("level", level, between=(0.0, 1.0))
     num_replicates = whole_number("num_replicates", num_replicates, least=20)
+    _check_replicates(level, num_replicates)
     number = None if functional is None else as_functional(posterior, functional)
     if number is not None and len(number.names) != 1:
-        raise SettingsError(f"functional must return one number, whose interval is to cover, not {len(number.names)}")
+        raise SettingsError(
+            f"the functional {number.names[0].partition('[')[0]!r} must return one number, whose interval is to "
+            f"cover, not {len(number.names)}"
+        )
+    region = "highest-posterior-density regions" if number is None else f"equal-tailed intervals of {number.names[0]}"
     check_sum(posterior)
     found = information(posterior)
     counts = bootstrap_counts(posterior, num_replicates, seed)
     weight = _first_guess(found.mean_hessian, found.gradient_covariance)
     replicates = replicate_posteriors(posterior, weights=counts, weight=weight, num_draws=num_draws, seed=seed)
     for redraw in range(REDRAWS):
-        own = replicate_weights(replicates, found.position, level, number)
+        each = replicate_weights(replicates, found.position, level, number, seed)
+        own = each.weight
         selected = float(own.quantile(_position(level, num_replicates)))
         if not 0 < selected < math.inf:
             raise DataError(
-                f"no learning rate gives {100 * level:g} % coverage over bootstrap replicates: in too many of them the "
-                "region covers at none, or at all; look whether prior and data disagree, or take another level"
+                f"no learning rate gives {100 * level:g} % {region} that coverage over bootstrap replicates: in too "
+                "many of them the region covers at none, or at all; look whether prior and data disagree, or take "
+                "another level" + "".join(f"; {text}" for text in on_kinks(posterior, found.position))
             )
         if redraw == REDRAWS - 1 or abs(math.log(selected / weight)) < NEAR:
             break
         # Draws made for a weight far away say little of this one.
         weight = selected
         replicates = replicates.redrawn(weight, seed)
-    region = "highest-posterior-density regions" if number is None else f"equal-tailed intervals of {number.names[0]}"
     return Selection(
         selected,
         f"The coverage of {100 * level:g} % {region}, over bootstrap replicates of the data.",
@@ -124,10 +132,10 @@ def posterior_coverage(
             "coverage": float((own >= selected).double().mean()),
             "num_replicates": num_replicates,
             "replicate_weights": own,
-            "pareto_shape": float(replicates.pareto_shape.max()),
-            "share_trusted": float(replicates.trusted.double().mean()),
+            "pareto_shape": float(each.pareto_shape.max()),
+            "share_trusted": float(each.trusted.double().mean()),
         },
-        warnings=_warnings(replicates),
+        warnings=_warnings(each, level) + on_kinks(posterior, found.position),
         curve=_curve(own, selected),
     )
 
@@ -136,45 +144,6 @@ def bootstrap_counts(posterior: GibbsPosterior, num_replicates: int, seed: int) 
     """Return how often each datum is drawn when as many as there are are drawn with replacement, ``(R, n)``."""
     counts = resampled(posterior.num_data, num_replicates, new_generator(seed, stream="posterior coverage"))
     return counts.to(dtype=posterior.dtype, device=posterior.device)
-
-
-def replicate_weights(
-    replicates: ReplicatePosteriors, truth: Tensor, level: float, functional: Functional | None = None
-) -> Tensor:
-    """Return the largest learning rate at which each replicate's region still covers the truth, ``(R,)``.
-
-    Bisection in the logarithm. It is zero where the region covers at no weight, and infinite where it does at every.
-
-    Parameters
-    ----------
-    replicates : ReplicatePosteriors
-    truth : Tensor
-        Unconstrained, ``(d,)``.
-    level : float
-    functional : Functional, optional
-        Of one number, whose equal-tailed interval takes the place of the highest-posterior-density region.
-    """
-    enters = _entry_level(replicates, truth, functional)
-    centre = replicates.weight.log()
-    low, high = centre - REACH, centre + REACH
-    never, always = enters(low.exp()) > level, enters(high.exp()) <= level
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        covers = enters(middle.exp()) <= level
-        low, high = torch.where(covers, middle, low), torch.where(covers, high, middle)
-    found = (0.5 * (low + high)).exp()
-    return torch.where(never, 0.0, torch.where(always, torch.inf, found))
-
-
-def _entry_level(
-    replicates: ReplicatePosteriors, truth: Tensor, functional: Functional | None
-) -> Callable[[Tensor], Tensor]:
-    """Return the level at which the truth enters each region, as a function of learning rates ``(R,)``."""
-    if functional is None:
-        there = replicates.evaluated_at(truth)
-        return lambda weight: replicates.hpd_level(truth, weight, evaluated=there)
-    value, evaluated = functional(truth), replicates.evaluated(functional)
-    return lambda weight: replicates.central_level(functional, value, weight, evaluated=evaluated)[:, 0]
 
 
 def _first_guess(mean_hessian: Tensor, gradient_covariance: Tensor) -> float:
@@ -194,11 +163,26 @@ def _position(level: float, num_replicates: int) -> float:
     return min(max((rank - 1) / (num_replicates - 1), 0.0), 1.0)
 
 
+def _check_replicates(level: float, num_replicates: int) -> None:
+    """Refuse levels whose quantile lies beyond the smallest or largest of so many replicates."""
+    odds = max(level / (1 - level), (1 - level) / level)
+    if num_replicates < odds * (1 - 1e-9):
+        raise SettingsError(
+            f"num_replicates must be at least {math.ceil(odds * (1 - 1e-9))} at level {level:g}, not {num_replicates}: "
+            "level / (1 - level), or the inverse if that is larger"
+        )
+
+
 def _standard_error(own: Tensor, level: float) -> float:
     """Return the standard error of a quantile, from its neighbours one binomial standard error away."""
+    below, above = _neighbours(own, level)
+    return 0.5 * (above - below)
+
+
+def _neighbours(own: Tensor, level: float) -> tuple[float, float]:
     share = math.sqrt(level * (1 - level) / len(own))
     below, above = max(1 - level - share, 0.0), min(1 - level + share, 1.0)
-    return 0.5 * float(own.quantile(above) - own.quantile(below))
+    return float(own.quantile(below)), float(own.quantile(above))
 
 
 def _curve(own: Tensor, selected: float) -> Curve:
@@ -208,11 +192,18 @@ def _curve(own: Tensor, selected: float) -> Curve:
     return Curve(weights, share, (share * (1 - share) / len(own)).sqrt(), "coverage of the bootstrap's truth")
 
 
-def _warnings(replicates: ReplicatePosteriors) -> tuple[str, ...]:
-    share = 1 - float(replicates.trusted.double().mean())
-    if share <= MAX_UNTRUSTED:
-        return ()
-    return (
-        f"{100 * share:.1f} % of the replicates' posteriors could not be computed reliably by importance sampling; "
-        "take more draws, or reparametrise the model",
-    )
+def _warnings(each: OwnWeights, level: float) -> tuple[str, ...]:
+    found = []
+    share = 1 - float(each.trusted.double().mean())
+    if share > MAX_UNTRUSTED:
+        found.append(
+            f"{100 * share:.1f} % of the replicates' posteriors could not be computed reliably by importance sampling; "
+            "take more draws, or reparametrise the model"
+        )
+    below, above = _neighbours(each.weight, level)
+    if above - below <= TIED * above:
+        found.append(
+            "many replicates have the same own weight, so that coverage jumps at the selected one and its standard "
+            "error means nothing: too few distinct data for a bootstrap; take information_matching, or more data"
+        )
+    return tuple(found)

@@ -11,10 +11,12 @@ from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import dirichlet
 from bayeskit.inference.generalized.calibrate.assumptions import (
+    check_minimizers_vary,
     check_sum,
     converged_rows,
     few_data,
     ill_conditioned,
+    on_kinks,
 )
 from bayeskit.inference.generalized.calibrate.selection import Selection
 from bayeskit.inference.generalized.minimizer import minimize
@@ -60,7 +62,7 @@ def weighted_likelihood_bootstrap_matching(
     Raises
     ------
     DataError
-        If the loss has no proper minimum, or minimisers do not vary.
+        If the loss has no proper minimum, or minimisers hardly vary.
     SettingsError
         If losses do not add up, or the criterion is none.
 
@@ -94,6 +96,7 @@ def weighted_likelihood_bootstrap_matching(
     covariance = away.mT @ away / (len(rows) - 1)
     if not bool((torch.linalg.eigvalsh(covariance) > 0).all()):
         raise DataError("the bootstrap's minimisers do not vary in some direction; are the data fitted without error?")
+    check_minimizers_vary(posterior, found.position, covariance)
     ours = found.posterior_covariance
     if criterion == "trace":
         weight = torch.trace(ours) / torch.trace(covariance)
@@ -114,5 +117,5 @@ def weighted_likelihood_bootstrap_matching(
             "converged": minima.converged,
             "information": found,
         },
-        warnings=few_data(posterior) + ill_conditioned(found) + warnings,
+        warnings=few_data(posterior) + ill_conditioned(found) + warnings + on_kinks(posterior, found.position),
     )

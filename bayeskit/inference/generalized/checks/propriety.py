@@ -11,11 +11,13 @@ from torch import Tensor
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import ImproperPosteriorError
+from bayeskit.inference.generalized.losses.loss import num_data
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 FAR = 1e12  # how far rays reach, in units of the posterior's width
 STARTS, CLIMBS, BISECTIONS = 8, 100, 32
 SLACK = 0.05  # of a slope that is zero where the mass of every decade is the same
+POLES = 64  # values among the data at which poles are looked for
 SHOWN = 0.1  # components of a direction smaller than this are not named
 
 
@@ -83,7 +85,8 @@ class ProprietyReport:
         ends = "; ".join(f"{site} to {_short(value)}" for site, value in self.worst.toward.items())
         return (
             f"improper: the mass of {self.description} does not fall off in the direction {self.worst!r} of "
-            f"unconstrained space, where {ends}; take a proper prior, or a loss that grows there"
+            f"unconstrained space, where {ends}; take a proper prior, or one that vanishes there where this one is "
+            "proper, or a loss that grows there"
         )
 
 
@@ -96,6 +99,13 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     whose logarithm must fall with ``log r``. Where the cross-section widens as ``r**(d - 1)``, as it does in a cone,
     this says that the log density must fall faster than ``-d * log r``. The cross-section is measured: the lengths,
     across the ray, over which the log density drops by one.
+
+    Poles that a loss has where a location meets a datum while a scale goes to zero are looked for as well, as the
+    :class:`~bayeskit.inference.generalized.losses.BetaDivergence` and
+    :class:`~bayeskit.inference.generalized.losses.GammaDivergence` have them under proper priors, too. Rays then start
+    where a site without constraints, of the shape of a datum, equals one of the most frequent 64 data, and follow one
+    constrained coordinate. What comes as near to the datum as the square of ``exp(-r)`` counts as the cross-section,
+    which is less than there is where the density is a function of the distance over the scale.
 
     Parameters
     ----------
@@ -113,10 +123,12 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     -----
     This can find a posterior improper, and does not prove one proper. It sees no region of infinite mass that no
     straight ray meets, such as a narrow cone among many dimensions that no optimiser runs into, a curved funnel, or a
-    pole of the density at a finite place. Nor does it look beyond distances of about 1e12 widths, or, of
-    coordinates that a transform maps to part of the line, beyond where their values overflow: a prior that is flat so
-    far is called improper although it may not be, as is a density whose tail is very nearly not integrable. That a
-    direction is named means that the mass of ever more distant shells along it had not begun to fall there.
+    pole of the density at a finite place. Of the poles of the beta- and gamma-divergence it sees neither those of
+    regressions and mixtures, nor those where a location is a function of sites, or a scale not a site with a
+    constraint. Nor does it look beyond distances of about 1e12 widths, or, of coordinates that a transform maps to part
+    of the line, beyond where their values overflow: a prior that is flat so far is called improper although it may not
+    be, as is a density whose tail is very nearly not integrable. That a direction is named means that the mass of ever
+    more distant shells along it had not begun to fall there.
 
     Examples
     --------
@@ -133,7 +145,7 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     num_directions = whole_number("num_directions", num_directions, 0)
     search = _Search(posterior, seed)
     directions = search.directions(num_directions, new_generator(seed, stream="propriety"))
-    rays = search.rays(directions)
+    rays = search.rays(directions) + search.poles()
     worst = max(rays, key=lambda ray: ray.slope)
     return ProprietyReport(worst.slope < -SLACK, worst, rays, repr(posterior))
 
@@ -225,7 +237,40 @@ class _Search:
         distance = reach[:, None] * torch.tensor([1 / 8, 1 / 4, 1 / 2, 1.0]).to(step)
         points = self.centre + distance[..., None] * step[:, None]  # (m, 4, d)
         value = self.log_density(points)
-        mass = value + distance.log() + self._log_section(directions, distance, points, value)
+        section = self._log_section(directions, distance, points, value)
+        return self._followed(step, distance, points, value, section)
+
+    def poles(self) -> tuple[Ray, ...]:
+        """Follow each constrained coordinate both ways from where a location equals a datum."""
+        data = self.posterior.data
+        curved = self.curved.nonzero()[:, 0]
+        if isinstance(data, tuple) or not data.is_floating_point() or not len(curved):
+            return ()
+        rows, counts = data.reshape(num_data(data), -1).unique(dim=0, return_counts=True)
+        rows = rows[counts.argsort(descending=True, stable=True)[:POLES]].to(self.centre)
+        axes = torch.eye(self.dim).to(self.centre)[curved]
+        both = torch.cat([axes, -axes])
+        distance = self.limit * torch.tensor([1 / 8, 1 / 4, 1 / 2, 1.0]).to(self.centre)
+        found: tuple[Ray, ...] = ()
+        for site in self.posterior.sites:
+            size = site.stop - site.start
+            if size != rows.shape[1] or bool(self.curved[site.start : site.stop].any()):
+                continue
+            starts = self.centre.repeat(len(rows), 1)
+            starts[:, site.start : site.stop] = rows
+            starts, step = starts.repeat_interleave(len(both), 0), both.repeat(len(rows), 1)
+            points = starts[:, None] + distance[:, None] * step[:, None]
+            value = self.log_density(points)
+            # Widths would be lost in rounding of the location.
+            section = (-2 * size * distance).expand(value.shape)
+            found += self._followed(step, distance.expand(value.shape), points, value, section)
+        return found
+
+    def _followed(
+        self, step: Tensor, distance: Tensor, points: Tensor, value: Tensor, section: Tensor
+    ) -> tuple[Ray, ...]:
+        """Describe rays ``(m, d)`` by what was found at four distances, ``(m, 4)``."""
+        mass = value + distance.log() + section
         x = distance.log() - distance.log().mean(-1, keepdim=True)
         slope = (x * mass).sum(-1) / x.square().sum(-1)
         slope = torch.where((value == torch.inf).any(-1), torch.inf, slope)
@@ -237,10 +282,10 @@ class _Search:
             Ray(
                 dict(zip(self.posterior.names, unit[i], strict=True)),
                 float(slope[i]),
-                float(reach[i] * length[i]),
+                float(distance[i, -1] * length[i]),
                 {name: values[i].detach() for name, values in toward.items()},
             )
-            for i in range(len(directions))
+            for i in range(len(step))
         )
 
     def _log_section(self, directions: Tensor, distance: Tensor, points: Tensor, value: Tensor) -> Tensor:

@@ -67,12 +67,31 @@ class ReplicatePosteriors:
     @cached_property
     def pareto_shape(self) -> Tensor:
         """Pareto ``k`` of the importance weights, ``(R,)``: above 0.7 a replicate cannot be relied on."""
-        return pareto_shape(self.points.log_ratio(self.weight))
+        return self.pareto_shape_at(self.weight)
 
     @property
     def trusted(self) -> Tensor:
         """Whether a replicate's mode was found and its importance weights can be relied on, ``(R,)``."""
         return (self.pareto_shape <= MAX_SHAPE) & self.fits.converged
+
+    def pareto_shape_at(self, weight: float | Tensor) -> Tensor:
+        """Return Pareto ``k`` of the importance weights that lead to other learning rates, ``(R,)``."""
+        return pareto_shape(self.points.log_ratio(self._weight(weight)))
+
+    def taken(self, rows: Tensor) -> ReplicatePosteriors:
+        """Return some of the replicates."""
+        fits = QuadraticFits(*(x[rows] for x in self.fits))
+        points = Points(*(x[rows] for x in self.points))
+        return ReplicatePosteriors(self.losses.taken(rows), self.weight[rows], fits, points)
+
+    def replaced(self, rows: Tensor, new: ReplicatePosteriors) -> ReplicatePosteriors:
+        """Return the same posteriors with the fits and draws of some replicates taken from ``new``."""
+        return ReplicatePosteriors(
+            self.losses,
+            self.weight.index_copy(0, rows, new.weight),
+            QuadraticFits(*(a.index_copy(0, rows, b) for a, b in zip(self.fits, new.fits, strict=True))),
+            Points(*(a.index_copy(0, rows, b) for a, b in zip(self.points, new.points, strict=True))),
+        )
 
     def redrawn(self, weight: float | Tensor, seed: int = 0) -> ReplicatePosteriors:
         """Return the same posteriors with draws made for another learning rate."""

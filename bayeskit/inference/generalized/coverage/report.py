@@ -17,7 +17,7 @@ from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized.coverage.functionals import as_functional
 from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
-from bayeskit.inference.generalized.losses.loss import Data, as_data, columns
+from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, as_data, columns
 from bayeskit.inference.generalized.minimizer import minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
@@ -231,7 +231,7 @@ def coverage_report(
         ``generator -> data``: one data set of the true law.
     truth : Tensor or dict of Tensor, optional
         Loss minimiser under the true law: the value of the prior's only site, or of its sites by name. By default
-        that of half a million simulated data.
+        that of half a million simulated data, if the loss is a sum over them.
     weight : float, Tensor, BatchSelector or callable, optional
         Learning rate; one each, ``(R,)``; or what selects it anew for each data set: a function of the posterior of
         that data set (such as those of :mod:`~bayeskit.inference.generalized.calibrate`), or a
@@ -251,9 +251,10 @@ def coverage_report(
     Raises
     ------
     SettingsError
-        If a level does not lie in (0, 1), or a weight is not positive.
+        If a level does not lie in (0, 1), a weight is not positive, or no truth is given for a loss that is no sum
+        over data.
     ShapeError
-        If simulated data do not look like the posterior's.
+        If simulated data do not look like the posterior's, or truth has not the shape of its site.
     DataError
         If they are not finite, or no minimiser of the expected loss is found.
 
@@ -276,7 +277,7 @@ def coverage_report(
       sampling over posterior variance: ...
     """
     num_replicates = whole_number("num_replicates", num_replicates, least=2)
-    levels = tuple(real_number("level", level, between=(0.0, 1.0)) for level in levels)
+    levels = _levels(levels)
     numbers = as_functional(posterior, functional)
     generator = new_generator(seed, stream="coverage report")
     target = _truth(posterior, simulate, truth, generator)
@@ -294,12 +295,30 @@ def coverage_report(
     )
 
 
+def _levels(levels: Sequence[float]) -> tuple[float, ...]:
+    try:
+        given = tuple(levels)
+    except TypeError as error:
+        raise SettingsError(f"levels must be several numbers in (0, 1), such as (0.5, 0.95), not {levels!r}") from error
+    return tuple(real_number("level", level, between=(0.0, 1.0)) for level in given)
+
+
 def _truth(posterior: GibbsPosterior, simulate: Simulate, truth: Any, generator: torch.Generator) -> Tensor:
     if truth is not None:
         if not isinstance(truth, dict) and len(posterior.sites) > 1:
             raise SettingsError(f"truth must be a dict of the sites {[site.name for site in posterior.sites]}")
         values = truth if isinstance(truth, dict) else {posterior.sites[0].name: truth}
-        return posterior.unconstrain({k: torch.as_tensor(v, dtype=posterior.dtype) for k, v in values.items()})
+        values = {k: torch.as_tensor(v, dtype=posterior.dtype) for k, v in values.items()}
+        for site in posterior.sites:
+            if site.name in values and tuple(values[site.name].shape) != tuple(site.shape):
+                given = tuple(values[site.name].shape)
+                raise ShapeError(f"truth of site {site.name!r} must be {tuple(site.shape)}, not {given}")
+        return posterior.unconstrain(values)
+    if not isinstance(posterior.loss, PointwiseLoss):
+        raise SettingsError(
+            f"{type(posterior.loss).__name__} looks at all data at once, so that no minimiser is searched for with "
+            "half a million of them; give truth="
+        )
     sets = [_simulated(posterior, simulate, generator) for _ in range(math.ceil(HUGE / posterior.num_data))]
     huge = tuple(torch.cat(parts) for parts in zip(*map(columns, sets), strict=True))
     batch = tuple(x[None] for x in huge)

@@ -63,7 +63,8 @@ def cross_validation_evidence(
         How many data are held out; by default every number from 1 to ``n``. ``range(1, P + 1)`` gives the cumulative
         score of ``P`` data after ``n - P`` preparatory ones.
     held_out : int or "all", default 32
-        So many random sets, or all of them.
+        So many random sets, or all of them, which are also taken where there are no more. Where random sets are of few
+        kinds, as of discrete data, a rare kind may be missed, and errors are widened for that.
     num_particles : int, default 256
         Of each population.
     carriage : Carriage, optional

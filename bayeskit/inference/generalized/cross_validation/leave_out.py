@@ -34,6 +34,7 @@ MAX_SHARE = 0.1  # of held-out data may rest on fewer particles
 ROWS = 2**15  # particles at a time
 LEAST_POPULATIONS = 16
 LEAST_ROWS, LEAST_KINDS = 8, 5  # of held-out sets, for a regression
+DOUBT = 0.5  # of a shift whose slope is not known
 MAX_DISAGREEMENT = 5.0
 
 
@@ -98,23 +99,43 @@ class LeaveOut:
         state, _ = self.carriage.carry(data, state, torch.ones_like(state.data_weights), self.generator)
         # Where the next datum is a surprise to most particles, powers of its likelihood lead to it.
         score = torch.where(surprising.to(device), increments, score)
-        score = adjusted(score, *self._controls(orders, state, surprising.to(device)))
-        problems = carrying_problems(state.acceptance)
-        error, cumulative_error = spread(score), spread(score.cumsum(1))
-        sums = None
+        rows, doubt = adjusted(score, *self._controls(orders, state, surprising.to(device)))
+        few = self._of_few_sets(num_orders)
+        problems = max([carrying_problems(state.acceptance), _moved_problems(list(few.values()))], key=len)
+        sums, count, spent = None, torch.full((len(self.sizes),), num_orders), state.num_evaluations
+        score, own = rows.mean(0), torch.zeros_like(doubt)
+        for column, scored in ((self.sizes.index(p), x) for p, x in few.items()):
+            rows[:, column], doubt[column], score[column] = 0.0, 0.0, scored.score.mean()
+            own[column] = scored.variance.sum() / len(scored.score) ** 2
+            count[column], spent = len(scored.score), spent + scored.num_evaluations
+        error = (spread(rows).square() + doubt.square() + own).sqrt()
+        # What a kind of data that was never held out would add, it would add to every size.
+        cumulative_error = (spread(rows.cumsum(1)).square() + doubt.cumsum(0).square() + own.cumsum(0)).sqrt()
         if len(self.sizes) == data.num_data:
             sums = of_totals(increments.sum(1), increments, state)
             problems += [x for x in sums.warnings if x not in problems]
-            gap = abs(float(score.mean(0).sum()) - sums.log_evidence)
+            gap = abs(float(score.sum()) - sums.log_evidence)
             if gap > MAX_DISAGREEMENT * math.hypot(float(cumulative_error[-1]), sums.standard_error):
                 problems.append(
                     f"the scores add up to {gap:.2g} nats off the prequential sums of the same particles: use more "
                     "num_particles"
                 )
         problems += _impossible(score)
-        count = torch.full((len(self.sizes),), num_orders)
-        mean = score.mean(0)
-        return Scores(mean, error, cumulative_error, count, problems, state.num_evaluations, prequential=sums)
+        return Scores(score, error, cumulative_error, count, problems, spent, prequential=sums)
+
+    def _of_few_sets(self, num_orders: int) -> dict[int, SetScores]:
+        """Score all sets of sizes that have no more of them than there are orders, where particles can predict them.
+
+        Random sets would repeat some and miss others, and those missed may be the ones that differ.
+        """
+        n, found = self.data.num_data, {}
+        for size in self.sizes:
+            if size < n and math.comb(n, size) <= num_orders:
+                held = all_sets(n, size).to(self.data.target.device)
+                scored = self._scored(held, None, copies=math.ceil(num_orders / len(held)))
+                if float(scored.short.mean()) <= MAX_SHARE:
+                    found[size] = scored
+        return found
 
     def _controls(self, orders: Tensor, state: Particles, first_only: Tensor) -> tuple[Tensor, Tensor]:
         """Return how well the held-out data of each order and size are predicted by all data, and the mean of that.
@@ -195,8 +216,9 @@ class LeaveOut:
         if missing > 0:
             each = pointwise.logsumexp(0) - math.log(len(flat))
             control = (held.to(each) @ each) / size
-            score = adjusted(score.unsqueeze(1), control.unsqueeze(1), each.mean()).squeeze(1)
-            variance = variance + missing * spread(score.unsqueeze(1)).square().squeeze()
+            rows, doubt = adjusted(score.unsqueeze(1), control.unsqueeze(1), each.mean())
+            score = rows.squeeze(1)
+            variance = variance + (missing * spread(rows).square() + doubt.square()).squeeze()
         return _OfSize(score.mean(), influence, variance, len(held), pareto_k.max(), rerun)
 
     def _scored(self, held: Tensor, draws: Tensor | None, copies: int = 1) -> SetScores:
@@ -247,8 +269,8 @@ def _held_out_mean(state: Particles, held: Tensor) -> tuple[Tensor, Tensor]:
     return (predictive.log_density * share).sum(1), short
 
 
-def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> Tensor:
-    """Regress scores on controls whose mean over all held-out sets is known, ``(r, m) -> (r, m)``.
+def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Regress scores on controls whose mean over all held-out sets is known.
 
     Parameters
     ----------
@@ -256,19 +278,26 @@ def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> Tensor:
         Shape ``(r, m)``: a row for each held-out set or order.
     centre : Tensor
         The mean of the controls over all sets.
+
+    Returns
+    -------
+    score : Tensor
+        Shape ``(r, m)``.
+    doubt : Tensor
+        Shape ``(m,)``: a further error of the mean, where sets are of few kinds.
     """
     r = len(score)
-    if r < LEAST_ROWS:
-        return score
     x, y = control - control.mean(0), score - score.mean(0)
     # The slope of each row comes from the others, so that no row is adjusted by what it is itself.
     covariance = (x * y).sum(0) - r / (r - 1) * x * y
     variance = x.square().sum(0) - r / (r - 1) * x.square()
-    # A line fits few kinds of sets, as of discrete data, perfectly, and hides what a rare kind not drawn would add.
+    # A line fits few kinds of sets, as of discrete data, perfectly. Theirs is the slope of scores that differ from
+    # controls by a constant, and the shift itself says how much a rare kind not drawn may add.
     kinds = 1 + (control.sort(0).values.diff(dim=0) > 1e-9 * control.abs().amax(0)).sum(0)
-    some = (kinds.unsqueeze(0) >= LEAST_KINDS) & (variance > 1e-12 * control.square().sum(0))
-    slope = torch.where(some, covariance / torch.where(some, variance, 1.0), 0.0)
-    return score - slope * (control - centre)
+    some = (kinds >= LEAST_KINDS) & (r >= LEAST_ROWS) & (variance > 1e-12 * control.square().sum(0))
+    slope = torch.where(some, covariance / torch.where(some, variance, 1.0), 1.0)
+    shift = (control.mean(0) - centre).abs()
+    return score - slope * (control - centre), torch.where(kinds < LEAST_KINDS, DOUBT * shift, 0.0)
 
 
 def spread(values: Tensor) -> Tensor:

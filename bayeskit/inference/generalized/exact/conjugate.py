@@ -241,18 +241,21 @@ def beta_posterior(prior: Any, outcomes: Tensor, weight: float = 1.0, weights: T
     weight : float, default 1.0
         Positive.
     weights : Tensor, optional
-        Of the data, shape ``(n,)``.
+        Of the data, shape ``(n,)``, not negative.
 
     Returns
     -------
     BetaPosterior
+        Of the precision of the outcomes, or of the prior where these are whole numbers.
 
     Raises
     ------
     SettingsError
         If the prior is no beta law of one probability, or ``weight`` not positive.
     DataError
-        If an outcome is neither zero nor one.
+        If an outcome is neither zero nor one, or a weight negative or not finite.
+    ShapeError
+        If there is not one weight for each outcome.
 
     References
     ----------
@@ -272,7 +275,9 @@ def beta_posterior(prior: Any, outcomes: Tensor, weight: float = 1.0, weights: T
     if outcomes.dim() != 1 or bool(wrong.any()):
         which = "" if outcomes.dim() != 1 else f", unlike datum {int(wrong.nonzero()[0])}"
         raise DataError(f"outcomes must be zeros and ones, of shape (n,){which}; theirs is {tuple(outcomes.shape)}")
-    counts = torch.ones_like(outcomes, dtype=_floating(outcomes)) if weights is None else weights
+    dtype = outcomes.dtype if outcomes.is_floating_point() else prior.concentration1.dtype
+    outcomes = outcomes.to(dtype)
+    counts = torch.ones_like(outcomes) if weights is None else _counts(weights, outcomes, dtype)
     old1, old0 = prior.concentration1.to(counts), prior.concentration0.to(counts)
     new1, new0 = old1 + rate * (counts * outcomes).sum(), old0 + rate * (counts * (1 - outcomes)).sum()
     return BetaPosterior(new1, new0, _log_beta(new1, new0) - _log_beta(old1, old0))
@@ -305,5 +310,13 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
     return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
 
 
-def _floating(x: Tensor) -> torch.dtype:
-    return x.dtype if x.is_floating_point() else torch.get_default_dtype()
+def _counts(weights: Tensor, outcomes: Tensor, dtype: torch.dtype) -> Tensor:
+    if weights.shape != outcomes.shape:
+        raise ShapeError(f"weights must have shape {tuple(outcomes.shape)}, not {tuple(weights.shape)}")
+    wrong = ~(weights.isfinite() & (weights >= 0))
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
+        raise DataError(
+            f"weights must be finite and not negative, but that of datum {first} is {float(weights[first])}"
+        )
+    return weights if weights.is_floating_point() else weights.to(dtype)

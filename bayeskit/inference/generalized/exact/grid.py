@@ -15,6 +15,7 @@ from bayeskit.inference.generalized.pooling import Pooling, Sum, as_pooling
 from bayeskit.inference.generalized.posterior import as_loss
 
 ENTRIES = 2**22  # of the losses of all data at some of the grid's values, held at a time
+NEAR_ONE = 1e-2  # sums of rounded probabilities lie closer to one
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,7 @@ def grid_posterior(
     loss: Any,
     grid: Any,
     data: Any,
-    prior: Any = None,
+    log_prior: Any = None,
     weight: float = 1.0,
     pooling: Pooling | Literal["sum", "mean", "max"] = "sum",
 ) -> GridPosterior:
@@ -109,12 +110,12 @@ def grid_posterior(
     Parameters
     ----------
     loss : Loss or callable
-        As for :class:`GibbsPosterior`; it gets one value of the grid at a time.
+        As for :class:`GibbsPosterior`; it gets one value of the grid at a time, and may branch on it.
     grid : Tensor
         The values, ``(m, ...)``.
     data : Tensor or tuple of Tensor
         Shapes ``(n, ...)``.
-    prior : Tensor, optional
+    log_prior : Tensor, optional
         Logarithms of the prior masses, ``(m,)``; ``-inf`` excludes a value. They need not be normalised. By default
         all values are equally likely.
     weight : float, default 1.0
@@ -128,7 +129,7 @@ def grid_posterior(
     Raises
     ------
     SettingsError
-        If ``weight`` is not positive, or pooling does not fit the loss.
+        If ``weight`` is not positive, pooling does not fit the loss, or ``log_prior`` holds probabilities.
     ShapeError
         If grid, prior or losses have another shape.
     DataError
@@ -158,7 +159,7 @@ def grid_posterior(
             f"{type(loss).__name__} looks at all data at once, so that there is nothing to pool; leave pooling at 'sum'"
         )
     values = _as_grid(grid, data)
-    empty = GridPosterior(values, _as_masses(prior, values, data), 0.0, loss, weight, pooling)
+    empty = GridPosterior(values, _as_masses(log_prior, values, data), 0.0, loss, weight, pooling)
     return _enumerated(empty, data)
 
 
@@ -179,14 +180,14 @@ def _dtype(values: Tensor, data: Data) -> torch.dtype:
     return max(found, key=lambda dtype: torch.finfo(dtype).bits, default=torch.get_default_dtype())
 
 
-def _as_masses(prior: Any, values: Tensor, data: Data) -> Tensor:
+def _as_masses(log_prior: Any, values: Tensor, data: Data) -> Tensor:
     dtype, device = _dtype(values, data), values.device
-    if prior is None:
+    if log_prior is None:
         log_masses = torch.zeros(len(values), dtype=dtype, device=device)
     else:
-        log_masses = torch.as_tensor(prior).to(device, dtype)
+        log_masses = torch.as_tensor(log_prior).to(device, dtype)
     if log_masses.shape != values.shape[:1]:
-        raise ShapeError(f"prior must have shape {(len(values),)}, not {tuple(log_masses.shape)}")
+        raise ShapeError(f"log_prior must have shape {(len(values),)}, not {tuple(log_masses.shape)}")
     bad = log_masses.isnan() | (log_masses == torch.inf)
     if bool(bad.any()):
         raise DataError(
@@ -194,6 +195,8 @@ def _as_masses(prior: Any, values: Tensor, data: Data) -> Tensor:
         )
     if bool((log_masses == -torch.inf).all()):
         raise DataError("the prior excludes every value of the grid")
+    if bool((log_masses >= 0).all()) and abs(float(log_masses.sum()) - 1) < NEAR_ONE:
+        raise SettingsError("log_prior looks like probabilities, which sum to one; give their logarithms")
     return log_masses.log_softmax(0)
 
 
@@ -239,5 +242,9 @@ def _pooled(loss: Loss, pooling: Pooling, values: Tensor, data: Data) -> Tensor:
         return pooling(each)
 
     chunk = max(1, ENTRIES // num_data(data))
-    result: Tensor = torch.func.vmap(of_one, chunk_size=chunk)(values)
+    try:
+        result: Tensor = torch.func.vmap(of_one, chunk_size=chunk)(values)
+    except RuntimeError:
+        # A loss that branches on values cannot be batched; one that is wrong fails here again, with its own error.
+        result = torch.stack([of_one(value) for value in values])
     return result

@@ -23,7 +23,8 @@ class BetaDivergence(PointwiseLoss):
 
     As :math:`\beta \to 0` its gradient becomes that of minus the log likelihood (the loss itself grows like
     :math:`-1/\beta`, which no posterior notices). It is bounded: for a datum without density the model
-    pays no more than the integral. Only a proper prior gives a posterior.
+    pays no more than the integral. Only a proper prior gives a posterior; with an unknown scale that is not enough,
+    see the notes.
 
     Parameters
     ----------
@@ -40,6 +41,21 @@ class BetaDivergence(PointwiseLoss):
     ------
     SettingsError
         If ``beta`` is not positive.
+
+    Notes
+    -----
+    Where the scale :math:`s` of a ``d``-dimensional normal law is unknown, the loss has poles: with the location at a
+    value that occurs ``k`` times among ``n`` data it is, as :math:`s \to 0`,
+
+    .. math:: (2\pi)^{-d\beta/2} s^{-d\beta} \Big(\frac{n}{(1+\beta)^{1+d/2}} - \frac{k}{\beta}\Big) + o(1).
+
+    If :math:`n < k\,(1+\beta)^{1+d/2} / \beta`, it falls to minus infinity, :math:`e^{-w\ell}` has no integral, and
+    there is no posterior, although the prior be proper: half-normal, exponential and gamma priors of the scale do not
+    help. This takes few data, or many ties, such as rounding makes. A prior does help that vanishes like
+    :math:`\exp(-s^{-b})` with :math:`b > d\beta`, such as an inverse gamma law of the scale (:math:`b = 1`) or of the
+    variance (:math:`b = 2`), as does a lower bound on the scale.
+
+    An outcome outside of the distribution's support has density zero, and adds the integral.
 
     References
     ----------

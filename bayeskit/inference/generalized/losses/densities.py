@@ -78,23 +78,31 @@ def joint_law_of(model: Model, parameter: Any, data: Data) -> tuple[Distribution
 
 
 def log_density(law: Distribution, outcomes: Tensor) -> Tensor:
-    """Return the log density of each outcome, ``(n,)``; nan for those outside the support.
+    """Return the log density of each outcome, ``(n,)``; minus infinity for those outside the support.
 
     Raises
     ------
     ShapeError
         If the distribution does not fit the outcomes.
     """
+    inside: Tensor = law.support.check(outcomes)  # type: ignore[union-attr]
     with unvalidated():
-        value = law.log_prob(outcomes)
+        value = law.log_prob(_replaced(outcomes, inside))
     if value.shape != outcomes.shape[:1]:
         raise ShapeError(
             f"{type(law).__name__} returns log densities of shape {tuple(value.shape)} for {len(outcomes)} outcomes "
             f"of shape {tuple(outcomes.shape[1:])}"
         )
     # Without validation a Poisson law has a log density also at -1 and at one half.
-    inside: Tensor = law.support.check(outcomes)  # type: ignore[union-attr]
-    return torch.where(inside, value, value.new_full((), math.nan))
+    return torch.where(inside, value, value.new_full((), -math.inf))
+
+
+def _replaced(outcomes: Tensor, inside: Tensor) -> Tensor:
+    """Put an outcome inside the support in the place of those outside, whose derivatives may be nan."""
+    if inside.shape != outcomes.shape[:1]:
+        return outcomes
+    one = outcomes.index_select(0, inside.int().argmax().reshape(1))
+    return torch.where(inside.reshape(-1, *[1] * (outcomes.dim() - 1)), outcomes, one)
 
 
 @singledispatch

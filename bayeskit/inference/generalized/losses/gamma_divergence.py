@@ -24,7 +24,7 @@ class GammaDivergence(PointwiseLoss):
     Its mean over data is a monotone function of the gamma-cross entropy of Fujisawa and Eguchi, so that both have the
     same minimiser. A factor of the density cancels: unnormalised densities give the same loss, and estimates of scale
     resist heavy contamination, too. As :math:`\gamma \to 0` its gradient becomes that of minus the log likelihood. It
-    is never positive: only a proper prior gives a posterior.
+    is never positive: only a proper prior gives a posterior; with an unknown scale that is not enough, see the notes.
 
     Parameters
     ----------
@@ -41,6 +41,17 @@ class GammaDivergence(PointwiseLoss):
     ------
     SettingsError
         If ``gamma`` is not positive.
+
+    Notes
+    -----
+    Where the scale :math:`s` of a ``d``-dimensional law is unknown, the loss has a pole at every datum, however many
+    these are: with the location there it falls like :math:`-s^{-d\gamma/(1+\gamma)}` as :math:`s \to 0`, so that
+    :math:`e^{-w\ell}` has no integral, and there is no posterior, although the prior be proper: half-normal,
+    exponential and gamma priors of the scale do not help. A prior does that vanishes like :math:`\exp(-s^{-b})` with
+    :math:`b > d\gamma/(1+\gamma)`, such as an inverse gamma law of the scale (:math:`b = 1`) or of the variance
+    (:math:`b = 2`), as does a lower bound on the scale.
+
+    An outcome outside of the distribution's support has density zero, and adds nothing.
 
     References
     ----------

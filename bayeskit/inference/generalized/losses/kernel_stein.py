@@ -14,6 +14,7 @@ from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
 from bayeskit.inference.generalized.losses.scores import Score, own_derivatives
 from bayeskit.inference.generalized.losses.stein_kernels import (
     GeneralInverseMultiquadric,
+    check_bandwidth,
     radial_derivatives,
     typical_squared_distance,
 )
@@ -43,7 +44,7 @@ class KernelSteinDiscrepancy(Loss):
         density, :func:`~bayeskit.inference.generalized.losses.score_of` makes one.
     kernel : Kernel, optional
         :class:`GeneralInverseMultiquadric` of bandwidth one by default. A kernel that leaves its scale to the data
-        gets the median squared distance between them.
+        gets the median squared distance between them, and so cannot be used where more than half of these are zero.
     weight : callable, optional
         ``m: x -> `` numbers, one for each datum, ``(n,)``, or for each of its entries, the shape of ``x``, each
         datum on its own.
@@ -55,6 +56,11 @@ class KernelSteinDiscrepancy(Loss):
     ------
     SettingsError
         If ``statistic`` is neither.
+
+    Notes
+    -----
+    Under the V-statistic a datum of weight two equals two data. Under the U-statistic it does not: two equal data make
+    a pair, but a datum makes none with itself, whatever its weight.
 
     References
     ----------
@@ -85,7 +91,7 @@ class KernelSteinDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Refuse covariates, data without derivatives, and a single datum for a U-statistic.
+        """Refuse covariates, data without derivatives, a single datum for a U-statistic, and ties without a bandwidth.
 
         Raises
         ------
@@ -97,6 +103,7 @@ class KernelSteinDiscrepancy(Loss):
             raise DataError("KernelSteinDiscrepancy differentiates with respect to the data, which are whole numbers")
         if self.statistic == "U" and len(data) < 2:
             raise DataError("the U-statistic needs two data at least")
+        check_bandwidth(self.kernel, data)
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
         """Return the squared discrepancy times the sum of ``weights (n,)``."""

@@ -17,7 +17,7 @@ from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.densities import Model, joint_law_of
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
 from bayeskit.inference.generalized.losses.pairs import mean_over_pairs
-from bayeskit.inference.generalized.losses.stein_kernels import typical_squared_distance
+from bayeskit.inference.generalized.losses.stein_kernels import check_bandwidth, typical_squared_distance
 from bayeskit.inference.kernel_discrepancy import Kernel, RadialBasis
 
 Statistic = Literal["V", "U"]
@@ -203,7 +203,8 @@ class MaximumMeanDiscrepancy(Loss):
         :class:`Simulated` or :class:`GaussianEmbedding`.
     kernel : Kernel, optional
         :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` by default. A kernel that leaves its scale to the
-        data gets the median squared distance between them.
+        data gets the median squared distance between them, and so cannot be used where more than half of these are
+        zero.
     statistic : {"V", "U"}, default "V"
 
     Raises
@@ -242,7 +243,7 @@ class MaximumMeanDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Refuse covariates, whole numbers, and a single datum for a U-statistic.
+        """Refuse covariates, whole numbers, a single datum for a U-statistic, and ties without a bandwidth.
 
         Raises
         ------
@@ -254,6 +255,7 @@ class MaximumMeanDiscrepancy(Loss):
             raise DataError("MaximumMeanDiscrepancy takes data of a floating type; convert whole numbers")
         if self.statistic == "U" and len(data) < 2:
             raise DataError("the U-statistic needs two data at least")
+        check_bandwidth(self.kernel, data)
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
         """Return the squared discrepancy times the sum of ``weights (n,)``."""

@@ -17,7 +17,7 @@ Predictor = Callable[[Any, Tensor], Tensor]
 
 
 def linear(coefficients: Tensor, covariates: Tensor) -> Tensor:
-    """Predict ``covariates @ coefficients``: ``(k,)``, ``(n, k)`` -> ``(n,)``.
+    """Predict ``covariates @ coefficients``: ``(k,)``, ``(n, k)`` -> ``(n,)``, in the coefficients' dtype.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def linear(coefficients: Tensor, covariates: Tensor) -> Tensor:
     >>> linear(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.5], [1.0, 3.0]]))
     tensor([2., 7.])
     """
-    return covariates @ coefficients
+    return covariates.to(coefficients.dtype) @ coefficients
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class PredictionLoss(PointwiseLoss):
                 raise ShapeError(
                     f"predict returned shape {tuple(prediction.shape)} for outcomes of shape {tuple(outcome.shape)}"
                 )
-        each = self.of(outcome, prediction)
+        # Labels may be whole numbers or truth values, of which torch takes no differences.
+        each = self.of(outcome if outcome.is_floating_point() else outcome.to(prediction.dtype), prediction)
         if each.shape != outcome.shape:
             raise ShapeError(
                 f"a parameter of shape {tuple(prediction.shape)} predicts no outcomes of shape {tuple(outcome.shape)}"

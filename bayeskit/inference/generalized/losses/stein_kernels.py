@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import real_number
+from bayeskit.errors import DataError
 from bayeskit.inference.kernel_discrepancy import Kernel
 
 
@@ -75,11 +76,46 @@ def radial_derivatives(kernel: Kernel, squared_distance: Tensor, typical: Tensor
     return value(squared_distance), first(squared_distance), second
 
 
+def check_bandwidth(kernel: Kernel, x: Tensor) -> None:
+    """Refuse ties that would give a kernel without a bandwidth of its own that of zero.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    x : Tensor
+        Data, shape ``(n, ...)``.
+
+    Raises
+    ------
+    DataError
+        If the kernel takes its scale from the data, and the median distance between them is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> check_bandwidth(GeneralInverseMultiquadric(), torch.zeros(3))  # has a bandwidth
+    """
+    probe, one = x.new_tensor([0.5, 1.0, 2.0]), x.new_ones(())
+    if len(x) < 2 or torch.equal(kernel(probe, one), kernel(probe, 2 * one)):
+        return
+    rows = x.detach().reshape(len(x), -1)
+    squared = (rows.unsqueeze(1) - rows).square().sum(-1)
+    if not bool(_median_squared_distance(squared) > 0):
+        raise DataError(
+            f"at least half of the pairs of data are tied, so that the median distance between them, from which "
+            f"{type(kernel).__name__} takes its bandwidth, is zero; give the kernel a bandwidth"
+        )
+
+
 def typical_squared_distance(squared_distance: Tensor) -> Tensor:
     """Return the median between different data, of all squared distances ``(n, n)``, as a constant."""
-    count = len(squared_distance)
-    if count < 2:
+    if len(squared_distance) < 2:
         return squared_distance.new_ones(())
-    rows, others = torch.triu_indices(count, count, offset=1, device=squared_distance.device)
-    median = squared_distance.detach()[rows, others].median()
+    median = _median_squared_distance(squared_distance)
     return median.clamp_min(torch.finfo(median.dtype).tiny)
+
+
+def _median_squared_distance(squared_distance: Tensor) -> Tensor:
+    count = len(squared_distance)
+    rows, others = torch.triu_indices(count, count, offset=1, device=squared_distance.device)
+    return squared_distance.detach()[rows, others].median()

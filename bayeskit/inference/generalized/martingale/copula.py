@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +12,13 @@ from torch.special import ndtr, ndtri
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import DataError, ShapeError
+from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data
 from bayeskit.inference.generalized.martingale.predictive import Completed, Predictive
 
 _EDGE = 1e-13
-_REACH = 6.0  # of the grid beyond the data, in standard deviations
+_REACH = 6.0  # of the grid beyond the data, in scales of the first law
+_QUARTILES = 1.349  # how far those of a normal law lie apart, in standard deviations
 
 
 class CopulaState(NamedTuple):
@@ -75,17 +76,23 @@ def log_copula_density(cdf: Tensor, at: Tensor, correlation: float | Tensor) -> 
 class CopulaUpdate(Predictive):
     r"""Update a distribution function by a normal copula: a Bayesian density estimate without a Markov chain.
 
-    :math:`P_{t+1}(y) = (1 - a_t) P_t(y) + a_t H_\rho(P_t(y), P_t(x_{t+1}))` from a normal law of the data's mean and
-    standard deviation on, with :math:`a_t = (2 - 1/(t+1)) / (t + 2)`. A future datum enters through its uniform
-    :math:`P_t(x_{t+1})` alone, so that the whole law is resampled on a grid, and its parameter is that of this law,
-    not of data.
+    :math:`P_{t+1}(y) = (1 - a_t) P_t(y) + a_t H_\rho(P_t(y), P_t(x_{t+1}))` with
+    :math:`a_t = (2 - 1/(t+1)) / (t + 2)`, from a normal law on. Its mean is the data's median and its standard
+    deviation that of the data or of a normal law of their quartiles, whichever is less, so that it is not outliers
+    that say how wide it is. A future datum enters through its uniform :math:`P_t(x_{t+1})` alone, so that the whole
+    law is resampled on a grid, and its parameter is that of this law, not of data.
 
     Parameters
     ----------
-    correlation : float, optional
-        ``rho`` in (0, 1): the larger, the rougher the density. By default the one of greatest prequential likelihood.
+    correlation : float or "prequential", default 0.5
+        ``rho`` in (0, 1): the larger, the rougher the density, and the wider the posterior. A datum ``z`` standard
+        deviations from the mean of a normal law moves it by :math:`a_t \rho z` of these, so that the mean of ``n``
+        data has standard deviation :math:`2 \rho s / \sqrt n`: at 0.5 that of the Bayesian bootstrap. With
+        "prequential" it is that of greatest prequential likelihood, which suits densities that are far from normal.
+        Where the normal law fits the data already, no update is the most likely, and the posterior much too narrow.
     num_points : int, default 400
-        Of the grid, from six standard deviations below the data to six above them.
+        Of the grid, which reaches beyond the data by six standard deviations of the normal law, and whose points lie
+        further apart the further they are from its mean.
     num_permutations : int, default 10
         Orders of the data over which the observed law is averaged, for it depends on them.
     seed : int, default 0
@@ -114,13 +121,17 @@ class CopulaUpdate(Predictive):
     4.0
     """
 
-    correlation: float | None = None
+    is_smooth: ClassVar[bool] = True
+
+    correlation: float | Literal["prequential"] = 0.5
     num_points: int = 400
     num_permutations: int = 10
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.correlation is not None:
+        if isinstance(self.correlation, str) and self.correlation != "prequential":
+            raise SettingsError(f'correlation must lie between 0 and 1 or be "prequential", not {self.correlation!r}')
+        if self.correlation != "prequential":
             real_number("correlation", self.correlation, between=(0.0, 1.0))
         whole_number("num_points", self.num_points, least=10)
         whole_number("num_permutations", self.num_permutations, least=1)
@@ -128,12 +139,12 @@ class CopulaUpdate(Predictive):
     def init(self, data: Data, num_replicates: int, horizon: int) -> CopulaState:
         """Return the observed law in each replicate."""
         x = _checked(data)
-        low, high, scale = float(x.min()), float(x.max()), float(x.std())
-        grid = torch.linspace(low - _REACH * scale, high + _REACH * scale, self.num_points, dtype=x.dtype)
+        grid = _grid(x, self.num_points)
         with one_thread():
-            correlation = self.correlation if self.correlation is not None else self.fitted_correlation(x)
-            cdf = self._observed(x, grid.to(x), torch.tensor([correlation], dtype=x.dtype))[0].mean(0)[0]
-        return CopulaState(cdf.expand(num_replicates, -1), grid.to(x), float(correlation), len(x))
+            fitted = self.fitted_correlation(x) if self.correlation == "prequential" else self.correlation
+            correlation = float(fitted)
+            cdf = self._observed(x, grid, torch.tensor([correlation]).to(x))[0].mean(0)[0]
+        return CopulaState(cdf.expand(num_replicates, -1), grid, correlation, len(x))
 
     def step(self, state: CopulaState, *, generator: torch.Generator) -> CopulaState:
         """Draw a datum by its uniform and update the law."""
@@ -163,7 +174,7 @@ class CopulaUpdate(Predictive):
         """Return the law after all data on the grid, ``(M, C, G)``, and their joint log density, ``(M, C)``."""
         generator = new_generator(self.seed, stream="orders of the data")
         orders = torch.stack([torch.randperm(len(data), generator=generator) for _ in range(self.num_permutations)])
-        mean, scale = data.mean(), data.std()
+        mean, scale = start(data)
         places = torch.cat([data[orders], grid.expand(len(orders), -1)], 1)
         standard = ((places - mean) / scale)[:, None]
         rho = correlations[:, None]
@@ -179,9 +190,33 @@ class CopulaUpdate(Predictive):
         return cdf[..., len(data) :], total
 
 
+def start(data: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the normal law without data, ``(n,) -> (), ()``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mean, scale = start(torch.cat([torch.linspace(-1, 1, 101), torch.tensor([1e4])]))
+    >>> round(mean.item(), 3), round(scale.item(), 3)
+    (0.01, 0.749)
+    """
+    quarter, median, three = data.quantile(torch.tensor([0.25, 0.5, 0.75]).to(data))
+    robust, raw = (three - quarter) / _QUARTILES, data.std()
+    return median, torch.where(robust > 0, robust.minimum(raw), raw)
+
+
+def _grid(data: Tensor, count: int) -> Tensor:
+    """Return points over all data whose distance grows with that from the median, where this exceeds the scale."""
+    mean, scale = start(data)
+    ends = torch.stack([(data.min() - mean) / scale - _REACH, (data.max() - mean) / scale + _REACH]).asinh()
+    share = torch.linspace(0, 1, count, dtype=data.dtype, device=data.device)
+    return mean + scale * (ends[0] + share * (ends[1] - ends[0])).sinh()
+
+
 def _checked(data: Data) -> Tensor:
     if isinstance(data, tuple) or data.dim() != 1:
         raise ShapeError("CopulaUpdate takes numbers (n,), not columns or vectors")
+    data = data if data.is_floating_point() else data.to(torch.get_default_dtype())
     if len(data) < 2 or float(data.std()) == 0:
         raise DataError("CopulaUpdate needs at least two data that differ")
     return data

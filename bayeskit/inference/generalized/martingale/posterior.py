@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _MUCH = 0.2
 _CHECKPOINTS = 5
 _ROUNDING = 1e-7
+_NUM_WEIGHTINGS = 200
+_MOST_FACTOR = 2.0  # between standard deviations of a smooth law and of the data
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,8 @@ def martingale_posterior(
     Warns
     -----
     SamplingWarning
-        If minimisations did not converge, or more than about a fifth of the variance lies beyond the horizon.
+        If minimisations did not converge, or more than about a fifth of the variance lies beyond the horizon; if
+        :class:`CopulaUpdate` spreads a parameter less than half or more than twice as far as the Bayesian bootstrap.
 
     References
     ----------
@@ -207,7 +210,32 @@ def martingale_posterior(
             SamplingWarning,
             stacklevel=2,
         )
+    if rule.is_smooth:
+        _compare_with_bootstrap(posterior, result, first, seed)
     return result
+
+
+def _compare_with_bootstrap(posterior: GibbsPosterior, result: MartingalePosterior, start: Tensor, seed: int) -> None:
+    """Warn where a smooth law has another spread than the data themselves give."""
+    n, last = result.num_data, result.horizons[-1]
+    generator = new_generator(seed, posterior.device, stream="weightings of the data")
+    like = {"generator": generator, "device": generator.device, "dtype": posterior.dtype}
+    each = -torch.rand(_NUM_WEIGHTINGS, n, **like).clamp(min=1e-7).log()  # type: ignore[call-overload]
+    weights = n * each / each.sum(1, keepdim=True)
+    limit = minimize(posterior, weights=weights, start=start.expand(_NUM_WEIGHTINGS, -1)).position.std(0)
+    expected = limit * math.sqrt(last / (n + last))
+    if bool((expected <= _ROUNDING * start.abs()).all()):
+        return
+    ratio = result.spread[-1] / expected.clamp(min=torch.finfo(expected.dtype).tiny)
+    worst = int(ratio.log().abs().argmax())
+    if not 1 / _MOST_FACTOR <= float(ratio[worst]) <= _MOST_FACTOR:
+        warnings.warn(
+            f"under a smooth law {posterior.names[worst]} has {float(ratio[worst]):.2g} times the standard deviation "
+            "that it has under the Bayesian bootstrap; take another correlation=, to which that of a mean is about "
+            "proportional, or PolyaUrn() if tails are heavy",
+            SamplingWarning,
+            stacklevel=3,
+        )
 
 
 def _futures(

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,14 @@ class Predictive(ABC):
 
     A state is used up by the step that takes it: data are written into room that it brings along. The law that it
     draws from must be a martingale: what is expected of it after the next datum is what it is now.
+
+    Attributes
+    ----------
+    is_smooth : bool
+        Whether a smooth law takes the place of the data, whose spread is then held against the Bayesian bootstrap's.
     """
+
+    is_smooth: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, data: Data, num_replicates: int, horizon: int) -> Any:
@@ -159,6 +166,8 @@ class ScoreDriven(Predictive):
             raise ShapeError("ScoreDriven draws data of one column, not of covariates and outcomes")
         if self.start.dim() != 1:
             raise ShapeError(f"start must be (k,), not {tuple(self.start.shape)}")
+        if not data.is_floating_point():
+            data = data.to(self.start.dtype if self.start.is_floating_point() else torch.get_default_dtype())
         start = self.start.to(data)
         information = self.information
         if information is None:

@@ -113,6 +113,10 @@ class KullbackLeibler(Divergence):
 class ReverseKullbackLeibler(Divergence):
     r"""Kullback and Leibler's of prior from guide, :math:`w\,E_\pi[\log \pi - \log q]`: the guide covers the prior.
 
+    Where it is not closed, the guide's draws estimate it by ratios of densities, whose variance is infinite where the
+    guide is much narrower than the prior: for normal laws, where its variance is less than half the prior's. More
+    draws do not help then; start from a wide guide, or take another divergence.
+
     Parameters
     ----------
     weight : float, default 1.0
