@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
+from bayeskit.inference.generalized.losses.pairs import check_pairs
 from bayeskit.inference.generalized.losses.scores import Score, own_derivatives
 from bayeskit.inference.generalized.losses.stein_kernels import (
     GeneralInverseMultiquadric,
-    check_bandwidth,
     radial_derivatives,
     typical_squared_distance,
 )
@@ -91,19 +91,13 @@ class KernelSteinDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Refuse covariates, data without derivatives, a single datum for a U-statistic, and ties without a bandwidth.
+        """Refuse covariates, whole numbers, a single datum for a U-statistic, and ties without a bandwidth.
 
         Raises
         ------
         DataError, ShapeError
         """
-        if isinstance(data, tuple):
-            raise ShapeError("KernelSteinDiscrepancy takes one tensor of data, not covariates and outcomes")
-        if not data.is_floating_point():
-            raise DataError("KernelSteinDiscrepancy differentiates with respect to the data, which are whole numbers")
-        if self.statistic == "U" and len(data) < 2:
-            raise DataError("the U-statistic needs two data at least")
-        check_bandwidth(self.kernel, data)
+        check_pairs("KernelSteinDiscrepancy", data, self.kernel, self.statistic)
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
         """Return the squared discrepancy times the sum of ``weights (n,)``."""

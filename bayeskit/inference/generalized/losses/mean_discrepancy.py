@@ -13,11 +13,11 @@ from torch.distributions import Distribution, Independent, MultivariateNormal, N
 
 from bayeskit._settings import whole_number
 from bayeskit._torch import global_stream, new_generator
-from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.densities import Model, joint_law_of
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
-from bayeskit.inference.generalized.losses.pairs import mean_over_pairs
-from bayeskit.inference.generalized.losses.stein_kernels import check_bandwidth, typical_squared_distance
+from bayeskit.inference.generalized.losses.pairs import check_pairs, mean_over_pairs
+from bayeskit.inference.generalized.losses.stein_kernels import typical_squared_distance
 from bayeskit.inference.kernel_discrepancy import Kernel, RadialBasis
 
 Statistic = Literal["V", "U"]
@@ -249,13 +249,7 @@ class MaximumMeanDiscrepancy(Loss):
         ------
         DataError, ShapeError
         """
-        if isinstance(data, tuple):
-            raise ShapeError("MaximumMeanDiscrepancy takes one tensor of data, not covariates and outcomes")
-        if not data.is_floating_point():
-            raise DataError("MaximumMeanDiscrepancy takes data of a floating type; convert whole numbers")
-        if self.statistic == "U" and len(data) < 2:
-            raise DataError("the U-statistic needs two data at least")
-        check_bandwidth(self.kernel, data)
+        check_pairs("MaximumMeanDiscrepancy", data, self.kernel, self.statistic)
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
         """Return the squared discrepancy times the sum of ``weights (n,)``."""
