@@ -1,0 +1,82 @@
+"""Activations that are linear on either side of zero: ReLU, leaky ReLU, absolute value, identity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayeskit.models.wide_networks.activations.activation import Activation, Moments
+from bayeskit.models.wide_networks.covariance import excess, gap_of, root
+
+
+@dataclass(frozen=True)
+class PiecewiseLinear(Activation):
+    r"""Slope ``left`` below zero and ``right`` above.
+
+    With half the sum :math:`\alpha` and half the difference :math:`\beta` of the slopes the function is
+    :math:`\alpha x + \beta |x|`, and its moments those of the absolute value and the identity, which do not mix.
+
+    Parameters
+    ----------
+    left, right : float
+        Its slopes.
+
+    References
+    ----------
+    Cho, Y., Saul, L. K. (2009). Kernel methods for deep learning. Advances in Neural Information Processing Systems
+    22 (arc-cosine kernels of degrees zero and one).
+
+    Examples
+    --------
+    >>> import torch
+    >>> variance = torch.tensor(2.0, dtype=torch.float64)
+    >>> PiecewiseLinear(0.0, 1.0).moments(variance, variance, variance).nngp.item()  # half of the variance
+    1.0
+    """
+
+    left: float
+    right: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        return torch.where(x > 0, self.right * x, self.left * x)
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers."""
+        odd, even = (0.5 * (self.right + self.left)) ** 2, (0.5 * (self.right - self.left)) ** 2
+        known = gap is not None
+        if gap is None:
+            gap = gap_of(k, a, b)
+        # The tangent of the angle between features keeps its digits where the cosine is one or minus one.
+        sine = root(gap)
+        angle = torch.atan2(sine, k)
+        ahead = 0.5 * math.pi - angle
+        nngp = (2 * even / math.pi) * torch.addcmul(sine, k, ahead)
+        if odd:
+            nngp = nngp + odd * k
+        slope = None
+        if derivative:
+            slope = (2 * even / math.pi) * ahead + odd
+        return Moments(nngp, slope, self._gap(k, gap, sine, angle, a, b, nngp) if known else None)
+
+    def _gap(self, k: Tensor, gap: Tensor, sine: Tensor, angle: Tensor, a: Tensor, b: Tensor, nngp: Tensor) -> Tensor:
+        """Return the gap between the function's own moments, from that between its arguments'."""
+        odd, even = (0.5 * (self.right + self.left)) ** 2, (0.5 * (self.right - self.left)) ** 2
+        size = k.abs()
+        acute = torch.where(k < 0, math.pi - angle, angle)
+        missing = even * (excess(size, gap, a, b) - (2 / math.pi) * (sine - acute * size))
+        if odd:
+            missing = missing + odd * excess(k, gap, a, b)
+        scale = (odd + even) * root(a) * root(b)
+        return missing.clamp_min(0) * (scale + nngp)
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return 0.5 * (self.right - self.left) * math.sqrt(2 / math.pi) * root(a)
+
+    def gain(self) -> Activation:
+        """Return the function itself."""
+        return self

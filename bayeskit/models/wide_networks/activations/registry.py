@@ -1,0 +1,115 @@
+"""Which activation a torch module or function is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bayeskit.models.wide_networks.activations.activation import Activation
+from bayeskit.models.wide_networks.activations.module import Elementwise
+from bayeskit.models.wide_networks.activations.piecewise_linear import PiecewiseLinear
+from bayeskit.models.wide_networks.activations.polynomial import monomial
+from bayeskit.models.wide_networks.activations.quadrature import Quadrature
+from bayeskit.models.wide_networks.activations.sign import Step
+from bayeskit.models.wide_networks.activations.smooth import Erf, Exponential, Gelu, Sine
+
+HALF_PI = 1.5707963267948966
+
+CLOSED: dict[Any, Callable[..., Activation]] = {
+    torch.relu: lambda: PiecewiseLinear(0.0, 1.0),
+    functional.relu: lambda inplace=False: PiecewiseLinear(0.0, 1.0),
+    functional.leaky_relu: lambda negative_slope=0.01, inplace=False: PiecewiseLinear(negative_slope, 1.0),
+    torch.abs: lambda: PiecewiseLinear(-1.0, 1.0),
+    operator.abs: lambda: PiecewiseLinear(-1.0, 1.0),
+    torch.erf: Erf,
+    torch.special.erf: Erf,
+    torch.sin: Sine,
+    torch.cos: lambda: Sine(phase=HALF_PI),
+    torch.exp: Exponential,
+    torch.sign: Step,
+    torch.square: lambda: monomial(2),
+    "relu": lambda: PiecewiseLinear(0.0, 1.0),
+    "abs": lambda: PiecewiseLinear(-1.0, 1.0),
+    "erf": Erf,
+    "sin": Sine,
+    "cos": lambda: Sine(phase=HALF_PI),
+    "exp": Exponential,
+    "sign": Step,
+    "square": lambda: monomial(2),
+}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.tanh: torch.tanh,
+    torch.sigmoid: torch.sigmoid,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    functional.tanh: torch.tanh,
+    functional.sigmoid: torch.sigmoid,
+    functional.silu: functional.silu,
+    functional.softplus: functional.softplus,
+    functional.elu: functional.elu,
+    functional.selu: functional.selu,
+    functional.celu: functional.celu,
+    functional.mish: functional.mish,
+    functional.hardtanh: functional.hardtanh,
+    functional.relu6: functional.relu6,
+    functional.softsign: functional.softsign,
+    functional.logsigmoid: functional.logsigmoid,
+}
+MODULES: tuple[type[nn.Module], ...] = (
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.Softplus,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.Mish,
+    nn.Hardtanh,
+    nn.ReLU6,
+    nn.Softsign,
+    nn.LogSigmoid,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Tanhshrink,
+)
+
+
+def activation_of_module(module: nn.Module) -> Activation | None:
+    """Return the activation that a module is, or None."""
+    if isinstance(module, Elementwise):
+        return module.activation
+    if isinstance(module, nn.ReLU):
+        return PiecewiseLinear(0.0, 1.0)
+    if isinstance(module, nn.LeakyReLU):
+        return PiecewiseLinear(module.negative_slope, 1.0)
+    if isinstance(module, nn.GELU):
+        return Gelu() if module.approximate == "none" else Quadrature(module)
+    return Quadrature(module) if isinstance(module, MODULES) else None
+
+
+def activation_of_function(target: Any, options: dict[str, Any]) -> Activation | None:
+    """Return the activation that a function or the name of a tensor's method is, or None."""
+    options = {key: value for key, value in options.items() if key != "inplace"}
+    if target in (functional.gelu, "gelu"):
+        return Gelu() if options.get("approximate", "none") == "none" else Quadrature(_Bound(functional.gelu, options))
+    if target in CLOSED:
+        return CLOSED[target](**options)
+    if target in FUNCTIONS:
+        return Quadrature(_Bound(FUNCTIONS[target], options) if options else FUNCTIONS[target])
+    return None
+
+
+class _Bound:
+    """A function with some of its options set."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]):
+        self.function, self.options = function, options
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.function(x, **self.options)
+        return result

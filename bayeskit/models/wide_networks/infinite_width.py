@@ -1,0 +1,315 @@
+"""The kernels of a network of infinite width, from the torch module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayeskit._progress import progress_bar
+from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.wide_networks import tiles
+from bayeskit.models.wide_networks.covariance import Covariance, Profile
+from bayeskit.models.wide_networks.finite import finite_network
+from bayeskit.models.wide_networks.graph import INPUT, Graph
+from bayeskit.models.wide_networks.inputs import check_inputs
+from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
+from bayeskit.models.wide_networks.layers.layer import Variances
+from bayeskit.models.wide_networks.reader import read
+
+Variance = float | Tensor | Mapping[str, float | Tensor]
+PARAMETERIZATIONS = ("ntk", "standard")
+
+
+class Kernels(NamedTuple):
+    """Both kernels of a network.
+
+    Attributes
+    ----------
+    nngp : Tensor
+        The covariance of its outputs at initialisation, ``(n1, n2)``.
+    ntk : Tensor
+        Products of gradients with respect to all parameters, ``(n1, n2)``.
+    """
+
+    nngp: Tensor
+    ntk: Tensor
+
+
+@dataclass(frozen=True)
+class InfiniteWidth:
+    """A network of infinite width; made by :func:`infinite_width`.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The finite network it was read from.
+    graph : Graph
+        Its layers.
+    variances : Variances
+        Of weights and biases, by layer.
+    parameterization : str
+        ``"ntk"`` or ``"standard"``.
+    """
+
+    module: nn.Module
+    graph: Graph
+    variances: Variances
+    parameterization: str
+
+    def nngp(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+        """Return the covariance of outputs of a network at initialisation.
+
+        Parameters
+        ----------
+        x1 : Tensor
+            Inputs, ``(n1, features)`` or ``(n1, channels, *grid)``.
+        x2 : Tensor, optional
+            Others, ``(n2, ...)``; by default the same.
+
+        Returns
+        -------
+        Tensor
+            ``(n1, n2)``, for each of the outputs, which are independent.
+
+        Raises
+        ------
+        ShapeError, DataError
+            If inputs do not fit the network, or are not finite.
+        """
+        return self._matrices(x1, x2, ntk=False)[0]
+
+    def ntk(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+        """Return the neural tangent kernel, products of gradients with respect to all parameters.
+
+        Parameters and errors are those of :meth:`nngp`.
+        """
+        return self.both(x1, x2).ntk
+
+    def both(self, x1: Tensor, x2: Tensor | None = None) -> Kernels:
+        """Return both kernels, in one pass.
+
+        Parameters and errors are those of :meth:`nngp`.
+        """
+        nngp, ntk = self._matrices(x1, x2, ntk=True)
+        assert ntk is not None
+        return Kernels(nngp, ntk)
+
+    def nngp_diagonal(self, x: Tensor) -> Tensor:
+        """Return the variances of outputs at each input, ``(n,)``."""
+        return self._profile(self._checked(x, "x"), ntk=False)[1].nngp
+
+    def ntk_diagonal(self, x: Tensor) -> Tensor:
+        """Return the squared lengths of gradients at each input, ``(n,)``."""
+        result = self._profile(self._checked(x, "x"), ntk=True)[1].ntk
+        assert result is not None
+        return result
+
+    def with_variances(self, weight: Variance | None = None, bias: Variance | None = None) -> InfiniteWidth:
+        """Return the same network with other variances of weights or biases.
+
+        Parameters
+        ----------
+        weight, bias : float, Tensor or mapping, optional
+            For all layers, or by the names of layers; by default as they are. Gradients flow through tensors.
+        """
+        names = weighted_layers(self.graph)
+        return replace(
+            self,
+            variances=Variances(
+                self.variances.weight if weight is None else by_layer("weight_variance", weight, names),
+                self.variances.bias if bias is None else by_layer("bias_variance", bias, names),
+            ),
+        )
+
+    def network(self, width: int | None = None, *, seed: int | torch.Generator = 0) -> nn.Module:
+        """Return the finite network, with random weights of the law whose limit the kernels are.
+
+        Parameters
+        ----------
+        width : int, optional
+            Of all layers but the last; by default the module's own widths.
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        torch.nn.Module
+            With gradients in the parametrisation of the kernel.
+        """
+        return finite_network(self.module, self.graph, self.variances, self.parameterization == "standard", width, seed)
+
+    def _checked(self, x: Tensor, name: str) -> Tensor:
+        return check_inputs(x, name, self.graph.num_axes)
+
+    def _profile(self, x: Tensor, ntk: bool) -> tuple[Profile, Covariance]:
+        """Return what layers need of single inputs, in pieces that fit into the cache."""
+        if not len(x):
+            raise ShapeError("there must be at least one input")
+        length = max(tiles.side(self._pairs_of_sites(x)) ** 2, 1)
+        if len(x) <= length or self._tracked(x):
+            return self.graph.profile(x, self.variances, ntk)
+        parts = [self.graph.profile(piece, self.variances, ntk) for piece in x.split(length)]
+        profile = Profile(
+            {k: torch.cat([p.variance[k] for p, _ in parts]) for k in parts[0][0].variance},
+            {k: torch.cat([p.mean[k] for p, _ in parts]) for k in parts[0][0].mean},
+        )
+        own = parts[0][1].with_values(
+            torch.cat([c.nngp for _, c in parts]),
+            torch.cat([c.ntk for _, c in parts if c.ntk is not None]) if ntk else None,
+        )
+        return profile, own
+
+    def _pairs_of_sites(self, x: Tensor) -> int:
+        """Return how many covariances a pair of inputs has at the network's beginning."""
+        sites = x.shape[2:].numel()
+        return sites * sites if INPUT in self.graph.all_pairs else sites
+
+    def _tracked(self, *x: Tensor) -> bool:
+        """Whether gradients are wanted, of inputs or variances."""
+        numbers = (*x, *self.variances.weight.values(), *self.variances.bias.values())
+        return torch.is_grad_enabled() and any(isinstance(y, Tensor) and y.requires_grad for y in numbers)
+
+    def _matrices(self, x1: Tensor, x2: Tensor | None, ntk: bool) -> tuple[Tensor, Tensor | None]:
+        x1 = self._checked(x1, "x1")
+        symmetric = x2 is None or x2 is x1
+        x2 = x1 if x2 is None or symmetric else self._checked(x2, "x2")
+        if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype or x1.device != x2.device:
+            raise ShapeError(
+                f"x1 and x2 must have inputs of one shape, dtype and device, not {tuple(x1.shape)} {x1.dtype} "
+                f"{x1.device} and {tuple(x2.shape)} {x2.dtype} {x2.device}"
+            )
+        first, own = self._profile(x1, ntk)
+        second = first if symmetric else self._profile(x2, ntk)[0]
+        if self._tracked(x1, x2):
+            found = self.graph.cross(x1, x2, (first, second), self.variances, ntk)
+            if not symmetric:
+                return found.nngp, found.ntk
+            return _exact_diagonal(found.nngp, own.nngp), None if found.ntk is None else _exact_diagonal(
+                found.ntk, own.ntk
+            )
+        return self._fill(x1, x2, (first, second), own if symmetric else None, ntk)
+
+    def _fill(
+        self, x1: Tensor, x2: Tensor, profiles: tuple[Profile, Profile], own: Covariance | None, ntk: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute matrices block by block; with ``own``, both halves of symmetric ones from one."""
+        matrices = [x1.new_empty(len(x1), len(x2)) for _ in range(2 if ntk else 1)]
+        length = tiles.side(self._pairs_of_sites(x1))
+        blocks = list(tiles.blocks(len(x1), len(x2), own is not None, length))
+        with torch.no_grad(), progress_bar("kernel", len(blocks)) as bar:
+            for i, (rows, columns, mirrored) in enumerate(blocks):
+                chosen = profiles[0].rows(rows), profiles[1].rows(columns)
+                found = self.graph.cross(x1[rows], x2[columns], chosen, self.variances, ntk)
+                for matrix, block in zip(matrices, (found.nngp, found.ntk), strict=False):
+                    assert block is not None
+                    matrix[rows, columns] = block
+                    if mirrored:
+                        matrix[columns, rows] = block.mT
+                bar.update(i + 1)
+            if own is not None:
+                for matrix, values in zip(matrices, (own.nngp, own.ntk), strict=False):
+                    assert values is not None
+                    matrix.diagonal().copy_(values)
+        return matrices[0], matrices[1] if ntk else None
+
+
+def infinite_width(
+    module: nn.Module,
+    parameterization: str = "ntk",
+    weight_variance: Variance = 1.0,
+    bias_variance: Variance = 0.0,
+) -> InfiniteWidth:
+    r"""Read a torch module, and return its kernels in the limit of infinite width.
+
+    Weights have variance ``weight_variance`` over the number of inputs of their layer, biases ``bias_variance``. As
+    hidden layers grow, outputs become a Gaussian process with covariance :meth:`InfiniteWidth.nngp`, and products of
+    gradients settle at :meth:`InfiniteWidth.ntk`.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Of ``Linear``, ``Conv1d``, ``Conv2d``, elementwise functions, sums, concatenations of channels, ``Flatten``,
+        averages, ``LayerNorm`` and ``Dropout``; a ``Sequential``, or anything that ``torch.fx`` can trace. Its present
+        weights do not matter. Widths matter for concatenations and in the standard parametrisation. ``Dropout`` adds
+        its noise in training mode; parameters that do not require gradients are left out of the tangent kernel.
+    parameterization : {"ntk", "standard"}, default "ntk"
+        Whether gradients are with respect to weights of unit variance, scaled in the forward pass, or to weights as
+        they are. In the latter the tangent kernel grows with width, and is that of the module's own widths, to
+        leading order.
+    weight_variance, bias_variance : float, Tensor or mapping, default 1.0 and 0.0
+        For all layers, or by the names of layers. Gradients flow through tensors.
+
+    Returns
+    -------
+    InfiniteWidth
+
+    Raises
+    ------
+    ModelError
+        If a layer has no limit that is known, naming it and what to take instead.
+    SettingsError
+        If variances are negative, or the parametrisation is unknown.
+
+    References
+    ----------
+    Lee, J., Bahri, Y., Novak, R., Schoenholz, S. S., Pennington, J., Sohl-Dickstein, J. (2018). Deep neural networks
+    as Gaussian processes. International Conference on Learning Representations.
+
+    Jacot, A., Gabriel, F., Hongler, C. (2018). Neural tangent kernel: convergence and generalization in neural
+    networks. Advances in Neural Information Processing Systems 31.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> network = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 1))
+    >>> kernel = infinite_width(network, weight_variance=2.0)
+    >>> x = torch.tensor([[1.0, 0.5, -0.3], [0.2, -1.0, 0.7]], dtype=torch.float64)
+    >>> kernel.nngp(x)
+    tensor([[0.8933, 0.1533],
+            [0.1533, 1.0200]], dtype=torch.float64)
+    """
+    if parameterization not in PARAMETERIZATIONS:
+        raise SettingsError(f'parameterization must be "ntk" or "standard", not {parameterization!r}')
+    graph = read(module, parameterization == "standard")
+    names = weighted_layers(graph)
+    variances = Variances(
+        by_layer("weight_variance", weight_variance, names), by_layer("bias_variance", bias_variance, names)
+    )
+    return InfiniteWidth(module, graph, variances, parameterization)
+
+
+def weighted_layers(graph: Graph) -> tuple[str, ...]:
+    """Return the names of layers with weights."""
+    return tuple(node.name for node in graph.nodes if isinstance(node.layer, Dense | Convolution))
+
+
+def by_layer(name: str, variance: Variance, names: tuple[str, ...]) -> dict[str, float | Tensor]:
+    """Return one variance a layer."""
+    if isinstance(variance, Mapping):
+        if set(variance) != set(names):
+            raise SettingsError(f"{name} must have an entry for each of {list(names)}, not for {list(variance)}")
+        result = {key: _variance(f"{name}[{key!r}]", variance[key]) for key in names}
+    else:
+        value = _variance(name, variance)
+        result = {key: value for key in names}
+    return result
+
+
+def _variance(name: str, value: float | Tensor) -> float | Tensor:
+    if isinstance(value, Tensor):
+        if value.dim() or not bool(torch.isfinite(value)) or float(value) < 0:
+            raise SettingsError(f"{name} must be one number that is finite and not negative, not {value!r}")
+        return value
+    number = float(value)
+    if not 0 <= number < float("inf"):
+        raise SettingsError(f"{name} must be finite and not negative, not {value!r}")
+    return number
+
+
+def _exact_diagonal(matrix: Tensor, diagonal: Tensor | None) -> Tensor:
+    assert diagonal is not None
+    return matrix.diagonal_scatter(diagonal)

@@ -1,0 +1,89 @@
+"""Covariances of data: products of inputs, averaged over channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayeskit.errors import DataError, ShapeError
+from bayeskit.models.wide_networks.covariance import Covariance
+
+CHUNK = 1 << 22  # numbers held at once while near pairs are looked at closely
+
+
+def check_inputs(x: Tensor, name: str, num_axes: int | None) -> Tensor:
+    """Return inputs as they are, or say what is wrong with them."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise DataError(f"{name} must be a tensor of floating-point numbers, not {getattr(x, 'dtype', type(x))}")
+    if x.dim() < 2 or (num_axes is not None and x.dim() != 2 + num_axes):
+        wanted = {0: "(n, features)", 1: "(n, channels, length)", 2: "(n, channels, height, width)"}
+        raise ShapeError(f"{name} must be {wanted.get(num_axes or 0, '(n, channels, ...)')}, not {tuple(x.shape)}")
+    finite = torch.isfinite(x.detach()).flatten(1).all(1)
+    if not bool(finite.all()):
+        raise DataError(f"{name} has values that are not finite, first in row {int((~finite).nonzero()[0])}")
+    return x
+
+
+def own_covariance(x: Tensor, all_pairs: bool, ntk: bool) -> Covariance:
+    """Return the covariances of each input with itself."""
+    num_axes = x.dim() - 2
+    if all_pairs:
+        flat = x.flatten(2)
+        sites = x.shape[2:]
+        nngp = (flat.mT @ flat / x.shape[1]).reshape(len(x), *sites, *sites)
+    else:
+        nngp = x.square().mean(1)
+    gap = torch.zeros_like(nngp) if not num_axes else None
+    return Covariance(
+        nngp, torch.zeros_like(nngp) if ntk else None, x.shape[1], num_axes, all_pairs and num_axes > 0, gap
+    )
+
+
+def cross_covariance(x1: Tensor, x2: Tensor, all_pairs: bool, ntk: bool) -> Covariance:
+    """Return the covariances of all inputs of one set with all of another."""
+    num_axes, channels = x1.dim() - 2, x1.shape[1]
+    gap = None
+    if not num_axes:
+        nngp = x1 @ x2.mT / channels
+        gap = _vector_gap(x1, x2, nngp)
+    elif all_pairs:
+        sites = x1.shape[2:]
+        rows, columns = (x.flatten(2).transpose(1, 2).reshape(-1, channels) for x in (x1, x2))
+        product = (rows @ columns.mT / channels).reshape(len(x1), sites.numel(), len(x2), sites.numel())
+        nngp = product.transpose(1, 2).reshape(len(x1), len(x2), *sites, *sites)
+    else:
+        nngp = torch.einsum("ic...,jc...->ij...", x1, x2) / channels
+    ntk_matrix = torch.zeros_like(nngp) if ntk else None
+    return Covariance(nngp, ntk_matrix, channels, num_axes, all_pairs and num_axes > 0, gap)
+
+
+def _vector_gap(x1: Tensor, x2: Tensor, k: Tensor) -> Tensor:
+    """Return the product of squared norms minus the squared product of vectors, all by the number of features.
+
+    Where vectors are nearly parallel the difference has lost its digits, and what is left of one vector beside the
+    other is computed instead.
+    """
+    channels = x1.shape[1]
+    a, b = x1.square().mean(1), x2.square().mean(1)
+    product = a[:, None] * b
+    gap = product - k.square()
+    near = (gap <= (1e-5 if k.dtype == torch.float64 else 4e-3) * product).nonzero()
+    if not len(near):
+        return gap
+    found = [
+        _residual(x1[pair[:, 0]], x2[pair[:, 1]]) / channels * a[pair[:, 0]]
+        for pair in near.split(max(CHUNK // channels, 1))
+    ]
+    return gap.index_put((near[:, 0], near[:, 1]), torch.cat(found))
+
+
+def _residual(x: Tensor, y: Tensor) -> Tensor:
+    """Return the squared length of what is left of each ``y`` once its part along ``x`` is gone."""
+    size = x.square().sum(1)
+    along = (x * y).sum(1) / torch.where(size > 0, size, 1)
+    left = y - along[:, None] * x
+    # The part along x that rounding has left over is taken away, too.
+    left = left - ((x * left).sum(1) / torch.where(size > 0, size, 1))[:, None] * x
+    result = left.square().sum(1)
+    noise = 4 * torch.finfo(x.dtype).eps * y.square().sum(1).sqrt()
+    return torch.where(result > noise.square(), result, 0)

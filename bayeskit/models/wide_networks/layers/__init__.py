@@ -1,0 +1,1 @@
+"""Layers of a network, as maps of covariances."""
