@@ -34,6 +34,10 @@ class LossError(BayeskitError, FloatingPointError):
     """The loss of a training step is not finite; the message names the step and the site."""
 
 
+class KernelError(BayeskitError, ValueError):
+    """A kernel matrix is not positive definite, even with the jitter that was allowed."""
+
+
 class DataError(BayeskitError, ValueError):
     """Data contain missing or non-finite values, or have the wrong shape."""
 
@@ -108,6 +112,10 @@ class InitializationWarning(BayeskitWarning):
 
 class SamplingWarning(BayeskitWarning):
     """Draws show a sampling problem such as divergences or chains that disagree."""
+
+
+class AccuracyWarning(BayeskitWarning):
+    """A number may be off by more than rounding; the message says by how much and what helps."""
 
 
 class ConversionWarning(BayeskitWarning):

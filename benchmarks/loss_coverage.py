@@ -2,7 +2,8 @@
 
 Three laws: a normal location whose spread the loss does not know, a median, and a regression whose noise grows with a
 covariate, in two dimensions, so that no single weight is right for both. Each selector whose target is coverage runs
-on every data set. Then the time of one calibration over 1,000 bootstrap replicates, 200 data and two parameters.
+on every data set. With ``--time`` instead the time of one calibration over 1,000 bootstrap replicates, 200 data and
+two parameters.
 
     python benchmarks/loss_coverage.py --replicates 1000 --resamples 200
     python benchmarks/loss_coverage.py --cases median --selectors posterior_coverage --processes 2
@@ -15,8 +16,8 @@ import argparse
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -32,9 +33,10 @@ from bayeskit.inference.generalized.calibrate.posterior_coverage import posterio
 from bayeskit.inference.generalized.calibrate.weighted_likelihood_bootstrap_matching import (
     weighted_likelihood_bootstrap_matching,
 )
-from bayeskit.inference.generalized.coverage.report import CoverageReport, coverage_report
+from bayeskit.inference.generalized.coverage.report import BatchSelector, CoverageReport, coverage_report
 from bayeskit.inference.generalized.minimizer import minimize
 from bayeskit.inference.generalized.sandwich import curvature, influence
+from bayeskit.parallel import map_tasks
 
 DOUBLE = torch.float64
 WHOLE = "weight one"
@@ -113,60 +115,41 @@ SELECTORS = (
 
 @dataclass(frozen=True)
 class Task:
-    """The weights of some of a case's data sets, in a process of its own."""
+    """One data set whose weight a process of its own may select."""
 
     case: str
     selector: str
     num_resamples: int
-    first: int
     data: Any
 
-    def __call__(self) -> list[float]:
-        """Return one weight a data set."""
-        torch.set_num_threads(1)
-        posterior = CASES[self.case].posterior()
-        rows = range(len(self.data[0] if isinstance(self.data, tuple) else self.data))
-        one = (lambda i: tuple(x[i] for x in self.data)) if isinstance(self.data, tuple) else (lambda i: self.data[i])
-        return [selected(self.selector, posterior.with_data(one(i)), self.num_resamples) for i in rows]
+
+def run_task(task: Task) -> float:
+    """Return the weight of one data set; a function, so that it can travel."""
+    posterior = CASES[task.case].posterior().with_data(task.data)
+    return selected(task.selector, posterior, task.num_resamples)
 
 
-def run_task(task: Task) -> list[float]:
-    """Run one task; a function, so that it can travel."""
-    return task()
+def report(case: str, selector: str, arguments: argparse.Namespace) -> CoverageReport:
+    """Return the coverage of one selector in one case."""
+    law = CASES[case]
 
-
-def weights_of(case: str, selector: str, num_resamples: int, processes: int) -> Callable[..., Tensor]:
-    """Return a function of all data sets that selects their weights in several processes."""
-
-    def function(posterior: GibbsPosterior, data: Any) -> Tensor:
+    def weights(posterior: GibbsPosterior, data: Any) -> Tensor:
         if selector == "information_matching":
             return information_weights(posterior, data)
-        parts = 4 * processes
-        pieces = (
-            list(zip(*(x.chunk(parts) for x in data), strict=True)) if isinstance(data, tuple) else data.chunk(parts)
-        )
-        tasks = [Task(case, selector, num_resamples, i, piece) for i, piece in enumerate(pieces)]
-        if processes == 1:
-            found = [run_task(task) for task in tasks]
-        else:
-            with ProcessPoolExecutor(processes) as pool:
-                found = list(pool.map(run_task, tasks))
-        return torch.tensor([weight for part in found for weight in part], dtype=DOUBLE)
+        # Copies, for a view would take the data of all replicates with it to the other process.
+        sets = zip(*data, strict=True) if isinstance(data, tuple) else data
+        copies = [tuple(x.clone() for x in one) if isinstance(one, tuple) else one.clone() for one in sets]
+        tasks = [Task(case, selector, arguments.resamples, one) for one in copies]
+        name = f"{case}-{selector}"
+        folder = arguments.checkpoint and arguments.checkpoint / name
+        found = map_tasks(run_task, tasks, num_jobs=arguments.processes, checkpoint=folder, description=name)
+        return torch.tensor(found, dtype=DOUBLE)
 
-    return function
+    def simulate(generator: torch.Generator) -> Any:
+        return law.simulate(generator, law.num_data)
 
-
-def report(case: str, selector: str, replicates: int, num_resamples: int, processes: int) -> CoverageReport:
-    """Return the coverage of one selector in one case."""
-    from bayeskit.inference.generalized.coverage.report import BatchSelector
-
-    law = CASES[case]
-    weight: Any = 1.0
-    if selector != WHOLE:
-        weight = BatchSelector(weights_of(case, selector, num_resamples, processes))
-    return coverage_report(
-        law.posterior(), lambda g: law.simulate(g, law.num_data), law.target(), weight, num_replicates=replicates
-    )
+    weight: Any = 1.0 if selector == WHOLE else BatchSelector(weights)
+    return coverage_report(law.posterior(), simulate, law.target(), weight, num_replicates=arguments.replicates)
 
 
 def one_calibration() -> None:
@@ -191,16 +174,23 @@ def main() -> None:
     parser.add_argument("--replicates", type=int, default=1000)
     parser.add_argument("--resamples", type=int, default=200)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--time", action="store_true", help="only time one calibration")
+    parser.add_argument("--checkpoint", type=Path, help="folder that keeps the weights of a run that is stopped")
+    parser.add_argument("--time", action="store_true", help="time one calibration instead")
     arguments = parser.parse_args()
-    one_calibration()
+    torch.set_num_threads(1)
     if arguments.time:
-        return
+        one_calibration()
+    else:
+        coverage_table(arguments)
+
+
+def coverage_table(arguments: argparse.Namespace) -> None:
+    """Print the coverage of every selector in every case, row by row as they come and then together."""
     rows = []
     for case in arguments.cases:
         for selector in arguments.selectors:
             started = time.perf_counter()
-            found = report(case, selector, arguments.replicates, arguments.resamples, arguments.processes)
+            found = report(case, selector, arguments)
             row = {"case": case, "selector": selector, "weight": float(found.weight.median())}
             table = found.to_pandas()
             for region, share in table[table["level"] == 0.95].set_index("region")["coverage"].items():

@@ -5,8 +5,27 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "examples"
-EXAMPLES = sorted(FOLDER.glob("*.py"))
+HERE = Path(__file__).parent
+EXAMPLES = sorted((HERE.parents[1] / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Run a script as its reader would, but for the seconds of importing; return status, output and errors."""
+    environment = os.environ | {"BAYESKIT_SMALL_EXAMPLES": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen([sys.executable, HERE / "run_scripts.py"], **pipe) as runner:
+
+        def one(path):
+            folder = tmp_path_factory.mktemp("example")
+            output, errors = folder / "output", folder / "errors"
+            runner.stdin.write(f"{path}\t{output}\t{errors}\n")
+            runner.stdin.flush()
+            status = int(runner.stdout.readline())
+            return status, output.read_text(encoding="utf-8"), errors.read_text(encoding="utf-8")
+
+        yield one
+        runner.stdin.close()
 
 
 def test_there_are_examples():
@@ -14,11 +33,32 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs_and_stays_short(path):
+def test_example_runs_and_stays_short(path, run):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 120
-    environment = os.environ | {"BAYESKIT_SMALL_EXAMPLES": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    status, output, errors = run(path)
+    assert status == 0, errors
+    assert output.strip()
     # A warning in an example would teach that warnings are normal.
-    assert "Warning" not in done.stderr
+    assert "Warning" not in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("assert 1 + 1 == 3, 'no sum'", 1, "AssertionError: no sum"),
+        ("import warnings\nwarnings.warn('careful')", 0, "UserWarning: careful"),
+        ("import os\nos.kill(os.getpid(), 9)", -9, ""),
+        ("import atexit\natexit.register(lambda: 1 / 0)", 0, "ZeroDivisionError"),
+    ],
+)
+def test_mutation_a_script_that_fails_or_warns_is_noticed(run, tmp_path, text, status, said):
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    found, _, errors = run(path)
+    assert found == status and said in errors
+
+
+def test_scripts_do_not_see_each_other(run, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import torch\nprint(torch.get_default_dtype())\ntorch.set_default_dtype(torch.float64)")
+    assert run(path) == run(path) == (0, "torch.float32\n", "")

@@ -15,7 +15,6 @@ from torch.func import grad_and_value, jacrev, vmap
 from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
-from bayeskit.inference.generalized.losses.prediction import PredictionLoss
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 STEPS = 60
@@ -113,16 +112,10 @@ def minimize(
 def residual_spread(posterior: GibbsPosterior, u: Tensor, data: Data | None = None) -> Tensor:
     """Return the typical size of residuals at one vector ``(d,)``, the scale on which a loss's kinks are sharp.
 
-    Where the loss makes no predictions, outcomes stand for residuals once their median is subtracted.
+    What the residuals are is the loss's to say, by its method ``residuals``.
     """
-    data = posterior.data if data is None else data
-    outcome = columns(data)[-1].to(posterior.dtype)
-    loss = posterior.loss
-    if not isinstance(loss, PredictionLoss):
-        size = (outcome - outcome.median()).abs()
-    else:
-        parameter = posterior.prior.parameter(u)
-        size = (outcome - (parameter if loss.predict is None else loss.predict(parameter, columns(data)[0]))).abs()
+    given = posterior.loss.residuals(posterior.prior.parameter(u), posterior.data if data is None else data)
+    size = given.to(posterior.dtype).abs()
     # The median is robust; where most residuals vanish, the mean still has a scale.
     return torch.maximum(size.median(), 1e-3 * size.mean()).clamp_min(1e-12)
 

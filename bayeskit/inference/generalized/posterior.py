@@ -34,9 +34,11 @@ from bayeskit.inference.generalized.losses.loss import (
 )
 from bayeskit.inference.generalized.pooling import Pooling, Sum, as_pooling
 from bayeskit.inference.generalized.prior import Prior
+from bayeskit.inference.generalized.recession import direction_of_recession
 from bayeskit.target import Target
 
 PROBES = 20
+SHOWN = 0.1  # components of a direction smaller than this are not named
 
 
 class GibbsPosterior(Target):
@@ -82,7 +84,8 @@ class GibbsPosterior(Target):
     DataError, ShapeError
         If data are missing or not finite, or the loss of a datum is not; the datum is named.
     ImproperPosteriorError
-        If the prior is improper and the loss bounded, so that there is no posterior.
+        If the prior is improper and the loss bounded, by itself, by its predictor or by its pooling, or does not
+        depend on a direction of the parameter, so that there is no posterior.
     ModelError
         If the prior is neither a distribution nor a Pyro model, or the loss fails or has no derivative.
 
@@ -137,6 +140,8 @@ class GibbsPosterior(Target):
         density = PyroDensity(self, (), {}, new_generator(seed))
         super().__init__(density, batched=False, sample_prior=None, compile=compile)
         self._loops = not self._can_be_batched(density, new_generator(seed))
+        if not self.prior.is_proper and not self._loops:
+            self._refuse_recession(seed)
 
     def __call__(self, *data: Tensor, subsample_size: int | None = None) -> Any:
         """Run as a Pyro model.
@@ -322,6 +327,21 @@ class GibbsPosterior(Target):
                 raise DataError(f"the pooling {pooling} makes nan of losses {value.tolist()!r:.80}")
         if infinite is not None and bool(infinite.any()):
             raise DataError(f"the loss of {_datum(infinite)} is infinite at each of {PROBES} draws from the prior")
+
+    def _refuse_recession(self, seed: int) -> None:
+        """Refuse an improper prior along whose flat directions the loss does not grow."""
+        largest = max(float(x.abs().max()) for x in columns(self.data))
+        found = direction_of_recession(self._joint_of_batch, self.prior, largest, seed)
+        if found is None:
+            return
+        shown = [f"{name} {x:+.3g}" for name, x in zip(self.names, found.tolist(), strict=True) if abs(x) >= SHOWN]
+        sites = ", ".join(repr(name) for name in self.prior.improper)
+        raise ImproperPosteriorError(
+            f"the prior of {sites} is improper and the loss {type(self.loss).__name__}, pooled "
+            f"by {type(self.pooling).__name__}, does not grow in the direction ({', '.join(shown)}) of unconstrained "
+            "space, so that nothing makes a posterior proper; take a proper prior, such as a wide normal, leave out "
+            "covariates that others determine, or take a predictor and a pooling that do not bound the loss"
+        )
 
     def _probe(self, u: Tensor) -> Tensor:
         wanted = (self.num_data,) if isinstance(self.loss, PointwiseLoss) else ()

@@ -1,16 +1,17 @@
-"""Whether a network's layers have the limit that their kernels assume."""
+"""Whether a network's layers fit together, and have the limit that their kernels assume."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
-from bayeskit.errors import ModelError
+from bayeskit.errors import ModelError, ShapeError
 from bayeskit.models.wide_networks.graph import INPUT, Graph, Node
 from bayeskit.models.wide_networks.layers.combine import Concatenate, Sum
 from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
-from bayeskit.models.wide_networks.layers.grid import Flatten
+from bayeskit.models.wide_networks.layers.grid import AveragePool, Flatten, GlobalAverage
 from bayeskit.models.wide_networks.layers.nonlinearity import Nonlinearity
-from bayeskit.models.wide_networks.layers.normalization import Dropout
+from bayeskit.models.wide_networks.layers.normalization import Dropout, LayerNormalization
 
 
 @dataclass(frozen=True)
@@ -27,25 +28,89 @@ class Features:
         The layers with weights in which they are linear, one a term; None for a term that is linear in none.
     ancestors : frozenset of str
         All layers with weights on which they depend.
+    channels, num_axes : int or None
+        How many channels there are, and axes of the grid on which they lie, where layers before tell.
     """
 
     normal: bool
     alike: bool
     terms: frozenset[str | None]
     ancestors: frozenset[str]
+    channels: int | None = None
+    num_axes: int | None = None
 
 
 def check_limit(graph: Graph) -> None:
-    """Refuse networks whose limit is not the one that kernels assume.
+    """Refuse networks whose layers do not fit together, or whose limit is not the one that kernels assume.
 
     Raises
     ------
-    ModelError
+    ShapeError, ModelError
         Naming the layer.
     """
-    found = {INPUT: Features(normal=False, alike=True, terms=frozenset({None}), ancestors=frozenset())}
+    start = Features(normal=False, alike=True, terms=frozenset({None}), ancestors=frozenset(), num_axes=graph.num_axes)
+    found = {INPUT: start}
     for node in graph.nodes:
-        found[node.name] = _features(node, [found[name] for name in node.inputs])
+        inputs = [found[name] for name in node.inputs]
+        channels, num_axes = _shape(node, inputs)
+        found[node.name] = replace(_features(node, inputs), channels=channels, num_axes=num_axes)
+
+
+def _shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
+    """Return the number of channels and of axes that a layer makes, if it can take its inputs."""
+    layer, first = node.layer, inputs[0]
+    channels = first.channels
+    match layer:
+        case Dense():
+            _check_channels(node, layer.fan_in, first)
+            wanted, channels = 0, layer.channels
+        case Convolution():
+            _check_channels(node, layer.dense.fan_in // math.prod(layer.window), first)
+            wanted, channels = len(layer.window), layer.dense.channels
+        case AveragePool():
+            wanted = len(layer.window)
+        case GlobalAverage():
+            wanted = layer.num_axes
+        case LayerNormalization():
+            _check_channels(node, layer.shape[0], first)
+            wanted, channels = len(layer.shape) - 1, layer.shape[0]
+        case Flatten():
+            return channels if first.num_axes == 0 else None, 0
+        case Sum() | Concatenate():
+            return _joined_shape(node, inputs)
+        case _:
+            return channels, first.num_axes
+    if first.num_axes is not None and first.num_axes != wanted:
+        raise ShapeError(
+            f"layer {node.name!r} needs {_grid(wanted)} and receives {_grid(first.num_axes)} from {node.inputs[0]!r}"
+            + ("; put Flatten or an average over the grid before it" if not wanted else "")
+        )
+    return channels, 0 if isinstance(layer, GlobalAverage) and not layer.keeps_grid else wanted
+
+
+def _joined_shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
+    axes = {x.num_axes for x in inputs if x.num_axes is not None}
+    if len(axes) > 1:
+        raise ShapeError(f"layer {node.name!r} joins {' and '.join(_grid(x) for x in sorted(axes))}")
+    channels = [x.channels for x in inputs if x.channels is not None]
+    if isinstance(node.layer, Sum):
+        if len(set(channels)) > 1:
+            raise ShapeError(f"layer {node.name!r} adds features of different numbers of channels: {channels}")
+        total = channels[0] if channels else None
+    else:
+        total = sum(channels) if len(channels) == len(inputs) else None
+    return total, axes.pop() if axes else None
+
+
+def _check_channels(node: Node, wanted: int, features: Features) -> None:
+    if features.channels is not None and features.channels != wanted:
+        raise ShapeError(
+            f"layer {node.name!r} expects {wanted} channels and receives {features.channels} from {node.inputs[0]!r}"
+        )
+
+
+def _grid(num_axes: int) -> str:
+    return {0: "vectors", 1: "features along a line", 2: "images"}[num_axes]
 
 
 def _features(node: Node, inputs: list[Features]) -> Features:

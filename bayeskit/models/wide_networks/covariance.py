@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +40,8 @@ class Covariance:
     gain : bool
         Whether the features have just been multiplied by trainable gains, a number a channel, whose gradients (the
         features themselves) the next layer is to add.
+    mixed : bool
+        Whether such gradients are among those in ``ntk`` already, on average over channels.
     """
 
     nngp: Tensor
@@ -48,6 +52,7 @@ class Covariance:
     gap: Tensor | None = None
     mean: Tensor | None = None
     gain: bool = False
+    mixed: bool = False
 
     @property
     def sites(self) -> torch.Size:
@@ -70,6 +75,22 @@ class Covariance:
         ntk = None if self.ntk is None else replace(self, nngp=self.ntk).variance()
         return replace(self, nngp=self.variance(), ntk=ntk, all_pairs=False, gap=None)
 
+    @property
+    def same_site(self) -> Tensor | float:
+        """One where both sites of a pair are the same, and zero elsewhere, ``(*sites, *sites)``."""
+        if not self.all_pairs:
+            return 1.0
+        size = self.sites.numel()
+        ones = torch.eye(size, dtype=self.nngp.dtype, device=self.nngp.device)
+        return ones.reshape(*self.sites, *self.sites)
+
+    def settled(self) -> Covariance:
+        """Return the same with gradients of gains added to the others; there is a gain for each channel and site."""
+        if not self.gain:
+            return self
+        ntk = None if self.ntk is None else self.ntk + self.nngp * self.same_site
+        return replace(self, ntk=ntk, gain=False, mixed=True)
+
     def with_values(self, nngp: Tensor, ntk: Tensor | None, **changes: object) -> Covariance:
         """Return other moments of the same layout; a gap that is not given is forgotten."""
         return replace(self, nngp=nngp, ntk=ntk, **({"gap": None, "gain": False} | changes))  # type: ignore[arg-type]
@@ -87,11 +108,31 @@ class Profile:
         return Profile({k: v[chosen] for k, v in self.variance.items()}, {k: v[chosen] for k, v in self.mean.items()})
 
 
+class Joint(NamedTuple):
+    """Second moments of two sets of features: covariances ``k``, variances ``a`` and ``b``, and the gap."""
+
+    k: Tensor
+    a: Tensor
+    b: Tensor
+    gap: Tensor
+
+    def scaled(self, factor: float) -> Joint:
+        """Return all times a factor."""
+        return Joint(factor * self.k, factor * self.a, factor * self.b, factor * factor * self.gap)
+
+    def plus(self, other: Joint) -> Joint:
+        """Return the moments of a sum of features that are uncorrelated."""
+        return Joint(self.k + other.k, self.a + other.a, self.b + other.b, gap_of_sum(self, other))
+
+
 def gap_of(k: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return ``a b - k**2``, zero where rounding errors alone could have made it."""
     product = a * b
-    gap = product - k.square()
-    return torch.where(gap > SNAP * torch.finfo(k.dtype).eps * product, gap, torch.zeros_like(gap))
+    gap = torch.addcmul(product, k, k, value=-1)
+    noise = SNAP * torch.finfo(k.dtype).eps * product
+    if _plain(gap) and bool((gap.detach() - noise).amin() > 0):
+        return gap  # the choice below takes longer than all else
+    return torch.where(gap > noise, gap, torch.zeros_like(gap))
 
 
 def root(x: Tensor) -> Tensor:
@@ -102,8 +143,50 @@ def root(x: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, x, 1).sqrt(), 0)
 
 
+def angle(sine: Tensor, cosine: Tensor) -> Tensor:
+    """Return the angle of a vector with such parts, of any length; zero, with gradient zero, if that is zero."""
+    if torch.is_grad_enabled() and (sine.requires_grad or cosine.requires_grad):
+        cosine = torch.where((sine == 0) & (cosine == 0), 1, cosine)
+    return torch.atan2(sine, cosine)
+
+
+def acute_angle(sine: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the angle to the nearer of both directions of an axis, and how far the angle to one is from a right one.
+
+    The former keeps its digits where it is small; the latter has the sign of the cosine.
+    """
+    if torch.is_grad_enabled() and (sine.requires_grad or cosine.requires_grad):
+        between = angle(sine, cosine)
+        return torch.where(cosine < 0, math.pi - between, between), 0.5 * math.pi - between
+    # The same without choices and the slower function of two arguments.
+    acute = torch.atan(sine / cosine.abs().clamp_min(torch.finfo(cosine.dtype).tiny))
+    return acute, torch.copysign(0.5 * math.pi - acute, cosine)
+
+
+def gap_of_sum(one: Joint, other: Joint) -> Tensor:
+    """Return the gap of the sum of two covariances, with as many digits as theirs have."""
+    apart = (root(one.a) * root(other.b) - root(other.a) * root(one.b)).square()
+    alike = one.k * other.k > 0
+    first, second = (torch.where(alike, x.k.abs(), x.k) for x in (one, other))
+    scale = root(one.a) * root(one.b)
+    missing = scale * excess(second, other.gap, other.a, other.b) + second * excess(first, one.gap, one.a, one.b)
+    return one.gap + other.gap + apart + 2 * missing
+
+
 def excess(k: Tensor, gap: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return ``sqrt(a b) - k`` with as many digits as the gap has."""
-    scale = root(a) * root(b)
-    below = torch.where(k > 0, scale + k, 1)
-    return torch.where(k > 0, gap / torch.where(below > 0, below, 1), scale - k)
+    size = k.abs()
+    return excess_of_size(size, gap, a, b) + (size - k)
+
+
+def excess_of_size(size: Tensor, gap: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the excess where the covariance is not negative."""
+    below = torch.addcmul(size, root(a), root(b))
+    if torch.is_grad_enabled() and below.requires_grad:
+        return gap / torch.where(below > 0, below, 1)
+    return gap / below.clamp_min_(torch.finfo(size.dtype).tiny)
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether one may look at values: not while a graph is recorded, and not where looking waits for a device."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
+from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.graph import INPUT, Graph
 from bayeskit.models.wide_networks.layers.combine import Concatenate
 from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
@@ -72,10 +73,9 @@ def finite_network(
     seed: int | torch.Generator,
 ) -> nn.Module:
     """Return a copy of a module with other widths and random weights."""
-    width = None if width is None else whole_number("width", width, least=1)
     generator = new_generator(seed, stream="finite network")
     result = copy.deepcopy(module)
-    last = _last_layers(graph)
+    widths = _widths(graph, None if width is None else whole_number("width", width, least=1))
     found: dict[str, Channels] = {}
     for node in graph.nodes:
         sources = [found[name] for name in node.inputs if name in found]
@@ -86,20 +86,51 @@ def finite_network(
             entering, leaving = _sizes(old)
             if sources:
                 entering = entering * sources[0].after // sources[0].before
-            if width is not None and node.name not in last:
-                leaving = width
+            leaving = widths.get(node.name, leaving)
             new = _replaced(old, entering, leaving, standard)
-            _draw(new, float(variances.weight[node.name]), float(variances.bias[node.name]), standard, generator)
+            weight, bias = (_number(x[node.name]) for x in (variances.weight, variances.bias))
+            _draw(new, weight, bias, standard, generator)
             result.set_submodule(node.name, new)
             found[node.name] = Channels(_sizes(old)[1], leaving)
-        elif isinstance(layer, LayerNormalization) and sources:
-            result.set_submodule(node.name, _normalization(result.get_submodule(node.name), sources[0]))
-            found[node.name] = sources[0]
+        elif isinstance(layer, LayerNormalization):
+            channels = sources[0] if sources else Channels(1, 1)
+            result.set_submodule(node.name, _normalization(result.get_submodule(node.name), channels))
+            found[node.name] = channels
         elif isinstance(layer, Concatenate):
             found[node.name] = Channels(sum(x.before for x in sources), sum(x.after for x in sources))
         elif sources:
             found[node.name] = sources[0]
     return result
+
+
+def _widths(graph: Graph, width: int | None) -> dict[str, int]:
+    """Return the widths of layers that change; what is joined keeps its proportions, for they stand in the limit."""
+    if width is None:
+        return {}
+    data = {INPUT}
+    for node in graph.nodes:
+        if not isinstance(node.layer, Dense | Convolution) and not data.isdisjoint(node.inputs):
+            if len(node.inputs) > 1:
+                raise SettingsError(
+                    f"layer {node.name!r} adds or joins features of the input itself, whose number does not grow; "
+                    "leave width out, or put a layer with weights between"
+                )
+            data.add(node.name)
+    last = _last_layers(graph)
+    sizes = {
+        node.name: (node.layer if isinstance(node.layer, Dense) else node.layer.dense).channels
+        for node in graph.nodes
+        if isinstance(node.layer, Dense | Convolution) and node.name not in last
+    }
+    if not any(isinstance(node.layer, Concatenate) for node in graph.nodes):
+        return dict.fromkeys(sizes, width)
+    largest = max(sizes.values(), default=1)
+    if any(width * size % largest for size in sizes.values()):
+        raise SettingsError(
+            f"width is that of the widest layer where features are joined, and others keep their proportion to it, "
+            f"{sorted(set(sizes.values()))}; with {width} they would not be whole numbers"
+        )
+    return {name: width * size // largest for name, size in sizes.items()}
 
 
 def _last_layers(graph: Graph) -> frozenset[str]:
@@ -157,6 +188,10 @@ def _draw(module: Any, weight: float, bias: float, standard: bool, generator: to
             module.bias.normal_(generator=generator).mul_(math.sqrt(bias) if standard else 1.0)
     if not standard:
         module.weight_scale, module.bias_scale = scale, math.sqrt(bias)
+
+
+def _number(variance: Tensor | float) -> float:
+    return float(variance.detach()) if isinstance(variance, Tensor) else variance
 
 
 def _normalization(old: nn.Module, channels: Channels) -> nn.LayerNorm:

@@ -73,7 +73,8 @@ class Graph:
         self, x1: Tensor, x2: Tensor, profiles: tuple[Profile, Profile], variances: Variances, ntk: bool
     ) -> Covariance:
         """Return the covariances of the network's output between all inputs of two sets."""
-        state = cross_covariance(x1, x2, INPUT in self.all_pairs, ntk)
+        own = profiles[0].variance[INPUT], profiles[1].variance[INPUT]
+        state = cross_covariance(x1, x2, own, INPUT in self.all_pairs, ntk)
         return self._run(state, Pairs(*profiles, outer=True), variances)[self.nodes[-1].name]
 
     def _run(self, state: Covariance, pairs: Pairs, variances: Variances) -> dict[str, Covariance]:

@@ -301,7 +301,7 @@ def by_layer(name: str, variance: Variance, names: tuple[str, ...]) -> dict[str,
 
 def _variance(name: str, value: float | Tensor) -> float | Tensor:
     if isinstance(value, Tensor):
-        if value.dim() or not bool(torch.isfinite(value)) or float(value) < 0:
+        if value.dim() or not 0 <= float(value.detach()) < float("inf"):
             raise SettingsError(f"{name} must be one number that is finite and not negative, not {value!r}")
         return value
     number = float(value)

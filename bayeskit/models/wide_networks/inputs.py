@@ -34,40 +34,49 @@ def own_covariance(x: Tensor, all_pairs: bool, ntk: bool) -> Covariance:
     else:
         nngp = x.square().mean(1)
     gap = torch.zeros_like(nngp) if not num_axes else None
-    return Covariance(
-        nngp, torch.zeros_like(nngp) if ntk else None, x.shape[1], num_axes, all_pairs and num_axes > 0, gap
-    )
+    ntk_matrix = torch.zeros_like(nngp) if ntk else None
+    return Covariance(nngp, ntk_matrix, x.shape[1], num_axes, all_pairs and num_axes > 0, gap, x.mean(1))
 
 
-def cross_covariance(x1: Tensor, x2: Tensor, all_pairs: bool, ntk: bool) -> Covariance:
-    """Return the covariances of all inputs of one set with all of another."""
+def cross_covariance(
+    x1: Tensor, x2: Tensor, variances: tuple[Tensor, Tensor], all_pairs: bool, ntk: bool
+) -> Covariance:
+    """Return the covariances of all inputs of one set with all of another, each of which has been paired with itself.
+
+    On a grid the inputs of the second set lie side by side in memory, so that parts of the grid are long stretches.
+    """
     num_axes, channels = x1.dim() - 2, x1.shape[1]
     gap = None
     if not num_axes:
         nngp = x1 @ x2.mT / channels
-        gap = _vector_gap(x1, x2, nngp)
+        gap = _vector_gap(x1, x2, nngp, *variances)
     elif all_pairs:
         sites = x1.shape[2:]
-        rows, columns = (x.flatten(2).transpose(1, 2).reshape(-1, channels) for x in (x1, x2))
-        product = (rows @ columns.mT / channels).reshape(len(x1), sites.numel(), len(x2), sites.numel())
-        nngp = product.transpose(1, 2).reshape(len(x1), len(x2), *sites, *sites)
+        rows, columns = (x.flatten(2).permute(2, 0, 1).reshape(-1, channels) for x in (x1, x2))
+        product = (rows @ columns.mT).div_(channels).reshape(*sites, len(x1), *sites, len(x2))
+        first, second = range(num_axes), range(num_axes + 1, 2 * num_axes + 1)
+        nngp = product.permute(num_axes, 2 * num_axes + 1, *first, *second)
     else:
-        nngp = torch.einsum("ic...,jc...->ij...", x1, x2) / channels
+        sites = x1.shape[2:]
+        product = (x1.flatten(2).permute(2, 0, 1) @ x2.flatten(2).permute(2, 1, 0)).div_(channels)
+        nngp = product.reshape(*sites, len(x1), len(x2)).permute(-2, -1, *range(num_axes))
     ntk_matrix = torch.zeros_like(nngp) if ntk else None
     return Covariance(nngp, ntk_matrix, channels, num_axes, all_pairs and num_axes > 0, gap)
 
 
-def _vector_gap(x1: Tensor, x2: Tensor, k: Tensor) -> Tensor:
+def _vector_gap(x1: Tensor, x2: Tensor, k: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the product of squared norms minus the squared product of vectors, all by the number of features.
 
     Where vectors are nearly parallel the difference has lost its digits, and what is left of one vector beside the
     other is computed instead.
     """
     channels = x1.shape[1]
-    a, b = x1.square().mean(1), x2.square().mean(1)
     product = a[:, None] * b
-    gap = product - k.square()
-    near = (gap <= (1e-5 if k.dtype == torch.float64 else 4e-3) * product).nonzero()
+    gap = torch.addcmul(product, k, k, value=-1)
+    limit = (1e-5 if k.dtype == torch.float64 else 4e-3) * product
+    if not gap.numel() or bool((gap.detach() - limit).amin() > 0):
+        return gap
+    near = (gap <= limit).nonzero()
     if not len(near):
         return gap
     found = [

@@ -134,13 +134,13 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     --------
     >>> import torch
     >>> from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-    >>> x = torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]], dtype=torch.float64)
-    >>> y = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64)
-    >>> report = propriety_check(GibbsPosterior(Flat((2,)), losses.HalfSquared(losses.linear), (x, y)))
-    >>> report.proper, report.worst
-    (False, (theta[0] ..., theta[1] ...))
-    >>> abs(report.worst.direction["theta[0]"] / report.worst.direction["theta[1]"] + 2) < 1e-9
+    >>> x = torch.tensor([1.0], dtype=torch.float64)
+    >>> cauchy = losses.FunctionLoss(lambda centre, x: (x - centre).square().log1p())
+    >>> propriety_check(GibbsPosterior(Flat(), cauchy, x, weight=0.6)).proper
     True
+    >>> report = propriety_check(GibbsPosterior(Flat(), cauchy, x, weight=0.4))
+    >>> report.proper, round(report.worst.slope, 6)
+    (False, 0.2)
     """
     num_directions = whole_number("num_directions", num_directions, 0)
     search = _Search(posterior, seed)

@@ -78,6 +78,20 @@ class Loss(ABC):
         """Return a twice differentiable loss that differs only within about ``width`` of kinks; itself by default."""
         return self
 
+    def residuals(self, parameter: Any, data: Data) -> Tensor:
+        """Return numbers whose typical size is the scale on which kinks are sharp, and widths of smoothing are taken.
+
+        By default outcomes, the last tensor of the data, about their median; of outcomes most of which are the same,
+        such as labels, about their mean; and where all are, the outcomes themselves. A loss that wraps another one
+        returns the residuals of that.
+        """
+        outcome = columns(data)[-1]
+        outcome = outcome if outcome.is_floating_point() else outcome.to(torch.get_default_dtype())
+        away, about_mean = outcome - outcome.median(), outcome - outcome.mean()
+        # Without branching, since data sets may be batched.
+        away = torch.where(away.abs().median() > 0, away, about_mean)
+        return torch.where((outcome == outcome.median()).all(), outcome, away)
+
 
 class PointwiseLoss(Loss):
     """A loss that is the sum over data of each one's own."""

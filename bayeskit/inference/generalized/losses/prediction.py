@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from bayeskit.errors import ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss
+from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, columns
 
 Predictor = Callable[[Any, Tensor], Tensor]
 """``(parameter, covariates (n, ...)) -> (n, ...)``."""
@@ -74,3 +74,9 @@ class PredictionLoss(PointwiseLoss):
                 f"a parameter of shape {tuple(prediction.shape)} predicts no outcomes of shape {tuple(outcome.shape)}"
             )
         return each.flatten(1).sum(-1) if each.dim() > 1 else each
+
+    def residuals(self, parameter: Any, data: Data) -> Tensor:
+        """Return outcomes minus predictions."""
+        outcome = columns(data)[-1]
+        prediction = parameter if self.predict is None else self.predict(parameter, columns(data)[0])
+        return outcome.to(prediction.dtype) - prediction

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.models.wide_networks.activations.activation import Activation, Moments
-from bayeskit.models.wide_networks.covariance import excess, gap_of, root
+from bayeskit.models.wide_networks.covariance import acute_angle, excess_of_size, gap_of, root
 
 
 @dataclass(frozen=True)
@@ -52,26 +52,25 @@ class PiecewiseLinear(Activation):
             gap = gap_of(k, a, b)
         # The tangent of the angle between features keeps its digits where the cosine is one or minus one.
         sine = root(gap)
-        angle = torch.atan2(sine, k)
-        ahead = 0.5 * math.pi - angle
+        acute, ahead = acute_angle(sine, k)
         nngp = (2 * even / math.pi) * torch.addcmul(sine, k, ahead)
         if odd:
             nngp = nngp + odd * k
         slope = None
         if derivative:
             slope = (2 * even / math.pi) * ahead + odd
-        return Moments(nngp, slope, self._gap(k, gap, sine, angle, a, b, nngp) if known else None)
+        return Moments(nngp, slope, self._gap(k, gap, sine, acute, a, b, nngp) if known else None)
 
-    def _gap(self, k: Tensor, gap: Tensor, sine: Tensor, angle: Tensor, a: Tensor, b: Tensor, nngp: Tensor) -> Tensor:
+    def _gap(self, k: Tensor, gap: Tensor, sine: Tensor, acute: Tensor, a: Tensor, b: Tensor, nngp: Tensor) -> Tensor:
         """Return the gap between the function's own moments, from that between its arguments'."""
         odd, even = (0.5 * (self.right + self.left)) ** 2, (0.5 * (self.right - self.left)) ** 2
         size = k.abs()
-        acute = torch.where(k < 0, math.pi - angle, angle)
-        missing = even * (excess(size, gap, a, b) - (2 / math.pi) * (sine - acute * size))
+        parallel = torch.addcmul(sine, acute, size, value=-1)
+        # The excess of the negative covariance is that of its size, plus what they differ by.
+        missing = torch.add((odd + even) * excess_of_size(size, gap, a, b), parallel, alpha=-2 * even / math.pi)
         if odd:
-            missing = missing + odd * excess(k, gap, a, b)
-        scale = (odd + even) * root(a) * root(b)
-        return missing.clamp_min(0) * (scale + nngp)
+            missing = missing + odd * (size - k)
+        return missing.clamp_min(0) * torch.addcmul(nngp, root(a), root(b), value=odd + even)
 
     def mean(self, a: Tensor) -> Tensor | None:
         """Return the expectation of the function of a normal number with variance ``a``."""

@@ -10,6 +10,8 @@ import torch
 from numpy.polynomial import hermite_e
 from torch import Tensor
 
+from bayeskit._settings import whole_number
+from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.activations.activation import Activation, Moments
 
 
@@ -22,6 +24,11 @@ class Polynomial(Activation):
     coefficients : tuple of float
         Of the powers zero, one, two and so on.
 
+    Raises
+    ------
+    SettingsError
+        If there are none, or they are not finite.
+
     Examples
     --------
     >>> import torch
@@ -31,6 +38,11 @@ class Polynomial(Activation):
     """
 
     coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check settings."""
+        if not self.coefficients or not all(math.isfinite(x) for x in self.coefficients):
+            raise SettingsError(f"a polynomial needs coefficients that are finite, not {self.coefficients!r}")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the function's values, by Horner's rule."""
@@ -75,11 +87,13 @@ class Polynomial(Activation):
 
 def monomial(degree: int) -> Polynomial:
     """Return ``x**degree``."""
+    degree = whole_number("degree", degree, least=0)
     return Polynomial((0.0,) * degree + (1.0,))
 
 
 def hermite(degree: int) -> Polynomial:
     """Return the probabilists' Hermite polynomial, divided so that its second moment is one at variance one."""
+    degree = whole_number("degree", degree, least=0)
     basis = np.zeros(degree + 1)
     basis[degree] = 1.0
     return Polynomial(tuple(float(x) for x in hermite_e.herme2poly(basis) / math.sqrt(math.factorial(degree))))

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
+from scipy.special import roots_hermitenorm
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vjp
 
+from bayeskit._settings import whole_number
+from bayeskit.errors import ModelError, SettingsError
 from bayeskit.models.wide_networks.activations.activation import Activation, Moments
+from bayeskit.models.wide_networks.covariance import root
+
+NEGLIGIBLE = 1e-300  # weights of nodes that are left out, beyond 37 standard deviations: float64 has lost their digits
+
+CHUNK = 1 << 12  # variances whose expansion is computed at once
 
 
 @dataclass(frozen=True)
@@ -21,17 +29,25 @@ class Quadrature(Activation):
 
     The function of a normal number with variance ``a`` is expanded in Hermite polynomials, once an input,
     :math:`f(\sqrt a\,z) = \sum_n h_n(a)\,\mathrm{He}_n(z) / \sqrt{n!}`, with coefficients by Gauss-Hermite quadrature,
-    and moments are power series in the correlation, :math:`\sum_n h_n(a) h_n(b) c^n`. What the terms left out could
-    add is bounded by Cauchy and Schwarz, see :meth:`error_bound`.
+    and moments are power series in the correlation, :math:`\sum_n h_n(a) h_n(b) c^n`; likewise those of the
+    derivative, which torch finds. Errors are bounded by :meth:`error_bound`: small for functions that are smooth on
+    the scale of :math:`\sqrt a`, large for those with kinks.
 
     Parameters
     ----------
     function : callable
-        From a tensor to one of the same shape, elementwise.
-    num_terms : int, default 64
-        Of the series.
-    num_nodes : int, default 256
+        From a tensor to one of the same shape, elementwise, of operations that torch can differentiate.
+    num_terms : int, default 128
+        Of the series, at most; those that rounding would swallow are left out.
+    num_nodes : int, default 512
         Of the quadrature.
+
+    Raises
+    ------
+    SettingsError
+        If the function cannot be called, or there are fewer nodes than terms.
+    ModelError
+        As moments are computed, if the function is not elementwise or torch cannot differentiate it.
 
     Examples
     --------
@@ -43,8 +59,15 @@ class Quadrature(Activation):
     """
 
     function: Callable[[Tensor], Tensor]
-    num_terms: int = 64
-    num_nodes: int = 256
+    num_terms: int = 128
+    num_nodes: int = 512
+
+    def __post_init__(self) -> None:
+        """Check settings."""
+        if not callable(self.function):
+            raise SettingsError(f"an activation must be a function of a tensor, not {self.function!r}")
+        least = whole_number("num_terms", self.num_terms, least=1)
+        whole_number("num_nodes", self.num_nodes, least=least)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the function's values."""
@@ -52,23 +75,66 @@ class Quadrature(Activation):
 
     def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
         """Return moments of the function of two normal numbers."""
-        first, second = self.expansion(a), self.expansion(b)
-        scale = (a * b).sqrt().clamp_min(torch.finfo(k.dtype).tiny)
-        cosine = (k / scale).clamp(-1, 1)
-        nngp = torch.zeros_like(cosine)
-        slope = torch.zeros_like(cosine) if derivative else None
-        for n in reversed(range(self.num_terms)):
-            weight = first[..., n] * second[..., n]
-            nngp = nngp * cosine + weight
-            if slope is not None and n:
-                slope = slope * cosine + n * weight
-        return Moments(nngp, None if slope is None else slope / scale)
+        scale = root(a) * root(b)
+        cosine = k / torch.where(scale > 0, scale, 1)
+        nngp = _series(self.expansion(a), self.expansion(b), cosine)
+        if not derivative:
+            return Moments(nngp)
+        slope = self._slope()
+        return Moments(nngp, _series(slope.expansion(a), slope.expansion(b), cosine))
 
     def expansion(self, a: Tensor) -> Tensor:
         """Return the coefficients of normalised Hermite polynomials for each variance, ``(*shape, num_terms)``."""
-        nodes, polynomials = _rule(self.num_nodes, self.num_terms)
-        values = self.function(a[..., None].sqrt() * nodes.to(a))
-        return values @ polynomials.to(a)
+        nodes, polynomials = (x.to(a.device) for x in _rule(self.num_nodes, self.num_terms))
+        pieces = root(a.double()).reshape(-1, 1).split(CHUNK)
+        found = torch.cat([self._values(piece * nodes) @ polynomials for piece in pieces])
+        return found.reshape(*a.shape, self.num_terms).to(a.dtype)
+
+    def error_bound(self, a: Tensor, b: Tensor | None = None, c: float = 1.0) -> Moments:
+        r"""Return how far moments may be off.
+
+        What the terms left out can add is bounded by Cauchy and Schwarz,
+        :math:`|c|^N \sqrt{R(a) R(b)}` with :math:`R(a) = \mathrm E f(\sqrt a z)^2 - \sum_{n<N} h_n(a)^2` after N terms.
+        The quadrature's own error is judged by the change of coefficients as nodes are doubled, and bounded likewise;
+        for functions with kinks or jumps finer than the nodes that is an estimate.
+
+        Parameters
+        ----------
+        a, b : Tensor
+            Variances; by default ``b`` is ``a``.
+        c : float, default 1.0
+            The correlation; the bound grows with its size.
+
+        Returns
+        -------
+        Moments
+            Bounds on the errors of both moments, in float64.
+        """
+        if not abs(c) <= 1:
+            raise SettingsError(f"c must be a correlation in [-1, 1], not {c!r}")
+        a = a.detach().double()
+        b = a if b is None else b.detach().double()
+        with torch.no_grad():
+            return Moments(self._bound(a, b, abs(c)), self._slope()._bound(a, b, abs(c)))
+
+    def _bound(self, a: Tensor, b: Tensor, c: float) -> Tensor:
+        parts = [self._parts(x) for x in ((a,) if a is b else (a, b))]
+        first, second = parts[0], parts[-1]
+        quadrature = first.off * second.length + (first.length + first.off) * second.off
+        return c**self.num_terms * root(first.rest * second.rest) + quadrature
+
+    def _parts(self, a: Tensor) -> _Parts:
+        """Return how long the series is, what it has left out, and what twice as many nodes change in it."""
+        finer = replace(self, num_nodes=2 * self.num_nodes)
+        nodes, polynomials = (x.to(a.device) for x in _rule(finer.num_nodes, self.num_terms))
+        values = self._values(root(a)[..., None] * nodes)
+        fine = values @ polynomials
+        second_moment = values.square() @ polynomials[:, 0]
+        return _Parts(
+            fine.square().sum(-1).sqrt(),
+            (second_moment - fine.square().sum(-1)).clamp_min(0),
+            (self.expansion(a) - fine).square().sum(-1).sqrt(),
+        )
 
     def mean(self, a: Tensor) -> Tensor | None:
         """Return the expectation of the function of a normal number with variance ``a``."""
@@ -76,7 +142,45 @@ class Quadrature(Activation):
 
     def gain(self) -> Activation:
         """Return ``x f'(x)``."""
-        return Quadrature(Gain(self.function), self.num_terms, self.num_nodes)
+        return replace(self, function=Gain(self.function))
+
+    def _slope(self) -> Quadrature:
+        return replace(self, function=Derivative(self.function))
+
+    def _values(self, x: Tensor) -> Tensor:
+        # Modules such as SELU(inplace=True) write into what they are given.
+        values = self.function(x.clone())
+        if not isinstance(values, Tensor) or values.shape != x.shape:
+            raise ModelError(f"{_name(self.function)} is not elementwise: it must return a tensor of its input's shape")
+        return values
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Of a truncated series: its length, the squared length of what is missing, and by how much nodes move it."""
+
+    length: Tensor
+    rest: Tensor
+    off: Tensor
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The derivative of an elementwise function, as torch finds it: zero at jumps."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``f'(x)``."""
+        try:
+            values, pull, *_ = vjp(lambda u: self.function(u.clone()), x)
+            slopes: Tensor = pull(torch.ones_like(values))[0]
+        except Exception as error:  # torch raises whatever the function's own code raises on its tensors
+            raise ModelError(
+                f"{_name(self.function)} has no derivative that torch.func finds: {error}. Write it with torch's "
+                "operations; or take the nngp kernel only, which needs none"
+            ) from error
+        return slopes
 
 
 @dataclass(frozen=True)
@@ -87,18 +191,38 @@ class Gain:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return ``x f'(x)``."""
-        return x * vmap(grad(self.function))(x.reshape(-1)).reshape(x.shape)
+        return x * Derivative(self.function)(x)
+
+
+def _series(first: Tensor, second: Tensor, cosine: Tensor) -> Tensor:
+    """Return a power series in the correlation, whose coefficients are products, by Horner's rule."""
+    largest = [x.detach().abs().reshape(-1, x.shape[-1]).amax(0) for x in (first, second)]
+    size = largest[0] * largest[1]
+    felt = (size > torch.finfo(size.dtype).eps * size.sum()).nonzero()
+    num_terms = int(felt.max()) + 1 if len(felt) else 1
+    result = torch.zeros_like(cosine)
+    for n in reversed(range(num_terms)):
+        result = torch.addcmul(first[..., n] * second[..., n], result, cosine)
+    return result
+
+
+def _name(function: object) -> str:
+    if isinstance(function, Derivative | Gain | Quadrature):
+        return _name(function.function)
+    return str(getattr(function, "__name__", function))
 
 
 @lru_cache(maxsize=8)
 def _rule(num_nodes: int, num_terms: int) -> tuple[Tensor, Tensor]:
     """Return the nodes for a standard normal law, and weights times normalised Hermite polynomials at them."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
-    weights = weights / math.sqrt(2 * math.pi)
-    values = np.empty((num_nodes, num_terms))
-    values[:, 0] = 1.0
+    nodes, weights = roots_hermitenorm(num_nodes)
+    weights = weights / weights.sum()
+    nodes, weights = nodes[weights > NEGLIGIBLE], weights[weights > NEGLIGIBLE]
+    values = np.empty((len(nodes), num_terms))
+    # The recurrence is linear, so that it may begin with the weights; polynomials alone would overflow.
+    values[:, 0] = weights
     if num_terms > 1:
-        values[:, 1] = nodes
+        values[:, 1] = nodes * weights
     for n in range(1, num_terms - 1):
         values[:, n + 1] = (nodes * values[:, n] - math.sqrt(n) * values[:, n - 1]) / math.sqrt(n + 1)
-    return torch.from_numpy(nodes), torch.from_numpy(weights[:, None] * values)
+    return torch.from_numpy(nodes), torch.from_numpy(values)

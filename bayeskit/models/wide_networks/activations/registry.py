@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from bayeskit.models.wide_networks.activations.smooth import Erf, Exponential, G
 
 HALF_PI = 1.5707963267948966
 
-CLOSED: dict[Any, Callable[..., Activation]] = {
+CLOSED: dict[Any, Callable[..., Activation | None]] = {
     torch.relu: lambda: PiecewiseLinear(0.0, 1.0),
     functional.relu: lambda inplace=False: PiecewiseLinear(0.0, 1.0),
     functional.leaky_relu: lambda negative_slope=0.01, inplace=False: PiecewiseLinear(negative_slope, 1.0),
@@ -33,6 +34,9 @@ CLOSED: dict[Any, Callable[..., Activation]] = {
     torch.exp: Exponential,
     torch.sign: Step,
     torch.square: lambda: monomial(2),
+    torch.pow: lambda exponent: _power(exponent),
+    operator.pow: lambda exponent: _power(exponent),
+    "pow": lambda exponent: _power(exponent),
     "relu": lambda: PiecewiseLinear(0.0, 1.0),
     "abs": lambda: PiecewiseLinear(-1.0, 1.0),
     "erf": Erf,
@@ -92,24 +96,40 @@ def activation_of_module(module: nn.Module) -> Activation | None:
     return Quadrature(module) if isinstance(module, MODULES) else None
 
 
-def activation_of_function(target: Any, options: dict[str, Any]) -> Activation | None:
-    """Return the activation that a function or the name of a tensor's method is, or None."""
-    options = {key: value for key, value in options.items() if key != "inplace"}
-    if target in (functional.gelu, "gelu"):
-        return Gelu() if options.get("approximate", "none") == "none" else Quadrature(_Bound(functional.gelu, options))
+def activation_of_function(target: Any, settings: tuple[Any, ...], options: dict[str, Any]) -> Activation | None:
+    """Return the activation that a function or the name of a tensor's method is, or None.
+
+    Parameters
+    ----------
+    target : callable or str
+        The function or method.
+    settings, options : tuple and dict
+        What it is called with behind the tensor, by position and by name.
+    """
+    if target is functional.gelu:
+        return Gelu() if options.get("approximate", "none") == "none" else Quadrature(_Bound(target, (), options))
     if target in CLOSED:
-        return CLOSED[target](**options)
+        return CLOSED[target](*settings, **options)
     if target in FUNCTIONS:
-        return Quadrature(_Bound(FUNCTIONS[target], options) if options else FUNCTIONS[target])
+        function = FUNCTIONS[target]
+        return Quadrature(_Bound(function, settings, options) if settings or options else function)
     return None
 
 
-class _Bound:
-    """A function with some of its options set."""
+def _power(exponent: Any) -> Activation | None:
+    """Return a monomial; other powers are not finite at zero, or no functions of negative numbers."""
+    whole = isinstance(exponent, int | float) and exponent == int(exponent) and exponent >= 0
+    return monomial(int(exponent)) if whole else None
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]):
-        self.function, self.options = function, options
+
+@dataclass(frozen=True)
+class _Bound:
+    """A function with some of its settings chosen."""
+
+    function: Callable[..., Any]
+    settings: tuple[Any, ...]
+    options: dict[str, Any]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.function(x, **self.options)
+        result: torch.Tensor = self.function(x, *self.settings, **self.options)
         return result

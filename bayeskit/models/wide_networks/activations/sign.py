@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.models.wide_networks.activations.activation import Activation, Moments
-from bayeskit.models.wide_networks.covariance import gap_of, root
+from bayeskit.models.wide_networks.covariance import angle, gap_of, root
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Step(Activation):
     def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
         """Return moments of the function of two normal numbers."""
         middle, height = 0.5 * (self.left + self.right), 0.5 * (self.right - self.left)
-        angle = torch.atan2(root(gap_of(k, a, b) if gap is None else gap), k)
-        nngp = middle**2 + height**2 * (1 - (2 / math.pi) * angle)
+        between = angle(root(gap_of(k, a, b) if gap is None else gap), k)
+        nngp = middle**2 + height**2 * (1 - (2 / math.pi) * between)
         return Moments(nngp, torch.zeros_like(nngp) if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:

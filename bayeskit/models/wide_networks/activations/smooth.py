@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from bayeskit.models.wide_networks.activations.activation import Activation, Moments
 from bayeskit.models.wide_networks.activations.quadrature import Quadrature
+from bayeskit.models.wide_networks.covariance import gap_of
 
 
 class Smooth(Activation):
@@ -36,9 +37,9 @@ class Erf(Smooth):
 
     def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
         """Return moments of the function of two normal numbers."""
-        product = (1 + 2 * a) * (1 + 2 * b)
-        nngp = (2 / math.pi) * torch.asin(2 * k * product.rsqrt())
-        slope = (4 / math.pi) * (product - 4 * k.square()).rsqrt() if derivative else None
+        determinant = 1 + 2 * (a + b) + 4 * (gap_of(k, a, b) if gap is None else gap)
+        nngp = (2 / math.pi) * torch.atan2(2 * k, determinant.sqrt())
+        slope = (4 / math.pi) * determinant.rsqrt() if derivative else None
         return Moments(nngp, slope)
 
     def mean(self, a: Tensor) -> Tensor | None:
@@ -65,8 +66,8 @@ class Gelu(Smooth):
         first, second = 1 + a, 1 + b
         product = first * second
         square = k.square()
-        determinant = product - square
-        both = 0.25 + torch.asin(k * product.rsqrt()) / (2 * math.pi)  # of two distribution functions
+        determinant = 1 + a + b + (gap_of(k, a, b) if gap is None else gap)
+        both = 0.25 + torch.atan2(k, determinant.sqrt()) / (2 * math.pi)  # of two distribution functions
         density = determinant.rsqrt() / (2 * math.pi)
         nngp = k * both + density * (a * b + square * (1 - a * b) / product)
         slope = None
@@ -121,7 +122,7 @@ class GaussianBump(Smooth):
     def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
         """Return moments of the function of two normal numbers."""
         twice = 2 * self.rate
-        determinant = (1 + twice * a) * (1 + twice * b) - (twice * k).square()
+        determinant = 1 + twice * (a + b) + twice * twice * (gap_of(k, a, b) if gap is None else gap)
         nngp = determinant.rsqrt()
         return Moments(nngp, twice * twice * k * nngp / determinant if derivative else None)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from bayeskit.errors import ModelError, ShapeError
-from bayeskit.models.wide_networks.covariance import Covariance
+from bayeskit.errors import ShapeError
+from bayeskit.models.wide_networks.covariance import Covariance, Joint
 from bayeskit.models.wide_networks.layers.layer import Pairs, Variances
 
 
@@ -32,8 +32,7 @@ class Sum:
         self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
     ) -> Covariance:
         """Add covariances."""
-        states = [state for _, state in inputs]
-        _check_gains(name, states)
+        states = [state if len(inputs) == 1 else state.settled() for _, state in inputs]
         layouts = {(state.channels, state.num_axes, tuple(state.sites)) for state in states}
         if len(layouts) > 1:
             raise ShapeError(f"layer {name!r} adds features of different shapes: {sorted(layouts)}")
@@ -43,7 +42,8 @@ class Sum:
             nngp=_combined([state.nngp for state in states], squares),
             ntk=_combined_tangents([state.ntk for state in states], squares),
             mean=_combined_tangents([state.mean for state in states], self.scale),
-            gap=None if len(states) > 1 or states[0].gap is None else squares[0] ** 2 * states[0].gap,
+            gap=_gap(inputs, pairs, squares),
+            mixed=any(state.mixed for state in states),
         )
 
 
@@ -59,8 +59,7 @@ class Concatenate:
         self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
     ) -> Covariance:
         """Average covariances, each with its share of the channels."""
-        states = [state for _, state in inputs]
-        _check_gains(name, states)
+        states = [state.settled() for _, state in inputs]
         layouts = {(state.num_axes, tuple(state.sites)) for state in states}
         if len(layouts) > 1:
             raise ShapeError(f"layer {name!r} joins features on different grids: {sorted(layouts)}")
@@ -72,16 +71,20 @@ class Concatenate:
             ntk=_combined_tangents([state.ntk for state in states], shares),
             mean=_combined_tangents([state.mean for state in states], shares),
             channels=channels,
-            gap=None,
+            gap=_gap(inputs, pairs, shares),
+            mixed=any(state.mixed for state in states),
         )
 
 
-def _check_gains(name: str, states: Sequence[Covariance]) -> None:
-    if len(states) > 1 and any(state.gain and state.ntk is not None for state in states):
-        raise ModelError(
-            f"layer {name!r} combines the output of a LayerNorm with trainable gains, whose tangent kernel has no "
-            "limit here; give that LayerNorm elementwise_affine=False, or a layer with weights behind it"
-        )
+def _gap(inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, weights: Sequence[float]) -> Tensor | None:
+    """Return the gap of a weighted sum of covariances, if those of all are known."""
+    total: Joint | None = None
+    for (source, state), weight in zip(inputs, weights, strict=True):
+        if state.gap is None:
+            return None
+        term = Joint(state.nngp, *pairs.variances(source, state), state.gap).scaled(weight)
+        total = term if total is None else total.plus(term)
+    return None if total is None else total.gap
 
 
 def _combined(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from bayeskit.errors import ShapeError
 from bayeskit.models.wide_networks.covariance import Covariance, excess, root
@@ -52,6 +52,7 @@ class Dense:
                 f"layer {name!r}: a dense layer needs vectors, not features on a grid with {state.num_axes} axes; put "
                 "Flatten or an average over the grid before it"
             )
+        state = state.settled()
         if state.channels != self.fan_in:
             raise ShapeError(f"layer {name!r} expects {self.fan_in} features and receives {state.channels}")
         gap = None
@@ -73,14 +74,15 @@ class Dense:
         result = weight * nngp
         tangent: Tensor | None = None
         if ntk is not None:
-            tangent = weight * (ntk + nngp) if state.gain else weight * ntk
             if self.trains_weight:
-                tangent = tangent + (self.fan_in * nngp if self.standard else result)
+                tangent = _plus(self.fan_in * nngp if self.standard else result, ntk, weight)
+            else:
+                tangent = weight * ntk
         if self.bias:
             result = result + bias
             if tangent is not None and self.trains_bias:
                 tangent = tangent + (1.0 if self.standard else bias)
-        return replace(state, nngp=result, ntk=tangent, channels=self.channels, gap=gap, mean=None, gain=False)
+        return replace(state, nngp=result, ntk=tangent, channels=self.channels, gap=gap, mean=None, mixed=False)
 
 
 def _gap(state: Covariance, a: Tensor, b: Tensor, weight: Tensor | float, bias: Tensor | float) -> Tensor:
@@ -89,8 +91,13 @@ def _gap(state: Covariance, a: Tensor, b: Tensor, weight: Tensor | float, bias: 
     gap = weight * weight * state.gap
     if isinstance(bias, float) and bias == 0:
         return gap
-    apart = (root(a) - root(b)).square() + 2 * excess(state.nngp, state.gap, a, b)
-    return gap + weight * bias * apart
+    apart = torch.add((root(a) - root(b)).square(), excess(state.nngp, state.gap, a, b), alpha=2)
+    return _plus(gap, apart, weight * bias)
+
+
+def _plus(x: Tensor, y: Tensor, factor: Tensor | float) -> Tensor:
+    """Return ``x + factor * y``, in one operation where that is possible."""
+    return x + factor * y if isinstance(factor, Tensor) else torch.add(x, y, alpha=factor)
 
 
 @dataclass(frozen=True)
@@ -125,12 +132,13 @@ class Convolution:
     ) -> Covariance:
         """Average covariances over the window, scale and shift."""
         ((_, state),) = inputs
+        state = state.settled()
         if state.num_axes != len(self.window):
             raise ShapeError(f"layer {name!r} moves over {len(self.window)} axes, and its input has {state.num_axes}")
-        entering = state.channels * _product(self.window)
+        entering = state.channels * math.prod(self.window)
         if entering != self.dense.fan_in:
             raise ShapeError(
-                f"layer {name!r} expects {self.dense.fan_in // _product(self.window)} channels and receives "
+                f"layer {name!r} expects {self.dense.fan_in // math.prod(self.window)} channels and receives "
                 f"{state.channels}"
             )
         nngp = self.average(state, state.nngp, name)
@@ -143,36 +151,46 @@ class Convolution:
         first = x.dim() - state.num_axes * (2 if state.all_pairs else 1)
         for axis in range(state.num_axes):
             axes = (first + axis, first + state.num_axes + axis) if state.all_pairs else (first + axis,)
-            for one in axes:
-                x = padded(x, one, self.padding[axis], self.mode)
-            x = self._slide(x, axes, axis, name)
-        return x / _product(self.window)
+            width = self.padding[axis]
+            if self.mode != "zeros":
+                for one in axes:
+                    x = padded(x, one, width, self.mode)
+                width = (0, 0)
+            x = self._slide(x, axes, axis, width, name)
+        return x.div_(math.prod(self.window))
 
-    def _slide(self, x: Tensor, axes: tuple[int, ...], axis: int, name: str) -> Tensor:
+    def _slide(self, x: Tensor, axes: tuple[int, ...], axis: int, width: tuple[int, int], name: str) -> Tensor:
         """Return sums over one axis of the window, which moves along one axis of each site of a pair."""
         window, stride, dilation = self.window[axis], self.stride[axis], self.dilation[axis]
-        size = (x.shape[axes[0]] - dilation * (window - 1) - 1) // stride + 1
+        entering = x.shape[axes[0]]
+        size = (entering + sum(width) - dilation * (window - 1) - 1) // stride + 1
         if size < 1:
-            raise ShapeError(f"layer {name!r}: its window is larger than its input, {x.shape[axes[0]]} with padding")
-        total: Tensor | None = None
+            raise ShapeError(
+                f"layer {name!r}: its window is larger than its input, {entering + sum(width)} with padding"
+            )
+        total = _zeros_like(x, [size if i in axes else length for i, length in enumerate(x.shape)])
         for step in range(window):
-            part = x
+            # Zeros beside the input are not added: only sites whose window has this part inside of it gain.
+            shift = step * dilation - width[0]
+            first = max(-(shift // stride), 0)
+            count = min((entering - 1 - shift) // stride + 1, size) - first
+            if count < 1:
+                continue
+            part, gains = x, total
             for one in axes:
-                part = part.narrow(one, step * dilation, (size - 1) * stride + 1)
+                part = part.narrow(one, first * stride + shift, (count - 1) * stride + 1)
                 part = part if stride == 1 else part[(slice(None),) * one + (slice(None, None, stride),)]
-            total = part.clone() if total is None else total.add_(part) if not _tracked(total, part) else total + part
-        assert total is not None
+                gains = gains.narrow(one, first, count)
+            gains.add_(part)
         return total
 
 
 def padded(x: Tensor, axis: int, width: tuple[int, int], mode: str) -> Tensor:
-    """Return a tensor with sites added along one axis."""
+    """Return a tensor with copies of its sites added along one axis."""
     before, after = width
     if not (before or after):
         return x
     size = x.shape[axis]
-    if mode == "zeros":
-        return functional.pad(x, (0, 0) * (x.dim() - 1 - axis) + (before, after))
     index = torch.arange(-before, size + after, device=x.device)
     if mode == "circular":
         index = index.remainder(size)
@@ -183,12 +201,8 @@ def padded(x: Tensor, axis: int, width: tuple[int, int], mode: str) -> Tensor:
     return x.index_select(axis, index)
 
 
-def _tracked(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
+def _zeros_like(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return zeros whose dimensions lie in memory in the order of another tensor's."""
+    order = sorted(range(x.dim()), key=lambda i: -x.stride(i))
+    zeros = x.new_zeros([shape[i] for i in order])
+    return zeros.permute(sorted(range(x.dim()), key=order.__getitem__))

@@ -31,7 +31,7 @@ class Flatten:
         if not state.num_axes:
             return state
         channels = state.channels * state.sites.numel()
-        state = state.same_sites()
+        state = state.settled().same_sites()
         axes = tuple(range(-state.num_axes, 0))
         return replace(
             state,
@@ -50,10 +50,13 @@ class GlobalAverage:
 
     Attributes
     ----------
+    num_axes : int
+        Of the grid.
     keeps_grid : bool
         Whether a grid of one site is left, instead of a vector.
     """
 
+    num_axes: int
     keeps_grid: bool = False
 
     def needs_all_pairs(self, wanted: bool) -> bool:
@@ -65,8 +68,8 @@ class GlobalAverage:
     ) -> Covariance:
         """Average over all pairs of sites."""
         ((_, state),) = inputs
-        if not state.num_axes:
-            raise ShapeError(f"layer {name!r} averages over a grid, and its input is a vector")
+        _check_axes(name, self.num_axes, state)
+        state = state.settled()
         axes = tuple(range(-2 * state.num_axes, 0))
         keep = self.keeps_grid
         return replace(
@@ -105,10 +108,8 @@ class AveragePool:
     ) -> Covariance:
         """Average over the windows of both sites of each pair."""
         ((_, state),) = inputs
-        if state.num_axes != len(self.window):
-            raise ShapeError(
-                f"layer {name!r} averages over {len(self.window)} axes, and its input has {state.num_axes}"
-            )
+        _check_axes(name, len(self.window), state)
+        state = state.settled()
         pooled = self._pool(state, state.nngp, name)
         mean = state.mean
         if mean is not None:
@@ -129,6 +130,11 @@ class AveragePool:
             layout = Covariance(moved, None, 1, num_axes=1)
             x = one.average(layout, moved, name).movedim(-1, first + axis)
         return x
+
+
+def _check_axes(name: str, num_axes: int, state: Covariance) -> None:
+    if state.num_axes != num_axes:
+        raise ShapeError(f"layer {name!r} averages over {num_axes} axes, and its input has {state.num_axes}")
 
 
 def _apply(function: Callable[[Tensor], Tensor], x: Tensor | None) -> Tensor | None:

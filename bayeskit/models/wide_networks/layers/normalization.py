@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from bayeskit.errors import ShapeError
 from bayeskit.models.wide_networks.covariance import Covariance
 from bayeskit.models.wide_networks.layers.layer import Pairs, Variances
 
@@ -17,12 +18,15 @@ class LayerNormalization:
 
     Attributes
     ----------
+    shape : tuple of int
+        Of channels and sites of the finite layer.
     epsilon : float
         Added to the variance.
     trains_gain, trains_shift : bool
-        Whether a gain and a shift a channel, one and zero at first, take part in gradients.
+        Whether a gain and a shift for each channel and site, one and zero at first, take part in gradients.
     """
 
+    shape: tuple[int, ...]
     epsilon: float
     trains_gain: bool = False
     trains_shift: bool = False
@@ -36,6 +40,12 @@ class LayerNormalization:
     ) -> Covariance:
         """Centre and scale."""
         ((source, state),) = inputs
+        state = state.settled()
+        if self.shape != (state.channels, *state.sites):
+            raise ShapeError(
+                f"layer {name!r} normalizes {self.shape} and receives {(state.channels, *state.sites)}; the limit is "
+                "known of a LayerNorm over all channels and sites"
+            )
         a, b = pairs.variances(source, state)
         means = pairs.means(source, state)
         axes = tuple(range(-state.num_axes * (2 if state.all_pairs else 1), 0))
@@ -53,7 +63,7 @@ class LayerNormalization:
         if ntk is not None:
             ntk = ntk * scale
             if self.trains_shift:
-                ntk = ntk + 1.0
+                ntk = ntk + state.same_site
         mean = None if state.mean is None or not state.num_axes else self._centred(state)
         return state.with_values(
             nngp, ntk, gap=None if gap is None else gap * scale.square(), mean=mean, gain=self.trains_gain
@@ -89,22 +99,8 @@ class Dropout:
     ) -> Covariance:
         """Scale the variance of an input's own features up; covariances stay."""
         ((_, state),) = inputs
+        state = state.settled()
         if pairs.first is not None:
             return replace(state, gap=None)
-        keep = 1 - self.rate
-        if not state.all_pairs:
-            return replace(state, nngp=state.nngp / keep, ntk=None if state.ntk is None else state.ntk / keep, gap=None)
-        size = state.sites.numel()
-        batch = state.nngp.shape[: state.nngp.dim() - 2 * state.num_axes]
-
-        def scaled(x: Tensor) -> Tensor:
-            flat = x.reshape(*batch, size, size)
-            same = flat.diagonal(dim1=-2, dim2=-1) * (1 / keep - 1)
-            return (flat + same.diag_embed()).reshape(x.shape)
-
-        return replace(
-            state,
-            nngp=scaled(state.nngp),
-            ntk=None if state.ntk is None else scaled(state.ntk),
-            gap=None,
-        )
+        more = 1 + (1 / (1 - self.rate) - 1) * state.same_site
+        return replace(state, nngp=state.nngp * more, ntk=None if state.ntk is None else state.ntk * more, gap=None)

@@ -1,0 +1,325 @@
+"""The normal approximation to a network's posterior at a mode, with the Gauss-Newton matrix as its curvature."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+from bayeskit._settings import real_number, whole_number
+from bayeskit._torch import new_generator
+from bayeskit.errors import ModelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks.curvature.likelihoods import Likelihood, checked_likelihood
+from bayeskit.models.wide_networks.curvature.linearization import (
+    BLOCK_SIZE,
+    Linearization,
+    checked_data,
+    linearize,
+    row_blocks,
+)
+from bayeskit.models.wide_networks.curvature.matrices import gauss_newton_of
+from bayeskit.models.wide_networks.curvature.natural_gradient import log_likelihood_gradient
+from bayeskit.models.wide_networks.curvature.operator import Curvature
+
+
+class Prediction(NamedTuple):
+    """Normal law of a linearised network's outputs.
+
+    Attributes
+    ----------
+    mean : Tensor
+        The network's outputs, ``(n, k)``.
+    covariance : Tensor
+        At each input, noise of data not included, ``(n, k, k)``.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+
+@dataclass(frozen=True)
+class LaplacePosterior:
+    r"""Normal law of parameters, ``N(mean, (diag(prior_precision) + GGN)^{-1})``; made by :func:`laplace_posterior`.
+
+    Attributes
+    ----------
+    curvature : Curvature
+        The Gauss-Newton matrix.
+    prior_precision : Tensor
+        ``(p,)``.
+    log_likelihood : float
+        Of all data at the mode.
+    distance : float
+        From the mode to where a Newton step leads, in posterior standard deviations.
+    system : System
+        What inverts the precision.
+    """
+
+    curvature: Curvature
+    prior_precision: Tensor
+    log_likelihood: float
+    distance: float
+    system: System
+
+    @property
+    def mean(self) -> Tensor:
+        """The mode, ``(p,)``."""
+        return self.curvature.network.vector
+
+    @property
+    def log_evidence(self) -> float:
+        """Logarithm of the marginal likelihood, in nats."""
+        misfit = float((self.prior_precision * self.mean.square()).sum())
+        return self.log_likelihood - 0.5 * misfit - 0.5 * self.system.log_determinant
+
+    def precision(self) -> Tensor:
+        """Return the inverse covariance, ``(p, p)``."""
+        return self.curvature.matrix() + torch.diag(self.prior_precision)
+
+    def covariance(self) -> Tensor:
+        """Return the covariance of parameters, ``(p, p)``."""
+        return self.system.quadratic(torch.diag(self.prior_precision.rsqrt()))
+
+    def predict(self, x: Tensor) -> Prediction:
+        """Return mean and covariance of outputs of the network, linear in its parameters about the mode.
+
+        Parameters
+        ----------
+        x : Tensor
+            Inputs, ``(n, ...)``.
+
+        References
+        ----------
+        Immer, A., Korzepa, M., Bauer, M. (2021). Improving predictions of Bayesian neural nets via local
+        linearization. International Conference on Artificial Intelligence and Statistics.
+        """
+        network = self.curvature.network
+        x, outputs = checked_data(network, x)
+        length = max(BLOCK_SIZE // (network.num_parameters * outputs.shape[1]), 1)
+        found = []
+        for rows in row_blocks(len(x), length):
+            scaled = network.jacobian(x[rows]) * self.prior_precision.rsqrt()
+            found += [self.system.quadratic(one) for one in scaled]
+        return Prediction(outputs, torch.stack(found))
+
+    def sample(self, num_samples: int, *, seed: int | torch.Generator) -> Tensor:
+        """Draw parameters, ``(num_samples, p)``."""
+        count = whole_number("num_samples", num_samples, least=1)
+        generator = new_generator(seed, stream="laplace posterior")
+        return self.mean + self.system.sample(count, generator) * self.prior_precision.rsqrt()
+
+
+@dataclass(frozen=True)
+class System:
+    """The matrix ``I + W^T W``, the posterior precision where the prior's is one.
+
+    It differs from the identity within the span of the rows of ``W`` only.
+
+    Attributes
+    ----------
+    factor : Tensor
+        Its Cholesky factor in coordinates of that span, ``(m, m)``.
+    basis : Tensor or None
+        Of the span, orthonormal columns, ``(p, m)``; None for all of space.
+    """
+
+    factor: Tensor
+    basis: Tensor | None
+
+    @property
+    def log_determinant(self) -> float:
+        """Of the matrix."""
+        return 2 * float(self.factor.diagonal().log().sum())
+
+    def quadratic(self, a: Tensor) -> Tensor:
+        """Return ``a (I + W^T W)^{-1} a^T``, ``(m, m)``."""
+        inside, outside = self._parts(a.mT)
+        half = torch.linalg.solve_triangular(self.factor, inside, upper=False)
+        # A sum of squares: the difference in Woodbury's formula loses digits where data say much.
+        return half.mT @ half + (0 if outside is None else outside.mT @ outside)
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw from the normal law with this precision, ``(count, p)``."""
+        size = len(self.factor if self.basis is None else self.basis)
+        drawn = torch.randn(size, count, generator=generator, dtype=self.factor.dtype, device=generator.device)
+        inside, outside = self._parts(drawn.to(self.factor.device))
+        inside = torch.linalg.solve_triangular(self.factor.mT, inside, upper=True)
+        return (inside if self.basis is None or outside is None else outside + self.basis @ inside).mT
+
+    def _parts(self, columns: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return coordinates in the span, and what lies outside of it."""
+        if self.basis is None:
+            return columns, None
+        inside = self.basis.mT @ columns
+        outside = columns - self.basis @ inside
+        # What rounding has left inside is taken away, too.
+        return inside, outside - self.basis @ (self.basis.mT @ outside)
+
+
+def laplace_posterior(
+    module: nn.Module,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    prior_precision: float | Tensor,
+    *,
+    tolerance: float = 0.1,
+) -> LaplacePosterior:
+    r"""Approximate the posterior of a network's parameters by a normal law at a mode.
+
+    The prior is normal about zero. The precision is that of the prior plus the generalized Gauss-Newton matrix, which
+    unlike the Hessian has no negative eigenvalues, and unlike the empirical Fisher does not depend on residuals.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        At a mode of the posterior; see :func:`find_mode`.
+    likelihood, x, y
+        As in :func:`gauss_newton`.
+    prior_precision : float or Tensor
+        Positive; one number, or one a parameter, ``(p,)``.
+    tolerance : float, default 0.1
+        How many posterior standard deviations a Newton step may lead away.
+
+    Returns
+    -------
+    LaplacePosterior
+        Factorised in the space of parameters, or that of outputs of all data if that is smaller.
+
+    Raises
+    ------
+    ModelError
+        If the module is not at a mode, or the Gauss-Newton matrix is indefinite.
+    SettingsError
+        If the prior precision is not positive, or there are too many parameters and data.
+    DataError, ShapeError
+        As in :func:`gauss_newton`.
+
+    References
+    ----------
+    MacKay, D. J. C. (1992). A practical Bayesian framework for backpropagation networks. Neural Computation 4, 448-472.
+
+    Daxberger, E., Kristiadi, A., Immer, A., Eschenhagen, R., Bauer, M., Hennig, P. (2021). Laplace redux: effortless
+    Bayesian deep learning. Advances in Neural Information Processing Systems 34.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.curvature import Gaussian, find_mode, laplace_posterior
+    >>> x = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    >>> y = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    >>> line = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    >>> mode = find_mode(line, Gaussian(), x, y, prior_precision=1.0)
+    >>> posterior = laplace_posterior(mode, Gaussian(), x, y, prior_precision=1.0)
+    >>> posterior.precision()
+    tensor([[6.]], dtype=torch.float64)
+    >>> exact = torch.distributions.MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double() + x @ x.mT)
+    >>> abs(posterior.log_evidence - float(exact.log_prob(y))) < 1e-12
+    True
+    """
+    likelihood, network = checked_likelihood(likelihood), linearize(module)
+    prior = _checked_precision(prior_precision, network.vector)
+    curvature = gauss_newton_of(network, likelihood, x, y)
+    system = _factorised(curvature, prior)
+    gradient = log_likelihood_gradient(network, likelihood, x, y) - prior * network.vector
+    distance = math.sqrt(float(system.quadratic((gradient * prior.rsqrt()).unsqueeze(0))))
+    if not distance <= real_number("tolerance", tolerance, between=(0, math.inf)):
+        raise ModelError(
+            f"the module is not at a mode of this posterior: a Newton step leads {distance:.3g} posterior standard "
+            f"deviations away, more than {tolerance:g}; train it further with the same likelihood and prior, for "
+            "example by find_mode"
+        )
+    outputs = network.outputs(curvature.x)
+    value = float(likelihood.log_likelihood(outputs, likelihood.targets(outputs, y)).sum())
+    return LaplacePosterior(curvature, prior, value, distance, system)
+
+
+def find_mode(
+    module: nn.Module,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    prior_precision: float | Tensor,
+    *,
+    max_iterations: int = 5000,
+) -> nn.Module:
+    """Return a copy of a module at a mode of its posterior, found by L-BFGS from where it is.
+
+    Parameters
+    ----------
+    module, likelihood, x, y, prior_precision
+        As in :func:`laplace_posterior`.
+    max_iterations : int, default 5000
+
+    Returns
+    -------
+    torch.nn.Module
+
+    Raises
+    ------
+    SettingsError, ModelError, DataError, ShapeError
+        As in :func:`laplace_posterior`, which also tells whether the search came close enough.
+    """
+    likelihood, network = checked_likelihood(likelihood), linearize(module)
+    prior = _checked_precision(prior_precision, network.vector)
+    x, outputs = checked_data(network, x)
+    targets = likelihood.targets(outputs, y)
+
+    def loss(position: np.ndarray) -> tuple[float, np.ndarray]:
+        vector = torch.as_tensor(position).to(network.vector)
+        value, gradient = _negative_log_posterior(network.at(vector), likelihood, x, targets, prior)
+        if not math.isfinite(value):
+            return 1e300, np.zeros_like(position)
+        return value, gradient.double().cpu().numpy()
+
+    options = {"maxiter": whole_number("max_iterations", max_iterations, least=1), "maxfun": 10**9, "maxls": 50}
+    start = network.vector.double().cpu().numpy()
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={**options, "ftol": 0.0, "gtol": 1e-9})
+    result = copy.deepcopy(module)
+    learned = [parameter for parameter in result.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        nn.utils.vector_to_parameters(torch.as_tensor(found.x).to(network.vector), learned)
+    return result
+
+
+def _negative_log_posterior(
+    network: Linearization, likelihood: Likelihood, x: Tensor, targets: Tensor, prior: Tensor
+) -> tuple[float, Tensor]:
+    outputs = network.outputs(x)
+    score = likelihood.score(outputs, targets)
+    value = 0.5 * (prior * network.vector.square()).sum() - likelihood.log_likelihood(outputs, targets).sum()
+    return float(value), prior * network.vector - network.pull(x, score)
+
+
+def _factorised(curvature: Curvature, prior: Tensor) -> System:
+    basis = None
+    if curvature.dual_size < curvature.shape[0]:
+        basis, triangle = torch.linalg.qr((curvature.rows() * prior.rsqrt()).mT)
+        matrix = triangle @ triangle.mT
+    else:
+        matrix = curvature.matrix() * prior.rsqrt() * prior.rsqrt().unsqueeze(1)
+    matrix.diagonal().add_(1.0)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed):
+        raise ModelError(
+            "the posterior precision is not positive definite at these parameters, which a likelihood whose outputs are "
+            "no natural parameters allows; train further, or raise prior_precision"
+        )
+    return System(factor, basis)
+
+
+def _checked_precision(value: float | Tensor, vector: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        value = torch.tensor(real_number("prior_precision", value), dtype=torch.float64)
+    value = value.detach().to(vector)
+    if value.dim() and value.shape != vector.shape:
+        raise ShapeError(f"prior_precision must be one number or ({len(vector)},), not {tuple(value.shape)}")
+    if not bool((torch.isfinite(value) & (value > 0)).all()):
+        raise SettingsError("prior_precision must be positive and finite")
+    return value.expand_as(vector)

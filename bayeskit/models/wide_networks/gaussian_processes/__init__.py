@@ -1,0 +1,67 @@
+"""Networks of infinite width as models: kernels for Pyro and GPyTorch, exact and large regression, classification.
+
+:class:`GPyTorchKernel` and :func:`large_regression` need GPyTorch, which is imported when they are first asked for.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bayeskit.models.wide_networks.gaussian_processes.classification_model import ClassificationModel
+from bayeskit.models.wide_networks.gaussian_processes.exact_regression import (
+    ExactRegression,
+    Prediction,
+    exact_regression,
+)
+from bayeskit.models.wide_networks.gaussian_processes.factor import Factor, factorize
+from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import (
+    DepthComparison,
+    Fit,
+    fit,
+    fit_depths,
+)
+from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import PyroKernel
+from bayeskit.models.wide_networks.gaussian_processes.regression_model import RegressionModel
+
+if TYPE_CHECKING:
+    from bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel import GPyTorchKernel
+    from bayeskit.models.wide_networks.gaussian_processes.large_data import (
+        ConjugateGradients,
+        InducingPoints,
+        LargeRegression,
+        large_regression,
+    )
+
+LAZY = {
+    "ConjugateGradients": "large_data",
+    "GPyTorchKernel": "gpytorch_kernel",
+    "InducingPoints": "large_data",
+    "LargeRegression": "large_data",
+    "large_regression": "large_data",
+}
+
+__all__ = [
+    "ClassificationModel",
+    "ConjugateGradients",
+    "DepthComparison",
+    "ExactRegression",
+    "Factor",
+    "Fit",
+    "GPyTorchKernel",
+    "InducingPoints",
+    "LargeRegression",
+    "Prediction",
+    "PyroKernel",
+    "RegressionModel",
+    "exact_regression",
+    "factorize",
+    "fit",
+    "fit_depths",
+    "large_regression",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs GPyTorch once it is asked for."""
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{LAZY[name]}"), name)

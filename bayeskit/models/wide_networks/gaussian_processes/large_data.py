@@ -1,0 +1,248 @@
+"""Regression beyond some ten thousand points: conjugate gradients and inducing points of GPyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit._settings import real_number, whole_number
+from bayeskit._torch import global_stream, new_generator
+from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.wide_networks.gaussian_processes.exact_regression import check_values
+from bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel import GPyTorchKernel
+from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
+
+import gpytorch  # isort: skip  after the kernel's module, which says how to install it
+
+
+class Marginals(NamedTuple):
+    """Normal laws of the function at new inputs, one by one.
+
+    Attributes
+    ----------
+    mean, variance : Tensor
+        Of the function, without noise, ``(m,)``.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+
+@dataclass(frozen=True)
+class ConjugateGradients:
+    """Solve linear systems by preconditioned conjugate gradients, without factorising the covariance.
+
+    The covariance itself, ``(n, n)``, is held in memory. Its variances are those that are given.
+
+    Attributes
+    ----------
+    tolerance : float
+        Of the residual, relative to the right-hand side. GPyTorch's iterations stall near 1e-6, of which it warns.
+    max_iterations : int
+    preconditioner_rank : int
+        Of the pivoted Cholesky factor.
+    """
+
+    tolerance: float = 1e-4
+    max_iterations: int = 1000
+    preconditioner_rank: int = 100
+
+    def __post_init__(self) -> None:
+        real_number("tolerance", self.tolerance, between=(0, 1))
+        whole_number("max_iterations", self.max_iterations, least=1)
+        whole_number("preconditioner_rank", self.preconditioner_rank, least=0)
+
+
+@dataclass(frozen=True)
+class InducingPoints:
+    """Let the function at a few points carry what the data tell.
+
+    Attributes
+    ----------
+    num_points : int
+        Chosen at random among the data.
+    num_steps : int
+        Of Adam, on a lower bound of the log marginal likelihood, in the points, the variances and the noise; none
+        leaves them as they are.
+    learning_rate : float
+    seed : int
+        For the choice of points.
+
+    References
+    ----------
+    Titsias, M. (2009). Variational learning of inducing variables in sparse Gaussian processes. AISTATS, PMLR 5.
+    """
+
+    num_points: int = 500
+    num_steps: int = 0
+    learning_rate: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number("num_points", self.num_points, least=1)
+        whole_number("num_steps", self.num_steps, least=0)
+        real_number("learning_rate", self.learning_rate, between=(0, float("inf")))
+
+
+class _Model(gpytorch.models.ExactGP):
+    """GPyTorch's regression with mean zero."""
+
+    def __init__(self, x: Tensor, y: Tensor, likelihood: Any, kernel: Any) -> None:
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = kernel
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the prior at some inputs."""
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@dataclass(frozen=True)
+class LargeRegression:
+    """A posterior that is nearly exact; made by :func:`large_regression`.
+
+    Attributes
+    ----------
+    model : gpytorch.models.ExactGP
+        In evaluation mode.
+    method : ConjugateGradients or InducingPoints
+    kernel : GPyTorchKernel
+        With the variances of the posterior.
+    noise_variance : float
+    bound : float or None
+        With inducing points, a lower bound of the log marginal likelihood.
+    jitter : float
+        What GPyTorch adds to the covariance of inducing points; zero with conjugate gradients.
+    """
+
+    model: Any
+    method: ConjugateGradients | InducingPoints
+    kernel: GPyTorchKernel
+    noise_variance: float
+    bound: float | None
+    jitter: float
+
+    def predict(self, x: Tensor) -> Marginals:
+        """Return the function at new inputs, ``(m, features)``."""
+        if x.dim() != 2:
+            raise ShapeError(f"x must be (m, features), not {tuple(x.shape)}; flatten images, and pass input_shape")
+        with _settings(self.method), torch.no_grad():
+            law = self.model(x)
+            return Marginals(law.mean, law.variance)
+
+
+def large_regression(
+    network: InfiniteWidth | GPyTorchKernel,
+    x: Tensor,
+    y: Tensor,
+    noise_variance: float,
+    method: ConjugateGradients | InducingPoints | None = None,
+) -> LargeRegression:
+    """Return the posterior of :func:`exact_regression` where its Cholesky factor would cost too much.
+
+    Parameters
+    ----------
+    network : InfiniteWidth or GPyTorchKernel
+        A kernel brings its covariance (``"nngp"`` or ``"ntk"``) and the shape of its inputs along.
+    x : Tensor
+        Inputs, ``(n, features)``.
+    y : Tensor
+        Values, ``(n,)``.
+    noise_variance : float
+        Positive.
+    method : ConjugateGradients or InducingPoints, optional
+        Conjugate gradients by default.
+
+    Returns
+    -------
+    LargeRegression
+
+    Raises
+    ------
+    MissingPackageError
+        If GPyTorch is not installed.
+    SettingsError, ShapeError, DataError
+        If a setting lies outside its domain, or the data do not fit or are not finite.
+
+    References
+    ----------
+    Gardner, J. R., Pleiss, G., Bindel, D., Weinberger, K. Q., Wilson, A. G. (2018). GPyTorch: blackbox matrix-matrix
+    Gaussian process inference with GPU acceleration. Advances in Neural Information Processing Systems 31.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks import infinite_width
+    >>> network = infinite_width(torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))
+    >>> x = torch.linspace(0.1, 1, 50, dtype=torch.float64)[:, None]
+    >>> posterior = large_regression(network, x, 2 * x[:, 0], noise_variance=0.01)
+    >>> round(float(posterior.predict(x[-1:]).mean), 2)
+    2.0
+    """
+    method = ConjugateGradients() if method is None else method
+    noise_variance = real_number("noise_variance", noise_variance, between=(0, float("inf")))
+    if x.dim() != 2:
+        raise ShapeError(f"x must be (n, features), not {tuple(x.shape)}; flatten images, and pass input_shape")
+    check_values(x, y)
+    kernel = copy.deepcopy(network) if isinstance(network, GPyTorchKernel) else GPyTorchKernel(network)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive()).to(x)
+    likelihood.noise = torch.tensor(noise_variance, dtype=x.dtype, device=x.device)
+    bound, jitter = None, 0.0
+    if isinstance(method, InducingPoints):
+        if method.num_points > len(x):
+            raise SettingsError(f"num_points must be at most the number of data, {len(x)}, not {method.num_points}")
+        generator = new_generator(method.seed, stream="inducing points")
+        chosen = torch.randperm(len(x), generator=generator)[: method.num_points].to(x.device)
+        model = _Model(x, y, likelihood, gpytorch.kernels.InducingPointKernel(kernel, x[chosen].clone(), likelihood))
+        bound = _climb(model, likelihood, x, y, method)
+        jitter = float(gpytorch.settings.cholesky_jitter.value(x.dtype))
+    else:
+        model = _Model(x, y, likelihood, kernel)
+    model.eval()
+    likelihood.eval()
+    return LargeRegression(model, method, kernel, float(likelihood.noise.detach()), bound, jitter)
+
+
+def _climb(model: _Model, likelihood: Any, x: Tensor, y: Tensor, method: InducingPoints) -> float:
+    """Raise the lower bound, and return where it ends."""
+    objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    model.train()
+    likelihood.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=method.learning_rate)
+    with _settings(method), global_stream(new_generator(method.seed, stream="bound")):
+        for _ in range(method.num_steps):
+            optimizer.zero_grad()
+            loss = -objective(model(x), y)
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            return float(objective(model(x), y)) * len(x)
+
+
+@contextmanager
+def _settings(method: ConjugateGradients | InducingPoints) -> Iterator[None]:
+    """Borrow GPyTorch's global switches."""
+    settings = gpytorch.settings
+    with ExitStack() as stack:
+        stack.enter_context(settings.fast_pred_var(False))
+        stack.enter_context(settings.skip_posterior_variances(False))
+        if isinstance(method, ConjugateGradients):
+            switches = (
+                settings.max_cholesky_size(1),
+                settings.cg_tolerance(method.tolerance),
+                settings.eval_cg_tolerance(method.tolerance),
+                settings.max_cg_iterations(method.max_iterations),
+                settings.max_preconditioner_size(method.preconditioner_rank),
+                settings.min_preconditioning_size(1),
+            )
+        else:
+            switches = (settings.max_cholesky_size(1 << 30),)
+        for switch in switches:
+            stack.enter_context(switch)
+        yield

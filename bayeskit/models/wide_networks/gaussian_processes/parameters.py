@@ -1,0 +1,135 @@
+"""Variances of a network's weights and biases as numbers that can be learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bayeskit.errors import SettingsError
+from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
+from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
+from bayeskit.models.wide_networks.layers.layer import Variances
+
+COVARIANCES = ("nngp", "ntk")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The variances of a network that can be learned.
+
+    Attributes
+    ----------
+    network : InfiniteWidth
+        Its variances are where learning begins. Biases whose variance is zero stay without one.
+    tied : bool
+        Whether all layers share one variance of weights and one of biases, or have their own.
+
+    Raises
+    ------
+    SettingsError
+        If a variance of weights is zero, or tied ones are not equal at first.
+    """
+
+    network: InfiniteWidth
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in self.network.variances.weight.items():
+            if not _number(value) > 0:
+                raise SettingsError(f"the variance of weights of layer {name!r} is zero, and cannot be learned")
+        _start("weight_variance", self._weights, self.tied)
+        _start("bias_variance", self._biases, self.tied)
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        return {name: _number(value) for name, value in self.network.variances.weight.items()}
+
+    @property
+    def _biases(self) -> dict[str, float]:
+        """The variances of the biases that are there."""
+        bias = self.network.variances.bias
+        found = {}
+        for node in self.network.graph.nodes:
+            layer = node.layer.dense if isinstance(node.layer, Convolution) else node.layer
+            if isinstance(layer, Dense) and layer.bias and _number(bias[node.name]) > 0:
+                found[node.name] = _number(bias[node.name])
+        return found
+
+    @property
+    def weight(self) -> Tensor:
+        """The variances of weights at first, ``()`` if they are tied, else ``(layers,)``."""
+        found = _start("weight_variance", self._weights, self.tied)
+        assert found is not None
+        return found
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The variances of biases likewise, of layers that have one; None if none has."""
+        return _start("bias_variance", self._biases, self.tied)
+
+    def at(self, weight: Tensor, bias: Tensor | None) -> InfiniteWidth:
+        """Return the network with other variances, of the shapes of :attr:`weight` and :attr:`bias`.
+
+        Nothing is checked, so that it can be traced and batched.
+        """
+        weights = self._spread(weight, tuple(self._weights))
+        biases: dict[str, float | Tensor] = dict(self.network.variances.bias)
+        if bias is not None:
+            biases |= self._spread(bias, tuple(self._biases))
+        return replace(self.network, variances=Variances(weights, biases))
+
+    def _spread(self, value: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+        return {name: value if self.tied else value[i] for i, name in enumerate(names)}
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def _start(name: str, values: Mapping[str, float], tied: bool) -> Tensor | None:
+    if not values:
+        return None
+    if not tied:
+        return torch.tensor(list(values.values()), dtype=torch.float64)
+    if len(set(values.values())) > 1:
+        raise SettingsError(f"{name} differs between layers, {dict(values)}; pass tied=False, or one number for all")
+    return torch.tensor(next(iter(values.values())), dtype=torch.float64)
+
+
+def check_covariance(covariance: str) -> str:
+    """Return the name of a kernel as it is, or say which there are."""
+    if covariance not in COVARIANCES:
+        raise SettingsError(f'covariance must be "nngp" or "ntk", not {covariance!r}')
+    return covariance
+
+
+def matrix(network: InfiniteWidth, covariance: str, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+    """Return a kernel's matrix at once, with checks of inputs; blocks where no gradient is wanted."""
+    return network.nngp(x1, x2) if covariance == "nngp" else network.ntk(x1, x2)
+
+
+def diagonal(network: InfiniteWidth, covariance: str, x: Tensor) -> Tensor:
+    """Return a kernel's values at pairs of equal inputs, ``(n,)``."""
+    return network.nngp_diagonal(x) if covariance == "nngp" else network.ntk_diagonal(x)
+
+
+def traced_matrix(network: InfiniteWidth, covariance: str, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+    """Return a kernel's matrix by pure functions of the variances, which can be traced and batched."""
+    ntk = covariance == "ntk"
+    first, own = network.graph.profile(x1, network.variances, ntk)
+    second = first if x2 is None else network.graph.profile(x2, network.variances, ntk)[0]
+    cross = network.graph.cross(x1, x1 if x2 is None else x2, (first, second), network.variances, ntk)
+    found, exact = (cross.ntk, own.ntk) if ntk else (cross.nngp, own.nngp)
+    assert found is not None and exact is not None
+    return found.diagonal_scatter(exact) if x2 is None else found
+
+
+def traced_diagonal(network: InfiniteWidth, covariance: str, x: Tensor) -> Tensor:
+    """Return a kernel's values at pairs of equal inputs likewise, ``(n,)``."""
+    own = network.graph.profile(x, network.variances, covariance == "ntk")[1]
+    found = own.ntk if covariance == "ntk" else own.nngp
+    assert found is not None
+    return found

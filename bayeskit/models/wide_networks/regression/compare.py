@@ -1,0 +1,280 @@
+"""The four Gaussian processes of a wide network on the same data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from bayeskit.errors import ShapeError, UnknownNameError
+from bayeskit.models.wide_networks.regression.ensemble import Ensemble, ntk_ensemble
+from bayeskit.models.wide_networks.regression.kernel_regression import KernelRegression
+from bayeskit.models.wide_networks.regression.kernels import PrecomputedKernel, WideKernel
+from bayeskit.models.wide_networks.regression.posterior import Posterior, nngp_posterior
+from bayeskit.models.wide_networks.regression.process import checked_targets
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What one of the four says of new inputs.
+
+    Attributes
+    ----------
+    name : str
+    random : str
+        What its variance is over, in words.
+    trained : str
+        What was trained, in words.
+    mean : Tensor
+        ``(n_new, *outputs)``.
+    variance : Tensor or None
+        ``(n_new,)``, of each output; None for kernel regression, which has no law.
+    jitter : float
+        What rounding made it necessary to add to the diagonal of the kernel matrix.
+    """
+
+    name: str
+    random: str
+    trained: str
+    mean: Tensor
+    variance: Tensor | None
+    jitter: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GaussianProcessComparison:
+    """Predictions of the four Gaussian processes of a wide network at the same new inputs.
+
+    Attributes
+    ----------
+    predictions : dict of Prediction
+        By name.
+    x, y : Tensor
+        Training data, ``(n, ...)`` and ``(n, *outputs)``.
+    x_new : Tensor
+        ``(n_new, ...)``.
+    noise_variance : float
+        Of both posteriors, and the ridge of the ensemble and of kernel regression.
+    """
+
+    predictions: dict[str, Prediction]
+    x: Tensor
+    y: Tensor
+    x_new: Tensor
+    noise_variance: float
+
+    def __getitem__(self, name: str) -> Prediction:
+        if name not in self.predictions:
+            raise UnknownNameError(f"there is no {name!r}; known are: {', '.join(self.predictions)}")
+        return self.predictions[name]
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return iter(self.predictions.values())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a process, new input and output: mean and standard deviation (NaN where there is none)."""
+        tables = []
+        for one in self:
+            mean = one.mean.reshape(len(one.mean), -1)
+            variance = torch.full_like(mean[:, 0], math.nan) if one.variance is None else one.variance
+            points, outputs = mean.shape
+            columns = {
+                "process": one.name,
+                "point": torch.arange(points).repeat_interleave(outputs).numpy(),
+                "output": torch.arange(outputs).repeat(points).numpy(),
+                "mean": mean.reshape(-1).cpu().numpy(),
+                "standard_deviation": variance.sqrt().repeat_interleave(outputs).cpu().numpy(),
+            }
+            tables.append(pd.DataFrame(columns))
+        return pd.concat(tables, ignore_index=True)
+
+    def summary(self) -> pd.DataFrame:
+        """Return one row a process: what is random, what was trained, and how its numbers compare.
+
+        ``distance`` is the root mean square difference between its mean and the NNGP posterior's,
+        ``standard_deviation`` the root mean variance.
+        """
+        first = next(iter(self)).mean
+        rows = [
+            {
+                "process": one.name,
+                "random": one.random,
+                "trained": one.trained,
+                "distance": float((one.mean - first).square().mean().sqrt()),
+                "standard_deviation": math.nan if one.variance is None else float(one.variance.mean().sqrt()),
+                "jitter": one.jitter,
+            }
+            for one in self
+        ]
+        return pd.DataFrame(rows)
+
+    def distances(self) -> pd.DataFrame:
+        """Return root mean square differences between the means of all pairs, ``(4, 4)``."""
+        means = torch.stack([one.mean.reshape(-1) for one in self])
+        gaps = (means[:, None] - means).square().mean(-1).sqrt()
+        names = list(self.predictions)
+        return pd.DataFrame(gaps.cpu().numpy(), index=names, columns=names)
+
+    def plot(self, output: int = 0, axes: list[Axes] | None = None) -> Figure | None:
+        """Plot mean and two standard deviations of one output, a panel a process.
+
+        Where inputs are single numbers they are the horizontal axis, otherwise new inputs stand in the order of the
+        NNGP posterior's mean.
+
+        Parameters
+        ----------
+        output : int, default 0
+            If there are several.
+        axes : list of Axes, optional
+            One for each of the four; by default a new figure, which is returned.
+
+        Raises
+        ------
+        ShapeError
+            If there is no such output, or not four axes.
+        """
+        from matplotlib.figure import Figure
+
+        outputs = self.y.reshape(len(self.y), -1).shape[1]
+        if not 0 <= output < outputs:
+            raise ShapeError(f"output must be 0 to {outputs - 1}, not {output}")
+        figure = None
+        if axes is None:
+            figure = Figure(figsize=(3.1 * len(self.predictions), 3.0), layout="constrained")
+            axes = list(figure.subplots(1, len(self.predictions), sharey=True, squeeze=False)[0])
+        if len(axes) != len(self.predictions):
+            raise ShapeError(f"there must be {len(self.predictions)} axes, not {len(axes)}")
+        for one, ax in zip(self, axes, strict=True):
+            self._panel(one, output, ax)
+        axes[0].set_ylabel("output" if outputs == 1 else f"output {output}")
+        return figure
+
+    def _panel(self, one: Prediction, output: int, ax: Axes) -> None:
+        from bayeskit._plots import BLUE, VERMILION
+
+        line = self.x_new.dim() == 2 and self.x_new.shape[1] == 1
+        first = next(iter(self)).mean.reshape(len(self.x_new), -1)[:, output]
+        order = (self.x_new[:, 0] if line else first).argsort().cpu()
+        place = (self.x_new[:, 0].cpu()[order] if line else torch.arange(len(order))).numpy()
+        mean = one.mean.reshape(len(self.x_new), -1)[:, output].cpu()[order].numpy()
+        ax.plot(place, mean, color=BLUE, linewidth=1.5)
+        if one.variance is not None:
+            spread = 2 * one.variance.sqrt().cpu()[order].numpy()
+            ax.fill_between(place, mean - spread, mean + spread, color=BLUE, alpha=0.2, linewidth=0)
+        if line:
+            targets = self.y.reshape(len(self.y), -1)[:, output]
+            ax.plot(self.x[:, 0].cpu().numpy(), targets.cpu().numpy(), "o", markersize=4, color=VERMILION)
+        ax.set_xlabel("input" if line else "new inputs, in order")
+        ax.set_title(one.name + (" (no law)" if one.variance is None else ""), fontsize="medium")
+        ax.grid(alpha=0.25)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{len(self.x_new)} new inputs from {len(self.y)}; noise variance, or ridge, {self.noise_variance:g}",
+            f"  {'':16}{'distance':>10}{'sd':>10}",
+        ]
+        for row in self.summary().itertuples():
+            spread = "-" if math.isnan(row.standard_deviation) else f"{row.standard_deviation:.4g}"
+            used = f"; jitter {row.jitter:g}" if row.jitter else ""
+            lines.append(f"  {row.process:16}{row.distance:10.4g}{spread:>10}{used}")
+            lines.append(f"      random: {row.random}")
+            lines.append(f"      trained: {row.trained}")
+        return "\n".join(lines)
+
+
+def compare_gaussian_processes(
+    kernel: WideKernel,
+    x: Tensor,
+    y: Tensor,
+    x_new: Tensor,
+    *,
+    noise_variance: float = 0.0,
+    learning_rate: float = 1.0,
+    time: float = math.inf,
+    max_jitter: float | None = None,
+) -> GaussianProcessComparison:
+    """Predict with the four Gaussian processes of a wide network, side by side.
+
+    They are the posterior of a Bayesian network (NNGP), the law of networks that gradient flow has trained (NTK
+    ensemble), the function of kernel regression, and the posterior with the tangent kernel as its prior. The last
+    three share one mean once training has come to its end, and have three different variances: that of the initial
+    weights, none, and that of a posterior which belongs to no wide network.
+
+    Parameters
+    ----------
+    kernel : WideKernel
+        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+    x : Tensor
+        Training inputs, ``(n, ...)``.
+    y : Tensor
+        Targets, ``(n,)`` or ``(n, outputs)``.
+    x_new : Tensor
+        New inputs, ``(n_new, ...)``. Kernels are computed once, for training and new inputs together.
+    noise_variance : float, default 0.0
+        Of both posteriors, and the ridge of the ensemble and of kernel regression.
+    learning_rate, time : float, default 1.0 and inf
+        Of the ensemble; see :func:`ntk_ensemble`.
+    max_jitter : float, optional
+        What may be added to diagonals where rounding makes it necessary, in units of their mean; by default the square
+        root of the machine's precision.
+
+    Returns
+    -------
+    GaussianProcessComparison
+
+    Raises
+    ------
+    ShapeError, DataError
+        If data do not fit one another or the kernel.
+    SettingsError
+        If the noise variance or time is negative, or the learning rate not positive.
+    KernelError
+        If a kernel matrix is not positive definite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from bayeskit.models.wide_networks import infinite_width
+    >>> kernel = infinite_width(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)), bias_variance=1.0)
+    >>> x = torch.tensor([[-1.0], [0.5], [1.0]], dtype=torch.float64)
+    >>> y = torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)
+    >>> table = compare_gaussian_processes(kernel, x, y, torch.tensor([[0.0], [2.0]], dtype=torch.float64))
+    >>> table.summary()[["process", "distance", "standard_deviation"]].round(3)
+              process  distance  standard_deviation
+    0  NNGP posterior     0.000               0.191
+    1    NTK ensemble     0.515               0.275
+    2  NTK regression     0.515                 NaN
+    3   NTK posterior     0.515               0.673
+    """
+    checked_targets(x, y)
+    if x.shape[1:] != x_new.shape[1:]:
+        raise ShapeError(f"x and x_new must have inputs of one shape, not {tuple(x.shape)} and {tuple(x_new.shape)}")
+    shared = PrecomputedKernel.of(kernel, torch.cat([x, x_new]))
+    rows = torch.arange(len(x) + len(x_new), device=x.device)
+    old, new = rows[: len(x)], rows[len(x) :]
+    ensemble = ntk_ensemble(
+        shared, old, y, learning_rate=learning_rate, time=time, ridge=noise_variance, max_jitter=max_jitter
+    )
+    found = (
+        nngp_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
+        ensemble,
+        # These two need the eigenvalues that the ensemble has found.
+        KernelRegression(shared, old, y, ensemble.ridge, ensemble.spectrum),
+        Posterior("NTK", shared.ntk, old, y, ensemble.ridge, ensemble.spectrum),
+    )
+    return GaussianProcessComparison({one.name: _predict(one, new) for one in found}, x, y, x_new, noise_variance)
+
+
+def _predict(one: Posterior | Ensemble | KernelRegression, new: Tensor) -> Prediction:
+    variance = None if isinstance(one, KernelRegression) else one.variance(new)
+    return Prediction(one.name, one.random, one.trained, one.mean(new), variance, one.jitter)

@@ -1,0 +1,195 @@
+"""Bayes' rule with the kernel of a wide network as the covariance of the prior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bayeskit.models.wide_networks.regression.kernels import Matrix, WideKernel, diagonal
+from bayeskit.models.wide_networks.regression.process import GaussianProcess, checked_kernel, checked_targets
+from bayeskit.models.wide_networks.regression.spectrum import Spectrum, spectrum
+from bayeskit.models.wide_networks.regression.training import not_negative
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Posterior(GaussianProcess):
+    """A Gaussian-process prior given noisy observations; made by :func:`nngp_posterior` or :func:`ntk_posterior`.
+
+    Attributes
+    ----------
+    prior : str
+        ``"NNGP"`` or ``"NTK"``: whose kernel the prior's covariance is.
+    kernel : callable
+        That kernel.
+    x, y : Tensor
+        Training data, ``(n, ...)`` and ``(n, *outputs)``.
+    noise_variance : float
+        Of observations.
+    spectrum : Spectrum
+        Of the kernel matrix of training inputs.
+    """
+
+    prior: str
+    kernel: Matrix
+    x: Tensor
+    y: Tensor
+    noise_variance: float
+    spectrum: Spectrum
+
+    @property
+    def jitter(self) -> float:
+        """What rounding made it necessary to add to the diagonal of the kernel matrix."""
+        return self.spectrum.jitter
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return f"{self.prior} posterior"
+
+    @property
+    def random(self) -> str:
+        """What its variance is over, in words."""
+        if self.prior == "NNGP":
+            return "all weights of a wide network, from their prior given the data"
+        return "the weights of a network linear in its gradients and zero at their prior's mean, given the data"
+
+    @property
+    def trained(self) -> str:
+        """What was trained, in words."""
+        return "nothing (Bayes' rule)"
+
+    @property
+    def log_evidence(self) -> float:
+        """Log density of the targets, all outputs together."""
+        total = self.spectrum.eigenvalues + self.noise_variance
+        y = self.y.reshape(len(self.y), -1)
+        squares = self.spectrum.rotated(y.mT).square().sum(0) / total
+        log_determinant = y.shape[1] * (total.log().sum() + len(y) * math.log(2 * math.pi))
+        return -0.5 * float(squares.sum() + log_determinant)
+
+    def prior_variance(self, x_new: Tensor) -> Tensor:
+        """Return the variance of each output at new inputs before any data, ``(n_new,)``."""
+        return diagonal(self.kernel, x_new)
+
+    def mean(self, x_new: Tensor) -> Tensor:
+        """Return the mean at new inputs, ``(n_new, *outputs)``."""
+        y = self.y.reshape(len(self.y), -1)
+        inverse = self.spectrum.rotated(y.mT) / (self.spectrum.eigenvalues + self.noise_variance)
+        result = self.spectrum.rotated(self.kernel(x_new, self.x)) @ inverse.mT
+        return result.reshape(-1, *self.y.shape[1:])
+
+    def covariance(self, x_new: Tensor) -> Tensor:
+        """Return the covariance of each output between new inputs, ``(n_new, n_new)``."""
+        half = self._explained(x_new)
+        return self.kernel(x_new) - half @ half.mT
+
+    def variance(self, x_new: Tensor) -> Tensor:
+        """Return the variance of each output at new inputs, ``(n_new,)``."""
+        return (self.prior_variance(x_new) - self._explained(x_new).square().sum(1)).clamp_min(0)
+
+    def _explained(self, x_new: Tensor) -> Tensor:
+        """Return rows whose products are what the data take away from the prior's covariance."""
+        total = self.spectrum.eigenvalues + self.noise_variance
+        return self.spectrum.rotated(self.kernel(x_new, self.x)) * total.rsqrt()
+
+    def __repr__(self) -> str:
+        used = f", jitter {self.jitter:g}" if self.jitter else ""
+        return f"{self.name} given {len(self.y)} observations, noise variance {self.noise_variance:g}{used}"
+
+
+def nngp_posterior(
+    kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float = 0.0, *, max_jitter: float | None = None
+) -> Posterior:
+    """Return the posterior of an infinitely wide Bayesian network.
+
+    Weights have their normal prior, of which outputs are a Gaussian process with covariance ``kernel.nngp``, and
+    observations are outputs plus normal noise.
+
+    Parameters
+    ----------
+    kernel : WideKernel
+        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+    x : Tensor
+        Training inputs, ``(n, ...)``.
+    y : Tensor
+        Observations, ``(n,)`` or ``(n, outputs)``.
+    noise_variance : float, default 0.0
+        Of observations; see :func:`relative_ridge` for a share of the kernel's diagonal.
+    max_jitter : float, optional
+        What may be added to the diagonal where rounding makes it necessary, in units of its mean; by default the
+        square root of the machine's precision. What was added is the attribute ``jitter``.
+
+    Returns
+    -------
+    Posterior
+
+    Raises
+    ------
+    ShapeError, DataError
+        If data do not fit one another or the kernel.
+    SettingsError
+        If the noise variance is negative.
+    KernelError
+        If the kernel matrix is not positive definite.
+
+    References
+    ----------
+    Lee, J., Bahri, Y., Novak, R., Schoenholz, S. S., Pennington, J., Sohl-Dickstein, J. (2018). Deep neural networks
+    as Gaussian processes. International Conference on Learning Representations.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.regression.kernels import PrecomputedKernel
+    >>> kernel = PrecomputedKernel(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))
+    >>> y = torch.tensor([4.0], dtype=torch.float64)
+    >>> posterior = nngp_posterior(kernel, torch.tensor([0]), y, noise_variance=2.0)
+    >>> posterior
+    NNGP posterior given 1 observations, noise variance 2
+    >>> posterior.mean(torch.tensor([1])), posterior.variance(torch.tensor([1]))
+    (tensor([1.], dtype=torch.float64), tensor([1.7500], dtype=torch.float64))
+    """
+    return _posterior("NNGP", kernel.nngp, x, y, noise_variance, max_jitter)
+
+
+def ntk_posterior(
+    kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float = 0.0, *, max_jitter: float | None = None
+) -> Posterior:
+    """Return the posterior of a Gaussian process whose prior has the tangent kernel as its covariance.
+
+    It is Bayesian linear regression on a network's gradients, with standard normal coefficients. No wide network, be
+    it trained or Bayesian, has this law: its mean is that of :func:`ntk_regression` with the noise variance as the
+    ridge, but its variance is neither that of :func:`ntk_ensemble` nor of :func:`nngp_posterior`.
+
+    Parameters and errors are those of :func:`nngp_posterior`.
+
+    Returns
+    -------
+    Posterior
+
+    References
+    ----------
+    He, B., Lakshminarayanan, B., Teh, Y. W. (2020). Bayesian deep ensembles via the neural tangent kernel. Advances in
+    Neural Information Processing Systems 33.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.regression.kernels import PrecomputedKernel
+    >>> nngp = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    >>> y = torch.tensor([4.0], dtype=torch.float64)
+    >>> ntk_posterior(PrecomputedKernel(nngp, 2 * nngp), torch.tensor([0]), y).variance(torch.tensor([1]))
+    tensor([3.], dtype=torch.float64)
+    """
+    return _posterior("NTK", kernel.ntk, x, y, noise_variance, max_jitter)
+
+
+def _posterior(
+    prior: str, kernel: Matrix, x: Tensor, y: Tensor, noise_variance: float, max_jitter: float | None
+) -> Posterior:
+    noise_variance = not_negative("noise_variance", noise_variance)
+    y = checked_targets(x, y)
+    matrix = checked_kernel(kernel(x), x, y, prior)
+    return Posterior(prior, kernel, x, y, noise_variance, spectrum(matrix, noise_variance, prior, max_jitter))

@@ -1,0 +1,243 @@
+"""Handwritten digits by Gaussian processes of infinitely wide networks, and by trained networks of growing width.
+
+Scikit-learn's 1,797 images of 8 x 8 pixels. Gaussian processes regress on one-hot labels; the scale of outputs and the
+noise variance (the ridge of the ensemble) are those with the largest evidence. The probability of a class is that of
+its output being the largest, with the process's variance and the noise in each output. Networks have the same layers,
+draw their initial weights from the same law, and minimise cross-entropy (class probabilities by softmax) or squares of
+the same one-hot labels (probabilities as for the processes, with the variance of residuals on a tenth of the training
+data that is set aside). It prints accuracy, log score (mean log probability of the true class), and expected
+calibration error (mean gap between confidence and accuracy, in fifteen bins of confidence), with standard errors over
+seeds for networks; and for the ensemble of the seeds, whose probabilities are averaged.
+
+    python benchmarks/wide_digits.py --quick
+    python benchmarks/wide_digits.py --out DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from bayeskit._torch import new_generator, one_thread
+from bayeskit.models.wide_networks import InfiniteWidth, infinite_width
+from bayeskit.models.wide_networks.regression import (
+    Posterior,
+    PrecomputedKernel,
+    nngp_posterior,
+    ntk_ensemble,
+    ntk_posterior,
+)
+
+CLASSES, BINS, DEPTH, CHANNELS = 10, 15, 3, 16
+VARIANCES = {"weight_variance": 2.0, "bias_variance": 0.1}
+NOISE_VARIANCES = [10.0**power for power in torch.arange(-6, 0.25, 0.5).tolist()]
+SCALES = [2.0**power for power in torch.arange(-8, 3.25, 0.25).tolist()]
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images ``(n, 1, 8, 8)``, labels ``(n,)``, and how many of the first are for training."""
+
+    images: Tensor
+    labels: Tensor
+    num_train: int
+
+    @property
+    def targets(self) -> Tensor:
+        """One-hot labels of mean zero, ``(n, 10)``."""
+        return nn.functional.one_hot(self.labels, CLASSES).to(self.images) - 1 / CLASSES
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is computed."""
+
+    num_train: int
+    num_test: int
+    widths: tuple[int, ...]
+    num_seeds: int
+    num_epochs: int
+
+
+QUICK = Budget(400, 400, (16, 64, 256), 2, 150)
+FULL = Budget(1297, 500, (16, 64, 256, 1024, 2048), 5, 60)
+
+
+def read_digits(budget: Budget) -> Digits:
+    raw = load_digits()
+    order = torch.randperm(len(raw.target), generator=new_generator(0, stream="split of the digits"))
+    order = order[: budget.num_train + budget.num_test]
+    images = torch.tensor(raw.images, dtype=torch.float64)[order][:, None]
+    train = images[: budget.num_train]
+    return Digits((images - train.mean()) / train.std(), torch.tensor(raw.target)[order], budget.num_train)
+
+
+def fully_connected(width: int) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, width)]
+    for _ in range(DEPTH - 1):
+        layers += [nn.ReLU(), nn.Linear(width, width)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(width, CLASSES))
+
+
+def convolutional(pooled: bool) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Conv2d(1, CHANNELS, 3, padding=1)]
+    for _ in range(DEPTH - 1):
+        layers += [nn.ReLU(), nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)]
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if pooled else [nn.Flatten()]
+    return nn.Sequential(*layers, nn.ReLU(), *end, nn.Linear(CHANNELS * (1 if pooled else 64), CLASSES))
+
+
+def class_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return how likely each output is the largest of independent normal ones, ``(n, 10)``.
+
+    The trapezoidal rule on the scale of one output's standard deviation has all digits.
+    """
+    nodes = torch.linspace(-8, 8, 161, dtype=mean.dtype)
+    gaps = (mean[:, :, None] - mean[:, None, :]) / variance.sqrt()[:, None, None]
+    below = torch.special.log_ndtr(gaps[..., None] + nodes)  # (n, class, other, node)
+    own = torch.eye(CLASSES, dtype=torch.bool)[:, :, None]
+    integrand = below.masked_fill(own, 0.0).sum(2) - nodes.square() / 2
+    result = integrand.logsumexp(-1)
+    return (result - result.logsumexp(-1, keepdim=True)).exp()
+
+
+def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    confidence, guess = probabilities.max(-1)
+    right = (guess == labels).to(probabilities)
+    places = (confidence * BINS).long().clamp(max=BINS - 1)
+    gaps = torch.zeros(BINS, dtype=confidence.dtype).index_add(0, places, right - confidence)
+    true = probabilities.gather(1, labels[:, None]).clamp_min(1e-300)
+    return {
+        "accuracy": float(right.mean()),
+        "log_score": float(true.log().mean()),
+        "calibration_error": float(gaps.abs().sum()) / len(labels),
+    }
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A posterior of ``y / scale``, with the scale and noise variance of the largest evidence."""
+
+    posterior: Posterior
+    scale: float
+    log_evidence: float
+
+
+def fit(posterior: Posterior) -> Fitted:
+    """Try all scales and noise variances, for which the kernel's eigenvalues serve as they are."""
+    tried = []
+    for scale in SCALES:
+        for noise_variance in NOISE_VARIANCES:
+            one = replace(posterior, y=posterior.y / scale, noise_variance=noise_variance)
+            tried.append(Fitted(one, scale, one.log_evidence - one.y.numel() * math.log(scale)))
+    return max(tried, key=lambda one: one.log_evidence)
+
+
+def gaussian_processes(digits: Digits, kernels: dict[str, InfiniteWidth]) -> Iterator[dict[str, object]]:
+    count = digits.num_train
+    rows = torch.arange(len(digits.images))
+    old, new, y, labels = rows[:count], rows[count:], digits.targets[:count], digits.labels[count:]
+    for name, kernel in kernels.items():
+        begin = time.perf_counter()
+        with torch.no_grad():
+            shared = PrecomputedKernel.of(kernel, digits.images)
+        seconds = time.perf_counter() - begin
+        nngp = fit(nngp_posterior(shared, old, y, NOISE_VARIANCES[0]))
+        ntk = fit(ntk_posterior(shared, old, y, NOISE_VARIANCES[0]))
+        # Evidence of the first tells the scale of initial outputs and the noise, that of the second the ridge.
+        ensemble = ntk_ensemble(shared, old, nngp.posterior.y, ridge=ntk.posterior.noise_variance)
+        for title, process, fitted in (
+            ("NNGP posterior", nngp.posterior, nngp),
+            ("NTK ensemble", ensemble, nngp),
+            ("NTK posterior", ntk.posterior, ntk),
+        ):
+            # Which output is the largest does not depend on the scale.
+            noise = fitted.posterior.noise_variance
+            found = scores(class_probabilities(process.mean(new), process.variance(new) + noise), labels)
+            if title != "NTK ensemble":
+                found |= {"scale": fitted.scale, "noise_variance": noise, "log_evidence": fitted.log_evidence}
+            yield {"model": f"{name} {title}"} | found | {"seconds": seconds}
+
+
+def train(digits: Digits, width: int, squares: bool, num_epochs: int, seed: int) -> Tensor:
+    """Return the class probabilities of test images by one network, ``(n_test, 10)``."""
+    kernel = infinite_width(fully_connected(8), "standard", **VARIANCES)
+    network = kernel.network(width, seed=seed).float()
+    images, targets = digits.images.float(), digits.targets.float()
+    kept = digits.num_train * 9 // 10 if squares else digits.num_train
+    # Small enough for the widest, whose outputs move as fast as all its weights together.
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-2 / math.sqrt(width))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_epochs)
+    generator = new_generator(seed, stream="batches")
+    for _ in range(num_epochs):
+        for batch in torch.randperm(kept, generator=generator).split(64):
+            outputs = network(images[batch])
+            if squares:
+                loss = (outputs - targets[batch]).square().mean()
+            else:
+                loss = nn.functional.cross_entropy(outputs, digits.labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        outputs = network(images).double()
+    test = outputs[digits.num_train :]
+    if not squares:
+        return test.softmax(-1)
+    residual = (outputs - digits.targets)[kept : digits.num_train].square().mean()
+    return class_probabilities(test, residual.expand(len(test)))
+
+
+def networks(digits: Digits, budget: Budget) -> Iterator[dict[str, object]]:
+    labels = digits.labels[digits.num_train :]
+    for squares in (False, True):
+        for width in budget.widths:
+            begin = time.perf_counter()
+            found = [train(digits, width, squares, budget.num_epochs, seed) for seed in range(budget.num_seeds)]
+            seconds = (time.perf_counter() - begin) / budget.num_seeds
+            each = pd.DataFrame([scores(one, labels) for one in found])
+            errors = (each.std() / math.sqrt(budget.num_seeds)).add_suffix("_error").to_dict()
+            name = f"networks of width {width}, {'squares' if squares else 'cross-entropy'}"
+            yield {"model": name} | each.mean().to_dict() | errors | {"seconds": seconds}
+            yield {"model": f"    averaged over {budget.num_seeds}"} | scores(torch.stack(found).mean(0), labels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer images, widths and seeds")
+    parser.add_argument("--pooled", action="store_true", help="also a network with global average pooling (slow)")
+    parser.add_argument("--out", type=Path, help="folder of wide_digits.csv")
+    options = parser.parse_args()
+    budget = QUICK if options.quick else FULL
+    digits = read_digits(budget)
+    kernels = {
+        "fully connected": infinite_width(fully_connected(8), **VARIANCES),
+        "convolutional": infinite_width(convolutional(pooled=False), **VARIANCES),
+    }
+    if options.pooled:
+        kernels["pooled"] = infinite_width(convolutional(pooled=True), **VARIANCES)
+    print(f"{budget.num_train} training images, {budget.num_test} test images")
+    rows = []
+    with one_thread():
+        for source in (gaussian_processes(digits, kernels), networks(digits, budget)):
+            for row in source:
+                rows.append(row)
+                numbers = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "model")
+                print(f"{row['model']:40s} {numbers}", flush=True)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(rows).to_csv(options.out / "wide_digits.csv", index=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Kernels for Pyro and GPyTorch against the exact posterior, and large regression against small."""
+
+import importlib
+import sys
+
+import pyro
+import pyro.contrib.gp as gp
+import pytest
+import torch
+from pyro.nn import PyroSample
+from torch import nn
+
+from bayeskit.errors import MissingPackageError, SettingsError, ShapeError
+from bayeskit.models.wide_networks import infinite_width
+from bayeskit.models.wide_networks.gaussian_processes import (
+    ConjugateGradients,
+    GPyTorchKernel,
+    InducingPoints,
+    PyroKernel,
+    exact_regression,
+    large_regression,
+)
+
+import gpytorch  # isort: skip  after the package, which ignores what GPyTorch warns of as it is imported
+
+NOISE = torch.tensor(0.05, dtype=torch.float64)
+
+
+def network(weight=1.7, bias=0.3):
+    layers = nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1)
+    return infinite_width(nn.Sequential(*layers), weight_variance=weight, bias_variance=bias)
+
+
+def images():
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 1)
+    return infinite_width(nn.Sequential(*layers), weight_variance=1.7, bias_variance=0.3)
+
+
+class Regression(gpytorch.models.ExactGP):
+    def __init__(self, x, y, kernel):
+        likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive()).to(x)
+        likelihood.noise = NOISE
+        super().__init__(x, y, likelihood)
+        self.mean, self.kernel = gpytorch.means.ZeroMean(), kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    return x, torch.sin(2 * x[:, 0]), torch.randn(4, 3, generator=generator, dtype=torch.float64)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("covariance", ["nngp", "ntk"])
+def test_pyro_regression_is_the_exact_one(data, covariance):
+    x, y, new = data
+    exact = exact_regression(network(), x, y, NOISE, covariance)
+    model = gp.models.GPRegression(x, y, PyroKernel(network(), covariance=covariance), noise=NOISE, jitter=0.0)
+    mean, full = model(new, full_cov=True)
+    law = exact.predict(new)
+    assert float((mean - law.mean).abs().max()) < 1e-8
+    assert float((full - law.covariance).abs().max()) < 1e-8
+    assert float((model(new)[1] - law.variance).abs().max()) < 1e-8
+    trace = pyro.poutine.trace(model.model).get_trace()
+    assert abs(float(trace.log_prob_sum().detach() - exact.log_marginal_likelihood)) < 1e-10
+    # A mutation: another variance is another posterior.
+    model.kernel.weight_variance = torch.tensor(1.8, dtype=torch.float64)
+    assert float((model(new)[0] - law.mean).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("covariance", ["nngp", "ntk"])
+def test_gpytorch_regression_is_the_exact_one(data, covariance):
+    x, y, new = data
+    kernel = network()
+    leaf = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    exact = exact_regression(kernel.with_variances(weight=leaf), x, y, NOISE, covariance)
+    model = Regression(x, y, GPyTorchKernel(kernel, covariance=covariance))
+    density = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(model(x), y) * len(x)
+    assert abs(float((density - exact.log_marginal_likelihood).detach())) < 1e-10
+    density.backward()
+    (gradient,) = torch.autograd.grad(exact.log_marginal_likelihood, leaf)
+    assert abs(float(model.kernel.raw_weight_variance.grad - 1.7 * gradient)) < 1e-8  # of the logarithm
+    model.eval()
+    with torch.no_grad():
+        found, law = model(new), exact.predict(new)
+        assert float((found.mean - law.mean).abs().max()) < 1e-8
+        assert float((found.covariance_matrix - law.covariance).abs().max()) < 1e-8
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [PyroKernel, GPyTorchKernel])
+def test_variances_are_learned_on_a_logarithmic_scale(data, make):
+    tied, own = make(network()), make(network(), tied=False)
+    assert tied.weight_variance.shape == () and own.weight_variance.shape == own.bias_variance.shape == (3,)
+    values = dict(own.named_parameters())
+    raw = values.get("weight_variance_unconstrained", values.get("raw_weight_variance"))
+    assert torch.allclose(raw, torch.tensor(1.7, dtype=torch.float64).log().expand(3), rtol=0, atol=1e-15)
+    with torch.no_grad():
+        raw[1] = 0.0
+    expected = network().with_variances(weight=dict(zip(network().variances.weight, [1.7, 1.0, 1.7], strict=True)))
+    x = data[0]
+    found = own(x) if make is PyroKernel else own(x).to_dense()
+    assert float((found - expected.nngp(x)).abs().max()) < 1e-12
+
+
+@torch.no_grad()
+def test_biases_without_variance_stay_so(data):
+    for kernel in (PyroKernel(network(bias=0.0)), GPyTorchKernel(network(bias=0.0))):
+        assert [name for name, _ in kernel.named_parameters() if "bias" in name] == []
+    x = data[0]
+    assert float((PyroKernel(network(bias=0.0))(x) - network(bias=0.0).nngp(x)).abs().max()) < 1e-12
+
+
+@torch.no_grad()
+def test_diagonals_batches_and_pairs(data):
+    x, _, new = data
+    kernel, other = GPyTorchKernel(network()), PyroKernel(network())
+    exact = network().nngp(x, new)
+    batch = kernel(torch.stack([x, x + 1]), new[None]).to_dense().detach()
+    assert float((batch[0] - exact).abs().max()) < 1e-12
+    assert float((batch[1] - network().nngp(x + 1, new)).abs().max()) < 1e-12
+    assert float((other(x, new) - exact).abs().max()) < 1e-12
+    own = network().nngp_diagonal(x)
+    assert float((kernel(x, diag=True) - own).abs().max()) < 1e-12
+    assert float((other(x, diag=True) - own).abs().max()) < 1e-12
+    assert float((kernel(x[:4], new, diag=True) - exact[:4].diagonal()).abs().max()) < 1e-12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [PyroKernel, GPyTorchKernel])
+def test_images_come_as_vectors(make):
+    x = torch.linspace(-1, 1, 3 * 16, dtype=torch.float64).sin().reshape(3, 1, 4, 4)
+    kernel = make(images(), input_shape=(1, 4, 4))
+    found = kernel(x.flatten(1)) if make is PyroKernel else kernel(x.flatten(1)).to_dense()
+    assert float((found - images().nngp(x)).abs().max()) < 1e-12
+
+
+def test_priors_on_variances(data):
+    x, y, _ = data
+    kernel = PyroKernel(network())
+    kernel.weight_variance = PyroSample(lambda module: pyro.distributions.LogNormal(x.new_tensor(0.0), 1.0))
+    trace = pyro.poutine.trace(kernel).get_trace(x)
+    assert "weight_variance" in trace.nodes
+    with_priors = PyroKernel(network(), tied=False).with_log_normal_priors()
+    trace = pyro.poutine.trace(with_priors).get_trace(x)
+    assert trace.nodes["weight_variance"]["value"].shape == trace.nodes["bias_variance"]["value"].shape == (3,)
+
+
+def test_bad_kernels():
+    with pytest.raises(SettingsError, match="cannot be learned"):
+        PyroKernel(network(weight=0.0))
+    first = dict(zip(network().variances.weight, [1.0, 2.0, 1.0], strict=True))
+    with pytest.raises(SettingsError, match="tied=False"):
+        GPyTorchKernel(network(weight=first))
+    with pytest.raises(SettingsError, match="nngp"):
+        PyroKernel(network(), covariance="matern")
+    with pytest.raises(ShapeError, match="input_shape"):
+        PyroKernel(images())
+    with pytest.raises(ShapeError, match="last_dim_is_batch"):
+        GPyTorchKernel(network()).forward(torch.eye(3), torch.eye(3), last_dim_is_batch=True)
+
+
+def test_gpytorch_is_optional(monkeypatch):
+    name = "bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel"
+    module = importlib.import_module(name)
+    for one in ("gpytorch.constraints", "gpytorch.kernels"):
+        monkeypatch.setitem(sys.modules, one, None)
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MissingPackageError, match=r"bayeskit\[gaussian_processes\]"):
+        importlib.import_module(name)
+    assert module.GPyTorchKernel is GPyTorchKernel
+
+
+@pytest.fixture(scope="module")
+def many():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(500, 3, generator=generator, dtype=torch.float64)
+    y = torch.sin(2 * x[:, 0]) + 0.2 * torch.randn(500, generator=generator, dtype=torch.float64)
+    new = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    exact = exact_regression(network(), x, y, NOISE)
+    return x, y, new, exact, exact.predict(new)
+
+
+def apart(found, law):
+    return max(float((found.mean - law.mean).abs().max()), float((found.variance - law.variance).abs().max()))
+
+
+def residual_bounds(many, tolerance):
+    """How far mean and variances may be off if all columns' residuals together are within the tolerance."""
+    x, y, new, exact, _ = many
+    cross = network().nngp(x, new)
+    solved = torch.cholesky_solve(cross, exact.factor.lower).norm(dim=0)
+    return tolerance * y.norm() * solved, len(new) * tolerance * cross.norm(dim=0) * solved
+
+
+def test_conjugate_gradients_find_the_exact_posterior(many):
+    x, y, new, _, law = many
+    found = large_regression(network(), x, y, float(NOISE), ConjugateGradients(1e-5))
+    bounds = residual_bounds(many, 1e-5)
+    near = found.predict(new)
+    assert bool(((near.mean - law.mean).abs() <= bounds[0]).all())
+    assert bool(((near.variance - law.variance).abs() <= bounds[1]).all())
+    assert float(bounds[0].max()) < 1e-3 and found.jitter == 0.0 and found.bound is None
+    # A mutation: a residual that may be large leaves the posterior outside these bounds.
+    loose = large_regression(network(), x, y, float(NOISE), ConjugateGradients(0.5, preconditioner_rank=0))
+    assert not bool(((loose.predict(new).mean - law.mean).abs() <= bounds[0]).all())
+
+
+def test_inducing_points(many):
+    x, y, new, exact, law = many
+    truth = float(exact.log_marginal_likelihood)
+    few, more, all_points = (
+        large_regression(network(), x, y, float(NOISE), InducingPoints(number)) for number in (30, 200, 500)
+    )
+    assert few.bound < more.bound < truth
+    assert few.jitter > 0
+    assert apart(more.predict(new), law) < apart(few.predict(new), law)
+    # With a point at every datum only the jitter is left.
+    assert abs(all_points.bound - truth) < 1e-3 and apart(all_points.predict(new), law) < 1e-6
+
+
+def test_inducing_points_learn(many):
+    x, y, _, _, _ = many
+    kernel = GPyTorchKernel(network())
+    before = large_regression(kernel, x, y, float(NOISE), InducingPoints(20))
+    after = large_regression(kernel, x, y, float(NOISE), InducingPoints(20, num_steps=5))
+    assert after.bound > before.bound + 1 and after.noise_variance != before.noise_variance
+    assert torch.equal(kernel.weight_variance, before.kernel.weight_variance)
+    assert not torch.equal(kernel.weight_variance, after.kernel.weight_variance)
+
+
+def test_bad_settings(many):
+    x, y, _, _, _ = many
+    with pytest.raises(SettingsError, match="num_points"):
+        large_regression(network(), x, y, 0.1, InducingPoints(501))
+    with pytest.raises(SettingsError, match="tolerance"):
+        ConjugateGradients(tolerance=0.0)
+    with pytest.raises(SettingsError, match="noise_variance"):
+        large_regression(network(), x, y, 0.0)
+    with pytest.raises(ShapeError, match="flatten"):
+        large_regression(network(), x[:, None], y, 0.1)
