@@ -32,9 +32,7 @@ def dense(num_hidden):
 def conv(num_hidden):
     """Return the kernel function of a network of convolutions that ends in an average over all pixels."""
     layers = [
-        layer
-        for _ in range(num_hidden)
-        for layer in (stax.Conv(1, (3, 3), padding="SAME", **VARIANCES), stax.Relu())
+        layer for _ in range(num_hidden) for layer in (stax.Conv(1, (3, 3), padding="SAME", **VARIANCES), stax.Relu())
     ]
     return stax.serial(*layers, stax.GlobalAvgPool(), stax.Dense(1, **VARIANCES))[2]
 

@@ -75,6 +75,7 @@ def main() -> None:
                 else float((law.variance - exact.variance).abs().max()),
             }
         )
+        print(rows[-1], flush=True)  # a long run shows what it has
     print(f"n = {settings.n}, {dtype}")
     print(pd.DataFrame(rows).to_string(index=False, float_format=lambda v: f"{v:.3g}"))
 

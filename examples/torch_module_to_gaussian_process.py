@@ -49,10 +49,9 @@ def main() -> None:
     compared = fit_depths(make_network, DEPTHS, x, y, num_starts=1 if SMALL else 3, seed=0)
     print(compared.to_pandas().round(3).to_string(index=False))
     best = compared.fits[compared.best]
-    weight, bias = (float(next(iter(v.values()))) for v in (best.network.variances.weight, best.network.variances.bias))
-    print(
-        f"depth {compared.best}: variance of weights {weight:.3f}, of biases {bias:.3f}, noise {best.noise_variance:.3f}"
-    )
+    found = best.network.variances
+    weight, bias = (float(next(iter(values.values()))) for values in (found.weight, found.bias))
+    print(f"depth {compared.best}: weights {weight:.3f}, biases {bias:.3g}, noise {best.noise_variance:.3f}")
     assert best.posterior.jitter == 0.0
 
     law = best.posterior.predict(x_test)
@@ -69,8 +68,8 @@ def main() -> None:
     target = bk.Target.from_pyro(RegressionModel(vague), x[few], y[few])
     chains, length = (8, 40) if SMALL else (8, 300)
     draws = bk.sample(target, num_chains=chains, num_warmup=100, num_samples=length, seed=0, progress=False)
-    found = evidence.bridge_sampling(target, draws, seed=0)
-    print(f"log evidence with priors: {found.log_evidence:.3f} +- {found.standard_error:.3f}")
+    estimate = evidence.bridge_sampling(target, draws, seed=0)
+    print(f"log evidence with priors: {estimate.log_evidence:.3f} +- {estimate.standard_error:.3f}")
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     values = [fit.log_marginal_likelihood for fit in compared.fits.values()]

@@ -112,7 +112,7 @@ def test_classification_against_quadrature(num_classes, limit):
     kernel = network(weight=2.5, bias=0.2)
     model = ClassificationModel(PyroKernel(kernel), num_classes, jitter=0.0)
     target = bk.Target.from_pyro(model, x, labels, compile=False)
-    nodes, weights = (torch.tensor(v) for v in np.polynomial.hermite_e.hermegauss(30 if target.dim == 3 else 12))
+    nodes, weights = (torch.tensor(v) for v in np.polynomial.hermite_e.hermegauss(30 if target.dim == 3 else 8))
     white = torch.tensor(list(itertools.product(nodes.tolist(), repeat=target.dim)), dtype=torch.float64)
     mass = torch.stack([v.log() for v in weights]) - 0.5 * math.log(2 * math.pi)
     log_mass = torch.cartesian_prod(*(mass,) * target.dim).sum(1)

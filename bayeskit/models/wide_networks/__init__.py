@@ -1,6 +1,45 @@
-"""Gaussian-process limits of wide networks, read from the torch module itself."""
+"""Wide networks: their Gaussian-process limits read from the torch module, and the kernels of finite ones."""
 
 from bayeskit.models.wide_networks.activations.module import Elementwise
+from bayeskit.models.wide_networks.empirical import (
+    Linearized,
+    empirical_ntk,
+    finite_width_bias,
+    kernel_regime,
+    linearize,
+    ntk_drift,
+    ntk_drift_against_width,
+    ntk_drift_of_snapshots,
+    ntk_vector_product,
+)
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth, Kernels, infinite_width
+from bayeskit.models.wide_networks.regression import (
+    compare_gaussian_processes,
+    last_layer_ensemble,
+    nngp_posterior,
+    ntk_ensemble,
+    ntk_posterior,
+    ntk_regression,
+)
 
-__all__ = ["Elementwise", "InfiniteWidth", "Kernels", "infinite_width"]
+__all__ = [
+    "Elementwise",
+    "InfiniteWidth",
+    "Kernels",
+    "Linearized",
+    "compare_gaussian_processes",
+    "empirical_ntk",
+    "finite_width_bias",
+    "infinite_width",
+    "kernel_regime",
+    "last_layer_ensemble",
+    "linearize",
+    "nngp_posterior",
+    "ntk_drift",
+    "ntk_drift_against_width",
+    "ntk_drift_of_snapshots",
+    "ntk_ensemble",
+    "ntk_posterior",
+    "ntk_regression",
+    "ntk_vector_product",
+]

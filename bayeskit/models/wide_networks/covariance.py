@@ -137,7 +137,7 @@ def gap_of(k: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def root(x: Tensor) -> Tensor:
     """Return the square root, with gradient zero at zero."""
-    if not (torch.is_grad_enabled() and x.requires_grad):
+    if not tracked(x):
         return x.clamp_min(0).sqrt()
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1).sqrt(), 0)
@@ -145,7 +145,7 @@ def root(x: Tensor) -> Tensor:
 
 def angle(sine: Tensor, cosine: Tensor) -> Tensor:
     """Return the angle of a vector with such parts, of any length; zero, with gradient zero, if that is zero."""
-    if torch.is_grad_enabled() and (sine.requires_grad or cosine.requires_grad):
+    if tracked(sine, cosine):
         cosine = torch.where((sine == 0) & (cosine == 0), 1, cosine)
     return torch.atan2(sine, cosine)
 
@@ -155,7 +155,7 @@ def acute_angle(sine: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
 
     The former keeps its digits where it is small; the latter has the sign of the cosine.
     """
-    if torch.is_grad_enabled() and (sine.requires_grad or cosine.requires_grad):
+    if tracked(sine, cosine):
         between = angle(sine, cosine)
         return torch.where(cosine < 0, math.pi - between, between), 0.5 * math.pi - between
     # The same without choices and the slower function of two arguments.
@@ -182,11 +182,21 @@ def excess(k: Tensor, gap: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def excess_of_size(size: Tensor, gap: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the excess where the covariance is not negative."""
     below = torch.addcmul(size, root(a), root(b))
-    if torch.is_grad_enabled() and below.requires_grad:
+    if tracked(below):
         return gap / torch.where(below > 0, below, 1)
     return gap / below.clamp_min_(torch.finfo(size.dtype).tiny)
 
 
+def tracked(*tensors: Tensor) -> bool:
+    """Whether gradients may be wanted; within transforms of functions tensors do not tell."""
+    return torch.is_grad_enabled() and (_transformed() or any(x.requires_grad for x in tensors))
+
+
 def _plain(x: Tensor) -> bool:
     """Whether one may look at values: not while a graph is recorded, and not where looking waits for a device."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
+    return x.device.type == "cpu" and x.numel() > 0 and not (_transformed() or torch.compiler.is_compiling())
+
+
+def _transformed() -> bool:
+    """Whether a transform such as a gradient or a batch is under way."""
+    return torch._C._functorch.maybe_current_level() is not None

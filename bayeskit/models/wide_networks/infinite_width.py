@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from bayeskit.models.wide_networks.inputs import check_inputs
 from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
 from bayeskit.models.wide_networks.layers.layer import Variances
 from bayeskit.models.wide_networks.reader import read
+from bayeskit.models.wide_networks.storage import new_matrix
 
 Variance = float | Tensor | Mapping[str, float | Tensor]
 PARAMETERIZATIONS = ("ntk", "standard")
@@ -37,6 +40,28 @@ class Kernels(NamedTuple):
 
     nngp: Tensor
     ntk: Tensor
+
+
+class KernelBlock(NamedTuple):
+    """One block of both kernels.
+
+    Attributes
+    ----------
+    rows, columns : slice
+        Where it lies.
+    mirrored : bool
+        Whether its transpose is a block, too, which does not come by itself.
+    nngp : Tensor
+        The block of the covariance of outputs.
+    ntk : Tensor or None
+        That of the tangent kernel.
+    """
+
+    rows: slice
+    columns: slice
+    mirrored: bool
+    nngp: Tensor
+    ntk: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +85,7 @@ class InfiniteWidth:
     variances: Variances
     parameterization: str
 
-    def nngp(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+    def nngp(self, x1: Tensor, x2: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         """Return the covariance of outputs of a network at initialisation.
 
         Parameters
@@ -69,6 +94,9 @@ class InfiniteWidth:
             Inputs, ``(n1, features)`` or ``(n1, channels, *grid)``.
         x2 : Tensor, optional
             Others, ``(n2, ...)``; by default the same.
+        out : Tensor, optional
+            Where to put the result, block by block; it may lie on another device, or be a file's memory. By default
+            a new tensor on the inputs' device.
 
         Returns
         -------
@@ -79,24 +107,81 @@ class InfiniteWidth:
         ------
         ShapeError, DataError
             If inputs do not fit the network, or are not finite.
-        """
-        return self._matrices(x1, x2, ntk=False)[0]
 
-    def ntk(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+        Warns
+        -----
+        AccuracyWarning
+            If moments by quadrature may be off by more than 1e-6.
+        """
+        result = self._matrices(x1, x2, ntk=False, out=None if out is None else [out])[0]
+        assert result is not None
+        return result
+
+    def ntk(self, x1: Tensor, x2: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         """Return the neural tangent kernel, products of gradients with respect to all parameters.
 
         Parameters and errors are those of :meth:`nngp`.
         """
-        return self.both(x1, x2).ntk
+        result = self._matrices(x1, x2, ntk=True, out=(None, out) if out is not None else None)[1]
+        assert result is not None
+        return result
 
-    def both(self, x1: Tensor, x2: Tensor | None = None) -> Kernels:
+    def both(self, x1: Tensor, x2: Tensor | None = None, *, out: tuple[Tensor, Tensor] | None = None) -> Kernels:
         """Return both kernels, in one pass.
 
-        Parameters and errors are those of :meth:`nngp`.
+        Parameters and errors are those of :meth:`nngp`, with a pair of tensors for ``out``.
         """
-        nngp, ntk = self._matrices(x1, x2, ntk=True)
-        assert ntk is not None
+        nngp, ntk = self._matrices(x1, x2, ntk=True, out=out)
+        assert nngp is not None and ntk is not None
         return Kernels(nngp, ntk)
+
+    def blocks(self, x1: Tensor, x2: Tensor | None = None, *, ntk: bool = True) -> Iterator[KernelBlock]:
+        """Yield both kernels block by block, without gradients; of symmetric ones those on and above the diagonal.
+
+        Parameters
+        ----------
+        x1, x2 : Tensor
+            As for :meth:`nngp`.
+        ntk : bool, default True
+            Whether the tangent kernel is wanted.
+
+        Yields
+        ------
+        KernelBlock
+            Each pair of inputs is in one, or in the transpose of one that is mirrored.
+        """
+        chosen, compute = self._plan(*self._checked_pair(x1, x2), ntk)
+        yield from tiles.each(compute, chosen, x1.device)
+
+    def save(
+        self, x1: Tensor, x2: Tensor | None = None, *, nngp: str | Path | None = None, ntk: str | Path | None = None
+    ) -> None:
+        """Write kernels to files that may be larger than the memory.
+
+        Parameters
+        ----------
+        x1, x2 : Tensor
+            As for :meth:`nngp`.
+        nngp, ntk : str or Path, optional
+            Files in NumPy's format, one for each kernel that is wanted; ``numpy.load(path, mmap_mode="r")`` reads
+            parts of them. A file that exists is replaced, once the new one is whole.
+
+        Raises
+        ------
+        OutputError
+            If a file cannot be written, or the disk has no space for it.
+        SettingsError
+            If no file is named.
+        """
+        if nngp is None and ntk is None:
+            raise SettingsError("name a file for at least one kernel: save(x, nngp=..., ntk=...)")
+        first, second, symmetric = self._checked_pair(x1, x2)
+        shape = len(first), len(second)
+        with ExitStack() as stack, torch.no_grad():
+            out = [
+                None if path is None else stack.enter_context(new_matrix(path, shape, x1.dtype)) for path in (nngp, ntk)
+            ]
+            self._fill(first, second, symmetric, ntk is not None, out)
 
     def nngp_diagonal(self, x: Tensor) -> Tensor:
         """Return the variances of outputs at each input, ``(n,)``."""
@@ -131,13 +216,19 @@ class InfiniteWidth:
         Parameters
         ----------
         width : int, optional
-            Of all layers but the last; by default the module's own widths.
+            Of all layers but the last, or of the widest of them where features are joined; by default the module's
+            own widths.
         seed : int or torch.Generator, default 0
 
         Returns
         -------
         torch.nn.Module
             With gradients in the parametrisation of the kernel.
+
+        Raises
+        ------
+        SettingsError
+            If the width does not keep the proportions of joined layers, or the network joins or adds its own input.
         """
         return finite_network(self.module, self.graph, self.variances, self.parameterization == "standard", width, seed)
 
@@ -172,48 +263,90 @@ class InfiniteWidth:
         numbers = (*x, *self.variances.weight.values(), *self.variances.bias.values())
         return torch.is_grad_enabled() and any(isinstance(y, Tensor) and y.requires_grad for y in numbers)
 
-    def _matrices(self, x1: Tensor, x2: Tensor | None, ntk: bool) -> tuple[Tensor, Tensor | None]:
+    def _checked_pair(self, x1: Tensor, x2: Tensor | None) -> tuple[Tensor, Tensor, bool]:
+        """Return both sets of inputs, and whether they are one."""
         x1 = self._checked(x1, "x1")
-        symmetric = x2 is None or x2 is x1
-        x2 = x1 if x2 is None or symmetric else self._checked(x2, "x2")
+        if x2 is None or x2 is x1:
+            return x1, x1, True
+        x2 = self._checked(x2, "x2")
         if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype or x1.device != x2.device:
             raise ShapeError(
                 f"x1 and x2 must have inputs of one shape, dtype and device, not {tuple(x1.shape)} {x1.dtype} "
                 f"{x1.device} and {tuple(x2.shape)} {x2.dtype} {x2.device}"
             )
+        return x1, x2, False
+
+    def _matrices(
+        self, x1: Tensor, x2: Tensor | None, ntk: bool, out: Sequence[Tensor | None] | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        x1, x2, symmetric = self._checked_pair(x1, x2)
+        if self._tracked(x1, x2):
+            if out is not None:
+                raise SettingsError("out keeps no gradients, which inputs or variances require; use torch.no_grad()")
+            return self._with_gradients(x1, x2, symmetric, ntk)
+        if out is None:
+            out = [x1.new_empty(len(x1), len(x2)) for _ in range(2 if ntk else 1)]
+        for matrix in out:
+            if matrix is not None and (matrix.shape != (len(x1), len(x2)) or matrix.dtype != x1.dtype):
+                raise ShapeError(
+                    f"out must be {(len(x1), len(x2))} {x1.dtype}, not {tuple(matrix.shape)} {matrix.dtype}"
+                )
+        self._fill(x1, x2, symmetric, ntk, out)
+        return out[0], out[1] if ntk else None
+
+    def _with_gradients(
+        self, x1: Tensor, x2: Tensor, symmetric: bool, ntk: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         first, own = self._profile(x1, ntk)
         second = first if symmetric else self._profile(x2, ntk)[0]
-        if self._tracked(x1, x2):
-            found = self.graph.cross(x1, x2, (first, second), self.variances, ntk)
-            if not symmetric:
-                return found.nngp, found.ntk
-            return _exact_diagonal(found.nngp, own.nngp), None if found.ntk is None else _exact_diagonal(
-                found.ntk, own.ntk
-            )
-        return self._fill(x1, x2, (first, second), own if symmetric else None, ntk)
+        found = self.graph.cross(x1, x2, (first, second), self.variances, ntk)
+        if not symmetric:
+            return found.nngp, found.ntk
+        return (
+            _exact_diagonal(found.nngp, own.nngp),
+            None if found.ntk is None else _exact_diagonal(found.ntk, own.ntk),
+        )
 
-    def _fill(
-        self, x1: Tensor, x2: Tensor, profiles: tuple[Profile, Profile], own: Covariance | None, ntk: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute matrices block by block; with ``own``, both halves of symmetric ones from one."""
-        matrices = [x1.new_empty(len(x1), len(x2)) for _ in range(2 if ntk else 1)]
-        length = tiles.side(self._pairs_of_sites(x1))
-        blocks = list(tiles.blocks(len(x1), len(x2), own is not None, length))
-        with torch.no_grad(), progress_bar("kernel", len(blocks)) as bar:
-            for i, (rows, columns, mirrored) in enumerate(blocks):
-                chosen = profiles[0].rows(rows), profiles[1].rows(columns)
-                found = self.graph.cross(x1[rows], x2[columns], chosen, self.variances, ntk)
-                for matrix, block in zip(matrices, (found.nngp, found.ntk), strict=False):
-                    assert block is not None
-                    matrix[rows, columns] = block
-                    if mirrored:
-                        matrix[columns, rows] = block.mT
+    def _fill(self, x1: Tensor, x2: Tensor, symmetric: bool, ntk: bool, out: Sequence[Tensor | None]) -> None:
+        """Compute matrices block by block; both halves of symmetric ones from one."""
+        chosen, compute = self._plan(x1, x2, symmetric, ntk)
+
+        def store(block: tiles.Block) -> None:
+            found = compute(block)
+            for matrix, values in zip(out, (found.nngp, found.ntk), strict=False):
+                if matrix is None or values is None:
+                    continue
+                matrix[block.rows, block.columns] = values
+                if block.mirrored:
+                    matrix[block.columns, block.rows] = values.mT
+
+        with progress_bar("kernel", len(chosen)) as bar:
+            for i, _ in enumerate(tiles.each(store, chosen, x1.device)):
                 bar.update(i + 1)
-            if own is not None:
-                for matrix, values in zip(matrices, (own.nngp, own.ntk), strict=False):
-                    assert values is not None
-                    matrix.diagonal().copy_(values)
-        return matrices[0], matrices[1] if ntk else None
+
+    def _plan(
+        self, x1: Tensor, x2: Tensor, symmetric: bool, ntk: bool
+    ) -> tuple[list[tiles.Block], Callable[[tiles.Block], KernelBlock]]:
+        """Return the blocks of matrices, and a function that computes one."""
+        with torch.no_grad():
+            first, own = self._profile(x1, ntk)
+            second = first if symmetric else self._profile(x2, ntk)[0]
+
+        @torch.no_grad()
+        def compute(block: tiles.Block) -> KernelBlock:
+            rows, columns, mirrored = block
+            profiles = first.rows(rows), second.rows(columns)
+            found = self.graph.cross(x1[rows], x2[columns], profiles, self.variances, ntk)
+            if symmetric and not mirrored:
+                for matrix, values in ((found.nngp, own.nngp), (found.ntk, own.ntk)):
+                    if matrix is not None and values is not None:
+                        matrix.diagonal().copy_(values[rows])
+                        # Both halves of a block on the diagonal were computed; they may differ in the last digit.
+                        matrix.copy_(matrix.triu() + matrix.triu(1).mT)
+            return KernelBlock(rows, columns, mirrored, found.nngp, found.ntk)
+
+        length = tiles.side(self._pairs_of_sites(x1))
+        return list(tiles.blocks(len(x1), len(x2), symmetric, length)), compute
 
 
 def infinite_width(
@@ -250,6 +383,8 @@ def infinite_width(
     ------
     ModelError
         If a layer has no limit that is known, naming it and what to take instead.
+    ShapeError
+        If layers do not chain.
     SettingsError
         If variances are negative, or the parametrisation is unknown.
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from bayeskit._torch import one_thread
 
 SIZE = 1 << 16  # covariances of pairs of sites that one block holds
+GROUP = 16  # blocks on a side of a larger square, all of which are computed before others: pages of files fill up
+BATCH = 32  # blocks for each thread before threads wait for each other
+
+Result = TypeVar("Result")
 
 
 class Block(NamedTuple):
@@ -32,8 +41,32 @@ def side(num_pairs_of_sites: int, size: int = SIZE) -> int:
 
 def blocks(num_rows: int, num_columns: int, symmetric: bool, length: int) -> Iterator[Block]:
     """Yield the blocks of a matrix, or those on and above the diagonal of a symmetric one."""
-    for first in range(0, num_rows, length):
-        rows = slice(first, min(first + length, num_rows))
-        for second in range(first if symmetric else 0, num_columns, length):
-            columns = slice(second, min(second + length, num_columns))
-            yield Block(rows, columns, symmetric and second > first)
+    wide = GROUP * length
+    for top in range(0, num_rows, wide):
+        for left in range(top if symmetric else 0, num_columns, wide):
+            for first in range(top, min(top + wide, num_rows), length):
+                rows = slice(first, min(first + length, num_rows))
+                for second in range(max(first, left) if symmetric else left, min(left + wide, num_columns), length):
+                    columns = slice(second, min(second + length, num_columns))
+                    yield Block(rows, columns, symmetric and second > first)
+
+
+def each(function: Callable[[Block], Result], chosen: Sequence[Block], device: torch.device) -> Iterator[Result]:
+    """Yield what a function makes of each block, in order.
+
+    On a CPU there are as many blocks at a time as torch has threads, each of which works on its own with one: torch's
+    way, many threads on one operation, is too fine for operations that fit into the cache.
+    """
+    workers = min(torch.get_num_threads(), len(chosen)) if device.type == "cpu" else 1
+    # The number of threads is torch's own between batches, when the caller's code runs.
+    for first in range(0, len(chosen), BATCH * workers):
+        batch = chosen[first : first + BATCH * workers]
+        if workers == 1:
+            for block in batch:
+                with one_thread():
+                    result = function(block)
+                yield result
+            continue
+        with one_thread(), ThreadPoolExecutor(workers, thread_name_prefix="bayeskit-kernel") as pool:
+            results = list(pool.map(function, batch))
+        yield from results

@@ -61,7 +61,8 @@ def test_prior_is_log_normal_about_the_network_s_variances(regression):
     u = regression.unconstrain(batch(VARIANCES))
     medians = {"kernel.weight_variance": 1.7, "kernel.bias_variance": 0.3, "noise_variance": 0.1}
     exact = sum(-0.5 * math.log(VARIANCES[k] / medians[k]) ** 2 - 0.5 * math.log(2 * math.pi) for k in medians)
-    assert abs(float(regression.log_prior(u)[0]) - exact) < 1e-12
+    # Medians come in single precision.
+    assert abs(float(regression.log_prior(u)[0]) - exact) < 1e-7
 
 
 def test_gradient_is_the_difference(regression):

@@ -308,8 +308,8 @@ def _factorised(curvature: Curvature, prior: Tensor) -> System:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if bool(failed):
         raise ModelError(
-            "the posterior precision is not positive definite at these parameters, which a likelihood whose outputs are "
-            "no natural parameters allows; train further, or raise prior_precision"
+            "the posterior precision is not positive definite at these parameters, which happens where outputs are no "
+            "natural parameters of the likelihood; train further, or raise prior_precision"
         )
     return System(factor, basis)
 

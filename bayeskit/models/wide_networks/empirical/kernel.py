@@ -107,7 +107,7 @@ def empirical_ntk(
     result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
     if which is Outputs.FULL:
         return result.permute(1, 3, 0, 2)
-    return result.permute(1, 2, 0) if which is Outputs.DIAGONAL else result / plan.num_outputs
+    return result.permute(1, 2, 0) if which is Outputs.DIAGONAL else result.div_(plan.num_outputs)
 
 
 def _block_size(plan: Plan, outputs: Outputs, x: Tensor, block_size: int | None, max_memory: int) -> int:

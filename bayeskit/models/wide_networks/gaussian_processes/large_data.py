@@ -233,7 +233,7 @@ def _settings(method: ConjugateGradients | InducingPoints) -> Iterator[None]:
         stack.enter_context(settings.fast_pred_var(False))
         stack.enter_context(settings.skip_posterior_variances(False))
         if isinstance(method, ConjugateGradients):
-            switches = (
+            switches: tuple[Any, ...] = (
                 settings.max_cholesky_size(1),
                 settings.cg_tolerance(method.tolerance),
                 settings.eval_cg_tolerance(method.tolerance),

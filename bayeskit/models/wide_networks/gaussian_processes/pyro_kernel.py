@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -62,6 +63,9 @@ class PyroKernel(Kernel):
     tensor([[0.2500, 0.0796],
             [0.0796, 0.2500]], dtype=torch.float64)
     """
+
+    weight_variance: Any
+    bias_variance: Any
 
     def __init__(
         self,
@@ -122,9 +126,9 @@ class PyroKernel(Kernel):
         return found if self.input_shape is None else found.reshape(len(found), *self.input_shape)
 
 
-def log_normal(median: Tensor, spread: float, module: object) -> dist.Distribution:
+def log_normal(median: Tensor, spread: float, module: object) -> Any:
     """Return a log-normal law; the last argument is the module that Pyro passes on."""
-    # In the present default type, which is that of the data while a target is evaluated.
+    # In the default type, as numbers written into a model would be; the kernel takes the type of its inputs.
     median = median.to(torch.get_default_dtype())
     return dist.LogNormal(median.log(), spread).to_event(median.dim())
 

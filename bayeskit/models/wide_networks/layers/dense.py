@@ -203,6 +203,6 @@ def padded(x: Tensor, axis: int, width: tuple[int, int], mode: str) -> Tensor:
 
 def _zeros_like(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Return zeros whose dimensions lie in memory in the order of another tensor's."""
-    order = sorted(range(x.dim()), key=lambda i: -x.stride(i))
+    order = sorted(range(x.dim()), key=lambda i: -x.stride()[i])
     zeros = x.new_zeros([shape[i] for i in order])
     return zeros.permute(sorted(range(x.dim()), key=order.__getitem__))
