@@ -29,5 +29,14 @@ def test_the_training_example_runs(capsys):
 def test_the_example_of_a_loss_runs(capsys):
     scope = {}
     exec(BLOCKS[2], scope)
-    assert len(BLOCKS) == 3
     assert 0.05 < scope["weight"] < 0.5 and "Draws" in capsys.readouterr().out
+
+
+def test_the_example_of_a_wide_network_runs(capsys):
+    scope = {}
+    exec(BLOCKS[3], scope)
+    assert len(BLOCKS) == 4
+    kernels = scope["kernel"].both(scope["x"])
+    assert kernels.nngp.shape == kernels.ntk.shape == (8, 8)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("NNGP posterior", "NTK ensemble", "NTK regression", "NTK posterior"))
