@@ -118,5 +118,9 @@ class AccuracyWarning(BayeskitWarning):
     """A number may be off by more than rounding; the message says by how much and what helps."""
 
 
+class JitterWarning(BayeskitWarning):
+    """Something was added to the diagonal of a kernel matrix, which rounding left not positive definite."""
+
+
 class ConversionWarning(BayeskitWarning):
     """Input was converted to the form a method needs."""

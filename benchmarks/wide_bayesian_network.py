@@ -24,9 +24,7 @@ from torch import Tensor, nn
 import bayeskit as bk
 from bayeskit._torch import new_generator
 from bayeskit.errors import SamplingWarning
-from bayeskit.models.wide_networks import Elementwise, infinite_width
-from bayeskit.models.wide_networks.activations.smooth import Erf
-from bayeskit.models.wide_networks.gaussian_processes import exact_regression
+from bayeskit.models.wide_networks import Elementwise, infinite_width, nngp_posterior
 
 WEIGHT, BIAS, NOISE = 2.0, 0.5, 0.05
 DOUBLE = torch.float64
@@ -108,12 +106,13 @@ def main() -> None:
     new = 1.5 * torch.randn(8, 2, generator=generator, dtype=DOUBLE)
     y = torch.sin(x[:, 0]) + x[:, 1] / 2 + math.sqrt(NOISE) * torch.randn(10, generator=generator, dtype=DOUBLE)
 
-    module = nn.Sequential(nn.Linear(2, 8), Elementwise(Erf()), nn.Linear(8, 1))
+    module = nn.Sequential(nn.Linear(2, 8), Elementwise(torch.erf), nn.Linear(8, 1))
     network = infinite_width(module, weight_variance=WEIGHT, bias_variance=BIAS)
-    law = exact_regression(network, x, y, NOISE).predict(new)
-    print(f"limit: means {[round(v, 3) for v in law.mean.tolist()]}")
-    print(f"       standard deviations {[round(v, 3) for v in law.variance.sqrt().tolist()]}")
-    rows = [row(x, y, new, width, (law.mean, law.variance.sqrt()), settings) for width in settings.widths]
+    posterior = nngp_posterior(network, x, y, NOISE)
+    mean, spread = posterior.mean(new), posterior.variance(new).sqrt()
+    print(f"limit: means {[round(v, 3) for v in mean.tolist()]}")
+    print(f"       standard deviations {[round(v, 3) for v in spread.tolist()]}")
+    rows = [row(x, y, new, width, (mean, spread), settings) for width in settings.widths]
     table = pd.DataFrame(rows)
     print(table.to_string(index=False, float_format=lambda v: f"{v:.3g}"))
     if settings.out is not None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -132,13 +132,13 @@ class Fitted:
     log_evidence: float
 
 
-def fit(posterior: Posterior) -> Fitted:
-    """Try all scales and noise variances, for which the kernel's eigenvalues serve as they are."""
+def fit(posteriors: Iterable[Posterior]) -> Fitted:
+    """Try all scales for some noise variances, each of which is decomposed once."""
     tried = []
-    for scale in SCALES:
-        for noise_variance in NOISE_VARIANCES:
-            one = replace(posterior, y=posterior.y / scale, noise_variance=noise_variance)
-            tried.append(Fitted(one, scale, one.log_evidence - one.y.numel() * math.log(scale)))
+    for posterior in posteriors:
+        for scale in SCALES:
+            one = replace(posterior, y=posterior.y / scale)
+            tried.append(Fitted(one, scale, float(one.log_evidence) - one.y.numel() * math.log(scale)))
     return max(tried, key=lambda one: one.log_evidence)
 
 
@@ -151,8 +151,8 @@ def gaussian_processes(digits: Digits, kernels: dict[str, InfiniteWidth]) -> Ite
         with torch.no_grad():
             shared = PrecomputedKernel.of(kernel, digits.images)
         seconds = time.perf_counter() - begin
-        nngp = fit(nngp_posterior(shared, old, y, NOISE_VARIANCES[0]))
-        ntk = fit(ntk_posterior(shared, old, y, NOISE_VARIANCES[0]))
+        nngp = fit(nngp_posterior(shared, old, y, noise) for noise in NOISE_VARIANCES)
+        ntk = fit(ntk_posterior(shared, old, y, noise) for noise in NOISE_VARIANCES)
         # Evidence of the first tells the scale of initial outputs and the noise, that of the second the ridge.
         ensemble = ntk_ensemble(shared, old, nngp.posterior.y, ridge=ntk.posterior.noise_variance)
         for title, process, fitted in (

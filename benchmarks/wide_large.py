@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from bayeskit._torch import new_generator
-from bayeskit.models.wide_networks import infinite_width
+from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import (
     ConjugateGradients,
     InducingPoints,
-    exact_regression,
     large_regression,
 )
+from bayeskit.models.wide_networks.gaussian_processes.large_data import Marginals
 
 NOISE = 0.05
 
@@ -60,7 +60,8 @@ def main() -> None:
         start = time.process_time()
         with torch.no_grad():
             if method is None:
-                exact = law = exact_regression(network, x, y, NOISE).predict(new)
+                posterior = nngp_posterior(network, x, y, NOISE)
+                exact = law = Marginals(posterior.mean(new), posterior.variance(new))
             else:
                 law = large_regression(network, x, y, NOISE, method).predict(new)
         rows.append(

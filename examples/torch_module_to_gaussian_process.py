@@ -54,10 +54,10 @@ def main() -> None:
     print(f"depth {compared.best}: weights {weight:.3f}, biases {bias:.3g}, noise {best.noise_variance:.3f}")
     assert best.posterior.jitter == 0.0
 
-    law = best.posterior.predict(x_test)
-    spread = (law.variance + best.noise_variance).sqrt()
-    error = (law.mean - y_test).square()
-    inside = ((law.mean - y_test).abs() < 1.96 * spread).double().mean()
+    mean = best.posterior.mean(x_test)
+    spread = (best.posterior.variance(x_test) + best.noise_variance).sqrt()
+    error = (mean - y_test).square()
+    inside = ((mean - y_test).abs() < 1.96 * spread).double().mean()
     print(f"test error {float(error.mean()):.3f} +- {float(error.std()) / len(error) ** 0.5:.3f} of the variance,")
     print(f"{float(inside):.1%} of test data in their 95 % intervals")
     assert float(error.mean()) < 0.9 and 0.85 < float(inside) <= 1.0
@@ -72,10 +72,10 @@ def main() -> None:
     print(f"log evidence with priors: {estimate.log_evidence:.3f} +- {estimate.standard_error:.3f}")
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-    values = [fit.log_marginal_likelihood for fit in compared.fits.values()]
+    values = [fit.log_evidence for fit in compared.fits.values()]
     axes[0].plot(list(compared.fits), values, "o-")
-    axes[0].set(xlabel="hidden layers", ylabel="log marginal likelihood")
-    axes[1].errorbar(law.mean[:40], y_test[:40], xerr=1.96 * spread[:40], fmt="o", alpha=0.6)
+    axes[0].set(xlabel="hidden layers", ylabel="log evidence")
+    axes[1].errorbar(mean[:40], y_test[:40], xerr=1.96 * spread[:40], fmt="o", alpha=0.6)
     axes[1].axline((0, 0), slope=1, color="grey")
     axes[1].set(xlabel="prediction with 95 % interval", ylabel="progress")
     if not SMALL:

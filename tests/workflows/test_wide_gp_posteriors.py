@@ -11,21 +11,19 @@ from torch import nn
 
 import bayeskit as bk
 from bayeskit.inference import evidence
-from bayeskit.models.wide_networks import infinite_width
+from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import (
     ClassificationModel,
     PyroKernel,
     RegressionModel,
-    exact_regression,
 )
 
-CHAINS, DRAWS = 32, 60
+CHAINS, DRAWS = 32, 40
 
 
-def network(weight=1.7, bias=0.0):
-    return infinite_width(
-        nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), weight_variance=weight, bias_variance=bias
-    )
+def network(weight=1.7, bias=0.0, hidden=True):
+    layers = (nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)) if hidden else (nn.Linear(2, 1),)
+    return infinite_width(nn.Sequential(*layers), weight_variance=weight, bias_variance=bias)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def regression(data):
     """The model with its draws, and logarithms of two variances on a grid with their joint densities."""
     x, y = data
     target = bk.Target.from_pyro(RegressionModel(network()), x, y, compile=False)
-    draws = bk.sample(target, num_chains=CHAINS, num_warmup=100, num_samples=DRAWS, seed=0, progress=False)
+    draws = bk.sample(target, num_chains=CHAINS, num_warmup=60, num_samples=DRAWS, seed=0, progress=False)
     # Of a network with one hidden layer of ReLU and no bias the covariance grows as the square of the variance.
     values, vectors = torch.linalg.eigh(network(weight=1.0).nngp(x))
     power = (vectors.mT @ y).square()
@@ -90,7 +88,7 @@ def test_predictions_of_a_regression(data, regression, limit):
     x, y = data
     target, draws, log_weight, log_noise, joint = regression
     new = torch.tensor([[0.5, -0.5], [1.5, 1.0]], dtype=torch.float64)
-    values = {name: value.reshape(CHAINS, DRAWS)[:, ::10] for name, value in draws.values().items()}
+    values = {name: value.reshape(CHAINS, DRAWS) for name, value in draws.values().items()}
     found = RegressionModel(network()).predict(values, x, y, new)
     weights = joint.flatten().softmax(0)
     likely = weights > 1e-6
@@ -109,7 +107,7 @@ def test_classification_against_quadrature(num_classes, limit):
     x = torch.tensor([[1.0, 0.3], [-0.4, 1.2], [0.2, -1.5]], dtype=torch.float64)[: 3 if num_classes == 2 else 2]
     labels = torch.tensor([1, 0, 1]) if num_classes == 2 else torch.tensor([2, 0])
     new = torch.tensor([[0.7, 0.7]], dtype=torch.float64)
-    kernel = network(weight=2.5, bias=0.2)
+    kernel = network(weight=2.5, bias=0.2, hidden=num_classes == 2)  # the other is quickly traced
     model = ClassificationModel(PyroKernel(kernel), num_classes, jitter=0.0)
     target = bk.Target.from_pyro(model, x, labels, compile=False)
     nodes, weights = (torch.tensor(v) for v in np.polynomial.hermite_e.hermegauss(30 if target.dim == 3 else 8))
@@ -125,14 +123,14 @@ def test_classification_against_quadrature(num_classes, limit):
     joint = log_mass + likelihood
     exact = float(joint.logsumexp(0))
 
-    draws = bk.sample(target, num_chains=CHAINS, num_warmup=100, num_samples=DRAWS, seed=2, progress=False)
+    draws = bk.sample(target, num_chains=CHAINS, num_warmup=60, num_samples=DRAWS, seed=2, progress=False)
     found = evidence.bridge_sampling(target, draws, seed=3)
     assert abs(found.log_evidence - exact) < limit() * found.standard_error
     # The function at a new input: a mean over the posterior of its mean given the values at the data.
     slopes = torch.linalg.solve(kernel.nngp(x), kernel.nngp(x, new))[:, 0]
     answer = float(joint.softmax(0) @ (function @ slopes).reshape(len(function), -1)[:, -1])
-    laws = model.predict({"white": draws.values()["white"][:, ::10]}, x, new)
-    latent = laws.means.reshape(CHAINS, DRAWS // 10, -1)[..., -1]
+    laws = model.predict({"white": draws.values()["white"]}, x, new)
+    latent = laws.means.reshape(CHAINS, DRAWS, -1)[..., -1]
     assert abs(z_of_chains(latent, answer)) < limit()
     # A mutation: the opposite labels.
     assert abs(z_of_chains(latent, -answer)) > limit()
@@ -141,7 +139,7 @@ def test_classification_against_quadrature(num_classes, limit):
 def test_the_observed_density_is_that_of_depth_selection(data):
     """The density that models observe is the one that depth selection compares."""
     x, y = data
-    exact = float(exact_regression(network(), x, y, 0.1).log_marginal_likelihood)
+    exact = float(nngp_posterior(network(), x, y, 0.1).log_evidence)
     target = bk.Target.from_pyro(RegressionModel(PyroKernel(network())), x, y, compile=False)
     u = target.unconstrain({"noise_variance": torch.tensor([0.1], dtype=torch.float64)})
     assert abs(float(target.log_likelihood(u)[0]) - exact) < 1e-10

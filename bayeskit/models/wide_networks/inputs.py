@@ -18,10 +18,36 @@ def check_inputs(x: Tensor, name: str, num_axes: int | None) -> Tensor:
     if x.dim() < 2 or (num_axes is not None and x.dim() != 2 + num_axes):
         wanted = {0: "(n, features)", 1: "(n, channels, length)", 2: "(n, channels, height, width)"}
         raise ShapeError(f"{name} must be {wanted.get(num_axes or 0, '(n, channels, ...)')}, not {tuple(x.shape)}")
-    finite = torch.isfinite(x.detach()).flatten(1).all(1)
+    check_finite(x, name)
+    return x
+
+
+def check_vectors(x: Tensor, name: str) -> Tensor:
+    """Return inputs of Pyro's and GPyTorch's kernels as they are, ``(n, features)``, or say what is wrong."""
+    if isinstance(x, Tensor) and x.dim() != 2:
+        raise ShapeError(f"{name} must be (n, features), not {tuple(x.shape)}; flatten images, and pass input_shape")
+    return check_inputs(x, name, 0)
+
+
+def check_targets(x: Tensor, y: Tensor, one_output: bool = False) -> Tensor:
+    """Return values at inputs as they are, ``(n, *outputs)`` or only ``(n,)``, or say what is wrong with them."""
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        raise DataError(f"y must be a tensor of floating-point numbers, not {getattr(y, 'dtype', type(y))}")
+    if y.dim() < 1 or len(y) != len(x) or not len(y):
+        raise ShapeError(f"y must have one row for each of the {len(x)} training inputs, not shape {tuple(y.shape)}")
+    if one_output and y.dim() > 1:
+        raise ShapeError(f"y must have one value an input, ({len(x)},), not {tuple(y.shape)}")
+    if x.is_floating_point() and (x.dtype != y.dtype or x.device != y.device):
+        raise DataError(f"x is {x.dtype} on {x.device}, y {y.dtype} on {y.device}; convert one of them")
+    check_finite(y, "y")
+    return y
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Refuse values that are not finite, naming the first row that has one."""
+    finite = torch.isfinite(x.detach()).unsqueeze(-1).flatten(1).all(1)
     if not bool(finite.all()):
         raise DataError(f"{name} has values that are not finite, first in row {int((~finite).nonzero()[0])}")
-    return x
 
 
 def own_covariance(x: Tensor, all_pairs: bool, ntk: bool) -> Covariance:

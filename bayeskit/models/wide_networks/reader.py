@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from bayeskit.errors import ModelError
 from bayeskit.models.wide_networks.activations.activation import Activation
-from bayeskit.models.wide_networks.activations.module import Elementwise
+from bayeskit.models.wide_networks.activations.module import Elementwise, activation_of_module
 from bayeskit.models.wide_networks.activations.quadrature import Quadrature
-from bayeskit.models.wide_networks.activations.registry import activation_of_function, activation_of_module
+from bayeskit.models.wide_networks.activations.registry import activation_of_function
 from bayeskit.models.wide_networks.checks import check_limit
 from bayeskit.models.wide_networks.graph import INPUT, Graph, Node
 from bayeskit.models.wide_networks.layers.combine import Concatenate, Sum

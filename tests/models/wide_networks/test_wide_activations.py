@@ -18,12 +18,13 @@ from bayeskit.models.wide_networks.activations import (
     Moments,
     PiecewiseLinear,
     Polynomial,
+    Quadrature,
     Sine,
     Step,
     hermite,
     monomial,
 )
-from bayeskit.models.wide_networks.activations.registry import activation_of_module
+from bayeskit.models.wide_networks.activations.module import activation_of_module
 
 CLOSED = {
     "relu": PiecewiseLinear(0.0, 1.0),
@@ -191,6 +192,15 @@ def test_modules_are_the_activations_that_they_compute():
         torch.testing.assert_close(activation_of_module(module)(x.clone()), module(x.clone()))
     assert activation_of_module(nn.Linear(2, 2)) is None
     assert activation_of_module(Elementwise(Erf())) == Erf()
+
+
+def test_functions_of_torch_have_their_closed_form():
+    for function, closed in ((torch.erf, Erf()), (torch.relu, PiecewiseLinear(0.0, 1.0)), (nn.GELU(), Gelu())):
+        assert Elementwise(function).activation == closed
+    assert isinstance(Elementwise(torch.tanh).activation, Quadrature)
+    assert isinstance(Elementwise(lambda x: torch.erf(x)).activation, Quadrature)
+    with pytest.raises(SettingsError, match="function of a tensor"):
+        Elementwise("erf")
 
 
 def test_gaps_of_moments_are_their_difference():

@@ -416,7 +416,7 @@ def test_bad_modules_and_inputs():
         fisher(nn.Sequential(nn.Linear(3, 2).double(), nn.Linear(2, 2)), Gaussian(), x)
     with pytest.raises(ShapeError, match="one row of outputs"):
         fisher(nn.Sequential(module, nn.Unflatten(1, (1, 2))), Gaussian(), x)
-    with pytest.raises(DataError, match="outputs are not finite"):
+    with pytest.raises(DataError, match="output has values that are not finite, first in row 0"):
         with torch.no_grad():
             module[0].bias.fill_(math.nan)
         fisher(module, Gaussian(), x)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.errors import DataError, KernelError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import DataError, JitterWarning, KernelError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import infinite_width
 from bayeskit.models.wide_networks.regression import (
     Ensemble,
@@ -188,8 +188,8 @@ def test_the_posterior_is_the_conditional_law_of_a_joint_one():
     for f in posterior.sample(NEW, 5, seed=1):
         wanted = joint.log_prob(torch.cat([Y[:, 0], f])) - data.log_prob(Y[:, 0])
         assert float(conditional.log_prob(f)) == pytest.approx(float(wanted), abs=1e-10)
-    assert posterior.log_evidence == pytest.approx(float(data.log_prob(Y[:, 0])), abs=1e-12)
-    both_outputs = nngp_posterior(KERNEL, X, Y, noise).log_evidence
+    assert float(posterior.log_evidence) == pytest.approx(float(data.log_prob(Y[:, 0])), abs=1e-12)
+    both_outputs = float(nngp_posterior(KERNEL, X, Y, noise).log_evidence)
     assert both_outputs == pytest.approx(float(data.log_prob(Y.mT).sum()), abs=1e-12)
 
 
@@ -291,7 +291,8 @@ def test_jitter_is_reported_and_can_be_forbidden():
     twice = torch.cat([X, X[:1]])
     y = torch.cat([Y, Y[:1]])
     for make in (nngp_posterior, ntk_posterior, ntk_ensemble, ntk_regression, last_layer_ensemble):
-        found = make(KERNEL, twice, y)
+        with pytest.warns(JitterWarning, match="repeated inputs"):
+            found = make(KERNEL, twice, y)
         assert 0 < found.jitter < 1e-12
         assert "jitter 1e-" in repr(found)
         assert close(found.mean(NEW), make(KERNEL, X, Y).mean(NEW), 1e-6)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from bayeskit.errors import DataError, SettingsError
-from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.gaussian_processes import exact_regression, fit, fit_depths
+from bayeskit.models.wide_networks import infinite_width, nngp_posterior
+from bayeskit.models.wide_networks.gaussian_processes import fit, fit_depths
 
 NOISE, SHALLOW, DEEP = 0.01, 1, 6
 
@@ -39,8 +39,8 @@ def test_the_true_depth_wins_by_the_divergence_of_the_two_laws(truth, other, lim
     y = draws(truth, x, number, seed=truth)
 
     def densities(depth):
-        posterior = exact_regression(network(depth), x, y[0], NOISE)
-        return torch.stack([replace(posterior, y=row).log_marginal_likelihood for row in y])
+        posterior = nngp_posterior(network(depth), x, y[0], NOISE)
+        return torch.stack([replace(posterior, y=row).log_evidence for row in y])
 
     difference = densities(truth) - densities(other)
     identity = torch.eye(len(x), dtype=x.dtype)
@@ -60,7 +60,7 @@ def test_the_depth_of_the_data_is_found(truth):
     gains = []
     for y in draws(truth, x, 3, seed=10 + truth):
         compared = fit_depths(module, [SHALLOW, DEEP], x, y, num_starts=1)
-        table = compared.to_pandas().set_index("depth")["log_marginal_likelihood"]
+        table = compared.to_pandas().set_index("depth")["log_evidence"]
         gains.append(float(table[truth] - table[SHALLOW + DEEP - truth]))
         assert compared.best == table.idxmax()
     # What is expected to be positive is the mean.
@@ -72,18 +72,18 @@ def test_fits_end_where_gradients_vanish():
     y = draws(2, x, 1, seed=5)[0]
     found = fit(network(2), x, y, num_starts=3)
     assert found.gradient < 1e-3 and not found.at_bound
-    assert found.log_marginal_likelihood == max(found.starts)
+    assert found.log_evidence == max(found.starts)
     assert max(found.starts) - min(found.starts) < 1e-6
-    at_truth = exact_regression(network(2), x, y, NOISE).log_marginal_likelihood
-    assert found.log_marginal_likelihood > float(at_truth)
+    at_truth = nngp_posterior(network(2), x, y, NOISE).log_evidence
+    assert found.log_evidence > float(at_truth)
     posterior = found.posterior
-    assert abs(float(posterior.log_marginal_likelihood) - found.log_marginal_likelihood) < 1e-9
+    assert abs(float(posterior.log_evidence) - found.log_evidence) < 1e-9
     # Any step away from it is a step down.
     weight, bias = (next(iter(v.values())) for v in (found.network.variances.weight, found.network.variances.bias))
     for factors in ((1.05, 1, 1), (0.95, 1, 1), (1, 1.1, 1), (1, 0.9, 1), (1, 1, 1.05), (1, 1, 0.95)):
         moved = found.network.with_variances(weight=weight * factors[0], bias=bias * factors[1])
-        value = exact_regression(moved, x, y, found.noise_variance * factors[2]).log_marginal_likelihood
-        assert float(value) < found.log_marginal_likelihood
+        value = nngp_posterior(moved, x, y, found.noise_variance * factors[2]).log_evidence
+        assert float(value) < found.log_evidence
 
 
 def test_one_variance_a_layer_reaches_at_least_as_high():
@@ -91,7 +91,7 @@ def test_one_variance_a_layer_reaches_at_least_as_high():
     y = draws(2, x, 1, seed=6)[0]
     tied = fit(network(2), x, y, num_starts=1)
     own = fit(network(2), x, y, num_starts=1, tied=False)
-    assert own.log_marginal_likelihood >= tied.log_marginal_likelihood - 1e-6
+    assert own.log_evidence >= tied.log_evidence - 1e-6
     assert len({float(v) for v in own.network.variances.weight.values()}) == 3
 
 
@@ -99,7 +99,7 @@ def test_noise_that_is_known_stays(limit):
     x = inputs(30)
     y = draws(2, x, 1, seed=7)[0]
     found = fit(network(2), x, y, noise_variance=NOISE, num_starts=1, covariance="ntk")
-    assert found.noise_variance == NOISE and found.posterior.covariance == "ntk"
+    assert found.noise_variance == NOISE and found.posterior.prior == "NTK"
 
 
 def test_bounds_are_reported():

@@ -11,19 +11,20 @@ from pyro.nn import PyroSample
 from torch import nn
 
 from bayeskit.errors import MissingPackageError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import infinite_width
+from bayeskit.models.wide_networks import infinite_width, nngp_posterior, ntk_posterior
 from bayeskit.models.wide_networks.gaussian_processes import (
     ConjugateGradients,
     GPyTorchKernel,
     InducingPoints,
     PyroKernel,
-    exact_regression,
     large_regression,
 )
+from bayeskit.models.wide_networks.gaussian_processes.large_data import Marginals
 
 import gpytorch  # isort: skip  after the package, which ignores what GPyTorch warns of as it is imported
 
 NOISE = torch.tensor(0.05, dtype=torch.float64)
+POSTERIOR = {"nngp": nngp_posterior, "ntk": ntk_posterior}
 
 
 def network(weight=1.7, bias=0.3):
@@ -58,18 +59,17 @@ def data():
 @pytest.mark.parametrize("covariance", ["nngp", "ntk"])
 def test_pyro_regression_is_the_exact_one(data, covariance):
     x, y, new = data
-    exact = exact_regression(network(), x, y, NOISE, covariance)
+    exact = POSTERIOR[covariance](network(), x, y, NOISE)
     model = gp.models.GPRegression(x, y, PyroKernel(network(), covariance=covariance), noise=NOISE, jitter=0.0)
     mean, full = model(new, full_cov=True)
-    law = exact.predict(new)
-    assert float((mean - law.mean).abs().max()) < 1e-8
-    assert float((full - law.covariance).abs().max()) < 1e-8
-    assert float((model(new)[1] - law.variance).abs().max()) < 1e-8
+    assert float((mean - exact.mean(new)).abs().max()) < 1e-8
+    assert float((full - exact.covariance(new)).abs().max()) < 1e-8
+    assert float((model(new)[1] - exact.variance(new)).abs().max()) < 1e-8
     trace = pyro.poutine.trace(model.model).get_trace()
-    assert abs(float(trace.log_prob_sum().detach() - exact.log_marginal_likelihood)) < 1e-10
+    assert abs(float(trace.log_prob_sum().detach() - exact.log_evidence)) < 1e-10
     # A mutation: another variance is another posterior.
     model.kernel.weight_variance = torch.tensor(1.8, dtype=torch.float64)
-    assert float((model(new)[0] - law.mean).abs().max()) > 1e-4
+    assert float((model(new)[0] - exact.mean(new)).abs().max()) > 1e-4
 
 
 @pytest.mark.parametrize("covariance", ["nngp", "ntk"])
@@ -77,18 +77,18 @@ def test_gpytorch_regression_is_the_exact_one(data, covariance):
     x, y, new = data
     kernel = network()
     leaf = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
-    exact = exact_regression(kernel.with_variances(weight=leaf), x, y, NOISE, covariance)
+    exact = POSTERIOR[covariance](kernel.with_variances(weight=leaf), x, y, NOISE)
     model = Regression(x, y, GPyTorchKernel(kernel, covariance=covariance))
     density = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(model(x), y) * len(x)
-    assert abs(float((density - exact.log_marginal_likelihood).detach())) < 1e-10
+    assert abs(float((density - exact.log_evidence).detach())) < 1e-10
     density.backward()
-    (gradient,) = torch.autograd.grad(exact.log_marginal_likelihood, leaf)
+    (gradient,) = torch.autograd.grad(exact.log_evidence, leaf)
     assert abs(float(model.kernel.raw_weight_variance.grad - 1.7 * gradient)) < 1e-8  # of the logarithm
     model.eval()
     with torch.no_grad():
-        found, law = model(new), exact.predict(new)
-        assert float((found.mean - law.mean).abs().max()) < 1e-8
-        assert float((found.covariance_matrix - law.covariance).abs().max()) < 1e-8
+        found = model(new)
+        assert float((found.mean - exact.mean(new)).abs().max()) < 1e-8
+        assert float((found.covariance_matrix - exact.covariance(new)).abs().max()) < 1e-8
 
 
 @torch.no_grad()
@@ -181,8 +181,8 @@ def many():
     x = torch.randn(500, 3, generator=generator, dtype=torch.float64)
     y = torch.sin(2 * x[:, 0]) + 0.2 * torch.randn(500, generator=generator, dtype=torch.float64)
     new = torch.randn(6, 3, generator=generator, dtype=torch.float64)
-    exact = exact_regression(network(), x, y, NOISE)
-    return x, y, new, exact, exact.predict(new)
+    exact = nngp_posterior(network(), x, y, NOISE)
+    return x, y, new, exact, Marginals(exact.mean(new), exact.variance(new))
 
 
 def apart(found, law):
@@ -193,7 +193,7 @@ def residual_bounds(many, tolerance):
     """How far mean and variances may be off if all columns' residuals together are within the tolerance."""
     x, y, new, exact, _ = many
     cross = network().nngp(x, new)
-    solved = torch.cholesky_solve(cross, exact.factor.lower).norm(dim=0)
+    solved = torch.cholesky_solve(cross, exact.cholesky.lower).norm(dim=0)
     return tolerance * y.norm() * solved, len(new) * tolerance * cross.norm(dim=0) * solved
 
 
@@ -212,7 +212,7 @@ def test_conjugate_gradients_find_the_exact_posterior(many):
 
 def test_inducing_points(many):
     x, y, new, exact, law = many
-    truth = float(exact.log_marginal_likelihood)
+    truth = float(exact.log_evidence)
     few, more, all_points = (
         large_regression(network(), x, y, float(NOISE), InducingPoints(number)) for number in (30, 200, 500)
     )

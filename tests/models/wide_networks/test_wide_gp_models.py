@@ -11,12 +11,11 @@ from torch import nn
 
 import bayeskit as bk
 from bayeskit.errors import DataError, DrawsError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import infinite_width
+from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import (
     ClassificationModel,
     PyroKernel,
     RegressionModel,
-    exact_regression,
 )
 
 VARIANCES = {"kernel.weight_variance": 1.4, "kernel.bias_variance": 0.2, "noise_variance": 0.05}
@@ -50,11 +49,11 @@ def test_likelihood_is_the_closed_form(data, regression):
     found = regression.log_likelihood(regression.unconstrain(batch(VARIANCES, other)))
     for value, row in zip(found, (VARIANCES, other), strict=True):
         changed = network(row["kernel.weight_variance"], row["kernel.bias_variance"])
-        exact = float(exact_regression(changed, x, y, row["noise_variance"]).log_marginal_likelihood)
+        exact = float(nngp_posterior(changed, x, y, row["noise_variance"]).log_evidence)
         assert abs(float(value) - exact) < 1e-10
     # A mutation: the variances exchanged.
     changed = network(VARIANCES["kernel.bias_variance"], VARIANCES["kernel.weight_variance"])
-    assert abs(float(exact_regression(changed, x, y, 0.05).log_marginal_likelihood - found[0])) > 0.1
+    assert abs(float(nngp_posterior(changed, x, y, 0.05).log_evidence - found[0])) > 0.1
 
 
 def test_prior_is_log_normal_about_the_network_s_variances(regression):
@@ -82,12 +81,38 @@ def test_prediction_is_the_exact_one_draw_by_draw(data):
     laws = []
     for row in (VARIANCES, other):
         changed = network(row["kernel.weight_variance"], row["kernel.bias_variance"])
-        laws.append(exact_regression(changed, x, y, row["noise_variance"]).predict(new))
-    means, variances = torch.stack([law.mean for law in laws]), torch.stack([law.variance for law in laws])
+        laws.append(nngp_posterior(changed, x, y, row["noise_variance"]))
+    means, variances = (torch.stack(v) for v in zip(*((law.mean(new), law.variance(new)) for law in laws), strict=True))
     assert float((found.means - means).abs().max()) < 1e-10
     assert float((found.variances - variances).abs().max()) < 1e-10
     mixture = variances.mean(0) + means.square().mean(0) - means.mean(0).square()
     assert float((found.variance - mixture).abs().max()) < 1e-12
+
+
+class Counting(PyroKernel):
+    """A kernel that counts its calls, and may have code that depends on values."""
+
+    calls, branches = 0, False
+
+    def forward(self, X, Z=None, diag=False):  # noqa: N803
+        self.calls += 1
+        if self.branches and float(self.current_network().variances.weight["0"]) < 0:
+            raise AssertionError
+        return super().forward(X, Z, diag)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_draws_are_predicted_together_where_the_kernel_lets_them(data, branches):
+    x, y, new = data
+    rows = [{name: scale * value for name, value in VARIANCES.items()} for scale in (1.0, 1.5, 2.0, 2.5)]
+    kernel = Counting(network()).with_log_normal_priors()
+    kernel.branches = branches
+    found = RegressionModel(kernel).predict(batch(*rows), x, y, new)
+    # One draw alone looks for sites, then come all at once; or each, after one attempt.
+    assert kernel.calls == (3 + 1 + 4 * 3 if branches else 2 * 3)
+    for row, mean in zip(rows, found.means, strict=True):
+        changed = network(row["kernel.weight_variance"], row["kernel.bias_variance"])
+        assert float((mean - nngp_posterior(changed, x, y, row["noise_variance"]).mean(new)).abs().max()) < 1e-10
 
 
 def test_variances_that_are_given_are_no_sites(data):
@@ -130,10 +155,10 @@ def test_labels_given_white_values(data, num_classes):
         # New values given those at the data are those of a noiseless regression.
         found = model.predict({"white": white}, x, new)
         first = function[0] if num_classes == 2 else function[0][1]
-        law = exact_regression(network(), x, first, 0.0).predict(new)
+        law = nngp_posterior(network(), x, first)
         means, variances = (v[0] if num_classes == 2 else v[0][min(1, len(v[0]) - 1)] for v in found)
-        assert float((means - law.mean).abs().max()) < 1e-8
-        assert float((variances - law.variance).abs().max()) < 1e-8
+        assert float((means - law.mean(new)).abs().max()) < 1e-8
+        assert float((variances - law.variance(new)).abs().max()) < 1e-8
 
 
 def test_probabilities_are_means_over_the_function(data, limit):
@@ -159,8 +184,10 @@ def test_bad_data_and_draws(data):
     model, classes = RegressionModel(network()), ClassificationModel(network())
     with pytest.raises(DataError, match="not finite"):
         model(x.index_fill(0, torch.tensor([1]), float("nan")), y)
-    with pytest.raises(ShapeError, match="one value for each of 9"):
+    with pytest.raises(ShapeError, match="one row for each of the 9"):
         model(x, y[:4])
+    with pytest.raises(ShapeError, match="one value an input"):
+        model(x, y[:, None])
     with pytest.raises(ShapeError, match="input_shape"):
         model(x[:, None], y)
     with pytest.raises(DataError, match="from 0 to 1"):
@@ -171,6 +198,8 @@ def test_bad_data_and_draws(data):
         classes(x, torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DrawsError, match="noise_variance"):
         model.predict({}, x, y, new)
+    with pytest.raises(DrawsError, match="no draws"):
+        model.predict({"noise_variance": y[:0]}, x, y, new)
     with pytest.raises(DrawsError, match=r"kernel\.\w+_variance"):
         model.predict({"noise_variance": y[:1].abs()}, x, y, new)
     with pytest.raises(SettingsError, match="jitter"):

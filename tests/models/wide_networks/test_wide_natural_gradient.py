@@ -16,7 +16,7 @@ from bayeskit.models.wide_networks.curvature import (
     gradient_fields,
     natural_gradient,
 )
-from bayeskit.models.wide_networks.curvature.linearization import linearize
+from bayeskit.models.wide_networks.curvature.flat_network import flat_network
 from bayeskit.models.wide_networks.curvature.natural_gradient import log_likelihood_gradient
 
 DOUBLE = torch.float64
@@ -59,11 +59,11 @@ def test_steps_in_outputs_do_not_depend_on_the_parametrisation(name, likelihood,
     x = inputs()
     plain = Curved(WEIGHTS, lambda w: w, lambda u: u)
     other = Curved(WEIGHTS, *PARAMETERIZATIONS[name])
-    first, second = (linearize(m).push(x, natural_gradient(m, likelihood, x, y)) for m in (plain, other))
+    first, second = (flat_network(m).push(x, natural_gradient(m, likelihood, x, y)) for m in (plain, other))
     torch.testing.assert_close(second, first, rtol=1e-9, atol=1e-9)
     # A gradient without the Fisher information fails the same comparison.
     first, second = (
-        linearize(m).push(x, log_likelihood_gradient(linearize(m), likelihood, x, y)) for m in (plain, other)
+        flat_network(m).push(x, log_likelihood_gradient(flat_network(m), likelihood, x, y)) for m in (plain, other)
     )
     assert float((second - first).abs().max()) > 0.1 * float(first.abs().max())
 

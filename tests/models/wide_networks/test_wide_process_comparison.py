@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from bayeskit.errors import DataError, KernelError, ShapeError, UnknownNameError
+from bayeskit.errors import DataError, JitterWarning, KernelError, ShapeError, UnknownNameError
 from bayeskit.models.wide_networks import infinite_width
 from bayeskit.models.wide_networks.regression import (
     compare_gaussian_processes,
@@ -90,7 +90,8 @@ def test_it_prints_what_is_random_and_what_is_trained():
     assert "random: the initial weights" in text
     assert "gradient flow to time 3" in text
     assert "jitter" not in text
-    twice = compare_gaussian_processes(KERNEL, torch.cat([x, x]), torch.cat([y, y]), x_new)
+    with pytest.warns(JitterWarning, match="was added"):
+        twice = compare_gaussian_processes(KERNEL, torch.cat([x, x]), torch.cat([y, y]), x_new)
     assert repr(twice).count("jitter 1e-") == 4
 
 

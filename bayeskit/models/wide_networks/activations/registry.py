@@ -1,4 +1,4 @@
-"""Which activation a torch module or function is."""
+"""Which activation a function is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from bayeskit.models.wide_networks.activations.activation import Activation
-from bayeskit.models.wide_networks.activations.module import Elementwise
 from bayeskit.models.wide_networks.activations.piecewise_linear import PiecewiseLinear
 from bayeskit.models.wide_networks.activations.polynomial import monomial
 from bayeskit.models.wide_networks.activations.quadrature import Quadrature
@@ -64,36 +62,6 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     functional.softsign: functional.softsign,
     functional.logsigmoid: functional.logsigmoid,
 }
-MODULES: tuple[type[nn.Module], ...] = (
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.Softplus,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.Mish,
-    nn.Hardtanh,
-    nn.ReLU6,
-    nn.Softsign,
-    nn.LogSigmoid,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.Tanhshrink,
-)
-
-
-def activation_of_module(module: nn.Module) -> Activation | None:
-    """Return the activation that a module is, or None."""
-    if isinstance(module, Elementwise):
-        return module.activation
-    if isinstance(module, nn.ReLU):
-        return PiecewiseLinear(0.0, 1.0)
-    if isinstance(module, nn.LeakyReLU):
-        return PiecewiseLinear(module.negative_slope, 1.0)
-    if isinstance(module, nn.GELU):
-        return Gelu() if module.approximate == "none" else Quadrature(module)
-    return Quadrature(module) if isinstance(module, MODULES) else None
 
 
 def activation_of_function(target: Any, settings: tuple[Any, ...], options: dict[str, Any]) -> Activation | None:

@@ -9,13 +9,13 @@ from bayeskit.models.wide_networks.curvature.laplace import (
 from bayeskit.models.wide_networks.curvature.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from bayeskit.models.wide_networks.curvature.matrices import empirical_fisher, fisher, gauss_newton
 from bayeskit.models.wide_networks.curvature.natural_gradient import GradientFields, gradient_fields, natural_gradient
-from bayeskit.models.wide_networks.curvature.operator import Curvature, Factor, Trace
+from bayeskit.models.wide_networks.curvature.operator import Curvature, OutputCurvature, Trace
 
 __all__ = [
     "Bernoulli",
     "Categorical",
     "Curvature",
-    "Factor",
+    "OutputCurvature",
     "Gaussian",
     "GradientFields",
     "LaplacePosterior",

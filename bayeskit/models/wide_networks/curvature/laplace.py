@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks.curvature.likelihoods import Likelihood, checked_likelihood
-from bayeskit.models.wide_networks.curvature.linearization import (
+from bayeskit.models.wide_networks.curvature.flat_network import (
     BLOCK_SIZE,
-    Linearization,
-    checked_data,
-    linearize,
+    FlatNetwork,
+    check_data,
+    flat_network,
     row_blocks,
 )
+from bayeskit.models.wide_networks.curvature.likelihoods import Likelihood, checked_likelihood
 from bayeskit.models.wide_networks.curvature.matrices import gauss_newton_of
 from bayeskit.models.wide_networks.curvature.natural_gradient import log_likelihood_gradient
 from bayeskit.models.wide_networks.curvature.operator import Curvature
@@ -100,7 +100,7 @@ class LaplacePosterior:
         linearization. International Conference on Artificial Intelligence and Statistics.
         """
         network = self.curvature.network
-        x, outputs = checked_data(network, x)
+        x, outputs = check_data(network, x)
         length = max(BLOCK_SIZE // (network.num_parameters * outputs.shape[1]), 1)
         found = []
         for rows in row_blocks(len(x), length):
@@ -223,7 +223,7 @@ def laplace_posterior(
     >>> abs(posterior.log_evidence - float(exact.log_prob(y))) < 1e-12
     True
     """
-    likelihood, network = checked_likelihood(likelihood), linearize(module)
+    likelihood, network = checked_likelihood(likelihood), flat_network(module)
     prior = _checked_precision(prior_precision, network.vector)
     curvature = gauss_newton_of(network, likelihood, x, y)
     system = _factorised(curvature, prior)
@@ -266,9 +266,9 @@ def find_mode(
     SettingsError, ModelError, DataError, ShapeError
         As in :func:`laplace_posterior`, which also tells whether the search came close enough.
     """
-    likelihood, network = checked_likelihood(likelihood), linearize(module)
+    likelihood, network = checked_likelihood(likelihood), flat_network(module)
     prior = _checked_precision(prior_precision, network.vector)
-    x, outputs = checked_data(network, x)
+    x, outputs = check_data(network, x)
     targets = likelihood.targets(outputs, y)
 
     def loss(position: np.ndarray) -> tuple[float, np.ndarray]:
@@ -289,7 +289,7 @@ def find_mode(
 
 
 def _negative_log_posterior(
-    network: Linearization, likelihood: Likelihood, x: Tensor, targets: Tensor, prior: Tensor
+    network: FlatNetwork, likelihood: Likelihood, x: Tensor, targets: Tensor, prior: Tensor
 ) -> tuple[float, Tensor]:
     outputs = network.outputs(x)
     score = likelihood.score(outputs, targets)

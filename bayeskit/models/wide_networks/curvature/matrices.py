@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from bayeskit.models.wide_networks.curvature.flat_network import FlatNetwork, check_data, flat_network
 from bayeskit.models.wide_networks.curvature.likelihoods import Likelihood, checked_likelihood
-from bayeskit.models.wide_networks.curvature.linearization import Linearization, checked_data, linearize
-from bayeskit.models.wide_networks.curvature.operator import Curvature, Factor
+from bayeskit.models.wide_networks.curvature.operator import Curvature, OutputCurvature
 from bayeskit.models.wide_networks.curvature.probe import empirical_problems
 
 
@@ -57,7 +57,7 @@ def fisher(module: nn.Module, likelihood: Likelihood, x: Tensor, *, mean: bool =
     tensor([[3., 3.],
             [3., 5.]])
     """
-    return fisher_of(linearize(module), checked_likelihood(likelihood), x, mean)
+    return fisher_of(flat_network(module), checked_likelihood(likelihood), x, mean)
 
 
 def gauss_newton(module: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, *, mean: bool = False) -> Curvature:
@@ -101,7 +101,7 @@ def gauss_newton(module: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor
     >>> gauss_newton(rate, Poisson(), torch.tensor([[1.0], [2.0]]), torch.tensor([0, 3])).matrix()
     tensor([[5.]])
     """
-    return gauss_newton_of(linearize(module), checked_likelihood(likelihood), x, y, mean)
+    return gauss_newton_of(flat_network(module), checked_likelihood(likelihood), x, y, mean)
 
 
 def empirical_fisher(
@@ -152,7 +152,7 @@ def empirical_fisher(
     (tensor([[5., 6.],
             [6., 8.]]), False)
     """
-    likelihood, network = checked_likelihood(likelihood), linearize(module)
+    likelihood, network = checked_likelihood(likelihood), flat_network(module)
     found = empirical_fisher_of(network, likelihood, x, y, mean)
     outputs = network.outputs(found.x)
     problems, diagnostics = empirical_problems(
@@ -161,12 +161,12 @@ def empirical_fisher(
     return replace(found, warnings=problems, diagnostics=diagnostics)
 
 
-def fisher_of(network: Linearization, likelihood: Likelihood, x: Tensor, mean: bool = False) -> Curvature:
+def fisher_of(network: FlatNetwork, likelihood: Likelihood, x: Tensor, mean: bool = False) -> Curvature:
     """Return the Fisher information of a linearised network."""
-    x, outputs = checked_data(network, x)
+    x, outputs = check_data(network, x)
 
-    def factor(rows: slice) -> Factor:
-        return Factor(likelihood.fisher_root(outputs[rows]), None)
+    def factor(rows: slice) -> OutputCurvature:
+        return OutputCurvature(likelihood.fisher_root(outputs[rows]), None)
 
     return Curvature(
         "Fisher information", network, x, factor, outputs.shape[1], outputs.shape[1], 1 / len(x) if mean else 1.0
@@ -174,30 +174,30 @@ def fisher_of(network: Linearization, likelihood: Likelihood, x: Tensor, mean: b
 
 
 def gauss_newton_of(
-    network: Linearization, likelihood: Likelihood, x: Tensor, y: Tensor, mean: bool = False
+    network: FlatNetwork, likelihood: Likelihood, x: Tensor, y: Tensor, mean: bool = False
 ) -> Curvature:
     """Return the generalized Gauss-Newton matrix of a linearised network."""
-    x, outputs = checked_data(network, x)
+    x, outputs = check_data(network, x)
     targets = likelihood.targets(outputs, y)
 
-    def factor(rows: slice) -> Factor:
+    def factor(rows: slice) -> OutputCurvature:
         if likelihood.natural:
-            return Factor(likelihood.fisher_root(outputs[rows]), None)
+            return OutputCurvature(likelihood.fisher_root(outputs[rows]), None)
         values, vectors = torch.linalg.eigh(likelihood.hessian(outputs[rows], targets[rows]))
-        return Factor(vectors * values.abs().sqrt().unsqueeze(1), values.sign())
+        return OutputCurvature(vectors * values.abs().sqrt().unsqueeze(1), values.sign())
 
     name = "generalized Gauss-Newton matrix"
     return Curvature(name, network, x, factor, outputs.shape[1], outputs.shape[1], 1 / len(x) if mean else 1.0)
 
 
 def empirical_fisher_of(
-    network: Linearization, likelihood: Likelihood, x: Tensor, y: Tensor, mean: bool = False
+    network: FlatNetwork, likelihood: Likelihood, x: Tensor, y: Tensor, mean: bool = False
 ) -> Curvature:
     """Return the empirical Fisher of a linearised network, untested."""
-    x, outputs = checked_data(network, x)
+    x, outputs = check_data(network, x)
     targets = likelihood.targets(outputs, y)
 
-    def factor(rows: slice) -> Factor:
-        return Factor(likelihood.score(outputs[rows], targets[rows]).unsqueeze(2), None)
+    def factor(rows: slice) -> OutputCurvature:
+        return OutputCurvature(likelihood.score(outputs[rows], targets[rows]).unsqueeze(2), None)
 
     return Curvature("empirical Fisher", network, x, factor, outputs.shape[1], 1, 1 / len(x) if mean else 1.0)

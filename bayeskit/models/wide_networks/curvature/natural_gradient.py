@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from bayeskit._plots import BLUE, ORANGE, VERMILION
 from bayeskit.errors import ModelError, ShapeError
-from bayeskit.models.wide_networks.curvature.likelihoods import Likelihood, checked_likelihood
-from bayeskit.models.wide_networks.curvature.linearization import (
+from bayeskit.models.wide_networks.curvature.flat_network import (
     PRODUCT_ROWS,
-    Linearization,
-    checked_data,
-    linearize,
+    FlatNetwork,
+    check_data,
+    flat_network,
     row_blocks,
 )
+from bayeskit.models.wide_networks.curvature.likelihoods import Likelihood, checked_likelihood
 from bayeskit.models.wide_networks.curvature.matrices import empirical_fisher_of, fisher_of
 from bayeskit.models.wide_networks.curvature.operator import Curvature
 
@@ -70,13 +70,13 @@ def natural_gradient(module: nn.Module, likelihood: Likelihood, x: Tensor, y: Te
     >>> natural_gradient(line, Gaussian(), x, torch.tensor([0.0, 2.0, 1.0]))  # to the least-squares fit in one step
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    likelihood, network = checked_likelihood(likelihood), linearize(module)
+    likelihood, network = checked_likelihood(likelihood), flat_network(module)
     return _solved(fisher_of(network, likelihood, x), log_likelihood_gradient(network, likelihood, x, y), damping)
 
 
-def log_likelihood_gradient(network: Linearization, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tensor:
+def log_likelihood_gradient(network: FlatNetwork, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of the log likelihood of all data, ``(p,)``."""
-    x, outputs = checked_data(network, x)
+    x, outputs = check_data(network, x)
     score = likelihood.score(outputs, likelihood.targets(outputs, y))
     result = torch.zeros_like(network.vector)
     for rows in row_blocks(len(x), PRODUCT_ROWS):
@@ -157,7 +157,7 @@ def gradient_fields(
     >>> (fields.points + fields.natural)[0, 0]  # every arrow ends at the fit
     tensor([1.5000, 0.5000])
     """
-    likelihood, network = checked_likelihood(likelihood), linearize(module)
+    likelihood, network = checked_likelihood(likelihood), flat_network(module)
     if network.num_parameters != 2:
         raise ModelError(f"a field can be drawn of 2 parameters, not of {network.num_parameters}; freeze the others")
     if first.dim() != 1 or second.dim() != 1:

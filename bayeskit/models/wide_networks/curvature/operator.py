@@ -15,10 +15,10 @@ from torch import Tensor
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import BudgetError, DataError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks.curvature.linearization import (
+from bayeskit.models.wide_networks.curvature.flat_network import (
     BLOCK_SIZE,
     PRODUCT_ROWS,
-    Linearization,
+    FlatNetwork,
     row_blocks,
 )
 
@@ -26,7 +26,7 @@ LARGEST = 20_000  # rows of a matrix that is still formed
 COLUMNS = 16  # vectors multiplied at once
 
 
-class Factor(NamedTuple):
+class OutputCurvature(NamedTuple):
     """A curvature in outputs, ``root diag(signs) root^T`` for each datum.
 
     Attributes
@@ -59,11 +59,11 @@ class Curvature:
     ----------
     name : str
         Of the matrix.
-    network : Linearization
+    network : FlatNetwork
     x : Tensor
         Inputs, ``(n, ...)``.
     factor : callable
-        Gives the :class:`Factor` of the curvature in outputs for a slice of inputs.
+        Gives the :class:`OutputCurvature` of the curvature in outputs for a slice of inputs.
     num_outputs : int
         ``k``.
     rank : int
@@ -77,9 +77,9 @@ class Curvature:
     """
 
     name: str
-    network: Linearization
+    network: FlatNetwork
     x: Tensor
-    factor: Callable[[slice], Factor]
+    factor: Callable[[slice], OutputCurvature]
     num_outputs: int
     rank: int
     scale: float = 1.0

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bayeskit._torch import new_generator
+from bayeskit.models.wide_networks.curvature.flat_network import PRODUCT_ROWS, FlatNetwork, row_blocks
 from bayeskit.models.wide_networks.curvature.likelihoods import Likelihood
-from bayeskit.models.wide_networks.curvature.linearization import PRODUCT_ROWS, Linearization, row_blocks
 
 NUM_DIRECTIONS = 8
 NUM_REPLICATES = 200
@@ -18,7 +18,7 @@ LARGEST_GRADIENT = 12.0  # a squared normal variable exceeds it once in 2,000 ti
 
 
 def empirical_problems(
-    network: Linearization, likelihood: Likelihood, x: Tensor, outputs: Tensor, targets: Tensor, seed: int
+    network: FlatNetwork, likelihood: Likelihood, x: Tensor, outputs: Tensor, targets: Tensor, seed: int
 ) -> tuple[tuple[str, ...], dict[str, float]]:
     """Compare both matrices along random directions, and the gradient with what the model expects.
 
@@ -78,7 +78,7 @@ def _problems(ratio: Tensor, noise: Tensor, diagnostics: dict[str, float]) -> li
     return found
 
 
-def _pushed(network: Linearization, x: Tensor, tangents: Tensor) -> Tensor:
+def _pushed(network: FlatNetwork, x: Tensor, tangents: Tensor) -> Tensor:
     """Return derivatives of outputs along each vector, ``(n, k, m)``."""
     blocks = row_blocks(len(x), PRODUCT_ROWS)
     return torch.cat([torch.stack([network.push(x[rows], v) for v in tangents], 2) for rows in blocks])

@@ -20,7 +20,7 @@ class Outputs(Enum):
 
 
 @dataclass(frozen=True)
-class Jacobian:
+class Gradients:
     """Gradients themselves.
 
     Attributes
@@ -56,23 +56,23 @@ class Sites:
         return Sites(self.activations[start:end], self.gradients[:, start:end], self.weight, self.bias)
 
 
-Factors = Jacobian | Sites
+LayerGradients = Gradients | Sites
 
 
-def add_products(result: Tensor, first: Factors, second: Factors, outputs: Outputs, upper: bool) -> None:
+def add_products(result: Tensor, first: LayerGradients, second: LayerGradients, outputs: Outputs, upper: bool) -> None:
     """Add the products of two sets of gradients to a kernel.
 
     Parameters
     ----------
     result : Tensor
         The kernel, of the shape that ``outputs`` names.
-    first, second : Jacobian or Sites
+    first, second : Gradients or Sites
         Both of one kind.
     outputs : Outputs
     upper : bool
         For all pairs of outputs, whether to leave out those with the second before the first.
     """
-    if isinstance(first, Jacobian) and isinstance(second, Jacobian):
+    if isinstance(first, Gradients) and isinstance(second, Gradients):
         _add_gram(result, first.values, second.values, None, outputs, upper)
         return
     assert isinstance(first, Sites) and isinstance(second, Sites)

@@ -13,9 +13,9 @@ from bayeskit._progress import progress_bar
 from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.wide_networks import tiles
-from bayeskit.models.wide_networks.empirical.factors import Factors, Jacobian, Outputs, add_products
+from bayeskit.models.wide_networks.empirical.factors import Gradients, LayerGradients, Outputs, add_products
 from bayeskit.models.wide_networks.empirical.layers import Calls, factors
-from bayeskit.models.wide_networks.empirical.plan import Plan, check_inputs, make_plan
+from bayeskit.models.wide_networks.empirical.plan import Plan, check_module_inputs, make_plan
 from bayeskit.models.wide_networks.empirical.recording import record, run
 
 GIB = 1 << 30
@@ -98,7 +98,7 @@ def empirical_ntk(
     symmetric = x2 is None or x2 is x1
     x2 = x1 if x2 is None else x2
     if not symmetric:
-        check_inputs(module, x2, "x2")
+        check_module_inputs(module, x2, "x2")
         if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
             raise ShapeError(
                 f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}"
@@ -128,7 +128,7 @@ def _fill(plan: Plan, x1: Tensor, x2: Tensor, outputs: Outputs, symmetric: bool,
     parameter = next(plan.module.parameters())
     result = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
     blocks = list(tiles.blocks(n1, n2, symmetric, length))
-    held: tuple[slice, list[Factors]] | None = None
+    held: tuple[slice, list[LayerGradients]] | None = None
     with torch.no_grad(), progress_bar("kernel", len(blocks)) as bar:
         for i, (rows, columns, mirrored) in enumerate(blocks):
             if held is None or held[0] != rows:
@@ -159,7 +159,7 @@ def _mirror(block: Tensor, outputs: Outputs) -> None:
         block[c, :, c] = block[c, :, c].triu() + block[c, :, c].triu(1).mT
 
 
-def gradient_factors(plan: Plan, x: Tensor) -> list[Factors]:
+def gradient_factors(plan: Plan, x: Tensor) -> list[LayerGradients]:
     """Return the factors of the gradients of all outputs at some inputs.
 
     Parameters
@@ -177,7 +177,7 @@ def gradient_factors(plan: Plan, x: Tensor) -> list[Factors]:
     return [*found, *_rest(plan, x)]
 
 
-def _rest(plan: Plan, x: Tensor) -> list[Factors]:
+def _rest(plan: Plan, x: Tensor) -> list[LayerGradients]:
     """Return gradients with respect to the parameters whose gradients have no factors."""
     if not plan.rest:
         return []
@@ -189,10 +189,10 @@ def _rest(plan: Plan, x: Tensor) -> list[Factors]:
     try:
         found = vmap(jacrev(output), (None, 0))(parameters, x)
     except (RuntimeError, UserWarning):  # a function of the module cannot be batched
-        return [Jacobian(_one_by_one(plan, x))]
+        return [Gradients(_one_by_one(plan, x))]
     if not _add_up(plan, found, x):
-        return [Jacobian(_one_by_one(plan, x))]
-    return [Jacobian(g.flatten(2).transpose(0, 1)) for g in found.values()]
+        return [Gradients(_one_by_one(plan, x))]
+    return [Gradients(g.flatten(2).transpose(0, 1)) for g in found.values()]
 
 
 def _add_up(plan: Plan, found: dict[str, Tensor], x: Tensor) -> bool:

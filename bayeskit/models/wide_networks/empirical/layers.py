@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayeskit.models.wide_networks.empirical.factors import Factors, Jacobian, Sites
+from bayeskit.models.wide_networks.empirical.factors import Gradients, LayerGradients, Sites
 from bayeskit.models.wide_networks.finite import ScaledConv1d, ScaledConv2d, ScaledLinear
 
 Calls = list[tuple[Tensor, Tensor]]  # what entered, (n, ...), and what arrived, (k, n, ...), at each call of a layer
 
 
-def factors(layer: nn.Module, calls: Calls) -> list[Factors]:
+def factors(layer: nn.Module, calls: Calls) -> list[LayerGradients]:
     """Return the factors of the gradients with respect to a layer's trainable parameters.
 
     Parameters
@@ -39,18 +39,18 @@ def _trains(parameter: Tensor | None) -> bool:
     return parameter is not None and parameter.requires_grad
 
 
-def _matrix(layer: Any, activations: list[Tensor], gradients: list[Tensor]) -> list[Factors]:
+def _matrix(layer: Any, activations: list[Tensor], gradients: list[Tensor]) -> list[LayerGradients]:
     """Return the factors of a weight matrix, whose sites are those of all calls."""
     g = gradients[0] if len(gradients) == 1 else torch.cat(gradients, 2)
     weight = float(getattr(layer, "weight_scale", 1.0)) ** 2 if _trains(layer.weight) else 0.0
     bias = float(getattr(layer, "bias_scale", 1.0)) ** 2 if _trains(getattr(layer, "bias", None)) else 0.0
     if not weight:
-        return [Jacobian(g.sum(2) * bias**0.5)]
+        return [Gradients(g.sum(2) * bias**0.5)]
     a = activations[0] if len(activations) == 1 else torch.cat(activations, 1)
     return [Sites(a, g, weight, bias)]
 
 
-def _dense(layer: Any, calls: Calls) -> list[Factors]:
+def _dense(layer: Any, calls: Calls) -> list[LayerGradients]:
     return _matrix(
         layer,
         [a.reshape(len(a), -1, a.shape[-1]) for a, _ in calls],
@@ -58,7 +58,7 @@ def _dense(layer: Any, calls: Calls) -> list[Factors]:
     )
 
 
-def _embedding(layer: Any, calls: Calls) -> list[Factors]:
+def _embedding(layer: Any, calls: Calls) -> list[LayerGradients]:
     gradients = []
     for a, g in calls:
         if layer.padding_idx is not None:
@@ -67,7 +67,7 @@ def _embedding(layer: Any, calls: Calls) -> list[Factors]:
     return _matrix(layer, [a.reshape(len(a), -1) for a, _ in calls], gradients)
 
 
-def _convolution(layer: Any, calls: Calls) -> list[Factors]:
+def _convolution(layer: Any, calls: Calls) -> list[LayerGradients]:
     activations = [_patches(layer, a) for a, _ in calls]
     gradients = [g.flatten(3).mT for _, g in calls]
     if layer.groups == 1:
@@ -90,9 +90,11 @@ def _patches(layer: Any, x: Tensor) -> Tensor:
     return functional.unfold(x, size, dilation, 0, stride).mT
 
 
-def _gain_and_shift(layer: Any, calls: Calls, normalized: Callable[[Tensor], Tensor], axis: int) -> list[Factors]:
+def _gain_and_shift(
+    layer: Any, calls: Calls, normalized: Callable[[Tensor], Tensor], axis: int
+) -> list[LayerGradients]:
     """Return gradients with respect to factors and summands of the features that follow ``axis``, one dimension."""
-    result: list[Factors] = []
+    result: list[LayerGradients] = []
     size = layer.weight.numel()
 
     def summed(x: Tensor) -> Tensor:
@@ -100,23 +102,23 @@ def _gain_and_shift(layer: Any, calls: Calls, normalized: Callable[[Tensor], Ten
         return flat.sum(2)
 
     if _trains(layer.weight):
-        result.append(Jacobian(torch.stack([summed(g * normalized(a)) for a, g in calls]).sum(0)))
+        result.append(Gradients(torch.stack([summed(g * normalized(a)) for a, g in calls]).sum(0)))
     if _trains(layer.bias):
-        result.append(Jacobian(torch.stack([summed(g) for _, g in calls]).sum(0)))
+        result.append(Gradients(torch.stack([summed(g) for _, g in calls]).sum(0)))
     return result
 
 
-def _layer_norm(layer: Any, calls: Calls) -> list[Factors]:
+def _layer_norm(layer: Any, calls: Calls) -> list[LayerGradients]:
     return _gain_and_shift(
         layer, calls, lambda a: functional.layer_norm(a, layer.normalized_shape, eps=layer.eps), axis=-1
     )
 
 
-def _group_norm(layer: Any, calls: Calls) -> list[Factors]:
+def _group_norm(layer: Any, calls: Calls) -> list[LayerGradients]:
     return _gain_and_shift(layer, calls, lambda a: functional.group_norm(a, layer.num_groups, eps=layer.eps), axis=1)
 
 
-def _batch_norm(layer: Any, calls: Calls) -> list[Factors]:
+def _batch_norm(layer: Any, calls: Calls) -> list[LayerGradients]:
     """Return the factors of a batch normalisation that uses the averages that it has learnt."""
 
     def normalized(a: Tensor) -> Tensor:
@@ -125,7 +127,7 @@ def _batch_norm(layer: Any, calls: Calls) -> list[Factors]:
     return _gain_and_shift(layer, calls, normalized, axis=1)
 
 
-FACTORS: dict[type[nn.Module], Callable[[Any, Calls], list[Factors]]] = {
+FACTORS: dict[type[nn.Module], Callable[[Any, Calls], list[LayerGradients]]] = {
     nn.Linear: _dense,
     ScaledLinear: _dense,
     nn.Embedding: _embedding,

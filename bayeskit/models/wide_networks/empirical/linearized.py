@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayeskit.errors import ModelError
-from bayeskit.models.wide_networks.empirical.forward_mode import along
+from bayeskit.models.wide_networks.forward_mode import along
 
 
 class Linearized(nn.Module):

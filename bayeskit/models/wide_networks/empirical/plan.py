@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 from bayeskit.errors import DataError, ModelError
 from bayeskit.models.wide_networks.empirical.layers import has_factors
 from bayeskit.models.wide_networks.empirical.recording import Recording, record
+from bayeskit.models.wide_networks.inputs import check_finite
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
@@ -62,7 +63,7 @@ def make_plan(module: nn.Module, x: Tensor) -> Plan:
         If inputs do not fit the module.
     """
     _check_module(module)
-    check_inputs(module, x)
+    check_module_inputs(module, x)
     pair = torch.cat([x[:1], x[1:2] if len(x) > 1 else x[:1]]).detach()
     if pair.is_floating_point():
         pair.requires_grad_(True)
@@ -95,7 +96,7 @@ def make_plan(module: nn.Module, x: Tensor) -> Plan:
     return Plan(module, layers, tuple(rest), k, numbers)
 
 
-def check_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None:
+def check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None:
     """Refuse inputs that no kernel is of.
 
     Raises
@@ -111,9 +112,7 @@ def check_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None:
             f"{name} is {x.dtype} on {x.device}, the module {parameter.dtype} on {parameter.device}; "
             f"use {name}.to(device, dtype)"
         )
-    finite = torch.isfinite(x).flatten(1).all(1) if x.dim() > 1 else torch.isfinite(x)
-    if not bool(finite.all()):
-        raise DataError(f"{name} has values that are not finite, first in row {int((~finite).nonzero()[0])}")
+    check_finite(x, name)
 
 
 def _check_module(module: nn.Module) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from bayeskit._settings import whole_number
 from bayeskit.errors import ShapeError
-from bayeskit.models.wide_networks.empirical.forward_mode import along
-from bayeskit.models.wide_networks.empirical.plan import check_inputs, make_plan
+from bayeskit.models.wide_networks.empirical.plan import check_module_inputs, make_plan
 from bayeskit.models.wide_networks.empirical.recording import run
+from bayeskit.models.wide_networks.forward_mode import along
 
 Parameters = Mapping[str, Tensor]
 
@@ -63,7 +63,7 @@ def ntk_vector_product(
     """
     x2 = x1 if x2 is None else x2
     plan = make_plan(module, x1)
-    check_inputs(module, x2, "x2")
+    check_module_inputs(module, x2, "x2")
     if tuple(v.shape) != (len(x2), plan.num_outputs):
         raise ShapeError(f"v must be {(len(x2), plan.num_outputs)}, inputs and outputs, not {tuple(v.shape)}")
     length = max(len(x1), len(x2)) if block_size is None else whole_number("block_size", block_size, least=1)
@@ -95,7 +95,7 @@ def _change(module: nn.Module, parameters: Parameters, x: Tensor, total: Paramet
     start = {name: p.detach() for name, p in parameters.items()}
     try:
         with torch.no_grad():
-            result: Tensor = along(lambda changed: run(module, changed, x), start, total)[1]
+            result: Tensor = along(lambda changed: run(module, changed, x), start, dict(total))[1]
     except (RuntimeError, NotImplementedError):  # a function of the module has no forward mode
         return _twice_backward(module, parameters, x, total)
     return result.detach()

@@ -1,4 +1,6 @@
-"""Networks of infinite width as models: kernels for Pyro and GPyTorch, exact and large regression, classification.
+"""Networks of infinite width as models: kernels for Pyro and GPyTorch, regression, classification, their variances.
+
+The exact posterior is :func:`~bayeskit.models.wide_networks.nngp_posterior`.
 
 :class:`GPyTorchKernel` and :func:`large_regression` need GPyTorch, which is imported when they are first asked for.
 """
@@ -7,12 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bayeskit.models.wide_networks.gaussian_processes.classification_model import ClassificationModel
-from bayeskit.models.wide_networks.gaussian_processes.exact_regression import (
-    ExactRegression,
-    Prediction,
-    exact_regression,
-)
-from bayeskit.models.wide_networks.gaussian_processes.factor import Factor, factorize
 from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import (
     DepthComparison,
     Fit,
@@ -43,17 +39,12 @@ __all__ = [
     "ClassificationModel",
     "ConjugateGradients",
     "DepthComparison",
-    "ExactRegression",
-    "Factor",
     "Fit",
     "GPyTorchKernel",
     "InducingPoints",
     "LargeRegression",
-    "Prediction",
     "PyroKernel",
     "RegressionModel",
-    "exact_regression",
-    "factorize",
     "fit",
     "fit_depths",
     "large_regression",

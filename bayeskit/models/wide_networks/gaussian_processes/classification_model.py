@@ -14,10 +14,10 @@ from torch import Tensor
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.models.wide_networks.gaussian_processes.predictive import Predictions, rows, run_at
-from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import check_inputs
+from bayeskit.models.wide_networks.gaussian_processes.predictive import NormalMixture, predict_each
 from bayeskit.models.wide_networks.gaussian_processes.regression_model import as_kernel
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
+from bayeskit.models.wide_networks.inputs import check_vectors
 
 WHITE = "white"
 
@@ -92,7 +92,7 @@ class ClassificationModel(PyroModule):
         Tensor
             ``(n,)``.
         """
-        check_inputs(x, "x")
+        check_vectors(x, "x")
         if labels is not None:
             self._check_labels(x, labels)
         values = self.latent(x)
@@ -108,7 +108,7 @@ class ClassificationModel(PyroModule):
         lower, white = self._whitened(x)
         return white @ lower.mT
 
-    def predict(self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor) -> Predictions:
+    def predict(self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor) -> NormalMixture:
         """Return the functions at new inputs, draw by draw.
 
         Parameters
@@ -122,7 +122,7 @@ class ClassificationModel(PyroModule):
 
         Returns
         -------
-        Predictions
+        NormalMixture
             Means ``(draws, m)`` or ``(draws, classes, m)``; variances ``(draws, m)`` or ``(draws, 1, m)``.
 
         Raises
@@ -130,11 +130,10 @@ class ClassificationModel(PyroModule):
         DrawsError
             If a site has no value.
         """
-        check_inputs(x, "x")
-        check_inputs(x_new, "x_new")
+        check_vectors(x, "x")
+        check_vectors(x_new, "x_new")
         inner = 1 if self.num_classes == 2 else 2
-        found = [run_at(self._conditional, row, x, x_new) for row in rows(values, WHITE, inner)]
-        return Predictions(*(torch.stack(column) for column in zip(*found, strict=True)))
+        return predict_each(self._conditional, values, WHITE, inner, x, x_new)
 
     def predict_probabilities(
         self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor, seed: int | torch.Generator = 0

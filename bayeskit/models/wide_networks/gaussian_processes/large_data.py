@@ -13,10 +13,10 @@ from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import global_stream, new_generator
-from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.wide_networks.gaussian_processes.exact_regression import check_values
+from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel import GPyTorchKernel
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
+from bayeskit.models.wide_networks.inputs import check_targets, check_vectors
 
 import gpytorch  # isort: skip  after the kernel's module, which says how to install it
 
@@ -130,8 +130,7 @@ class LargeRegression:
 
     def predict(self, x: Tensor) -> Marginals:
         """Return the function at new inputs, ``(m, features)``."""
-        if x.dim() != 2:
-            raise ShapeError(f"x must be (m, features), not {tuple(x.shape)}; flatten images, and pass input_shape")
+        check_vectors(x, "x")
         with _settings(self.method), torch.no_grad():
             law = self.model(x)
             return Marginals(law.mean, law.variance)
@@ -144,7 +143,7 @@ def large_regression(
     noise_variance: float,
     method: ConjugateGradients | InducingPoints | None = None,
 ) -> LargeRegression:
-    """Return the posterior of :func:`exact_regression` where its Cholesky factor would cost too much.
+    """Return the posterior of a network, or its tangent kernel, where a Cholesky factor would cost too much.
 
     Parameters
     ----------
@@ -187,9 +186,8 @@ def large_regression(
     """
     method = ConjugateGradients() if method is None else method
     noise_variance = real_number("noise_variance", noise_variance, between=(0, float("inf")))
-    if x.dim() != 2:
-        raise ShapeError(f"x must be (n, features), not {tuple(x.shape)}; flatten images, and pass input_shape")
-    check_values(x, y)
+    check_vectors(x, "x")
+    check_targets(x, y, one_output=True)
     kernel = copy.deepcopy(network) if isinstance(network, GPyTorchKernel) else GPyTorchKernel(network)
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive()).to(x)
     likelihood.noise = torch.tensor(noise_variance, dtype=x.dtype, device=x.device)

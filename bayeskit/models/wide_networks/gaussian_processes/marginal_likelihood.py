@@ -15,17 +15,15 @@ from torch import Tensor, nn
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
-from bayeskit.errors import ConversionWarning, DataError, SettingsError
-from bayeskit.models.wide_networks.gaussian_processes.exact_regression import (
-    ExactRegression,
-    check_values,
-    exact_regression,
-)
+from bayeskit.errors import DataError, JitterWarning, SettingsError
 from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters, check_covariance
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth, infinite_width
+from bayeskit.models.wide_networks.inputs import check_targets
+from bayeskit.models.wide_networks.regression.posterior import Posterior, nngp_posterior, ntk_posterior
 
 REACH = 1e4  # by which a variance may leave its first value, either way
 LEAST_NOISE = 1e-8  # relative to the mean square of the data
+MAX_JITTER = 1e-4  # relative to the mean of the covariance's diagonal
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,11 @@ class Fit:
 
     Attributes
     ----------
-    posterior : ExactRegression
-        There. Its ``network`` has the variances found, and its ``jitter`` tells whether any was needed.
-    log_marginal_likelihood : float
+    network : InfiniteWidth
+        With the variances found.
+    posterior : Posterior
+        Of that network; its ``jitter`` tells whether any was needed.
+    log_evidence : float
         The largest found.
     gradient : float
         The largest of its derivatives with respect to logarithms of variances that lie on no bound.
@@ -46,16 +46,12 @@ class Fit:
         The variances that have reached the end of where they may lie.
     """
 
-    posterior: ExactRegression
-    log_marginal_likelihood: float
+    network: InfiniteWidth
+    posterior: Posterior
+    log_evidence: float
     gradient: float
     starts: tuple[float, ...]
     at_bound: tuple[str, ...]
-
-    @property
-    def network(self) -> InfiniteWidth:
-        """The network with the variances found."""
-        return self.posterior.network
 
     @property
     def noise_variance(self) -> float:
@@ -78,14 +74,14 @@ class DepthComparison:
     @property
     def best(self) -> int:
         """The depth of the largest marginal likelihood."""
-        return max(self.fits, key=lambda depth: self.fits[depth].log_marginal_likelihood)
+        return max(self.fits, key=lambda depth: self.fits[depth].log_evidence)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row a depth."""
         return pd.DataFrame(
             {
                 "depth": depth,
-                "log_marginal_likelihood": found.log_marginal_likelihood,
+                "log_evidence": found.log_evidence,
                 "noise_variance": found.noise_variance,
                 "jitter": found.posterior.jitter,
                 "at_bound": ", ".join(found.at_bound),
@@ -133,23 +129,26 @@ class _Objective:
             found[-1] = (centre + math.log(LEAST_NOISE), centre + math.log(REACH))
         return found
 
-    def posterior(self, logarithms: Tensor) -> ExactRegression:
+    def network(self, logarithms: Tensor) -> InfiniteWidth:
         values = logarithms.exp().to(self.x)
         weight, bias = self.parameters.weight, self.parameters.bias
         end = weight.numel() + (0 if bias is None else bias.numel())
-        network = self.parameters.at(
+        return self.parameters.at(
             values[: weight.numel()].reshape(weight.shape),
             None if bias is None else values[weight.numel() : end].reshape(bias.shape),
         )
-        noise = values[end] if self.noise is None else self.noise
-        return exact_regression(network, self.x, self.y, noise, self.covariance, max_jitter=1e-4)
+
+    def posterior(self, logarithms: Tensor) -> Posterior:
+        noise = logarithms[-1].exp().to(self.x) if self.noise is None else self.noise
+        posterior = nngp_posterior if self.covariance == "nngp" else ntk_posterior
+        return posterior(self.network(logarithms), self.x, self.y, noise, max_jitter=MAX_JITTER)
 
     def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
         leaf = torch.tensor(logarithms, dtype=torch.float64, requires_grad=True)
         with torch.enable_grad(), warnings.catch_warnings():
             # Where the search passes by, jitter does not matter; where it ends, it is reported.
-            warnings.simplefilter("ignore", ConversionWarning)
-            value = -self.posterior(leaf).log_marginal_likelihood
+            warnings.simplefilter("ignore", JitterWarning)
+            value = -self.posterior(leaf).log_evidence
             (gradient,) = torch.autograd.grad(value, leaf)
         return float(value.detach()), gradient.numpy()
 
@@ -206,6 +205,11 @@ def fit(
     KernelError
         If the covariance of the data is not positive definite.
 
+    Warns
+    -----
+    JitterWarning
+        If it needed jitter at the variances found.
+
     References
     ----------
     Rasmussen, C. E., Williams, C. K. I. (2006). Gaussian processes for machine learning. MIT Press (chapter 5).
@@ -221,7 +225,7 @@ def fit(
     True
     """
     check_covariance(covariance)
-    check_values(x, y)
+    check_targets(x, y, one_output=True)
     num_starts = whole_number("num_starts", num_starts, least=1)
     max_iterations = whole_number("max_iterations", max_iterations, least=1)
     spread = real_number("spread", spread, between=(0, float("inf")))
@@ -247,8 +251,10 @@ def fit(
     best = min(found, key=lambda result: result.fun)
     edge = (best.x <= low + 1e-6) | (best.x >= high - 1e-6)
     with torch.no_grad():
-        posterior = objective.posterior(torch.tensor(best.x, dtype=torch.float64))
+        logarithms = torch.tensor(best.x, dtype=torch.float64)
+        network, posterior = objective.network(logarithms), objective.posterior(logarithms)
     return Fit(
+        network,
         posterior,
         -float(best.fun),
         float(np.abs(best.jac[~edge]).max(initial=0.0)),

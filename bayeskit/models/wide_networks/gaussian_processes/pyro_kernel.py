@@ -13,7 +13,7 @@ from pyro.nn import PyroParam, PyroSample
 from torch import Tensor
 from torch.distributions import constraints
 
-from bayeskit.errors import DataError, ShapeError
+from bayeskit.errors import ShapeError
 from bayeskit.models.wide_networks.gaussian_processes.parameters import (
     Parameters,
     check_covariance,
@@ -139,13 +139,3 @@ def first_features(network: InfiniteWidth) -> int:
         if INPUT in node.inputs and isinstance(node.layer, Dense):
             return node.layer.fan_in
     raise ShapeError("the network's first layer does not tell its input's shape; pass input_shape=(channels, *grid)")
-
-
-def check_inputs(x: Tensor, name: str) -> None:
-    """Refuse inputs that are not vectors of finite numbers; pure functions of the variances do not look."""
-    if not x.is_floating_point():
-        raise DataError(f"{name} must be a tensor of floating-point numbers, not {x.dtype}")
-    if not bool(torch.isfinite(x).all()):
-        raise DataError(f"{name} has values that are not finite")
-    if x.dim() != 2:
-        raise ShapeError(f"{name} must be (n, features), not {tuple(x.shape)}; flatten images, and pass input_shape")

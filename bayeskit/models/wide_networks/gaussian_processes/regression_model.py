@@ -13,10 +13,11 @@ from pyro.nn import PyroModule, PyroSample, pyro_method
 from torch import Tensor
 
 from bayeskit._settings import real_number
-from bayeskit.models.wide_networks.gaussian_processes.exact_regression import check_values, conditioned
-from bayeskit.models.wide_networks.gaussian_processes.predictive import Predictions, rows, run_at
-from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import PyroKernel, check_inputs, log_normal
+from bayeskit.models.wide_networks.gaussian_processes.predictive import NormalMixture, predict_each
+from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import PyroKernel, log_normal
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
+from bayeskit.models.wide_networks.inputs import check_targets, check_vectors
+from bayeskit.models.wide_networks.regression.cholesky import Cholesky
 
 
 class RegressionModel(PyroModule):
@@ -90,9 +91,9 @@ class RegressionModel(PyroModule):
         Tensor
             ``(n,)``.
         """
-        check_inputs(x, "x")
+        check_vectors(x, "x")
         if y is not None:
-            check_values(x, y)
+            check_targets(x, y, one_output=True)
         lower = torch.linalg.cholesky(self.covariance(x))
         return pyro.sample("y", dist.MultivariateNormal(x.new_zeros(len(x)), scale_tril=lower), obs=y)
 
@@ -103,7 +104,7 @@ class RegressionModel(PyroModule):
         added = torch.as_tensor(self.noise_variance).to(prior) + self.jitter * prior.diagonal().mean()
         return prior + added * torch.eye(len(x), dtype=x.dtype, device=x.device)
 
-    def predict(self, values: Mapping[str, Tensor], x: Tensor, y: Tensor, x_new: Tensor) -> Predictions:
+    def predict(self, values: Mapping[str, Tensor], x: Tensor, y: Tensor, x_new: Tensor) -> NormalMixture:
         """Return the function at new inputs, draw by draw.
 
         Parameters
@@ -117,7 +118,7 @@ class RegressionModel(PyroModule):
 
         Returns
         -------
-        Predictions
+        NormalMixture
             With means and variances ``(draws, m)``.
 
         Raises
@@ -125,17 +126,17 @@ class RegressionModel(PyroModule):
         DrawsError
             If a site has no value.
         """
-        check_inputs(x, "x")
-        check_inputs(x_new, "x_new")
-        check_values(x, y)
-        found = [run_at(self._conditional, row, x, y, x_new) for row in rows(values, "noise_variance", 0)]
-        return Predictions(*(torch.stack(column) for column in zip(*found, strict=True)))
+        check_vectors(x, "x")
+        check_vectors(x_new, "x_new")
+        check_targets(x, y, one_output=True)
+        return predict_each(self._conditional, values, "noise_variance", 0, x, y, x_new)
 
     @pyro_method
     def _conditional(self, x: Tensor, y: Tensor, x_new: Tensor) -> tuple[Tensor, Tensor]:
-        lower = torch.linalg.cholesky(self.covariance(x))
-        law = conditioned(lower, y, self.kernel(x, x_new), self.kernel(x_new))
-        return law.mean, law.variance
+        data = Cholesky(torch.linalg.cholesky(self.covariance(x)))
+        white = data.whitened(self.kernel(x, x_new))
+        mean = white.mT @ data.whitened(y[:, None])[:, 0]
+        return mean, self.kernel(x_new, diag=True) - white.square().sum(0)
 
 
 def as_kernel(kernel: InfiniteWidth | Kernel, spread: float) -> Kernel:

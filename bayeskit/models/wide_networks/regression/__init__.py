@@ -2,7 +2,7 @@
 
 from bayeskit.models.wide_networks.regression.compare import (
     GaussianProcessComparison,
-    Prediction,
+    ProcessPrediction,
     compare_gaussian_processes,
 )
 from bayeskit.models.wide_networks.regression.ensemble import Ensemble, last_layer_ensemble, ntk_ensemble
@@ -26,7 +26,7 @@ __all__ = [
     "KernelRegression",
     "Posterior",
     "PrecomputedKernel",
-    "Prediction",
+    "ProcessPrediction",
     "WideKernel",
     "compare_gaussian_processes",
     "last_layer_ensemble",

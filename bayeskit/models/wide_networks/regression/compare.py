@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import ShapeError, UnknownNameError
+from bayeskit.models.wide_networks.inputs import check_targets
 from bayeskit.models.wide_networks.regression.ensemble import Ensemble, ntk_ensemble
 from bayeskit.models.wide_networks.regression.kernel_regression import KernelRegression
 from bayeskit.models.wide_networks.regression.kernels import PrecomputedKernel, WideKernel
-from bayeskit.models.wide_networks.regression.posterior import Posterior, nngp_posterior
-from bayeskit.models.wide_networks.regression.process import checked_targets
+from bayeskit.models.wide_networks.regression.posterior import Posterior, nngp_posterior, ntk_posterior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class ProcessPrediction:
     """What one of the four says of new inputs.
 
     Attributes
@@ -56,7 +56,7 @@ class GaussianProcessComparison:
 
     Attributes
     ----------
-    predictions : dict of Prediction
+    predictions : dict of ProcessPrediction
         By name.
     x, y : Tensor
         Training data, ``(n, ...)`` and ``(n, *outputs)``.
@@ -66,18 +66,18 @@ class GaussianProcessComparison:
         Of both posteriors, and the ridge of the ensemble and of kernel regression.
     """
 
-    predictions: dict[str, Prediction]
+    predictions: dict[str, ProcessPrediction]
     x: Tensor
     y: Tensor
     x_new: Tensor
     noise_variance: float
 
-    def __getitem__(self, name: str) -> Prediction:
+    def __getitem__(self, name: str) -> ProcessPrediction:
         if name not in self.predictions:
             raise UnknownNameError(f"there is no {name!r}; known are: {', '.join(self.predictions)}")
         return self.predictions[name]
 
-    def __iter__(self) -> Iterator[Prediction]:
+    def __iter__(self) -> Iterator[ProcessPrediction]:
         return iter(self.predictions.values())
 
     def to_pandas(self) -> pd.DataFrame:
@@ -158,7 +158,7 @@ class GaussianProcessComparison:
         axes[0].set_ylabel("output" if outputs == 1 else f"output {output}")
         return figure
 
-    def _panel(self, one: Prediction, output: int, ax: Axes) -> None:
+    def _panel(self, one: ProcessPrediction, output: int, ax: Axes) -> None:
         from bayeskit._plots import BLUE, VERMILION
 
         line = self.x_new.dim() == 2 and self.x_new.shape[1] == 1
@@ -240,6 +240,11 @@ def compare_gaussian_processes(
     KernelError
         If a kernel matrix is not positive definite.
 
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+
     Examples
     --------
     >>> import torch
@@ -256,7 +261,7 @@ def compare_gaussian_processes(
     2  NTK regression     0.515                 NaN
     3   NTK posterior     0.515               0.673
     """
-    checked_targets(x, y)
+    check_targets(x, y)
     if x.shape[1:] != x_new.shape[1:]:
         raise ShapeError(f"x and x_new must have inputs of one shape, not {tuple(x.shape)} and {tuple(x_new.shape)}")
     shared = PrecomputedKernel.of(kernel, torch.cat([x, x_new]))
@@ -268,13 +273,12 @@ def compare_gaussian_processes(
     found = (
         nngp_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
         ensemble,
-        # These two need the eigenvalues that the ensemble has found.
-        KernelRegression(shared, old, y, ensemble.ridge, ensemble.spectrum),
-        Posterior("NTK", shared.ntk, old, y, ensemble.ridge, ensemble.spectrum),
+        KernelRegression(shared, old, y, ensemble.ridge, ensemble.spectrum),  # whose eigenvalues are the same
+        ntk_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
     )
     return GaussianProcessComparison({one.name: _predict(one, new) for one in found}, x, y, x_new, noise_variance)
 
 
-def _predict(one: Posterior | Ensemble | KernelRegression, new: Tensor) -> Prediction:
+def _predict(one: Posterior | Ensemble | KernelRegression, new: Tensor) -> ProcessPrediction:
     variance = None if isinstance(one, KernelRegression) else one.variance(new)
-    return Prediction(one.name, one.random, one.trained, one.mean(new), variance, one.jitter)
+    return ProcessPrediction(one.name, one.random, one.trained, one.mean(new), variance, one.jitter)

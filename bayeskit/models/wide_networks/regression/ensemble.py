@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
+from bayeskit.models.wide_networks.inputs import check_targets
+from bayeskit.models.wide_networks.regression.jitter import not_negative
 from bayeskit.models.wide_networks.regression.kernels import WideKernel, both, diagonal
-from bayeskit.models.wide_networks.regression.process import GaussianProcess, checked_kernel, checked_targets
+from bayeskit.models.wide_networks.regression.process import GaussianProcess, check_kernel
 from bayeskit.models.wide_networks.regression.spectrum import Spectrum, spectrum
-from bayeskit.models.wide_networks.regression.training import GradientDescent, GradientFlow, not_negative
+from bayeskit.models.wide_networks.regression.training import GradientDescent, GradientFlow
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -222,6 +224,11 @@ def ntk_ensemble(
     KernelError
         If the matrix of the tangent kernel is not positive definite.
 
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+
     References
     ----------
     Lee, J., Xiao, L., Schoenholz, S. S., Bahri, Y., Novak, R., Sohl-Dickstein, J., Pennington, J. (2019). Wide neural
@@ -300,10 +307,10 @@ def _ensemble(
     max_jitter: float | None,
 ) -> Ensemble:
     ridge, target_noise = not_negative("ridge", ridge), not_negative("target_noise", target_noise)
-    y = checked_targets(x, y)
+    y = check_targets(x, y)
     nngp, ntk = (kernel.nngp(x), None) if last_layer else both(kernel, x)
-    nngp = checked_kernel(nngp, x, y, "NNGP")
-    followed = nngp if ntk is None else checked_kernel(ntk, x, y, "NTK")
+    nngp = check_kernel(nngp, x, y, "NNGP")
+    followed = nngp if ntk is None else check_kernel(ntk, x, y, "NTK")
     found = spectrum(followed, ridge, "NNGP" if last_layer else "NTK", max_jitter)
     initial = found.eigenvectors.mT @ nngp @ found.eigenvectors
     return Ensemble(kernel, x, y, last_layer, flow, ridge, target_noise, found, initial)

@@ -8,10 +8,11 @@ from typing import NoReturn
 from torch import Tensor
 
 from bayeskit.errors import ModelError
+from bayeskit.models.wide_networks.inputs import check_targets
+from bayeskit.models.wide_networks.regression.jitter import not_negative
 from bayeskit.models.wide_networks.regression.kernels import WideKernel
-from bayeskit.models.wide_networks.regression.process import checked_kernel, checked_targets
+from bayeskit.models.wide_networks.regression.process import check_kernel
 from bayeskit.models.wide_networks.regression.spectrum import Spectrum, spectrum
-from bayeskit.models.wide_networks.regression.training import not_negative
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,6 +103,11 @@ def ntk_regression(
     KernelError
         If the kernel matrix is not positive definite.
 
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+
     References
     ----------
     Jacot, A., Gabriel, F., Hongler, C. (2018). Neural tangent kernel: convergence and generalization in neural
@@ -120,8 +126,8 @@ def ntk_regression(
     tensor([2.], dtype=torch.float64)
     """
     ridge = not_negative("ridge", ridge)
-    y = checked_targets(x, y)
-    matrix = checked_kernel(kernel.ntk(x), x, y, "NTK")
+    y = check_targets(x, y)
+    matrix = check_kernel(kernel.ntk(x), x, y, "NTK")
     return KernelRegression(kernel, x, y, ridge, spectrum(matrix, ridge, "NTK", max_jitter))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from bayeskit.models.wide_networks.inputs import check_targets
+from bayeskit.models.wide_networks.regression.cholesky import Cholesky, cholesky
+from bayeskit.models.wide_networks.regression.jitter import not_negative
 from bayeskit.models.wide_networks.regression.kernels import Matrix, WideKernel, diagonal
-from bayeskit.models.wide_networks.regression.process import GaussianProcess, checked_kernel, checked_targets
-from bayeskit.models.wide_networks.regression.spectrum import Spectrum, spectrum
-from bayeskit.models.wide_networks.regression.training import not_negative
+from bayeskit.models.wide_networks.regression.process import GaussianProcess, check_kernel
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,23 +25,23 @@ class Posterior(GaussianProcess):
         That kernel.
     x, y : Tensor
         Training data, ``(n, ...)`` and ``(n, *outputs)``.
-    noise_variance : float
+    noise_variance : float or Tensor
         Of observations.
-    spectrum : Spectrum
-        Of the kernel matrix of training inputs.
+    cholesky : Cholesky
+        Of the covariance of observations.
     """
 
     prior: str
     kernel: Matrix
     x: Tensor
     y: Tensor
-    noise_variance: float
-    spectrum: Spectrum
+    noise_variance: float | Tensor
+    cholesky: Cholesky
 
     @property
     def jitter(self) -> float:
         """What rounding made it necessary to add to the diagonal of the kernel matrix."""
-        return self.spectrum.jitter
+        return self.cholesky.jitter
 
     @property
     def name(self) -> str:
@@ -61,13 +61,9 @@ class Posterior(GaussianProcess):
         return "nothing (Bayes' rule)"
 
     @property
-    def log_evidence(self) -> float:
-        """Log density of the targets, all outputs together."""
-        total = self.spectrum.eigenvalues + self.noise_variance
-        y = self.y.reshape(len(self.y), -1)
-        squares = self.spectrum.rotated(y.mT).square().sum(0) / total
-        log_determinant = y.shape[1] * (total.log().sum() + len(y) * math.log(2 * math.pi))
-        return -0.5 * float(squares.sum() + log_determinant)
+    def log_evidence(self) -> Tensor:
+        """Log density of the targets, all outputs together; gradients flow through it, ``()``."""
+        return self.cholesky.log_density(self.y.reshape(len(self.y), -1))
 
     def prior_variance(self, x_new: Tensor) -> Tensor:
         """Return the variance of each output at new inputs before any data, ``(n_new,)``."""
@@ -75,24 +71,21 @@ class Posterior(GaussianProcess):
 
     def mean(self, x_new: Tensor) -> Tensor:
         """Return the mean at new inputs, ``(n_new, *outputs)``."""
-        y = self.y.reshape(len(self.y), -1)
-        inverse = self.spectrum.rotated(y.mT) / (self.spectrum.eigenvalues + self.noise_variance)
-        result = self.spectrum.rotated(self.kernel(x_new, self.x)) @ inverse.mT
-        return result.reshape(-1, *self.y.shape[1:])
+        y = self.cholesky.whitened(self.y.reshape(len(self.y), -1))
+        return (self._whitened(x_new).mT @ y).reshape(-1, *self.y.shape[1:])
 
     def covariance(self, x_new: Tensor) -> Tensor:
         """Return the covariance of each output between new inputs, ``(n_new, n_new)``."""
-        half = self._explained(x_new)
-        return self.kernel(x_new) - half @ half.mT
+        half = self._whitened(x_new)
+        return self.kernel(x_new) - half.mT @ half
 
     def variance(self, x_new: Tensor) -> Tensor:
         """Return the variance of each output at new inputs, ``(n_new,)``."""
-        return (self.prior_variance(x_new) - self._explained(x_new).square().sum(1)).clamp_min(0)
+        return (self.prior_variance(x_new) - self._whitened(x_new).square().sum(0)).clamp_min(0)
 
-    def _explained(self, x_new: Tensor) -> Tensor:
-        """Return rows whose products are what the data take away from the prior's covariance."""
-        total = self.spectrum.eigenvalues + self.noise_variance
-        return self.spectrum.rotated(self.kernel(x_new, self.x)) * total.rsqrt()
+    def _whitened(self, x_new: Tensor) -> Tensor:
+        """Return covariances of white observations with new values, ``(n, n_new)``."""
+        return self.cholesky.whitened(self.kernel(x_new, self.x).mT)
 
     def __repr__(self) -> str:
         used = f", jitter {self.jitter:g}" if self.jitter else ""
@@ -100,7 +93,7 @@ class Posterior(GaussianProcess):
 
 
 def nngp_posterior(
-    kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float = 0.0, *, max_jitter: float | None = None
+    kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float | Tensor = 0.0, *, max_jitter: float | None = None
 ) -> Posterior:
     """Return the posterior of an infinitely wide Bayesian network.
 
@@ -115,8 +108,9 @@ def nngp_posterior(
         Training inputs, ``(n, ...)``.
     y : Tensor
         Observations, ``(n,)`` or ``(n, outputs)``.
-    noise_variance : float, default 0.0
-        Of observations; see :func:`relative_ridge` for a share of the kernel's diagonal.
+    noise_variance : float or Tensor, default 0.0
+        Of observations; gradients flow through it, as through the variances of ``kernel``. See
+        :func:`relative_ridge` for a share of the kernel's diagonal.
     max_jitter : float, optional
         What may be added to the diagonal where rounding makes it necessary, in units of its mean; by default the
         square root of the machine's precision. What was added is the attribute ``jitter``.
@@ -133,6 +127,11 @@ def nngp_posterior(
         If the noise variance is negative.
     KernelError
         If the kernel matrix is not positive definite.
+
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
 
     References
     ----------
@@ -155,7 +154,7 @@ def nngp_posterior(
 
 
 def ntk_posterior(
-    kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float = 0.0, *, max_jitter: float | None = None
+    kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float | Tensor = 0.0, *, max_jitter: float | None = None
 ) -> Posterior:
     """Return the posterior of a Gaussian process whose prior has the tangent kernel as its covariance.
 
@@ -187,9 +186,10 @@ def ntk_posterior(
 
 
 def _posterior(
-    prior: str, kernel: Matrix, x: Tensor, y: Tensor, noise_variance: float, max_jitter: float | None
+    prior: str, kernel: Matrix, x: Tensor, y: Tensor, noise_variance: float | Tensor, max_jitter: float | None
 ) -> Posterior:
-    noise_variance = not_negative("noise_variance", noise_variance)
-    y = checked_targets(x, y)
-    matrix = checked_kernel(kernel(x), x, y, prior)
-    return Posterior(prior, kernel, x, y, noise_variance, spectrum(matrix, noise_variance, prior, max_jitter))
+    number = not_negative("noise_variance", noise_variance)
+    y = check_targets(x, y)
+    matrix = check_kernel(kernel(x), x, y, prior)
+    noise = noise_variance if isinstance(noise_variance, Tensor) else number
+    return Posterior(prior, kernel, x, y, noise, cholesky(matrix, noise, prior, max_jitter))

@@ -90,19 +90,7 @@ def _root(covariance: Tensor, scale: float) -> Tensor:
     return vectors * values.clamp_min(0).sqrt()
 
 
-def checked_targets(x: Tensor, y: Tensor) -> Tensor:
-    """Return targets, ``(n, *outputs)``, or say what is wrong with them."""
-    if not isinstance(y, Tensor) or not y.is_floating_point():
-        raise DataError(f"y must be a tensor of floating-point numbers, not {getattr(y, 'dtype', type(y))}")
-    if y.dim() < 1 or len(y) != len(x) or not len(y):
-        raise ShapeError(f"y must have one row for each of the {len(x)} training inputs, not shape {tuple(y.shape)}")
-    finite = torch.isfinite(y).reshape(len(y), -1).all(1)
-    if not bool(finite.all()):
-        raise DataError(f"y has values that are not finite, first in row {int((~finite).nonzero()[0])}")
-    return y
-
-
-def checked_kernel(matrix: Tensor, x: Tensor, y: Tensor, name: str) -> Tensor:
+def check_kernel(matrix: Tensor, x: Tensor, y: Tensor, name: str) -> Tensor:
     """Return a kernel matrix of training inputs, or say what is wrong with it."""
     if matrix.shape != (len(x), len(x)):
         raise ShapeError(f"the {name} matrix of {len(x)} training inputs has shape {tuple(matrix.shape)}")

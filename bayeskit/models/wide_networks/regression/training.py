@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import SettingsError
+from bayeskit.models.wide_networks.regression.jitter import not_negative
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,3 @@ def relative_ridge(diagonal: Tensor, share: float) -> float:
     0.02
     """
     return not_negative("share", share) * float(diagonal.mean())
-
-
-def not_negative(name: str, value: float) -> float:
-    """Return a number, or say that it must not be negative."""
-    number = real_number(name, value)
-    if not number >= 0:
-        raise SettingsError(f"{name} must not be negative, but is {value!r}")
-    return number

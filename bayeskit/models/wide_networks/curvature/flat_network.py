@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vjp
+from torch.func import functional_call, vjp
 
 from bayeskit.errors import DataError, ModelError, ShapeError
+from bayeskit.models.wide_networks.forward_mode import along
+from bayeskit.models.wide_networks.inputs import check_finite
 
 BLOCK_SIZE = 1 << 22  # numbers of Jacobians or of curvatures in outputs held at once
 PRODUCT_ROWS = 512  # inputs whose activations are held at once
 
 
 @dataclass(frozen=True)
-class Linearization:
+class FlatNetwork:
     """A module at some parameters; later changes of the module do not reach it.
 
     Attributes
@@ -43,7 +43,7 @@ class Linearization:
         """How many numbers can be learned."""
         return len(self.vector)
 
-    def at(self, vector: Tensor) -> Linearization:
+    def at(self, vector: Tensor) -> FlatNetwork:
         """Return the same network at other parameters, ``(p,)``."""
         return replace(self, vector=vector)
 
@@ -69,8 +69,7 @@ class Linearization:
 
     def push(self, x: Tensor, tangent: Tensor) -> Tensor:
         """Return the derivative of outputs along a vector of parameters, ``(n, k)``."""
-        _load_forward_mode()
-        return jvp(lambda vector: self._call(vector, x), (self.vector,), (tangent,))[1]
+        return along(lambda vector: self._call(vector, x), self.vector, tangent)[1]  # type: ignore[no-any-return]
 
     def pull(self, x: Tensor, cotangent: Tensor) -> Tensor:
         """Return the gradient of outputs weighted by ``(n, k)`` numbers, ``(p,)``."""
@@ -86,7 +85,7 @@ class Linearization:
         return result.unsqueeze(1) if result.dim() == 1 else result
 
 
-def linearize(module: nn.Module) -> Linearization:
+def flat_network(module: nn.Module) -> FlatNetwork:
     """Take a module at its present parameters.
 
     Raises
@@ -110,10 +109,10 @@ def linearize(module: nn.Module) -> Linearization:
     fixed = {name: p.detach().clone() for name, p in module.named_parameters() if not p.requires_grad}
     fixed |= {name: b.detach().clone() for name, b in module.named_buffers()}
     vector = torch.cat([p.reshape(-1) for p in learned.values()])
-    return Linearization(module, vector, {name: p.shape for name, p in learned.items()}, fixed)
+    return FlatNetwork(module, vector, {name: p.shape for name, p in learned.items()}, fixed)
 
 
-def checked_data(network: Linearization, x: Tensor) -> tuple[Tensor, Tensor]:
+def check_data(network: FlatNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs and the network's outputs there, or say what is wrong with them.
 
     Raises
@@ -127,22 +126,10 @@ def checked_data(network: Linearization, x: Tensor) -> tuple[Tensor, Tensor]:
     if x.device != network.vector.device:
         raise DataError(f"x is on {x.device} but the parameters are on {network.vector.device}; move one of them")
     x = x.detach()
-    finite = torch.isfinite(x).reshape(len(x), -1).all(1)
-    if not bool(finite.all()):
-        raise DataError(f"x has values that are not finite, first in row {int((~finite).nonzero()[0])}")
+    check_finite(x, "x")
     outputs = network.outputs(x)
-    finite = torch.isfinite(outputs).all(1)
-    if not bool(finite.all()):
-        raise DataError(f"the network's outputs are not finite, first in row {int((~finite).nonzero()[0])}")
+    check_finite(outputs, "the network's output")
     return x, outputs
-
-
-@functools.cache
-def _load_forward_mode() -> None:
-    """Let torch load what it needs for derivatives along vectors, without its warnings about itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 
 
 def row_blocks(num_rows: int, length: int) -> Iterator[slice]:

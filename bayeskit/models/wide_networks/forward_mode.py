@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.func import jvp
 
+Arguments = TypeVar("Arguments", Tensor, dict[str, Tensor])
 
-def along(function: Callable[[dict[str, Tensor]], Tensor], at: dict[str, Tensor], change: Mapping[str, Tensor]) -> Any:
-    """Return a function's value, and how it changes as its arguments do."""
+
+def along(function: Callable[[Arguments], Tensor], at: Arguments, change: Arguments) -> Any:
+    """Return a function's value, and how it changes as its argument does."""
     _load()
-    return jvp(function, (at,), (dict(change),))
+    return jvp(function, (at,), (change,))
 
 
 @functools.cache
