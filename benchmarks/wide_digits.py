@@ -1,13 +1,16 @@
 """Handwritten digits by Gaussian processes of infinitely wide networks, and by trained networks of growing width.
 
 Scikit-learn's 1,797 images of 8 x 8 pixels. Gaussian processes regress on one-hot labels; the scale of outputs and the
-noise variance (the ridge of the ensemble) are those with the largest evidence. The probability of a class is that of
-its output being the largest, with the process's variance and the noise in each output. Networks have the same layers,
-draw their initial weights from the same law, and minimise cross-entropy (class probabilities by softmax) or squares of
-the same one-hot labels (probabilities as for the processes, with the variance of residuals on a tenth of the training
-data that is set aside). It prints accuracy, log score (mean log probability of the true class), and expected
-calibration error (mean gap between confidence and accuracy, in fifteen bins of confidence), with standard errors over
-seeds for networks; and for the ensemble of the seeds, whose probabilities are averaged.
+noise variance (the ridge of the ensemble) are those with the largest evidence. So are depth and variances of weights
+and biases, by the first of the training images; it prints the evidence of each choice (without biases all variances of
+weights have the same: outputs of ReLU scale with them). The probability of a class is that of its output being the
+largest, with the process's variance and the noise in each output. Networks have the layers and variances that were
+chosen for the fully connected one, draw their initial weights from the same law, and minimise cross-entropy (class
+probabilities by softmax) or squares of the same one-hot labels (probabilities as for the processes, with the variance
+of residuals on a tenth of the training data that is set aside). It prints accuracy, log score (mean log probability of
+the true class), and expected calibration error (mean gap between confidence and accuracy, in fifteen bins of
+confidence), with standard errors over seeds for networks; and for the ensemble of the seeds, whose probabilities are
+averaged.
 
     python benchmarks/wide_digits.py --quick
     python benchmarks/wide_digits.py --out DIR
@@ -18,8 +21,10 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -35,12 +40,13 @@ from bayeskit.models.wide_networks.regression import (
     nngp_posterior,
     ntk_ensemble,
     ntk_posterior,
+    relative_ridge,
 )
 
-CLASSES, BINS, DEPTH, CHANNELS = 10, 15, 3, 16
-VARIANCES = {"weight_variance": 2.0, "bias_variance": 0.1}
-NOISE_VARIANCES = [10.0**power for power in torch.arange(-6, 0.25, 0.5).tolist()]
-SCALES = [2.0**power for power in torch.arange(-8, 3.25, 0.25).tolist()]
+CLASSES, BINS, CHANNELS = 10, 15, 16
+DEPTHS, WEIGHT_VARIANCES, BIAS_VARIANCES = (1, 2, 3, 5), (1.0, 2.0, 4.0), (0.0, 0.1, 1.0)
+NOISE_SHARES = [10.0**power for power in torch.arange(-6, 0.25, 0.5).tolist()]  # of the kernel's mean diagonal
+COARSE_SHARES = NOISE_SHARES[::3]  # for the choice of depth and variances
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,14 @@ class Budget:
 
     num_train: int
     num_test: int
+    num_evidence: int
     widths: tuple[int, ...]
     num_seeds: int
     num_epochs: int
 
 
-QUICK = Budget(400, 400, (16, 64, 256), 2, 150)
-FULL = Budget(1297, 500, (16, 64, 256, 1024, 2048), 5, 60)
+QUICK = Budget(400, 400, 200, (16, 64, 256), 2, 90)
+FULL = Budget(1297, 500, 600, (16, 32, 64, 128, 256, 512, 1024, 2048), 5, 60)
 
 
 def read_digits(budget: Budget) -> Digits:
@@ -81,16 +88,16 @@ def read_digits(budget: Budget) -> Digits:
     return Digits((images - train.mean()) / train.std(), torch.tensor(raw.target)[order], budget.num_train)
 
 
-def fully_connected(width: int) -> nn.Sequential:
+def fully_connected(depth: int, width: int = 8) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, width)]
-    for _ in range(DEPTH - 1):
+    for _ in range(depth - 1):
         layers += [nn.ReLU(), nn.Linear(width, width)]
     return nn.Sequential(*layers, nn.ReLU(), nn.Linear(width, CLASSES))
 
 
-def convolutional(pooled: bool) -> nn.Sequential:
+def convolutional(depth: int, pooled: bool = False) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Conv2d(1, CHANNELS, 3, padding=1)]
-    for _ in range(DEPTH - 1):
+    for _ in range(depth - 1):
         layers += [nn.ReLU(), nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)]
     end = [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if pooled else [nn.Flatten()]
     return nn.Sequential(*layers, nn.ReLU(), *end, nn.Linear(CHANNELS * (1 if pooled else 64), CLASSES))
@@ -132,14 +139,60 @@ class Fitted:
     log_evidence: float
 
 
-def fit(posteriors: Iterable[Posterior]) -> Fitted:
-    """Try all scales for some noise variances, each of which is decomposed once."""
+def fit(
+    posterior: Callable[[PrecomputedKernel, Tensor, Tensor, float], Posterior],
+    kernel: PrecomputedKernel,
+    rows: Tensor,
+    y: Tensor,
+    diagonal: Tensor,
+    shares: list[float],
+) -> Fitted:
+    """Try some noise variances, each with its best scale, at which white targets have variance one."""
     tried = []
-    for posterior in posteriors:
-        for scale in SCALES:
-            one = replace(posterior, y=posterior.y / scale)
-            tried.append(Fitted(one, scale, float(one.log_evidence) - one.y.numel() * math.log(scale)))
+    for share in shares:
+        found = posterior(kernel, rows, y, relative_ridge(diagonal, share))
+        scale = float(found.cholesky.whitened(y).square().mean().sqrt())
+        one = replace(found, y=y / scale)
+        tried.append(Fitted(one, scale, float(one.log_evidence) - y.numel() * math.log(scale)))
     return max(tried, key=lambda one: one.log_evidence)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A depth and variances, with their log evidence, all outputs together."""
+
+    depth: int
+    weight_variance: float
+    bias_variance: float
+    log_evidence: float
+
+    @property
+    def variances(self) -> dict[str, float]:
+        """As infinite_width takes them."""
+        return {"weight_variance": self.weight_variance, "bias_variance": self.bias_variance}
+
+    def kernel(self, network: Callable[[int], nn.Module]) -> InfiniteWidth:
+        """Return the kernels of this network of infinite width."""
+        return infinite_width(network(self.depth), **self.variances)
+
+
+def choose(digits: Digits, network: Callable[[int], nn.Module], num_evidence: int) -> list[Choice]:
+    """Return all choices by the evidence of the NNGP on the first training images, the best one first."""
+    x, y, rows = digits.images[:num_evidence], digits.targets[:num_evidence], torch.arange(num_evidence)
+    found = []
+    for depth, weight, bias in product(DEPTHS, WEIGHT_VARIANCES, BIAS_VARIANCES):
+        with torch.no_grad():
+            matrix = infinite_width(network(depth), weight_variance=weight, bias_variance=bias).nngp(x)
+        fitted = fit(nngp_posterior, PrecomputedKernel(matrix), rows, y, matrix.diagonal(), COARSE_SHARES)
+        found.append(Choice(depth, weight, bias, fitted.log_evidence))
+    return sorted(found, key=lambda choice: -choice.log_evidence)
+
+
+def evidence_table(choices: list[Choice]) -> pd.DataFrame:
+    """Return log evidences, a row a depth and a column a pair of variances."""
+    frame = pd.DataFrame([asdict(choice) for choice in choices])
+    variances = ["weight_variance", "bias_variance"]
+    return frame.pivot(index="depth", columns=variances, values="log_evidence").sort_index(axis=1)
 
 
 def gaussian_processes(digits: Digits, kernels: dict[str, InfiniteWidth]) -> Iterator[dict[str, object]]:
@@ -151,8 +204,8 @@ def gaussian_processes(digits: Digits, kernels: dict[str, InfiniteWidth]) -> Ite
         with torch.no_grad():
             shared = PrecomputedKernel.of(kernel, digits.images)
         seconds = time.perf_counter() - begin
-        nngp = fit(nngp_posterior(shared, old, y, noise) for noise in NOISE_VARIANCES)
-        ntk = fit(ntk_posterior(shared, old, y, noise) for noise in NOISE_VARIANCES)
+        nngp = fit(nngp_posterior, shared, old, y, shared.nngp(old).diagonal(), NOISE_SHARES)
+        ntk = fit(ntk_posterior, shared, old, y, shared.ntk(old).diagonal(), NOISE_SHARES)
         # Evidence of the first tells the scale of initial outputs and the noise, that of the second the ridge.
         ensemble = ntk_ensemble(shared, old, nngp.posterior.y, ridge=ntk.posterior.noise_variance)
         for title, process, fitted in (
@@ -168,9 +221,9 @@ def gaussian_processes(digits: Digits, kernels: dict[str, InfiniteWidth]) -> Ite
             yield {"model": f"{name} {title}"} | found | {"seconds": seconds}
 
 
-def train(digits: Digits, width: int, squares: bool, num_epochs: int, seed: int) -> Tensor:
+def train(digits: Digits, choice: Choice, width: int, squares: bool, num_epochs: int, seed: int) -> Tensor:
     """Return the class probabilities of test images by one network, ``(n_test, 10)``."""
-    kernel = infinite_width(fully_connected(8), "standard", **VARIANCES)
+    kernel = infinite_width(fully_connected(choice.depth), "standard", **choice.variances)
     network = kernel.network(width, seed=seed).float()
     images, targets = digits.images.float(), digits.targets.float()
     kept = digits.num_train * 9 // 10 if squares else digits.num_train
@@ -198,12 +251,12 @@ def train(digits: Digits, width: int, squares: bool, num_epochs: int, seed: int)
     return class_probabilities(test, residual.expand(len(test)))
 
 
-def networks(digits: Digits, budget: Budget) -> Iterator[dict[str, object]]:
+def networks(digits: Digits, choice: Choice, budget: Budget) -> Iterator[dict[str, object]]:
     labels = digits.labels[digits.num_train :]
     for squares in (False, True):
         for width in budget.widths:
             begin = time.perf_counter()
-            found = [train(digits, width, squares, budget.num_epochs, seed) for seed in range(budget.num_seeds)]
+            found = [train(digits, choice, width, squares, budget.num_epochs, seed) for seed in range(budget.num_seeds)]
             seconds = (time.perf_counter() - begin) / budget.num_seeds
             each = pd.DataFrame([scores(one, labels) for one in found])
             errors = (each.std() / math.sqrt(budget.num_seeds)).add_suffix("_error").to_dict()
@@ -216,20 +269,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer images, widths and seeds")
     parser.add_argument("--pooled", action="store_true", help="also a network with global average pooling (slow)")
-    parser.add_argument("--out", type=Path, help="folder of wide_digits.csv")
+    parser.add_argument("--out", type=Path, help="folder of wide_digits.csv and wide_digits_evidence.csv")
     options = parser.parse_args()
     budget = QUICK if options.quick else FULL
     digits = read_digits(budget)
-    kernels = {
-        "fully connected": infinite_width(fully_connected(8), **VARIANCES),
-        "convolutional": infinite_width(convolutional(pooled=False), **VARIANCES),
-    }
-    if options.pooled:
-        kernels["pooled"] = infinite_width(convolutional(pooled=True), **VARIANCES)
     print(f"{budget.num_train} training images, {budget.num_test} test images")
-    rows = []
+    rows, kernels, best, tables = [], {}, {}, []
     with one_thread():
-        for source in (gaussian_processes(digits, kernels), networks(digits, budget)):
+        for name, network in (("fully connected", fully_connected), ("convolutional", convolutional)):
+            choices = choose(digits, network, budget.num_evidence)
+            best[name] = choices[0]
+            kernels[name] = best[name].kernel(network)
+            tables.append(pd.DataFrame([{"network": name} | asdict(choice) for choice in choices]))
+            print(f"log evidence of {name} networks, {budget.num_evidence} images; best: {best[name]}")
+            print(evidence_table(choices).round(0).to_string(), flush=True)
+        if options.pooled:
+            kernels["pooled"] = best["convolutional"].kernel(partial(convolutional, pooled=True))
+        for source in (gaussian_processes(digits, kernels), networks(digits, best["fully connected"], budget)):
             for row in source:
                 rows.append(row)
                 numbers = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "model")
@@ -237,6 +293,7 @@ def main() -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(rows).to_csv(options.out / "wide_digits.csv", index=False)
+        pd.concat(tables).to_csv(options.out / "wide_digits_evidence.csv", index=False)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 
 from bayeskit.errors import ModelError, ShapeError
-from bayeskit.models.wide_networks.graph import INPUT, Graph, Node
+from bayeskit.models.wide_networks.graph import INPUT, Graph, Node, axes_before
 from bayeskit.models.wide_networks.layers.combine import Concatenate, Sum
 from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
-from bayeskit.models.wide_networks.layers.grid import AveragePool, Flatten, GlobalAverage
+from bayeskit.models.wide_networks.layers.grid import Flatten, GlobalAverage
 from bayeskit.models.wide_networks.layers.nonlinearity import Nonlinearity
 from bayeskit.models.wide_networks.layers.normalization import Dropout, LayerNormalization
 
@@ -59,31 +59,27 @@ def check_limit(graph: Graph) -> None:
 def _shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
     """Return the number of channels and of axes that a layer makes, if it can take its inputs."""
     layer, first = node.layer, inputs[0]
-    channels = first.channels
+    channels, wanted = first.channels, axes_before(layer)
     match layer:
         case Dense():
             _check_channels(node, layer.fan_in, first)
-            wanted, channels = 0, layer.channels
+            channels = layer.channels
         case Convolution():
             _check_channels(node, layer.dense.fan_in // math.prod(layer.window), first)
-            wanted, channels = len(layer.window), layer.dense.channels
-        case AveragePool():
-            wanted = len(layer.window)
-        case GlobalAverage():
-            wanted = layer.num_axes
+            channels = layer.dense.channels
         case LayerNormalization():
             _check_channels(node, layer.shape[0], first)
-            wanted, channels = len(layer.shape) - 1, layer.shape[0]
+            channels = layer.shape[0]
         case Flatten():
             return channels if first.num_axes == 0 else None, 0
         case Sum() | Concatenate():
             return _joined_shape(node, inputs)
-        case _:
-            return channels, first.num_axes
+    if wanted is None:
+        return channels, first.num_axes
     if first.num_axes is not None and first.num_axes != wanted:
         raise ShapeError(
-            f"layer {node.name!r} needs {_grid(wanted)} and receives {_grid(first.num_axes)} from {node.inputs[0]!r}"
-            + ("; put Flatten or an average over the grid before it" if not wanted else "")
+            f"layer {node.name!r}{node.place} needs {_grid(wanted)} and receives {_grid(first.num_axes)} from "
+            f"{_called(node.inputs[0])}" + ("; put Flatten or an average over the grid before it" if not wanted else "")
         )
     return channels, 0 if isinstance(layer, GlobalAverage) and not layer.keeps_grid else wanted
 
@@ -91,11 +87,13 @@ def _shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
 def _joined_shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
     axes = {x.num_axes for x in inputs if x.num_axes is not None}
     if len(axes) > 1:
-        raise ShapeError(f"layer {node.name!r} joins {' and '.join(_grid(x) for x in sorted(axes))}")
+        raise ShapeError(f"layer {node.name!r}{node.place} joins {' and '.join(_grid(x) for x in sorted(axes))}")
     channels = [x.channels for x in inputs if x.channels is not None]
     if isinstance(node.layer, Sum):
         if len(set(channels)) > 1:
-            raise ShapeError(f"layer {node.name!r} adds features of different numbers of channels: {channels}")
+            raise ShapeError(
+                f"layer {node.name!r}{node.place} adds features of different numbers of channels: {channels}"
+            )
         total = channels[0] if channels else None
     else:
         total = sum(channels) if len(channels) == len(inputs) else None
@@ -105,8 +103,13 @@ def _joined_shape(node: Node, inputs: list[Features]) -> tuple[int | None, int |
 def _check_channels(node: Node, wanted: int, features: Features) -> None:
     if features.channels is not None and features.channels != wanted:
         raise ShapeError(
-            f"layer {node.name!r} expects {wanted} channels and receives {features.channels} from {node.inputs[0]!r}"
+            f"layer {node.name!r} expects {wanted} channels and receives {features.channels} from "
+            f"{_called(node.inputs[0])}"
         )
+
+
+def _called(name: str) -> str:
+    return "the input" if name == INPUT else repr(name)
 
 
 def _grid(num_axes: int) -> str:
@@ -139,13 +142,14 @@ def _features(node: Node, inputs: list[Features]) -> Features:
 def _check_nonlinearity(node: Node, features: Features) -> None:
     if not features.normal:
         raise ModelError(
-            f"layer {node.name!r} is a nonlinearity of features that are not normal in the limit; put a layer with "
-            "weights before it, or apply it to the data"
+            f"layer {node.name!r}{node.place} is a nonlinearity of features that are not normal in the limit; put a "
+            "layer with weights before it, or apply it to the data; behind a residual sum, x + f(x), put one on the "
+            "shortcut, too, or let the block begin with its nonlinearity, x + Conv2d(relu(x))"
         )
     if not features.alike:
         raise ModelError(
-            f"layer {node.name!r} is a nonlinearity of channels with different laws; apply it before they are joined "
-            "or flattened"
+            f"layer {node.name!r}{node.place} is a nonlinearity of channels with different laws; apply it before they "
+            "are joined or flattened"
         )
 
 
@@ -161,6 +165,6 @@ def _check_sum(node: Node, inputs: list[Features]) -> None:
             )
             if not free:
                 raise ModelError(
-                    f"layer {node.name!r} adds features that are correlated, such as h + f(h); put a layer with "
-                    "weights at the end of one branch, h + Linear(f(h))"
+                    f"layer {node.name!r}{node.place} adds features that are correlated, such as h + f(h); put a "
+                    "layer with weights at the end of one branch, h + Linear(f(h))"
                 )

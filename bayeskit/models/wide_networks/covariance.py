@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 SNAP = 16  # rounding errors by which a product of variances may exceed the squared covariance of parallel features
 
@@ -187,16 +188,35 @@ def excess_of_size(size: Tensor, gap: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return gap / below.clamp_min_(torch.finfo(size.dtype).tiny)
 
 
+def where_zero(a: Tensor, b: Tensor, values: Tensor, one: float, both: float) -> Tensor:
+    """Return other values for pairs of which one number has no variance, or both have none."""
+    if all(_plain(x) and int(x.count_nonzero()) == x.numel() for x in (a, b)):
+        return values
+    first, second = a == 0, b == 0
+    return torch.where(first & second, both, torch.where(first | second, one, values))
+
+
 def tracked(*tensors: Tensor) -> bool:
-    """Whether gradients may be wanted; within transforms of functions tensors do not tell."""
-    return torch.is_grad_enabled() and (_transformed() or any(x.requires_grad for x in tensors))
+    """Whether derivatives may be wanted; within transforms of functions tensors do not tell."""
+    if transformed() or any(unpack_dual(x).tangent is not None for x in tensors):
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def transformed() -> bool:
+    """Whether a transform such as a derivative or a batch is under way."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def visible(x: Tensor) -> bool:
+    """Whether a tensor's values can be looked at: not those of a batch that a transform hides."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return False
+        x = torch._C._functorch.get_unwrapped(x)
+    return not torch.compiler.is_compiling()
 
 
 def _plain(x: Tensor) -> bool:
     """Whether one may look at values: not while a graph is recorded, and not where looking waits for a device."""
-    return x.device.type == "cpu" and x.numel() > 0 and not (_transformed() or torch.compiler.is_compiling())
-
-
-def _transformed() -> bool:
-    """Whether a transform such as a gradient or a batch is under way."""
-    return torch._C._functorch.maybe_current_level() is not None
+    return x.device.type == "cpu" and x.numel() > 0 and not (transformed() or torch.compiler.is_compiling())

@@ -75,6 +75,7 @@ def finite_network(
     """Return a copy of a module with other widths and random weights."""
     generator = new_generator(seed, stream="finite network")
     result = copy.deepcopy(module)
+    names = {name for name, _ in module.named_modules()}
     widths = _widths(graph, None if width is None else whole_number("width", width, least=1))
     found: dict[str, Channels] = {}
     for node in graph.nodes:
@@ -94,7 +95,9 @@ def finite_network(
             found[node.name] = Channels(_sizes(old)[1], leaving)
         elif isinstance(layer, LayerNormalization):
             channels = sources[0] if sources else Channels(1, 1)
-            result.set_submodule(node.name, _normalization(result.get_submodule(node.name), channels))
+            # One without parameters may be used again, then with a name that no module has: it has been replaced.
+            if node.name in names:
+                result.set_submodule(node.name, _normalization(result.get_submodule(node.name), channels))
             found[node.name] = channels
         elif isinstance(layer, Concatenate):
             found[node.name] = Channels(sum(x.before for x in sources), sum(x.after for x in sources))
@@ -194,12 +197,16 @@ def _number(variance: Tensor | float) -> float:
     return float(variance.detach()) if isinstance(variance, Tensor) else variance
 
 
-def _normalization(old: nn.Module, channels: Channels) -> nn.LayerNorm:
-    assert isinstance(old, nn.LayerNorm)
-    shape = list(old.normalized_shape)
-    shape[0] = shape[0] * channels.after // channels.before
+def _normalization(old: nn.Module, channels: Channels) -> nn.LayerNorm | nn.GroupNorm:
+    assert isinstance(old, nn.LayerNorm | nn.GroupNorm)
     affine = old.weight is not None
-    new = nn.LayerNorm(shape, old.eps, affine, affine and old.bias is not None)
+    new: nn.LayerNorm | nn.GroupNorm
+    if isinstance(old, nn.GroupNorm):
+        new = nn.GroupNorm(1, old.num_channels * channels.after // channels.before, old.eps, affine)
+    else:
+        shape = list(old.normalized_shape)
+        shape[0] = shape[0] * channels.after // channels.before
+        new = nn.LayerNorm(shape, old.eps, affine, affine and old.bias is not None)
     if affine:
         new = new.to(old.weight)
         for name, parameter in old.named_parameters():

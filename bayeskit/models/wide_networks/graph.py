@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from bayeskit.errors import ShapeError
 from bayeskit.models.wide_networks.covariance import Covariance, Profile
 from bayeskit.models.wide_networks.inputs import cross_covariance, own_covariance
+from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
+from bayeskit.models.wide_networks.layers.grid import AveragePool, Flatten, GlobalAverage
 from bayeskit.models.wide_networks.layers.layer import Layer, Pairs, Variances
+from bayeskit.models.wide_networks.layers.normalization import LayerNormalization
 
-INPUT = "input"
+INPUT = ".input"  # no layer can be called so
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,14 @@ class Node:
         What it does.
     inputs : tuple of str
         The nodes that feed it.
+    place : str
+        Where it stands in the user's code, for messages.
     """
 
     name: str
     layer: Layer
     inputs: tuple[str, ...]
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,10 @@ class Graph:
     ) -> Covariance:
         """Return the covariances of the network's output between all inputs of two sets."""
         own = profiles[0].variance[INPUT], profiles[1].variance[INPUT]
-        state = cross_covariance(x1, x2, own, INPUT in self.all_pairs, ntk)
+        return self.propagate(cross_covariance(x1, x2, own, INPUT in self.all_pairs, ntk), profiles, variances)
+
+    def propagate(self, state: Covariance, profiles: tuple[Profile, Profile], variances: Variances) -> Covariance:
+        """Return the covariances of the network's output, given those of all inputs of two sets."""
         return self._run(state, Pairs(*profiles, outer=True), variances)[self.nodes[-1].name]
 
     def _run(self, state: Covariance, pairs: Pairs, variances: Variances) -> dict[str, Covariance]:
@@ -96,3 +106,31 @@ class Graph:
                 "the grid, and a dense layer"
             )
         return states
+
+
+def axes_before(layer: Layer) -> int | None:
+    """Return how many axes the grid has on which a layer's inputs lie, where the layer tells."""
+    match layer:
+        case Dense():
+            return 0
+        case Convolution() | AveragePool():
+            return len(layer.window)
+        case GlobalAverage():
+            return layer.num_axes
+        case LayerNormalization(any_sites=False):
+            return len(layer.shape) - 1
+    return None
+
+
+def axes_behind(name: str, nodes: Mapping[str, Node], of_input: int | None) -> int | None:
+    """Return how many axes the grid has on which a node's features lie, where it or those before it tell."""
+    if name == INPUT:
+        return of_input
+    layer = nodes[name].layer
+    if isinstance(layer, Flatten) or (isinstance(layer, GlobalAverage) and not layer.keeps_grid):
+        return 0
+    wanted = axes_before(layer)
+    if wanted is not None:
+        return wanted
+    known = (axes_behind(source, nodes, of_input) for source in nodes[name].inputs)
+    return next((axes for axes in known if axes is not None), None)

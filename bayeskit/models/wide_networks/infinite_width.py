@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bayeskit._progress import progress_bar
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.wide_networks import tiles
-from bayeskit.models.wide_networks.covariance import Covariance, Profile
+from bayeskit.models.wide_networks.covariance import visible
+from bayeskit.models.wide_networks.evaluation import (
+    Evaluation,
+    KernelBlock,
+    derivatives_wanted,
+    evaluation,
+    singles,
+)
 from bayeskit.models.wide_networks.finite import finite_network
-from bayeskit.models.wide_networks.graph import INPUT, Graph
+from bayeskit.models.wide_networks.graph import Graph
 from bayeskit.models.wide_networks.inputs import check_inputs
 from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
 from bayeskit.models.wide_networks.layers.layer import Variances
-from bayeskit.models.wide_networks.reader import read
-from bayeskit.models.wide_networks.storage import new_matrix
+from bayeskit.models.wide_networks.reader import read, readable
+from bayeskit.models.wide_networks.storage import check_out, check_paths, new_matrix
 
 Variance = float | Tensor | Mapping[str, float | Tensor]
 PARAMETERIZATIONS = ("ntk", "standard")
@@ -42,29 +48,7 @@ class Kernels(NamedTuple):
     ntk: Tensor
 
 
-class KernelBlock(NamedTuple):
-    """One block of both kernels.
-
-    Attributes
-    ----------
-    rows, columns : slice
-        Where it lies.
-    mirrored : bool
-        Whether its transpose is a block, too, which does not come by itself.
-    nngp : Tensor
-        The block of the covariance of outputs.
-    ntk : Tensor or None
-        That of the tangent kernel.
-    """
-
-    rows: slice
-    columns: slice
-    mirrored: bool
-    nngp: Tensor
-    ntk: Tensor | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InfiniteWidth:
     """A network of infinite width; made by :func:`infinite_width`.
 
@@ -85,6 +69,14 @@ class InfiniteWidth:
     variances: Variances
     parameterization: str
 
+    def __repr__(self) -> str:
+        """Return one line."""
+        weight, bias = (_range(x.values()) for x in (self.variances.weight, self.variances.bias))
+        return (
+            f"InfiniteWidth({len(self.variances.weight)} layers with weights, {self.parameterization} parametrisation, "
+            f"weight variance {weight}, bias variance {bias})"
+        )
+
     def nngp(self, x1: Tensor, x2: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         """Return the covariance of outputs of a network at initialisation.
 
@@ -96,7 +88,7 @@ class InfiniteWidth:
             Others, ``(n2, ...)``; by default the same.
         out : Tensor, optional
             Where to put the result, block by block; it may lie on another device, or be a file's memory. By default
-            a new tensor on the inputs' device.
+            a new tensor on the inputs' device. It must share no memory with inputs or another result.
 
         Returns
         -------
@@ -106,7 +98,9 @@ class InfiniteWidth:
         Raises
         ------
         ShapeError, DataError
-            If inputs do not fit the network, or are not finite.
+            If inputs do not fit the network, are not finite, or so large or small that numbers leave their range.
+        SettingsError
+            If ``out`` shares memory with inputs, itself or another result, or requires gradients.
 
         Warns
         -----
@@ -131,6 +125,12 @@ class InfiniteWidth:
 
         Parameters and errors are those of :meth:`nngp`, with a pair of tensors for ``out``.
         """
+        if out is not None and not (
+            isinstance(out, tuple | list) and len(out) == 2 and all(isinstance(y, Tensor) for y in out)
+        ):
+            raise SettingsError(
+                "out must be a pair of tensors, for the nngp and the ntk; one kernel alone has its method"
+            )
         nngp, ntk = self._matrices(x1, x2, ntk=True, out=out)
         assert nngp is not None and ntk is not None
         return Kernels(nngp, ntk)
@@ -150,8 +150,7 @@ class InfiniteWidth:
         KernelBlock
             Each pair of inputs is in one, or in the transpose of one that is mirrored.
         """
-        chosen, compute = self._plan(*self._checked_pair(x1, x2), ntk)
-        yield from tiles.each(compute, chosen, x1.device)
+        yield from self._evaluation(*self._checked_pair(x1, x2), ntk).blocks()
 
     def save(
         self, x1: Tensor, x2: Tensor | None = None, *, nngp: str | Path | None = None, ntk: str | Path | None = None
@@ -171,27 +170,28 @@ class InfiniteWidth:
         OutputError
             If a file cannot be written, or the disk has no space for it.
         SettingsError
-            If no file is named.
+            If no file is named, one is named twice, or its name does not end in ``.npy``.
         """
-        if nngp is None and ntk is None:
-            raise SettingsError("name a file for at least one kernel: save(x, nngp=..., ntk=...)")
-        first, second, symmetric = self._checked_pair(x1, x2)
-        shape = len(first), len(second)
+        if isinstance(x2, str | Path):
+            raise SettingsError(f"x2 is {str(x2)!r}, not a tensor; files have names: save(x, nngp=..., ntk=...)")
+        check_paths(nngp, ntk)
+        first, second = self._checked_pair(x1, x2)
+        shape = len(first), len(first if second is None else second)
         with ExitStack() as stack, torch.no_grad():
             out = [
                 None if path is None else stack.enter_context(new_matrix(path, shape, x1.dtype)) for path in (nngp, ntk)
             ]
-            self._fill(first, second, symmetric, ntk is not None, out)
+            self._evaluation(first, second, ntk is not None).fill(out)
 
     def nngp_diagonal(self, x: Tensor) -> Tensor:
         """Return the variances of outputs at each input, ``(n,)``."""
-        return self._profile(self._checked(x, "x"), ntk=False)[1].nngp
+        return singles(self.graph, self.variances, self._checked(x, "x"), ntk=False).own.nngp.to(x.dtype)
 
     def ntk_diagonal(self, x: Tensor) -> Tensor:
         """Return the squared lengths of gradients at each input, ``(n,)``."""
-        result = self._profile(self._checked(x, "x"), ntk=True)[1].ntk
+        result = singles(self.graph, self.variances, self._checked(x, "x"), ntk=True).own.ntk
         assert result is not None
-        return result
+        return result.to(x.dtype)
 
     def with_variances(self, weight: Variance | None = None, bias: Variance | None = None) -> InfiniteWidth:
         """Return the same network with other variances of weights or biases.
@@ -235,118 +235,38 @@ class InfiniteWidth:
     def _checked(self, x: Tensor, name: str) -> Tensor:
         return check_inputs(x, name, self.graph.num_axes)
 
-    def _profile(self, x: Tensor, ntk: bool) -> tuple[Profile, Covariance]:
-        """Return what layers need of single inputs, in pieces that fit into the cache."""
-        if not len(x):
-            raise ShapeError("there must be at least one input")
-        length = max(tiles.side(self._pairs_of_sites(x)) ** 2, 1)
-        if len(x) <= length or self._tracked(x):
-            return self.graph.profile(x, self.variances, ntk)
-        parts = [self.graph.profile(piece, self.variances, ntk) for piece in x.split(length)]
-        profile = Profile(
-            {k: torch.cat([p.variance[k] for p, _ in parts]) for k in parts[0][0].variance},
-            {k: torch.cat([p.mean[k] for p, _ in parts]) for k in parts[0][0].mean},
-        )
-        own = parts[0][1].with_values(
-            torch.cat([c.nngp for _, c in parts]),
-            torch.cat([c.ntk for _, c in parts if c.ntk is not None]) if ntk else None,
-        )
-        return profile, own
-
-    def _pairs_of_sites(self, x: Tensor) -> int:
-        """Return how many covariances a pair of inputs has at the network's beginning."""
-        sites = x.shape[2:].numel()
-        return sites * sites if INPUT in self.graph.all_pairs else sites
-
-    def _tracked(self, *x: Tensor) -> bool:
-        """Whether gradients are wanted, of inputs or variances."""
-        numbers = (*x, *self.variances.weight.values(), *self.variances.bias.values())
-        return torch.is_grad_enabled() and any(isinstance(y, Tensor) and y.requires_grad for y in numbers)
-
-    def _checked_pair(self, x1: Tensor, x2: Tensor | None) -> tuple[Tensor, Tensor, bool]:
-        """Return both sets of inputs, and whether they are one."""
+    def _checked_pair(self, x1: Tensor, x2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return both sets of inputs, the second as None if they are one."""
         x1 = self._checked(x1, "x1")
         if x2 is None or x2 is x1:
-            return x1, x1, True
+            return x1, None
         x2 = self._checked(x2, "x2")
         if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype or x1.device != x2.device:
             raise ShapeError(
                 f"x1 and x2 must have inputs of one shape, dtype and device, not {tuple(x1.shape)} {x1.dtype} "
                 f"{x1.device} and {tuple(x2.shape)} {x2.dtype} {x2.device}"
             )
-        return x1, x2, False
+        return x1, x2
 
     def _matrices(
         self, x1: Tensor, x2: Tensor | None, ntk: bool, out: Sequence[Tensor | None] | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        x1, x2, symmetric = self._checked_pair(x1, x2)
-        if self._tracked(x1, x2):
+        x1, x2 = self._checked_pair(x1, x2)
+        inputs = (x1,) if x2 is None else (x1, x2)
+        if derivatives_wanted(self.variances, *inputs):
             if out is not None:
                 raise SettingsError("out keeps no gradients, which inputs or variances require; use torch.no_grad()")
-            return self._with_gradients(x1, x2, symmetric, ntk)
+            return self._evaluation(x1, x2, ntk, derivatives=True).whole()
+        shape = len(x1), len(inputs[-1])
         if out is None:
-            out = [x1.new_empty(len(x1), len(x2)) for _ in range(2 if ntk else 1)]
-        for matrix in out:
-            if matrix is not None and (matrix.shape != (len(x1), len(x2)) or matrix.dtype != x1.dtype):
-                raise ShapeError(
-                    f"out must be {(len(x1), len(x2))} {x1.dtype}, not {tuple(matrix.shape)} {matrix.dtype}"
-                )
-        self._fill(x1, x2, symmetric, ntk, out)
+            out = [x1.new_empty(shape) for _ in range(2 if ntk else 1)]
+        else:
+            check_out(out, shape, inputs)
+        self._evaluation(x1, x2, ntk).fill(out)
         return out[0], out[1] if ntk else None
 
-    def _with_gradients(
-        self, x1: Tensor, x2: Tensor, symmetric: bool, ntk: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        first, own = self._profile(x1, ntk)
-        second = first if symmetric else self._profile(x2, ntk)[0]
-        found = self.graph.cross(x1, x2, (first, second), self.variances, ntk)
-        if not symmetric:
-            return found.nngp, found.ntk
-        return (
-            _exact_diagonal(found.nngp, own.nngp),
-            None if found.ntk is None else _exact_diagonal(found.ntk, own.ntk),
-        )
-
-    def _fill(self, x1: Tensor, x2: Tensor, symmetric: bool, ntk: bool, out: Sequence[Tensor | None]) -> None:
-        """Compute matrices block by block; both halves of symmetric ones from one."""
-        chosen, compute = self._plan(x1, x2, symmetric, ntk)
-
-        def store(block: tiles.Block) -> None:
-            found = compute(block)
-            for matrix, values in zip(out, (found.nngp, found.ntk), strict=False):
-                if matrix is None or values is None:
-                    continue
-                matrix[block.rows, block.columns] = values
-                if block.mirrored:
-                    matrix[block.columns, block.rows] = values.mT
-
-        with progress_bar("kernel", len(chosen)) as bar:
-            for i, _ in enumerate(tiles.each(store, chosen, x1.device)):
-                bar.update(i + 1)
-
-    def _plan(
-        self, x1: Tensor, x2: Tensor, symmetric: bool, ntk: bool
-    ) -> tuple[list[tiles.Block], Callable[[tiles.Block], KernelBlock]]:
-        """Return the blocks of matrices, and a function that computes one."""
-        with torch.no_grad():
-            first, own = self._profile(x1, ntk)
-            second = first if symmetric else self._profile(x2, ntk)[0]
-
-        @torch.no_grad()
-        def compute(block: tiles.Block) -> KernelBlock:
-            rows, columns, mirrored = block
-            profiles = first.rows(rows), second.rows(columns)
-            found = self.graph.cross(x1[rows], x2[columns], profiles, self.variances, ntk)
-            if symmetric and not mirrored:
-                for matrix, values in ((found.nngp, own.nngp), (found.ntk, own.ntk)):
-                    if matrix is not None and values is not None:
-                        matrix.diagonal().copy_(values[rows])
-                        # Both halves of a block on the diagonal were computed; they may differ in the last digit.
-                        matrix.copy_(matrix.triu() + matrix.triu(1).mT)
-            return KernelBlock(rows, columns, mirrored, found.nngp, found.ntk)
-
-        length = tiles.side(self._pairs_of_sites(x1))
-        return list(tiles.blocks(len(x1), len(x2), symmetric, length)), compute
+    def _evaluation(self, x1: Tensor, x2: Tensor | None, ntk: bool, derivatives: bool = False) -> Evaluation:
+        return evaluation(self.graph, self.variances, x1, x2, ntk, derivatives)
 
 
 def infinite_width(
@@ -409,7 +329,7 @@ def infinite_width(
     """
     if parameterization not in PARAMETERIZATIONS:
         raise SettingsError(f'parameterization must be "ntk" or "standard", not {parameterization!r}')
-    graph = read(module, parameterization == "standard")
+    graph = read(module := readable(module), parameterization == "standard")
     names = weighted_layers(graph)
     variances = Variances(
         by_layer("weight_variance", weight_variance, names), by_layer("bias_variance", bias_variance, names)
@@ -434,17 +354,22 @@ def by_layer(name: str, variance: Variance, names: tuple[str, ...]) -> dict[str,
     return result
 
 
+def _range(variances: Iterable[float | Tensor]) -> str:
+    """Return one number in words, or the least and the largest of several."""
+    numbers = sorted(float(x) for x in variances if not isinstance(x, Tensor) or visible(x))
+    if not numbers:
+        return "unknown"
+    return f"{numbers[0]:g}" if numbers[0] == numbers[-1] else f"{numbers[0]:g} to {numbers[-1]:g}"
+
+
 def _variance(name: str, value: float | Tensor) -> float | Tensor:
     if isinstance(value, Tensor):
-        if value.dim() or not 0 <= float(value.detach()) < float("inf"):
+        if value.dim() or (visible(value) and not 0 <= float(value.detach()) < float("inf")):
             raise SettingsError(f"{name} must be one number that is finite and not negative, not {value!r}")
         return value
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise SettingsError(f"{name} must be a number, a tensor or a mapping of layers' names to such, not {value!r}")
     number = float(value)
     if not 0 <= number < float("inf"):
         raise SettingsError(f"{name} must be finite and not negative, not {value!r}")
     return number
-
-
-def _exact_diagonal(matrix: Tensor, diagonal: Tensor | None) -> Tensor:
-    assert diagonal is not None
-    return matrix.diagonal_scatter(diagonal)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.models.wide_networks.covariance import Covariance
+from bayeskit.models.wide_networks.covariance import Covariance, visible
 
 CHUNK = 1 << 22  # numbers held at once while near pairs are looked at closely
 
@@ -14,10 +14,12 @@ CHUNK = 1 << 22  # numbers held at once while near pairs are looked at closely
 def check_inputs(x: Tensor, name: str, num_axes: int | None) -> Tensor:
     """Return inputs as they are, or say what is wrong with them."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise DataError(f"{name} must be a tensor of floating-point numbers, not {getattr(x, 'dtype', type(x))}")
+        raise DataError(f"{name} must be a tensor of floating-point numbers, not {_kind(x)}")
     if x.dim() < 2 or (num_axes is not None and x.dim() != 2 + num_axes):
         wanted = {0: "(n, features)", 1: "(n, channels, length)", 2: "(n, channels, height, width)"}
         raise ShapeError(f"{name} must be {wanted.get(num_axes or 0, '(n, channels, ...)')}, not {tuple(x.shape)}")
+    if x.dtype not in (torch.float32, torch.float64):
+        raise DataError(f"{name} is {x.dtype}, whose range products of variances leave; pass {name}.float()")
     check_finite(x, name)
     return x
 
@@ -32,7 +34,7 @@ def check_vectors(x: Tensor, name: str) -> Tensor:
 def check_targets(x: Tensor, y: Tensor, one_output: bool = False) -> Tensor:
     """Return values at inputs as they are, ``(n, *outputs)`` or only ``(n,)``, or say what is wrong with them."""
     if not isinstance(y, Tensor) or not y.is_floating_point():
-        raise DataError(f"y must be a tensor of floating-point numbers, not {getattr(y, 'dtype', type(y))}")
+        raise DataError(f"y must be a tensor of floating-point numbers, not {_kind(y)}")
     if y.dim() < 1 or len(y) != len(x) or not len(y):
         raise ShapeError(f"y must have one row for each of the {len(x)} training inputs, not shape {tuple(y.shape)}")
     if one_output and y.dim() > 1:
@@ -45,9 +47,21 @@ def check_targets(x: Tensor, y: Tensor, one_output: bool = False) -> Tensor:
 
 def check_finite(x: Tensor, name: str) -> None:
     """Refuse values that are not finite, naming the first row that has one."""
+    if not visible(x):
+        return
     finite = torch.isfinite(x.detach()).unsqueeze(-1).flatten(1).all(1)
     if not bool(finite.all()):
         raise DataError(f"{name} has values that are not finite, first in row {int((~finite).nonzero()[0])}")
+
+
+def _kind(x: object) -> str:
+    """Return what something is instead of a tensor of floating-point numbers, and how to make it one."""
+    if isinstance(x, Tensor):
+        return str(x.dtype)
+    kind = type(x)
+    module = kind.__module__.partition(".")[0]
+    called = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    return called + ("; use torch.from_numpy(...)" if called == "numpy.ndarray" else "; use torch.tensor(...)")
 
 
 def own_covariance(x: Tensor, all_pairs: bool, ntk: bool) -> Covariance:
@@ -100,6 +114,10 @@ def _vector_gap(x1: Tensor, x2: Tensor, k: Tensor, a: Tensor, b: Tensor) -> Tens
     product = a[:, None] * b
     gap = torch.addcmul(product, k, k, value=-1)
     limit = (1e-5 if k.dtype == torch.float64 else 4e-3) * product
+    if not visible(gap):
+        rows, columns = (i.reshape(-1) for i in torch.meshgrid(*map(_places, (x1, x2)), indexing="ij"))
+        exact = (_residual(x1[rows], x2[columns]) / channels).reshape(gap.shape) * a[:, None]
+        return torch.where(gap > limit, gap, exact)
     if not gap.numel() or bool((gap.detach() - limit).amin() > 0):
         return gap
     near = (gap <= limit).nonzero()
@@ -110,6 +128,10 @@ def _vector_gap(x1: Tensor, x2: Tensor, k: Tensor, a: Tensor, b: Tensor) -> Tens
         for pair in near.split(max(CHUNK // channels, 1))
     ]
     return gap.index_put((near[:, 0], near[:, 1]), torch.cat(found))
+
+
+def _places(x: Tensor) -> Tensor:
+    return torch.arange(len(x), device=x.device)
 
 
 def _residual(x: Tensor, y: Tensor) -> Tensor:

@@ -267,7 +267,11 @@ def test_a_broken_kernel_is_noticed(monkeypatch, place, name, broken):
     right = expected(module, x, x)
     assert close(empirical_ntk(module, x), right)
     monkeypatch.setattr(place, name, broken)
-    assert not close(empirical_ntk(module, x), right)
+    if name == "_rest":
+        with pytest.raises(ModelError, match="do not add up"):
+            empirical_ntk(module, x)
+    else:
+        assert not close(empirical_ntk(module, x), right)
 
 
 def test_single_precision_stays_single_precision():
@@ -284,9 +288,9 @@ def test_little_memory_means_small_blocks(monkeypatch):
     sizes = []
     whole = kernel.gradient_factors
     monkeypatch.setattr(kernel, "gradient_factors", lambda plan, x: (sizes.append(len(x)), whole(plan, x))[1])
-    assert close(empirical_ntk(module, x, max_memory=8000), expected(module, x, x))
+    assert close(empirical_ntk(module, x, max_memory=16000), expected(module, x, x))
     assert 1 < max(sizes) < 9
-    assert sum(s.numel() for s in x.split(max(sizes))) * 8 < 8000
+    assert sum(s.numel() for s in x.split(max(sizes))) * 8 < 16000
 
 
 def test_the_module_is_left_as_it_was():

@@ -7,9 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.errors import DataError, SettingsError
+from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior
-from bayeskit.models.wide_networks.gaussian_processes import fit, fit_depths
+from bayeskit.models.wide_networks.gaussian_processes import fit_depths, fit_variances
+from bayeskit.models.wide_networks.gaussian_processes.objective import Objective
+from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters
+
+# Draws from a deep network's prior are nearly constant.
+pytestmark = pytest.mark.filterwarnings("ignore:y has mean:bayeskit.errors.AccuracyWarning")
 
 NOISE, SHALLOW, DEEP = 0.01, 1, 6
 
@@ -70,7 +75,7 @@ def test_the_depth_of_the_data_is_found(truth):
 def test_fits_end_where_gradients_vanish():
     x = inputs(40)
     y = draws(2, x, 1, seed=5)[0]
-    found = fit(network(2), x, y, num_starts=3)
+    found = fit_variances(network(2), x, y, num_starts=3)
     assert found.gradient < 1e-3 and not found.at_bound
     assert found.log_evidence == max(found.starts)
     assert max(found.starts) - min(found.starts) < 1e-6
@@ -89,8 +94,8 @@ def test_fits_end_where_gradients_vanish():
 def test_one_variance_a_layer_reaches_at_least_as_high():
     x = inputs(30)
     y = draws(2, x, 1, seed=6)[0]
-    tied = fit(network(2), x, y, num_starts=1)
-    own = fit(network(2), x, y, num_starts=1, tied=False)
+    tied = fit_variances(network(2), x, y, num_starts=1)
+    own = fit_variances(network(2), x, y, num_starts=1, tied=False)
     assert own.log_evidence >= tied.log_evidence - 1e-6
     assert len({float(v) for v in own.network.variances.weight.values()}) == 3
 
@@ -98,23 +103,89 @@ def test_one_variance_a_layer_reaches_at_least_as_high():
 def test_noise_that_is_known_stays(limit):
     x = inputs(30)
     y = draws(2, x, 1, seed=7)[0]
-    found = fit(network(2), x, y, noise_variance=NOISE, num_starts=1, covariance="ntk")
+    found = fit_variances(network(2), x, y, noise_variance=NOISE, num_starts=1, covariance="ntk")
     assert found.noise_variance == NOISE and found.posterior.prior == "NTK"
 
 
 def test_bounds_are_reported():
     x = inputs(30)
-    found = fit(network(1), x, 3.0 + 2.0 * x[:, 0], num_starts=1)  # without noise
-    assert "noise_variance" in found.at_bound
+    found = fit_variances(network(1), x, 2.0 * x[:, 0], num_starts=1)  # without noise
+    assert "noise_variance" in found.at_bound and "noise_variance at its bound" in repr(found)
+
+
+def test_starts_end_once_two_agree():
+    x = inputs(25)
+    y = draws(2, x, 1, seed=5)[0]
+    found = fit_variances(network(2), x, y[:, None], num_starts=50)
+    assert 2 <= len(found.starts) < 50 and found.finished
+    first, second = sorted(found.starts)[-2:]
+    assert second - first < 1e-6 and repr(found).endswith(f"2 of {len(found.starts)} starts agree")
+    assert repr(found).startswith(f"Fit: log evidence {found.log_evidence:.6g}, weights ")
+
+
+def test_differences_of_matrices_are_the_derivative():
+    layers = nn.Conv2d(1, 4, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
+    kernel = infinite_width(nn.Sequential(*layers), weight_variance=1.7, bias_variance=0.3)
+    x = torch.randn(12, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for tied, noise in ((True, None), (False, None), (True, 0.1)):
+        objective = Objective(Parameters(kernel, tied), "nngp", x, x[:, 0, 0, 0].sin(), noise)
+        value, gradient = objective(objective.first.numpy())
+        exact_value, exact = objective._by_backpropagation(objective.first)
+        assert abs(value + float(exact_value)) < 1e-10
+        # Each derivative of the matrix is good to the square of the step, and to rounding over the step.
+        error = float((torch.as_tensor(-gradient) - exact).abs().max())
+        assert error < 1e-8 * len(x) and len(gradient) == (4 if not tied else 2) + (noise is None)
+    # A mutation: one-sided differences of this step would not do.
+    step = torch.finfo(x.dtype).eps ** (1 / 3)
+    moved = objective._by_backpropagation(objective.first + 0.5 * torch.tensor([step, 0.0]))[1]
+    assert float((moved - exact).abs().max()) > 1e-8 * len(x)
+
+
+def test_time_and_iterations_end_the_search():
+    x = inputs(25)
+    y = draws(2, x, 1, seed=5)[0]
+    with pytest.warns(AccuracyWarning, match="time_budget"):
+        found = fit_variances(network(2), x, y, time_budget=1e-9)
+    assert len(found.starts) == 1 and not found.finished and repr(found).endswith("not finished")
+    with pytest.warns(AccuracyWarning, match="max_iterations"):
+        fit_variances(network(2), x, y, num_starts=1, max_iterations=2)
+
+
+def test_data_that_are_not_centred():
+    x = inputs(10)
+    with pytest.warns(AccuracyWarning, match="y has mean 151"):
+        fit_variances(network(1), x, 151 + x[:, 0] - x[:, 0].mean(), num_starts=1)
+
+
+def test_comparisons_are_shown():
+    x = inputs(12)
+    compared = fit_depths(module, [1, 2], x, draws(1, x, 1, seed=3)[0], num_starts=1)
+    table = compared.to_pandas().set_index("depth")
+    for depth, found in compared.fits.items():
+        weight = float(next(iter(found.network.variances.weight.values())))
+        assert (
+            table["weight_variance"][depth] == found.variances["weight_variance"]
+            and abs(math.log(weight / found.variances["weight_variance"])) < 1e-12
+        )
+    line = compared.plot().lines[0]
+    assert list(line.get_xdata()) == [1, 2]
+    assert list(line.get_ydata()) == list(table["log_evidence"])
+    assert (
+        repr(compared).startswith(f"DepthComparison: depth {compared.best} is best") and repr(compared).count("\n") == 2
+    )
 
 
 def test_bad_settings():
     x = inputs(5)
     with pytest.raises(DataError, match="zero everywhere"):
-        fit(network(1), x, torch.zeros(5, dtype=x.dtype))
+        fit_variances(network(1), x, torch.zeros(5, dtype=x.dtype))
     with pytest.raises(SettingsError, match="num_starts"):
-        fit(network(1), x, x[:, 0], num_starts=0)
+        fit_variances(network(1), x, x[:, 0], num_starts=0)
     with pytest.raises(SettingsError, match="depths"):
         fit_depths(module, [], x, x[:, 0])
+    with pytest.raises(ModelError, match="wrap it"):
+        fit_variances(module(1), x, x[:, 0])
+    with pytest.raises(SettingsError, match="time_budget"):
+        fit_variances(network(1), x, x[:, 0], time_budget=0.0)
     with pytest.raises(SettingsError, match="nngp"):
-        fit(network(1), x, x[:, 0], covariance="both")
+        fit_variances(network(1), x, x[:, 0], covariance="both")

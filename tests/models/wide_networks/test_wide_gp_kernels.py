@@ -9,8 +9,9 @@ import pytest
 import torch
 from pyro.nn import PyroSample
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from bayeskit.errors import MissingPackageError, SettingsError, ShapeError
+from bayeskit.errors import DataError, MissingPackageError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior, ntk_posterior
 from bayeskit.models.wide_networks.gaussian_processes import (
     ConjugateGradients,
@@ -20,7 +21,9 @@ from bayeskit.models.wide_networks.gaussian_processes import (
     large_regression,
 )
 from bayeskit.models.wide_networks.gaussian_processes.large_data import Marginals
+from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters, traced_matrix
 
+from linear_operator.utils.warnings import NumericalWarning  # isort: skip
 import gpytorch  # isort: skip  after the package, which ignores what GPyTorch warns of as it is imported
 
 NOISE = torch.tensor(0.05, dtype=torch.float64)
@@ -159,9 +162,69 @@ def test_bad_kernels():
     with pytest.raises(SettingsError, match="nngp"):
         PyroKernel(network(), covariance="matern")
     with pytest.raises(ShapeError, match="input_shape"):
-        PyroKernel(images())
+        PyroKernel(images())(torch.eye(16))
+    for make in (PyroKernel, GPyTorchKernel):
+        with pytest.raises(ModelError, match="wrap it: infinite_width"):
+            make(network().module)
+        with pytest.raises(ModelError, match="layer '1', is not normal"):
+            make(infinite_width(network().module[:2]))
+        with pytest.raises(ShapeError, match="16 features, not 15"):
+            make(images(), input_shape=(1, 4, 4)).forward(torch.ones(2, 15), torch.ones(2, 15))
     with pytest.raises(ShapeError, match="last_dim_is_batch"):
         GPyTorchKernel(network()).forward(torch.eye(3), torch.eye(3), last_dim_is_batch=True)
+
+
+def test_features_that_no_one_asked_for_are_refused(data):
+    x = data[0]
+    wide = torch.cat([x, x], 1)
+    with pytest.raises(ShapeError, match="3 features, not 6; active_dims"):
+        PyroKernel(network())(wide)
+    with pytest.raises(ShapeError, match="3 features, not 2"):
+        PyroKernel(network())(x[:, :2])
+    with pytest.raises(DataError, match="row 1"):
+        PyroKernel(network())(x.index_fill(0, torch.tensor([1]), float("nan")))
+    chosen = [4, 2, 0]
+    with torch.no_grad():
+        found = PyroKernel(network(), active_dims=chosen)(wide)
+    assert float((found - network().nngp(wide[:, chosen])).abs().max()) < 1e-12
+
+
+def test_variances_are_fixed_by_numbers(data):
+    kernel = PyroKernel(network(), tied=False).with_log_normal_priors()
+    assert repr(kernel) == (
+        "PyroKernel(Sequential, weight_variance=by its prior, bias_variance=by its prior, covariance='nngp')"
+    )
+    kernel.weight_variance, kernel.bias_variance = 2.0, 0.1
+    assert "weight_variance=[2, 2, 2], bias_variance=[0.1, 0.1, 0.1]" in repr(kernel)
+    assert float((kernel(data[0]) - network(2.0, 0.1).nngp(data[0])).abs().max()) < 1e-12
+    with pytest.raises(SettingsError, match="weight_variance"):
+        kernel.weight_variance = -1.0
+    with pytest.raises(SettingsError, match="positive"):
+        kernel.weight_variance = torch.tensor([1.0, 0.0, 1.0])
+    with pytest.raises(ShapeError, match="shape"):
+        kernel.weight_variance = torch.ones(2)
+
+
+def test_no_number_of_near_pairs_is_left_to_a_compiler(data):
+    """Inputs that are nearly parallel are found among the data, outside of what is traced."""
+    x = torch.cat([data[0][:3], data[0][:3] * (1 + 1e-9)])
+    parameters = Parameters(network())
+
+    def trace(function):
+        return make_fx(torch.func.vmap(lambda w: function(parameters.at(w, parameters.bias))))(weight)
+
+    weight = parameters.weight.expand(2)
+    graph = trace(lambda one: traced_matrix(one, "nngp", x))
+    assert torch.ops.aten.nonzero.default not in {node.target for node in graph.graph.nodes}
+    assert float((graph(weight) - network().nngp(x)).abs().max()) < 1e-12
+
+    # A mutation: with the covariance of inputs among what is traced, its values decide what follows.
+    def plain(one):
+        profile = one.graph.profile(x, one.variances, False)[0]
+        return one.graph.cross(x, x, (profile, profile), one.variances, False).nngp
+
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        trace(plain)
 
 
 def test_gpytorch_is_optional(monkeypatch):
@@ -217,7 +280,12 @@ def test_inducing_points(many):
         large_regression(network(), x, y, float(NOISE), InducingPoints(number)) for number in (30, 200, 500)
     )
     assert few.bound < more.bound < truth
-    assert few.jitter > 0
+    assert few.jitter == more.jitter == 0.0
+    noisy = few.predict(new, noise=True)
+    assert float((noisy.variance - few.predict(new).variance - NOISE).abs().max()) < 1e-12
+    with pytest.warns(NumericalWarning, match="added jitter"):
+        twice = large_regression(network(), x[:40].repeat(3, 1), y[:40].repeat(3), 0.05, InducingPoints(120))
+    assert 1e-9 < twice.jitter < 1e-5
     assert apart(more.predict(new), law) < apart(few.predict(new), law)
     # With a point at every datum only the jitter is left.
     assert abs(all_points.bound - truth) < 1e-3 and apart(all_points.predict(new), law) < 1e-6

@@ -10,7 +10,7 @@ from pyro.nn import PyroSample
 from torch import nn
 
 import bayeskit as bk
-from bayeskit.errors import DataError, DrawsError, SettingsError, ShapeError
+from bayeskit.errors import DataError, DrawsError, KernelError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import (
     ClassificationModel,
@@ -187,9 +187,11 @@ def test_bad_data_and_draws(data):
     with pytest.raises(ShapeError, match="one row for each of the 9"):
         model(x, y[:4])
     with pytest.raises(ShapeError, match="one value an input"):
-        model(x, y[:, None])
-    with pytest.raises(ShapeError, match="input_shape"):
+        model(x, y[:, None].expand(-1, 2))
+    with pytest.raises(ShapeError, match="inputs of x"):
         model(x[:, None], y)
+    with pytest.raises(ShapeError, match="2 features, not 4"):
+        classes(torch.cat([x, x], 1))
     with pytest.raises(DataError, match="from 0 to 1"):
         classes(x, torch.arange(9))
     with pytest.raises(DataError, match="integers"):
@@ -199,12 +201,51 @@ def test_bad_data_and_draws(data):
     with pytest.raises(DrawsError, match="noise_variance"):
         model.predict({}, x, y, new)
     with pytest.raises(DrawsError, match="no draws"):
-        model.predict({"noise_variance": y[:0]}, x, y, new)
+        model.predict({name: y[:0] for name in VARIANCES}, x, y, new)
     with pytest.raises(DrawsError, match=r"kernel\.\w+_variance"):
         model.predict({"noise_variance": y[:1].abs()}, x, y, new)
     with pytest.raises(SettingsError, match="jitter"):
         RegressionModel(network(), jitter=-1.0)
     with pytest.raises(SettingsError, match="num_classes"):
         ClassificationModel(network(), num_classes=1)
+    with pytest.raises(DrawsError, match="does not begin"):
+        model.predict({name: y[: 1 + i].abs() for i, name in enumerate(VARIANCES)}, x, y, new)
     with pytest.raises(SettingsError, match="noise_variance"):
         RegressionModel(network(), noise_variance=0.0)
+    with pytest.raises(SettingsError, match="noise_variance"):
+        model.noise_variance = -1e-3
+    with pytest.raises(ModelError, match="wrap it"):
+        RegressionModel(network().module)
+    with pytest.raises(SettingsError, match="its PyroKernel"):
+        ClassificationModel(PyroKernel(network()), tied=False)
+    singular = ClassificationModel(PyroKernel(network()), jitter=0.0)
+    with pytest.raises(KernelError, match="draw 0"):
+        singular.predict({"white": torch.ones(1, 9, dtype=x.dtype)}, x[:1].expand(9, -1), new)
+
+
+def test_fixed_variances_and_noise(data):
+    x, y, new = data
+    exact = nngp_posterior(network(1.4, 0.2), x, y, 0.3)
+    model = RegressionModel(network())
+    model.noise_variance, model.kernel.weight_variance = 0.3, 1.4
+    values = {"kernel.bias_variance": torch.full((3, 2), 0.2, dtype=x.dtype)}
+    found = model.predict(values, x, y[:, None], new)
+    assert found.means.shape == (6, 4) and float((found.mean - exact.mean(new)).abs().max()) < 1e-10
+    observed = model.predict(values, x, y, new, noise=True)
+    assert float((observed.variances - found.variances - 0.3).abs().max()) < 1e-12
+    model.kernel.bias_variance = 0.2
+    alone = model.predict({}, x, y, new)
+    assert alone.means.shape == (1, 4) and float((alone.variance - exact.variance(new)).abs().max()) < 1e-10
+
+
+def test_images_come_as_they_are_or_flat(data):
+    layers = nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 1)
+    kernel = infinite_width(nn.Sequential(*layers), weight_variance=1.7, bias_variance=0.3)
+    x = torch.linspace(-1, 1, 5 * 9, dtype=torch.float64).sin().reshape(5, 1, 3, 3)
+    y, values = data[1][:5], batch(VARIANCES)
+    exact = nngp_posterior(kernel.with_variances(1.4, 0.2), x, y, 0.05).mean(x)
+    shaped = RegressionModel(kernel).predict(values, x, y, x).mean
+    flat = RegressionModel(kernel, input_shape=(1, 3, 3)).predict(values, x.flatten(1), y, x.flatten(1)).mean
+    assert float((shaped - exact).abs().max()) < 1e-10 and float((flat - exact).abs().max()) < 1e-10
+    target = bk.Target.from_pyro(ClassificationModel(kernel, tied=False), x, torch.tensor([0, 1, 0, 1, 1]))
+    assert target.dim == 5 + 2 + 2

@@ -150,10 +150,10 @@ def test_squared_bias_has_no_bias_of_its_own(limit):
 def test_verdicts():
     kernel = infinite_width(shallow())
     wide = kernel_regime(kernel, X.float(), Y.float(), width=2048, num_networks=60, num_trained=6, num_steps=40)
-    assert wide.trusted and wide.verdict.startswith("width 2048 is in the kernel regime")
+    assert wide.trusted and wide.verdict.startswith("random networks of width 2048 are in the kernel regime")
     narrow = kernel_regime(kernel, X, Y, width=8, num_networks=200)
     assert narrow.rejected and not narrow.trusted
-    assert "is not in the kernel regime" in narrow.verdict and narrow.factor > 5
+    assert "are not in the kernel regime" in narrow.verdict and narrow.factor > 5
     assert narrow.drift.lower > wide.drift.upper
     assert list(narrow.to_pandas().index) == ["bias", "fluctuation", "drift"]
     assert narrow.plot().get_xlabel() == "relative to the tangent kernel"

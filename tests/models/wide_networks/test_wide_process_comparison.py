@@ -101,12 +101,18 @@ def test_it_draws_a_panel_a_process(features):
     kernel = infinite_width(nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, 1)), bias_variance=0.3)
     table = compare_gaussian_processes(kernel, x, y, x_new, noise_variance=0.1)
     figure = table.plot(output=1)
-    assert [ax.get_title() for ax in figure.axes] == [*NAMES[:2], "NTK regression (no law)", NAMES[3]]
+    assert [ax.get_title() for ax in figure.axes] == [
+        *NAMES[:2],
+        "NTK regression\n(one function, nothing random)",
+        NAMES[3],
+    ]
     lines = [ax.lines[0].get_xydata() for ax in figure.axes]
     order = x_new[:, 0].argsort() if features == 1 else table["NNGP posterior"].mean[:, 1].argsort()
     for one, line in zip(table, lines, strict=True):
         assert line[:, 1].tolist() == one.mean[order, 1].tolist()
     assert [len(ax.collections) for ax in figure.axes] == [1, 1, 0, 1]
+    words = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert words == ["mean", "2 standard deviations", *["data"] * (features == 1)]
     axes = list(Figure().subplots(1, 4))
     assert table.plot(axes=axes) is None
     assert all(len(ax.lines) == 3 - features for ax in axes)

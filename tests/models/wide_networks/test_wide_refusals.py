@@ -85,7 +85,7 @@ def tied():
 UNREADABLE = {
     "maximum": (convolved(nn.MaxPool2d(2)), r"'2' \(MaxPool2d\).*maximum.*AvgPool"),
     "batch norm": (between(nn.BatchNorm1d(8)), r"'1' \(BatchNorm1d\).*couples the inputs of a batch.*LayerNorm"),
-    "instance norm": (convolved(nn.InstanceNorm2d(4)), "couples the inputs of a batch"),
+    "instance norm": (convolved(nn.InstanceNorm2d(4)), r"each channel by itself.*GroupNorm\(1, 4\)"),
     "trained slope": (between(nn.PReLU()), "'1'.*slope is trained.*LeakyReLU"),
     "unknown layer": (between(nn.GLU()), r"'1' \(GLU\).*nearest.*Elementwise.*empirical_ntk"),
     "groups": (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 1)), "'0'.*groups"),
@@ -151,7 +151,7 @@ UNREADABLE = {
     "own divisor": (convolved(nn.AvgPool2d(2, divisor_override=3)), "'2'.*divisor"),
     "functional dropout": (graph(lambda self, x: self.last(functional.dropout(self.one(x)))), "nn.Dropout"),
     "all dropped": (between(nn.Dropout(1.0)), "'1'.*rate below one"),
-    "unknown function": (graph(lambda self, x: self.last(torch.softmax(self.one(x), 1))), "softmax.*Elementwise"),
+    "unknown function": (graph(lambda self, x: self.last(torch.cumsum(self.one(x), 1))), "cumsum.*Elementwise"),
     "power of no whole number": (graph(lambda self, x: self.last(self.one(x) ** 0.5)), "pow"),
 }
 
@@ -175,7 +175,7 @@ UNCHAINED = {
         "'2' needs vectors.*images.*Flatten",
     ),
     "lines and images": (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3)), "'2' needs.*line.*images"),
-    "sum": (graph(lambda self, x: self.one(x) + self.more(x), more=nn.Linear(3, 5)), r"'add' adds.*\[8, 5\]"),
+    "sum": (graph(lambda self, x: self.one(x) + self.more(x), more=nn.Linear(3, 5)), r"'add'.* adds.*\[8, 5\]"),
     "joined": (
         Graph(
             lambda self, x: torch.cat([self.one(x), self.two(x).mean((2, 3))], 1) + self.one2(x),
@@ -183,13 +183,13 @@ UNCHAINED = {
             two=nn.Conv2d(2, 4, 3),
             one2=nn.Conv2d(2, 8, 3),
         ),
-        "'cat' joins vectors and images",
+        "'cat'.*joins vectors and images",
     ),
     "pooled vectors": (
         nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.AvgPool2d(2), nn.Linear(4, 1)),
         "'3' needs images",
     ),
-    "mean over one axis": (image_graph(lambda self, x: self.last(self.one(x).mean(2))), "'mean' needs.*line.*images"),
+    "mean over one axis": (image_graph(lambda self, x: self.last(self.one(x).mean(2))), "'mean'.* needs.*line.*images"),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.models.wide_networks.activations.activation import Activation, Moments
-from bayeskit.models.wide_networks.covariance import acute_angle, excess_of_size, gap_of, root
+from bayeskit.models.wide_networks.covariance import acute_angle, excess_of_size, gap_of, root, where_zero
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,9 @@ class PiecewiseLinear(Activation):
 
     With half the sum :math:`\alpha` and half the difference :math:`\beta` of the slopes the function is
     :math:`\alpha x + \beta |x|`, and its moments those of the absolute value and the identity, which do not mix.
+
+    At zero the derivative is ``left``, which is torch's convention for ``relu`` and ``leaky_relu``, and zero for the
+    absolute value, as for ``abs``. That counts where a feature has no variance: at an input of zeros, without biases.
 
     Parameters
     ----------
@@ -42,6 +45,8 @@ class PiecewiseLinear(Activation):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the function's values."""
+        if self.left == -self.right:
+            return self.right * x.abs()
         return torch.where(x > 0, self.right * x, self.left * x)
 
     def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
@@ -58,7 +63,9 @@ class PiecewiseLinear(Activation):
             nngp = nngp + odd * k
         slope = None
         if derivative:
+            middle = 0.0 if self.left == -self.right else self.left  # the slope at zero
             slope = (2 * even / math.pi) * ahead + odd
+            slope = where_zero(a, b, slope, one=middle * 0.5 * (self.left + self.right), both=middle**2)
         return Moments(nngp, slope, self._gap(k, gap, sine, acute, a, b, nngp) if known else None)
 
     def _gap(self, k: Tensor, gap: Tensor, sine: Tensor, acute: Tensor, a: Tensor, b: Tensor, nngp: Tensor) -> Tensor:

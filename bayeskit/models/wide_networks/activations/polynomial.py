@@ -14,6 +14,9 @@ from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.activations.activation import Activation, Moments
 
+LARGEST_DEGREE = 150  # factorials of numbers somewhat larger leave the range of float64
+LARGEST_HERMITE = 40  # of higher degrees, powers cancel to less than ten digits
+
 
 @dataclass(frozen=True)
 class Polynomial(Activation):
@@ -27,7 +30,7 @@ class Polynomial(Activation):
     Raises
     ------
     SettingsError
-        If there are none, or they are not finite.
+        If there are none, or they are not finite, or more than 151.
 
     Examples
     --------
@@ -43,6 +46,11 @@ class Polynomial(Activation):
         """Check settings."""
         if not self.coefficients or not all(math.isfinite(x) for x in self.coefficients):
             raise SettingsError(f"a polynomial needs coefficients that are finite, not {self.coefficients!r}")
+        if len(self.coefficients) > LARGEST_DEGREE + 1:
+            raise SettingsError(
+                f"a polynomial may have degree {LARGEST_DEGREE} at most, not {len(self.coefficients) - 1}; take "
+                "Quadrature(function) with as many terms as its degree"
+            )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the function's values, by Horner's rule."""
@@ -54,12 +62,12 @@ class Polynomial(Activation):
     def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
         """Return moments of the function of two normal numbers, from its expansion in Hermite polynomials."""
         first, second = self._expansion(a), self._expansion(b)
-        nngp = _series([math.factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True))], k)
+        nngp = _series([_factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True))], k)
         slope = None
         if derivative:
             # The derivative with respect to the covariance is the moment of the derivatives.
             slope = _series(
-                [r * math.factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True)) if r],
+                [r * _factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True)) if r],
                 k,
             )
         return Moments(nngp, slope)
@@ -92,11 +100,20 @@ def monomial(degree: int) -> Polynomial:
 
 
 def hermite(degree: int) -> Polynomial:
-    """Return the probabilists' Hermite polynomial, divided so that its second moment is one at variance one."""
+    """Return the probabilists' Hermite polynomial, divided so that its second moment is one at variance one.
+
+    Its degree is 40 at most; powers of higher ones cancel, and with them their digits.
+    """
     degree = whole_number("degree", degree, least=0)
+    if degree > LARGEST_HERMITE:
+        raise SettingsError(f"degree must be {LARGEST_HERMITE} at most, not {degree}: powers of higher ones cancel")
     basis = np.zeros(degree + 1)
     basis[degree] = 1.0
     return Polynomial(tuple(float(x) for x in hermite_e.herme2poly(basis) / math.sqrt(math.factorial(degree))))
+
+
+def _factorial(number: int) -> float:
+    return float(math.factorial(number))  # torch multiplies by no integer of more than 64 bits
 
 
 def _series(coefficients: list[Tensor], k: Tensor) -> Tensor:

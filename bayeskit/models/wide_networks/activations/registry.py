@@ -61,6 +61,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     functional.relu6: functional.relu6,
     functional.softsign: functional.softsign,
     functional.logsigmoid: functional.logsigmoid,
+    functional.hardswish: functional.hardswish,
+    functional.hardsigmoid: functional.hardsigmoid,
+    functional.tanhshrink: functional.tanhshrink,
 }
 
 
@@ -86,7 +89,7 @@ def activation_of_function(target: Any, settings: tuple[Any, ...], options: dict
 
 def _power(exponent: Any) -> Activation | None:
     """Return a monomial; other powers are not finite at zero, or no functions of negative numbers."""
-    whole = isinstance(exponent, int | float) and exponent == int(exponent) and exponent >= 0
+    whole = isinstance(exponent, int | float) and float(exponent).is_integer() and exponent >= 0
     return monomial(int(exponent)) if whole else None
 
 

@@ -64,12 +64,13 @@ class Gelu(Smooth):
     def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
         """Return moments of the function of two normal numbers, from repeated integration by parts."""
         first, second = 1 + a, 1 + b
-        product = first * second
         square = k.square()
-        determinant = 1 + a + b + (gap_of(k, a, b) if gap is None else gap)
+        if gap is None:
+            gap = gap_of(k, a, b)
+        determinant = 1 + a + b + gap
         both = 0.25 + torch.atan2(k, determinant.sqrt()) / (2 * math.pi)  # of two distribution functions
         density = determinant.rsqrt() / (2 * math.pi)
-        nngp = k * both + density * (a * b + square * (1 - a * b) / product)
+        nngp = k * both + density * (gap + square / first + square / second)
         slope = None
         if derivative:
             slope = both + k * density * (1 / first + 1 / second + 1 / determinant)

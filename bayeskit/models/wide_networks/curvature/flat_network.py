@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
 from bayeskit.errors import DataError, ModelError, ShapeError
+from bayeskit.models.wide_networks.empirical.plan import make_plan
+from bayeskit.models.wide_networks.empirical.recording import plain_attention
 from bayeskit.models.wide_networks.forward_mode import along
 from bayeskit.models.wide_networks.inputs import check_finite
 
@@ -25,6 +28,7 @@ class FlatNetwork:
     Attributes
     ----------
     module : torch.nn.Module
+        A copy.
     vector : Tensor
         Parameters that require gradients, flat, in the module's own order, ``(p,)``.
     shapes : dict
@@ -59,17 +63,68 @@ class FlatNetwork:
         return self.pull_each(x, identity.expand(len(x), -1, -1))
 
     def pull_each(self, x: Tensor, cotangents: Tensor) -> Tensor:
-        """Return gradients of single inputs' outputs weighted by columns, ``(n, k, r)``, as ``(n, r, p)``."""
+        """Return gradients of single inputs' outputs weighted by columns, ``(n, k, r)``, as ``(n, r, p)``.
+
+        Raises
+        ------
+        ModelError
+            If they do not add up to the gradient at all inputs.
+        """
+        weights = torch.arange(1.0, len(x) * cotangents.shape[2] + 1, dtype=torch.float64).cos().to(cotangents)
+        weights = weights.view(len(x), -1)
+        total = self.pull(x, torch.einsum("nkr,nr->nk", cotangents, weights))
+        found = self._batched(x, cotangents)
+        if found is None or not _add_up(found, weights, total):
+            found = torch.stack([self._pull_one(row, c) for row, c in zip(x.split(1), cotangents, strict=True)])
+            if not _add_up(found, weights, total):
+                raise ModelError(
+                    "gradients at single inputs do not add up to those of all of them, so that outputs at one input "
+                    "depend on others; let the module's first dimension be that of inputs"
+                )
+        return found
+
+    def _batched(self, x: Tensor, cotangents: Tensor) -> Tensor | None:
+        """Return gradients of all inputs at once, None where torch cannot batch a function of the module."""
 
         def one(row: Tensor, columns: Tensor) -> Tensor:
             back = vjp(lambda vector: self._call(vector, row.unsqueeze(0)).squeeze(0), self.vector)[1]
             return torch.vmap(lambda column: back(column)[0], in_dims=1)(columns)
 
-        return torch.vmap(one)(x, cotangents).detach()
+        try:
+            return torch.vmap(one)(x, cotangents).detach()
+        except (RuntimeError, ValueError, UserWarning):
+            return None
+
+    def _pull_one(self, row: Tensor, columns: Tensor) -> Tensor:
+        """Return gradients of one input's outputs, ``(1, ...)``, weighted by columns, ``(k, r)``, as ``(r, p)``."""
+        back = vjp(lambda vector: self._call(vector, row), self.vector)[1]
+        return torch.stack([back(column[None])[0] for column in columns.mT]).detach()
 
     def push(self, x: Tensor, tangent: Tensor) -> Tensor:
-        """Return the derivative of outputs along a vector of parameters, ``(n, k)``."""
-        return along(lambda vector: self._call(vector, x), self.vector, tangent)[1]  # type: ignore[no-any-return]
+        """Return the derivative of outputs along a vector of parameters, ``(n, k)``.
+
+        It is the transpose of :meth:`pull`: where torch's forward mode is not, or does not exist, it is a gradient of
+        gradients, which is linear in the weights of outputs.
+        """
+        if self._has_plain_forward_mode:
+            try:
+                result: Tensor = along(lambda vector: self._call(vector, x), self.vector, tangent)[1]
+                return result
+            except (RuntimeError, NotImplementedError):  # a function of the module has no forward mode
+                pass
+        outputs, back = vjp(lambda vector: self._call(vector, x), self.vector)
+        try:
+            return vjp(lambda weights: back(weights)[0], torch.zeros_like(outputs))[1](tangent)[0]
+        except (RuntimeError, NotImplementedError):  # the gradient of a function of the module has none
+            identity = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+            return torch.cat([(self._pull_one(row, identity) @ tangent)[None] for row in x.split(1)])
+
+    @property
+    def _has_plain_forward_mode(self) -> bool:
+        """Whether no embedding has rows that get no gradient, or less of it, of which forward mode knows nothing."""
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        embeddings = [m for m in self.module.modules() if isinstance(m, kinds)]
+        return all(m.padding_idx is None and not m.scale_grad_by_freq for m in embeddings)
 
     def pull(self, x: Tensor, cotangent: Tensor) -> Tensor:
         """Return the gradient of outputs weighted by ``(n, k)`` numbers, ``(p,)``."""
@@ -78,7 +133,9 @@ class FlatNetwork:
     def _call(self, vector: Tensor, x: Tensor) -> Tensor:
         pieces = vector.split([shape.numel() for shape in self.shapes.values()])
         named = {name: piece.reshape(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
-        result: Any = functional_call(self.module, {**named, **self.constants}, (x,))
+        constants = {name: value.clone() for name, value in self.constants.items()}  # which the module may change
+        with plain_attention():
+            result: Any = functional_call(self.module, {**named, **constants}, (x,))
         if not isinstance(result, Tensor) or result.dim() not in (1, 2) or len(result) != len(x):
             found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ShapeError(f"the module must return one row of outputs an input, ({len(x)}, k), not {found}")
@@ -91,9 +148,11 @@ def flat_network(module: nn.Module) -> FlatNetwork:
     Raises
     ------
     ModelError
-        If it has no parameters that require gradients, they differ in dtype or device, or its outputs are random or
-        depend on other inputs of a batch.
+        If it has no parameters that require gradients, they differ in dtype or device, its outputs are random or
+        depend on other inputs of a batch, or it cannot be copied.
     """
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"a curvature is of a torch.nn.Module, not a {type(module).__name__}")
     for name, layer in module.named_modules():
         if layer.training and isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd):
             raise ModelError(
@@ -109,6 +168,12 @@ def flat_network(module: nn.Module) -> FlatNetwork:
     fixed = {name: p.detach().clone() for name, p in module.named_parameters() if not p.requires_grad}
     fixed |= {name: b.detach().clone() for name, b in module.named_buffers()}
     vector = torch.cat([p.reshape(-1) for p in learned.values()])
+    try:
+        module = copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"the module cannot be copied: {error}; let it hold no tensors with a graph, which detach() takes away"
+        ) from error
     return FlatNetwork(module, vector, {name: p.shape for name, p in learned.items()}, fixed)
 
 
@@ -118,6 +183,9 @@ def check_data(network: FlatNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
     Raises
     ------
     DataError, ShapeError
+        If inputs or outputs are not finite, or do not fit.
+    ModelError
+        If outputs at one input depend on others, or on chance.
     """
     if not isinstance(x, Tensor) or x.dim() < 1 or not len(x):
         raise ShapeError(f"x must be a tensor of at least one input, (n, ...), not {getattr(x, 'shape', type(x))}")
@@ -127,9 +195,17 @@ def check_data(network: FlatNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
         raise DataError(f"x is on {x.device} but the parameters are on {network.vector.device}; move one of them")
     x = x.detach()
     check_finite(x, "x")
+    make_plan(network.module, x)
     outputs = network.outputs(x)
     check_finite(outputs, "the network's output")
     return x, outputs
+
+
+def _add_up(rows: Tensor, weights: Tensor, total: Tensor) -> bool:
+    """Whether gradients, ``(n, r, p)``, weighted by ``(n, r)``, are in all those of all inputs, ``(p,)``."""
+    largest = max(float(rows.abs().max()), float(total.abs().max()))
+    wrong = float((torch.tensordot(weights, rows, 2) - total).abs().max())
+    return wrong <= torch.finfo(rows.dtype).eps ** 0.5 * largest * weights.numel() ** 0.5
 
 
 def row_blocks(num_rows: int, length: int) -> Iterator[slice]:

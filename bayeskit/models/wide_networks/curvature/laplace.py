@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
-from bayeskit.errors import ModelError, SettingsError, ShapeError
+from bayeskit.errors import AccuracyWarning, BayeskitError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks.curvature.flat_network import (
     BLOCK_SIZE,
     FlatNetwork,
@@ -22,10 +23,14 @@ from bayeskit.models.wide_networks.curvature.flat_network import (
     flat_network,
     row_blocks,
 )
-from bayeskit.models.wide_networks.curvature.likelihoods import Likelihood, checked_likelihood
+from bayeskit.models.wide_networks.curvature.likelihoods import Bernoulli, Categorical, Likelihood, checked_likelihood
 from bayeskit.models.wide_networks.curvature.matrices import gauss_newton_of
 from bayeskit.models.wide_networks.curvature.natural_gradient import log_likelihood_gradient
 from bayeskit.models.wide_networks.curvature.operator import Curvature
+
+POLISHED = 1000  # rows of matrices up to which steps are taken
+NUM_STEPS = 20
+CLOSE = 0.1  # posterior standard deviations
 
 
 class Prediction(NamedTuple):
@@ -43,7 +48,7 @@ class Prediction(NamedTuple):
     covariance: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LaplacePosterior:
     r"""Normal law of parameters, ``N(mean, (diag(prior_precision) + GGN)^{-1})``; made by :func:`laplace_posterior`.
 
@@ -59,6 +64,7 @@ class LaplacePosterior:
         From the mode to where a Newton step leads, in posterior standard deviations.
     system : System
         What inverts the precision.
+    likelihood : Likelihood
     """
 
     curvature: Curvature
@@ -66,6 +72,11 @@ class LaplacePosterior:
     log_likelihood: float
     distance: float
     system: System
+    likelihood: Likelihood
+
+    def __repr__(self) -> str:
+        n, p = len(self.curvature.x), len(self.mean)
+        return f"Laplace posterior of {p} parameters from {n} data, log evidence {self.log_evidence:.6g}"
 
     @property
     def mean(self) -> Tensor:
@@ -108,8 +119,49 @@ class LaplacePosterior:
             found += [self.system.quadratic(one) for one in scaled]
         return Prediction(outputs, torch.stack(found))
 
-    def sample(self, num_samples: int, *, seed: int | torch.Generator) -> Tensor:
-        """Draw parameters, ``(num_samples, p)``."""
+    def predict_probabilities(self, x: Tensor, *, num_samples: int = 10_000, seed: int | torch.Generator = 0) -> Tensor:
+        """Return probabilities of data, averaged over the normal law of outputs that :meth:`predict` gives.
+
+        Parameters
+        ----------
+        x : Tensor
+            Inputs, ``(n, ...)``.
+        num_samples : int, default 10_000
+            Draws of outputs, for :class:`Categorical`: the Monte Carlo error is at most ``0.5 / sqrt(num_samples)``.
+            Not used for :class:`Bernoulli`, whose integrals are computed to about eight digits.
+        seed : int or torch.Generator, default 0
+            Of these draws.
+
+        Returns
+        -------
+        Tensor
+            Of ones, ``(n, k)``, for :class:`Bernoulli`; of classes, ``(n, k)``, for :class:`Categorical`.
+
+        Raises
+        ------
+        SettingsError
+            If the likelihood is another.
+        """
+        count = whole_number("num_samples", num_samples, least=1)
+        if not isinstance(self.likelihood, Bernoulli | Categorical):
+            name = type(self.likelihood).__name__
+            raise SettingsError(f"probabilities are those of Bernoulli or Categorical data, not {name}; call predict()")
+        mean, covariance = self.predict(x)
+        if isinstance(self.likelihood, Bernoulli):
+            return _mean_sigmoid(mean, covariance.diagonal(dim1=1, dim2=2).sqrt())
+        generator = new_generator(seed, stream="predictive probabilities")
+        size = count, mean.shape[1]
+        noise = torch.randn(size, generator=generator, dtype=mean.dtype, device=generator.device).to(mean)
+        values, vectors = torch.linalg.eigh(covariance)
+        roots = vectors * values.clamp(min=0).sqrt().unsqueeze(1)
+        return torch.stack([(m + noise @ root.mT).softmax(1).mean(0) for m, root in zip(mean, roots, strict=True)])
+
+    def sample(self, num_samples: int = 1, *, seed: int | torch.Generator = 0) -> Tensor:
+        """Draw parameters, ``(num_samples, p)``.
+
+        A draw goes back into a copy of the module, in the order of parameters that require gradients, by
+        ``torch.nn.utils.vector_to_parameters(draw, [p for p in module.parameters() if p.requires_grad])``.
+        """
         count = whole_number("num_samples", num_samples, least=1)
         generator = new_generator(seed, stream="laplace posterior")
         return self.mean + self.system.sample(count, generator) * self.prior_precision.rsqrt()
@@ -143,6 +195,12 @@ class System:
         half = torch.linalg.solve_triangular(self.factor, inside, upper=False)
         # A sum of squares: the difference in Woodbury's formula loses digits where data say much.
         return half.mT @ half + (0 if outside is None else outside.mT @ outside)
+
+    def solve(self, v: Tensor) -> Tensor:
+        """Return ``(I + W^T W)^{-1} v``, ``(p,)``."""
+        inside, outside = self._parts(v.unsqueeze(1))
+        inside = torch.cholesky_solve(inside, self.factor)
+        return (inside if self.basis is None or outside is None else outside + self.basis @ inside).squeeze(1)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw from the normal law with this precision, ``(count, p)``."""
@@ -227,8 +285,7 @@ def laplace_posterior(
     prior = _checked_precision(prior_precision, network.vector)
     curvature = gauss_newton_of(network, likelihood, x, y)
     system = _factorised(curvature, prior)
-    gradient = log_likelihood_gradient(network, likelihood, x, y) - prior * network.vector
-    distance = math.sqrt(float(system.quadratic((gradient * prior.rsqrt()).unsqueeze(0))))
+    distance = _newton_step(curvature, system, likelihood, y, prior)[1]
     if not distance <= real_number("tolerance", tolerance, between=(0, math.inf)):
         raise ModelError(
             f"the module is not at a mode of this posterior: a Newton step leads {distance:.3g} posterior standard "
@@ -237,7 +294,7 @@ def laplace_posterior(
         )
     outputs = network.outputs(curvature.x)
     value = float(likelihood.log_likelihood(outputs, likelihood.targets(outputs, y)).sum())
-    return LaplacePosterior(curvature, prior, value, distance, system)
+    return LaplacePosterior(curvature, prior, value, distance, system, likelihood)
 
 
 def find_mode(
@@ -249,7 +306,10 @@ def find_mode(
     *,
     max_iterations: int = 5000,
 ) -> nn.Module:
-    """Return a copy of a module at a mode of its posterior, found by L-BFGS from where it is.
+    """Return a copy of a module at a mode of its posterior, found from where it is.
+
+    By L-BFGS, and then, where matrices are not too large, Gauss-Newton steps; in double precision if the module can be
+    converted, whatever its own.
 
     Parameters
     ----------
@@ -265,11 +325,18 @@ def find_mode(
     ------
     SettingsError, ModelError, DataError, ShapeError
         As in :func:`laplace_posterior`, which also tells whether the search came close enough.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the search ended before it came close enough.
     """
     likelihood, network = checked_likelihood(likelihood), flat_network(module)
     prior = _checked_precision(prior_precision, network.vector)
     x, outputs = check_data(network, x)
     targets = likelihood.targets(outputs, y)
+    network, x, prior = _in_double(network, x, prior)
+    targets = likelihood.targets(network.outputs(x), y)
 
     def loss(position: np.ndarray) -> tuple[float, np.ndarray]:
         vector = torch.as_tensor(position).to(network.vector)
@@ -281,11 +348,84 @@ def find_mode(
     options = {"maxiter": whole_number("max_iterations", max_iterations, least=1), "maxfun": 10**9, "maxls": 50}
     start = network.vector.double().cpu().numpy()
     found = minimize(loss, start, jac=True, method="L-BFGS-B", options={**options, "ftol": 0.0, "gtol": 1e-9})
+    network = network.at(torch.as_tensor(found.x).to(network.vector))
+    network, distance = _polished(network, likelihood, x, y, prior)
+    if found.status == 1 if distance is None else not distance <= CLOSE:
+        far = "" if distance is None else f", {distance:.3g} posterior standard deviations from where a step leads"
+        warnings.warn(
+            f"the search for a mode ended after {found.nit} iterations before it was there{far}; raise max_iterations, "
+            "or train the module further first",
+            AccuracyWarning,
+            stacklevel=2,
+        )
     result = copy.deepcopy(module)
     learned = [parameter for parameter in result.parameters() if parameter.requires_grad]
     with torch.no_grad():
-        nn.utils.vector_to_parameters(torch.as_tensor(found.x).to(network.vector), learned)
+        nn.utils.vector_to_parameters(network.vector.to(learned[0]), learned)
     return result
+
+
+def _in_double(network: FlatNetwork, x: Tensor, prior: Tensor) -> tuple[FlatNetwork, Tensor, Tensor]:
+    """Return the same in double precision if the module works there, for gradients' digits limit a search."""
+    wide = x.double() if x.is_floating_point() else x
+    try:
+        converted = flat_network(copy.deepcopy(network.module).double())
+        check_data(converted, wide)
+    except (BayeskitError, RuntimeError):  # some layer wants its own precision, or the device has no other
+        return network, x, prior
+    return converted, wide, prior.double()
+
+
+def _polished(
+    network: FlatNetwork, likelihood: Likelihood, x: Tensor, y: Tensor, prior: Tensor
+) -> tuple[FlatNetwork, float | None]:
+    """Take Gauss-Newton steps; return also how far another one would lead, None if there are no such steps."""
+    outputs = network.outputs(x)
+    p, dual = network.num_parameters, outputs.numel()
+    if min(p, dual) > POLISHED or p * min(p, dual) > POLISHED**2:
+        return network, None
+    targets = likelihood.targets(outputs, y)
+    distance = math.inf
+    for _ in range(NUM_STEPS):
+        try:
+            curvature = gauss_newton_of(network, likelihood, x, y)
+            step, distance = _newton_step(curvature, _factorised(curvature, prior), likelihood, y, prior)
+        except ModelError:  # indefinite
+            return network, None
+        if distance <= 1e-6 * CLOSE:
+            break
+        value = _negative_log_posterior(network, likelihood, x, targets, prior)[0]
+        tried = [network.at(network.vector + 0.5**i * step) for i in range(5)]
+        better = (t for t in tried if _negative_log_posterior(t, likelihood, x, targets, prior)[0] < value)
+        network, before = next(better, network), network
+        if network is before:
+            break
+    return network, distance
+
+
+def _newton_step(
+    curvature: Curvature, system: System, likelihood: Likelihood, y: Tensor, prior: Tensor
+) -> tuple[Tensor, float]:
+    """Return the step to the mode of the quadratic model, and its length in posterior standard deviations."""
+    network = curvature.network
+    gradient = log_likelihood_gradient(network, likelihood, curvature.x, y) - prior * network.vector
+    scaled = gradient * prior.rsqrt()
+    return system.solve(scaled) * prior.rsqrt(), math.sqrt(float(system.quadratic(scaled.unsqueeze(0))))
+
+
+def _mean_sigmoid(mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return the mean of the sigmoid of normal variables, by the trapezoidal rule.
+
+    Its error falls exponentially in the distance of the sigmoid's poles, ``pi / deviation``, by the step.
+    """
+    largest = float(deviation.max())
+    step = min(0.25, 1.0 / max(largest, 1e-3))
+    half = round(9 / step)
+    result = torch.zeros_like(mean)
+    for i in range(-half, half + 1):
+        weight = step / math.sqrt(2 * math.pi) * math.exp(-0.5 * (i * step) ** 2)
+        result += weight * (mean + i * step * deviation).sigmoid()
+    return result.clamp_(0, 1)
 
 
 def _negative_log_posterior(

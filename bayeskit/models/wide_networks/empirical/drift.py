@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,19 +13,25 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from bayeskit._settings import real_number, whole_number
+from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import DataError, LossError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import LossError, ModelError, SettingsError
+from bayeskit.models.wide_networks.empirical.descent import (
+    as_targets,
+    descent_rate,
+    flat_outputs,
+    largest_eigenvalue,
+    relative_change,
+)
 from bayeskit.models.wide_networks.empirical.kernel import empirical_ntk
 from bayeskit.models.wide_networks.empirical.power_law import PowerLaw, fit_power_law
 from bayeskit.models.wide_networks.empirical.random_networks import Parameters, RandomNetworks, random_networks
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
 from bayeskit.models.wide_networks.inputs import check_inputs
+from bayeskit.models.wide_networks.regression.kernels import refuse_module
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-INFINITY = float("inf")
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,8 @@ class NTKDrift:
     steps : tuple of int
         Of training, or the numbers of the snapshots.
     relative_change : Tensor
-        Frobenius norm of the kernel's change since the first, by that of the first, ``(T,)``.
+        Frobenius norm of the kernel's change since the first, by that of the first, ``(T,)``. The kernel is that of
+        all pairs of inputs and outputs.
     loss : Tensor or None
         Half the sum of squared residuals, ``(T,)``; None for snapshots.
     """
@@ -72,6 +79,11 @@ class NTKDrift:
         ax.grid(alpha=0.25)
         return ax
 
+    def __repr__(self) -> str:
+        when = f"over {len(self.steps)} snapshots" if self.loss is None else f"in {self.steps[-1]} steps"
+        fall = "" if self.loss is None else f", the loss from {float(self.loss[0]):.3g} to {float(self.loss[-1]):.3g}"
+        return f"NTK changed by {float(self.relative_change[-1]):.3g} of its size {when}{fall}"
+
 
 @dataclass(frozen=True)
 class DriftAgainstWidth:
@@ -82,7 +94,8 @@ class DriftAgainstWidth:
     widths : tuple of int or None
         None for the module's own.
     relative_change : Tensor
-        Frobenius norm of the change by that of the first kernel, ``(W, num_networks)``.
+        Frobenius norm of the change by that of the first kernel, ``(W, num_networks)``. As for :func:`ntk_drift`, the
+        kernel is that of all pairs of inputs and outputs.
     loss : Tensor
         Half the sum of squared residuals, before and after, ``(W, num_networks, 2)``.
     """
@@ -109,15 +122,15 @@ class DriftAgainstWidth:
         Raises
         ------
         SettingsError
-            If there is one width only.
+            If there is one width only, beside the module's own.
         """
-        widths = [width for width in self.widths if width is not None]
-        if len(widths) < 2:
-            raise SettingsError("a rate needs two widths at least")
+        rows = [row for row, width in enumerate(self.widths) if width is not None]
+        if len(rows) < 2:
+            raise SettingsError("a rate needs two widths at least, beside the module's own")
         return fit_power_law(
-            torch.tensor(widths, dtype=torch.float64),
-            self.typical[:, None],
-            self.standard_error.square()[:, None, None],
+            torch.tensor([self.widths[row] for row in rows], dtype=torch.float64),
+            self.typical[rows, None],
+            self.standard_error[rows].square()[:, None, None],
         )
 
     def to_pandas(self) -> pd.DataFrame:
@@ -164,10 +177,11 @@ class DriftAgainstWidth:
 
     def __repr__(self) -> str:
         lines = [f"change of the NTK of {self.relative_change.shape[1]} trained networks a width"]
-        if len(self.widths) > 1:
+        if len(self.widths) - (None in self.widths) > 1:
             lines.append(f"  {self.rate}")
         for width, value, error in zip(self.widths, self.typical.tolist(), self.standard_error.tolist(), strict=True):
-            lines.append(f"  width {width}: {value:.3g} +- {error:.2g}")
+            name = "the module's own width" if width is None else f"width {width}"
+            lines.append(f"  {name}: {value:.3g} +- {error:.2g}")
         return "\n".join(lines)
 
 
@@ -204,7 +218,9 @@ def ntk_drift(
     Raises
     ------
     ShapeError, DataError
-        If targets do not fit outputs, or are not finite.
+        If inputs do not fit the module, or targets do not fit outputs, or are not finite.
+    ModelError
+        If no parameter requires gradients, or outputs at one input depend on others or on chance.
     LossError
         If training diverges.
 
@@ -227,22 +243,23 @@ def ntk_drift(
     """
     num_steps, num_records = whole_number("num_steps", num_steps, 1), whole_number("num_records", num_records, 2)
     model = copy.deepcopy(module).eval()
-    y = _targets(y, model(x).detach().flatten(1))
     first = empirical_ntk(model, x)
-    rate = _rate(learning_rate, lambda: _largest(first))
+    y = as_targets(y, flat_outputs(model, x).detach())
+    rate = descent_rate(learning_rate, lambda: largest_eigenvalue(first))
     trained = [p for p in model.parameters() if p.requires_grad]
     recorded = sorted({round(i * num_steps / (num_records - 1)) for i in range(num_records)})
     changes, losses = [], []
     with torch.enable_grad(), one_thread():
         for step in range(num_steps + 1):
-            loss = 0.5 * (model(x).flatten(1) - y).square().sum()
+            loss = 0.5 * (flat_outputs(model, x) - y).square().sum()
             if not bool(torch.isfinite(loss)):
                 raise LossError(f"the loss of step {step} is not finite; lower learning_rate, now {rate:.3g}")
             if step in recorded:
                 changes.append(relative_change(empirical_ntk(model, x), first))
                 losses.append(loss.detach())
             if step < num_steps:
-                gradients = torch.autograd.grad(loss, trained)
+                # Parameters that outputs do not depend on stay where they are.
+                gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
                 with torch.no_grad():
                     for parameter, gradient in zip(trained, gradients, strict=True):
                         parameter.sub_(rate * gradient)
@@ -322,7 +339,8 @@ def ntk_drift_against_width(
         Inputs, ``(n, ...)``. Networks are in its precision.
     y : Tensor
         What outputs should be, ``(n, outputs)``, or ``(n,)`` where there is one.
-    widths : sequence of int
+    widths : sequence of int or None
+        Of all layers but the last; None for the module's own, of which the rate knows nothing.
     num_networks : int, default 64
         At each width; all are trained at once.
     learning_rate : float, optional
@@ -339,6 +357,8 @@ def ntk_drift_against_width(
     ------
     SettingsError, ShapeError, DataError
         If settings, inputs or targets do not fit.
+    ModelError
+        If the kernel is a torch module, or its networks do not end in layers with weights or draw noise of their own.
     LossError
         If the training of a network diverges.
 
@@ -365,12 +385,13 @@ def ntk_drift_against_width(
     given = {None if width is None else whole_number("widths", width, least=1) for width in widths}
     if not given:
         raise SettingsError("widths must have one entry at least")
+    refuse_module(kernel)
     x = check_inputs(x, "x", kernel.graph.num_axes).detach()
     changes, losses = [], []
     found = sorted(given, key=lambda width: width or 0)
     for width in found:
         networks = random_networks(kernel, width, x.dtype)
-        rate = _rate(learning_rate, lambda limit=networks.limit: _largest(limit.ntk(x.double())))  # type: ignore[misc]
+        rate = descent_rate(learning_rate, lambda limit=networks.limit: largest_eigenvalue(limit.ntk(x.double())))  # type: ignore[misc]
         generator = new_generator(seed, x.device, stream=f"trained networks of width {width}")
         with one_thread():
             change, loss = _trained(networks, x, y, num_networks, rate, num_steps, generator)
@@ -384,11 +405,6 @@ def ntk_drift_against_width(
     return DriftAgainstWidth(tuple(found), torch.stack(changes), torch.stack(losses))
 
 
-def relative_change(kernel: Tensor, first: Tensor) -> Tensor:
-    """Return the Frobenius norm of the difference of two kernels, by that of the first."""
-    return (kernel - first).double().norm() / first.double().norm()
-
-
 def _trained(
     networks: RandomNetworks,
     x: Tensor,
@@ -400,11 +416,11 @@ def _trained(
 ) -> tuple[Tensor, Tensor]:
     """Return relative changes, ``(num_networks,)``, and losses before and after, ``(num_networks, 2)``."""
     changes, losses = [], []
-    for first in range(0, num_networks, chunk := networks.chunk(x)):
+    for first in range(0, num_networks, chunk := networks.chunk(x, all_outputs=True)):
         parameters = networks.draw(min(chunk, num_networks - first), generator)
         fixed = {name: value for name, value in parameters.items() if name not in networks.trained}
         moving = {name: parameters[name] for name in networks.trained}
-        targets = _targets(y, networks.outputs(parameters, x)[0])
+        targets = as_targets(y, networks.outputs(parameters, x)[0])
 
         def loss(moving: Parameters, fixed: Parameters, targets: Tensor) -> Tensor:
             return 0.5 * (networks.outputs({**moving, **fixed}, x) - targets).square().sum((1, 2))
@@ -412,34 +428,11 @@ def _trained(
         def total(moving: Parameters, fixed: Parameters, targets: Tensor) -> Tensor:
             return loss(moving, fixed, targets).sum()  # networks do not know of one another
 
-        before = networks.ntk(parameters, x).double(), loss(moving, fixed, targets)
+        before = networks.full_ntk(parameters, x).double(), loss(moving, fixed, targets)
         for _ in range(num_steps):
             gradients = grad(total)(moving, fixed, targets)
             moving = {name: value - rate * gradients[name] for name, value in moving.items()}
-        after = networks.ntk({**moving, **fixed}, x).double(), loss(moving, fixed, targets)
+        after = networks.full_ntk({**moving, **fixed}, x).double(), loss(moving, fixed, targets)
         changes.append((after[0] - before[0]).norm(dim=(1, 2)) / before[0].norm(dim=(1, 2)))
         losses.append(torch.stack([before[1], after[1]], 1).double())
     return torch.cat(changes), torch.cat(losses)
-
-
-def _targets(y: Tensor, outputs: Tensor) -> Tensor:
-    """Return targets in the shape and dtype of outputs, ``(n, outputs)``."""
-    y = y[:, None] if y.dim() == 1 else y.flatten(1)
-    if y.shape != outputs.shape:
-        raise ShapeError(f"y must be {tuple(outputs.shape)}, like outputs, not {tuple(y.shape)}")
-    if not bool(torch.isfinite(y).all()):
-        raise DataError("y has values that are not finite")
-    return y.detach().to(outputs)
-
-
-def _rate(learning_rate: float | None, largest: Callable[[], float]) -> float:
-    if learning_rate is None:
-        return 0.5 / float(largest())
-    return real_number("learning_rate", learning_rate, between=(0.0, INFINITY))
-
-
-def _largest(kernel: Tensor) -> float:
-    """Return the largest eigenvalue of a kernel, ``(n, n)`` or ``(n, n, outputs, outputs)``."""
-    if kernel.dim() == 4:
-        kernel = kernel.transpose(1, 2).flatten(2).flatten(0, 1)  # one row an input and output
-    return float(torch.linalg.eigvalsh(kernel.double())[-1])

@@ -59,6 +59,26 @@ class Sites:
 LayerGradients = Gradients | Sites
 
 
+def squared_length(gradients: LayerGradients, weights: Tensor) -> Tensor:
+    """Return the squared length of the gradient of a weighted sum of all outputs.
+
+    Parameters
+    ----------
+    gradients : Gradients or Sites
+    weights : Tensor
+        ``(n, k)``.
+    """
+    if isinstance(gradients, Gradients):
+        return torch.einsum("nk,knp->p", weights, gradients.values).square().sum()
+    a = gradients.activations
+    g = torch.einsum("nk,knsc->nsc", weights, gradients.gradients)
+    if a.dim() == 2:
+        by_row = g.new_zeros(int(a.max()) + 1, g.shape[2]).index_add_(0, a.flatten(), g.flatten(0, 1))
+        return gradients.weight * by_row.square().sum()
+    of_weights = g.flatten(0, 1).mT @ a.flatten(0, 1)
+    return gradients.weight * of_weights.square().sum() + gradients.bias * g.sum((0, 1)).square().sum()
+
+
 def add_products(result: Tensor, first: LayerGradients, second: LayerGradients, outputs: Outputs, upper: bool) -> None:
     """Add the products of two sets of gradients to a kernel.
 

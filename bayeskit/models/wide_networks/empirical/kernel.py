@@ -11,12 +11,19 @@ from torch.func import jacrev, vmap
 
 from bayeskit._progress import progress_bar
 from bayeskit._settings import whole_number
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import tiles
-from bayeskit.models.wide_networks.empirical.factors import Gradients, LayerGradients, Outputs, add_products
+from bayeskit.models.wide_networks.empirical.factors import (
+    CHUNK,
+    Gradients,
+    LayerGradients,
+    Outputs,
+    add_products,
+    squared_length,
+)
 from bayeskit.models.wide_networks.empirical.layers import Calls, factors
 from bayeskit.models.wide_networks.empirical.plan import Plan, check_module_inputs, make_plan
-from bayeskit.models.wide_networks.empirical.recording import record, run
+from bayeskit.models.wide_networks.empirical.recording import Recording, record, run
 
 GIB = 1 << 30
 
@@ -36,7 +43,10 @@ def empirical_ntk(
     The kernel is :math:`\Theta_{ij}^{ab} = \sum_p \partial_p f_a(x_i) \, \partial_p f_b(x_j)`, over all parameters
     that require gradients. For dense layers, convolutions, embeddings and normalisations it is computed from products
     of what enters a layer and of what arrives at its outputs in a backward pass, without the gradients of single
-    inputs; for all else, such as shared weights or layers that are not known, from these.
+    inputs; for all else, such as shared weights, layers that are not known or that have hooks, from these. Both are
+    compared with an ordinary gradient of all inputs; if they differ, as where a module sorts its inputs or sends them
+    to different layers, each input is worked on by itself. Hooks on parameters themselves are not part of the module's
+    function; do not rely on them.
 
     Parameters
     ----------
@@ -49,17 +59,17 @@ def empirical_ntk(
         Others, ``(n2, ...)``; by default the same, and then the matrix is exactly symmetric.
     outputs : {"full", "trace", "diagonal"}, default "full"
         Of all pairs of outputs; of each output with itself; or the latter's mean, which is the trace over outputs by
-        their number (what `neural-tangents` calls ``trace_axes=(-1,)``). As a network becomes wide, the mean and each
-        of the diagonal go to ``infinite_width(...).ntk``.
+        their number (what `neural-tangents` calls ``trace_axes=(-1,)``).
     block_size : int, optional
         How many inputs are worked on at once; by default as many as ``max_memory`` allows.
     max_memory : int, default 2**30
-        About how many bytes to use in addition to the result.
+        About how many bytes to use in addition to the result, 40 MB at least.
 
     Returns
     -------
     Tensor
-        ``(n1, n2, k, k)``, ``(n1, n2)`` for the trace, or ``(n1, n2, k)`` for the diagonal; without a graph.
+        ``(n1, n2, k, k)``, ``(n1, n2)`` for the trace, or ``(n1, n2, k)`` for the diagonal; without a graph. Its dtype
+        is that of the first parameter that requires gradients.
 
     Raises
     ------
@@ -70,6 +80,21 @@ def empirical_ntk(
         If inputs do not fit the module or each other, or are not finite.
     SettingsError
         If ``outputs``, ``block_size`` or ``max_memory`` lies outside its domain.
+
+    Notes
+    -----
+    As ``width`` grows, the mean and each of the diagonal of ``infinite_width(module).network(width)`` go to
+    ``infinite_width(module).ntk``: its weights are drawn with unit variance, and scaled in the forward pass. A torch
+    module that has just been built is another network: gradients are with respect to weights as they are, and
+    ``Linear`` draws weights and biases with variance ``1 / (3 fan_in)``. Its kernel grows with the width, about as
+
+    .. code-block:: python
+
+        linear = {name: m for name, m in module.named_modules() if isinstance(m, torch.nn.Linear)}
+        biases = {name: 1 / (3 * m.in_features) for name, m in linear.items()}
+        infinite_width(module, "standard", weight_variance=1 / 3, bias_variance=biases).ntk(x1, x2)
+
+    which is for normal weights; those of torch are uniform, which is noticed where a layer has few inputs.
 
     References
     ----------
@@ -104,7 +129,12 @@ def empirical_ntk(
                 f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}"
             )
     length = _block_size(plan, which, x1, block_size, max_memory)
-    result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
+    try:
+        result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
+    except _Disagreement:  # the module does something with these inputs that it did not with two
+        plan = plan.by_single_inputs()
+        length = _block_size(plan, which, x1, block_size, max_memory)
+        result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
     if which is Outputs.FULL:
         return result.permute(1, 3, 0, 2)
     return result.permute(1, 2, 0) if which is Outputs.DIAGONAL else result.div_(plan.num_outputs)
@@ -114,7 +144,8 @@ def _block_size(plan: Plan, outputs: Outputs, x: Tensor, block_size: int | None,
     """Return how many rows and columns a block has: so many that both factors and a product of them fit."""
     if block_size is not None:
         return whole_number("block_size", block_size, least=1)
-    allowed = whole_number("max_memory", max_memory, least=1) / next(plan.module.parameters()).element_size()
+    allowed = whole_number("max_memory", max_memory, least=1) / plan.parameter.element_size()
+    allowed -= min(3 * CHUNK, allowed / 2)  # for what products hold in between
     # Solve square b^2 + linear b = allowed.
     square = 1 if outputs is Outputs.TRACE else 2 * plan.num_outputs
     linear = 2 * plan.num_numbers
@@ -125,8 +156,7 @@ def _fill(plan: Plan, x1: Tensor, x2: Tensor, outputs: Outputs, symmetric: bool,
     """Compute a matrix block by block; of a symmetric one, both halves from one."""
     k, n1, n2 = plan.num_outputs, len(x1), len(x2)
     shape = {Outputs.FULL: (k, n1, k, n2), Outputs.TRACE: (n1, n2), Outputs.DIAGONAL: (k, n1, n2)}[outputs]
-    parameter = next(plan.module.parameters())
-    result = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
+    result = torch.zeros(shape, dtype=plan.parameter.dtype, device=plan.parameter.device)
     blocks = list(tiles.blocks(n1, n2, symmetric, length))
     held: tuple[slice, list[LayerGradients]] | None = None
     with torch.no_grad(), progress_bar("kernel", len(blocks)) as bar:
@@ -169,12 +199,57 @@ def gradient_factors(plan: Plan, x: Tensor) -> list[LayerGradients]:
         ``(n, ...)``.
     """
     trial = record(plan.module, plan.layers, x)
+    if trial.opaque or trial.outputs.shape[1] != plan.num_outputs:
+        raise _Disagreement
     calls: dict[torch.nn.Module, Calls] = {layer: [] for layer in plan.layers}
-    for call, gradient in zip(trial.calls, trial.gradients(), strict=True):
+    arrived = trial.gradients() if plan.layers else []
+    for call, gradient in zip(trial.calls, arrived, strict=True):
         if gradient is not None:  # else the call does not matter to the outputs
+            if len(call.entered) != len(x) or gradient.shape[1] != len(x):
+                raise _Disagreement
             calls[call.layer].append((call.entered, gradient))
-    found = [factor for layer, made in calls.items() if made for factor in factors(layer, made)]
-    return [*found, *_rest(plan, x)]
+    found = {layer: factors(layer, made) for layer, made in calls.items() if made}
+    rest = _rest(plan, x)
+    _check(plan, trial, found, rest)
+    return [*(factor for layer in plan.layers for factor in found.get(layer, [])), *rest]
+
+
+class _Disagreement(Exception):
+    """Factors of gradients are not those of the module at these inputs."""
+
+
+def _check(
+    plan: Plan, trial: Recording, found: dict[torch.nn.Module, list[LayerGradients]], rest: list[LayerGradients]
+) -> None:
+    """Compare an ordinary gradient of all outputs, weighted, with that from the gradients of single inputs.
+
+    Hooks cannot tell which row of what enters a layer belongs to which input: a module may sort them, or route them.
+    """
+    weights = _weights(trial.outputs)
+    named = {name: p for name, p in plan.module.named_parameters() if p.requires_grad}
+    total = torch.autograd.grad(trial.outputs, list(named.values()), weights, allow_unused=True, retain_graph=True)
+    lengths = {id(p): 0.0 if g is None else float(g.square().sum()) for p, g in zip(named.values(), total, strict=True)}
+    owned = {layer: [id(p) for p in layer.parameters() if p.requires_grad] for layer in plan.layers}
+    pairs = [
+        (sum(float(squared_length(f, weights)) for f in found.get(layer, [])), sum(lengths.pop(p) for p in ids))
+        for layer, ids in owned.items()
+    ]
+    pairs.append((sum(float(squared_length(g, weights)) for g in rest), sum(lengths.values())))
+    accuracy = torch.finfo(weights.dtype).eps ** 0.5
+    noise = accuracy**1.5 * sum(right for _, right in pairs)
+    if all(abs(value - right) <= accuracy * right + noise for value, right in pairs):
+        return
+    if plan.layers:
+        raise _Disagreement
+    raise ModelError(
+        "gradients at single inputs do not add up to those of all of them, so that outputs at one input depend on "
+        "others; let the module's first dimension be that of inputs"
+    )
+
+
+def _weights(outputs: Tensor) -> Tensor:
+    """Return numbers for all outputs that look random."""
+    return torch.arange(1.0, outputs.numel() + 1, dtype=torch.float64).cos().to(outputs).view_as(outputs)
 
 
 def _rest(plan: Plan, x: Tensor) -> list[LayerGradients]:
@@ -189,9 +264,9 @@ def _rest(plan: Plan, x: Tensor) -> list[LayerGradients]:
     try:
         found = vmap(jacrev(output), (None, 0))(parameters, x)
     except (RuntimeError, UserWarning):  # a function of the module cannot be batched
-        return [Gradients(_one_by_one(plan, x))]
+        return _one_by_one(plan, x)
     if not _add_up(plan, found, x):
-        return [Gradients(_one_by_one(plan, x))]
+        return _one_by_one(plan, x)
     return [Gradients(g.flatten(2).transpose(0, 1)) for g in found.values()]
 
 
@@ -200,7 +275,7 @@ def _add_up(plan: Plan, found: dict[str, Tensor], x: Tensor) -> bool:
     chosen = [plan.module.get_parameter(name) for name in found]
     with torch.enable_grad():
         y = run(plan.module, {}, x)
-        weights = torch.arange(1.0, y.numel() + 1).to(y).cos().view_as(y)
+        weights = _weights(y)
         sums = torch.autograd.grad((y * weights).sum(), chosen, materialize_grads=True)
     for total, gradients in zip(sums, found.values(), strict=True):
         wrong = (torch.tensordot(weights.detach(), gradients, 2) - total).abs().max()
@@ -209,8 +284,8 @@ def _add_up(plan: Plan, found: dict[str, Tensor], x: Tensor) -> bool:
     return True
 
 
-def _one_by_one(plan: Plan, x: Tensor) -> Tensor:
-    """Return gradients with respect to the parameters whose gradients have no factors, ``(k, n, parameters)``."""
+def _one_by_one(plan: Plan, x: Tensor) -> list[LayerGradients]:
+    """Return gradients with respect to the parameters whose gradients have no factors, without torch's batching."""
     chosen = [plan.module.get_parameter(name) for name in plan.rest]
     rows = []
     for row in x.split(1):
@@ -218,4 +293,4 @@ def _one_by_one(plan: Plan, x: Tensor) -> Tensor:
             y = run(plan.module, {}, row)[0]
             found = [torch.autograd.grad(v, chosen, retain_graph=True, materialize_grads=True) for v in y]
         rows.append(torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in found]))
-    return torch.stack(rows, 1)
+    return [Gradients(g) for g in torch.stack(rows, 1).split([p.numel() for p in chosen], 2)]

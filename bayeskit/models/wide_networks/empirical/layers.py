@@ -29,7 +29,10 @@ def factors(layer: nn.Module, calls: Calls) -> list[LayerGradients]:
 
 
 def has_factors(layer: nn.Module) -> bool:
-    """Whether a layer is known, as torch has it; of subclasses nothing is known."""
+    """Whether a layer is known, as torch has it; of subclasses, and of what a user has put onto it, nothing is."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    if "forward" in layer.__dict__ or any(hooks):
+        return False
     if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse):
         return False
     return type(layer) in FACTORS and layer._parameters.keys() <= {"weight", "bias"}

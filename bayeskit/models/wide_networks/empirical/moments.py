@@ -15,6 +15,7 @@ from bayeskit.errors import DataError, SettingsError
 from bayeskit.models.wide_networks.empirical.random_networks import RandomNetworks, random_networks
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
 from bayeskit.models.wide_networks.inputs import check_inputs
+from bayeskit.models.wide_networks.regression.kernels import refuse_module
 from bayeskit.parallel import map_tasks
 
 NUM_BLOCKS = 8  # tasks a width, each with random numbers of its own: enough for a few processes
@@ -86,6 +87,7 @@ def kernel_moments(
     SettingsError, DataError, ShapeError, ModelError
         If settings, inputs or the network do not fit.
     """
+    refuse_module(kernel)
     if which not in KERNELS:
         raise SettingsError(f'which must be "nngp" or "ntk", not {which!r}')
     if isinstance(seed, torch.Generator):

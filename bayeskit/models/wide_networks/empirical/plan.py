@@ -17,6 +17,7 @@ from bayeskit.models.wide_networks.empirical.recording import Recording, record
 from bayeskit.models.wide_networks.inputs import check_finite
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
+COPIES = 4  # of gradients that are computed for single inputs: torch's, both in another order, and a product's
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,22 @@ class Plan:
     rest: tuple[str, ...]
     num_outputs: int
     num_numbers: int
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The first one that is trained, whose dtype and device are those of a kernel."""
+        return first_trainable(self.module)
+
+    def by_single_inputs(self) -> Plan:
+        """Return a plan that trusts nothing but gradients of single inputs."""
+        names = {name: p.numel() for name, p in self.module.named_parameters() if p.requires_grad}
+        numbers = self.num_numbers + COPIES * self.num_outputs * sum(names.values())
+        return Plan(self.module, (), tuple(names), self.num_outputs, numbers)
+
+
+def first_trainable(module: nn.Module) -> nn.Parameter:
+    """Return the first parameter that requires gradients."""
+    return next(p for p in module.parameters() if p.requires_grad)
 
 
 def make_plan(module: nn.Module, x: Tensor) -> Plan:
@@ -74,6 +91,7 @@ def make_plan(module: nn.Module, x: Tensor) -> Plan:
         _restore(before, x)
         raise ModelError("the module draws random numbers, so that it has no fixed kernel; call module.eval() first")
     trial.unchanged()
+    check_finite(trial.outputs, "the network's output")
     used, uses = _uses(trial.outputs)
     if not any(p.requires_grad and id(p) in uses for p in module.parameters()):
         raise ModelError("outputs do not depend on trainable parameters; do not run the module's layers under no_grad")
@@ -89,10 +107,10 @@ def make_plan(module: nn.Module, x: Tensor) -> Plan:
     rest = [name for name, p in module.named_parameters() if p.requires_grad and id(p) in uses and id(p) not in known]
     sizes = dict(module.named_parameters())
     k = trial.outputs.shape[1]
-    numbers = k * sum(sizes[name].numel() for name in rest) + x[:1].numel()
+    numbers = COPIES * k * sum(sizes[name].numel() for name in rest) + x[:1].numel()
     for call in trial.calls:
-        # Convolutions unfold what enters; gradients are held, and once more while they are computed.
-        numbers += call.entered.numel() // 2 * (1 + _patch(call.layer)) + call.size // 2 * (1 + 2 * k)
+        # Convolutions unfold what enters, and scale it; gradients are held, and twice more while they are computed.
+        numbers += call.entered.numel() // 2 * (1 + 2 * _patch(call.layer)) + call.size // 2 * (1 + 3 * k)
     return Plan(module, layers, tuple(rest), k, numbers)
 
 
@@ -106,7 +124,7 @@ def check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None:
     """
     if not isinstance(x, Tensor) or not x.dim() or not len(x):
         raise DataError(f"{name} must be a tensor with at least one input, not {getattr(x, 'shape', type(x))}")
-    parameter = next(p for p in module.parameters() if p.requires_grad)
+    parameter = first_trainable(module)
     if x.device != parameter.device or (x.is_floating_point() and x.dtype != parameter.dtype):
         raise DataError(
             f"{name} is {x.dtype} on {x.device}, the module {parameter.dtype} on {parameter.device}; "

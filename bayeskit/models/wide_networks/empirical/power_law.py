@@ -61,7 +61,9 @@ class PowerLaw:
         if self.is_open:
             return "no rate to be told: the numbers drown in their errors"
         interval = f"rate in {low:.3f} to {high:.3f} at 95 %"
-        return f"width**({-self.rate:.3f}) ({interval}, goodness of fit p = {self.p_value:.2g})"
+        unknown = math.isnan(self.p_value)
+        fit = "too few widths for a goodness of fit" if unknown else f"goodness of fit p = {self.p_value:.2g}"
+        return f"width**({-self.rate:.3f}) ({interval}, {fit})"
 
 
 def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLaw:

@@ -13,6 +13,7 @@ from bayeskit.errors import ShapeError
 from bayeskit.models.wide_networks.empirical.plan import check_module_inputs, make_plan
 from bayeskit.models.wide_networks.empirical.recording import run
 from bayeskit.models.wide_networks.forward_mode import along
+from bayeskit.models.wide_networks.inputs import check_finite
 
 Parameters = Mapping[str, Tensor]
 
@@ -47,9 +48,9 @@ def ntk_vector_product(
     Raises
     ------
     ModelError, DataError
-        As in :func:`empirical_ntk`.
+        As in :func:`empirical_ntk`, and if ``v`` is not finite.
     ShapeError
-        If ``v`` does not have a row for each of ``x2`` and a column for each output.
+        If inputs differ in shape, or ``v`` does not have a row for each of ``x2`` and a column for each output.
 
     Examples
     --------
@@ -64,8 +65,12 @@ def ntk_vector_product(
     x2 = x1 if x2 is None else x2
     plan = make_plan(module, x1)
     check_module_inputs(module, x2, "x2")
-    if tuple(v.shape) != (len(x2), plan.num_outputs):
-        raise ShapeError(f"v must be {(len(x2), plan.num_outputs)}, inputs and outputs, not {tuple(v.shape)}")
+    if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
+        raise ShapeError(f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}")
+    if not isinstance(v, Tensor) or tuple(v.shape) != (len(x2), plan.num_outputs):
+        found = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
+        raise ShapeError(f"v must be {(len(x2), plan.num_outputs)}, inputs and outputs, not {found}")
+    check_finite(v, "v")
     length = max(len(x1), len(x2)) if block_size is None else whole_number("block_size", block_size, least=1)
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
@@ -91,14 +96,35 @@ def _change(module: nn.Module, parameters: Parameters, x: Tensor, total: Paramet
     the row of an embedding that gets none.
     """
     if shared:
-        return _twice_backward(module, parameters, x, total)
+        return _twice_or_by_rows(module, parameters, x, total)
     start = {name: p.detach() for name, p in parameters.items()}
     try:
         with torch.no_grad():
             result: Tensor = along(lambda changed: run(module, changed, x), start, dict(total))[1]
     except (RuntimeError, NotImplementedError):  # a function of the module has no forward mode
-        return _twice_backward(module, parameters, x, total)
+        return _twice_or_by_rows(module, parameters, x, total)
     return result.detach()
+
+
+def _twice_or_by_rows(module: nn.Module, parameters: Parameters, x: Tensor, total: Parameters) -> Tensor:
+    """Return the change of outputs by gradients, of gradients where torch has them."""
+    try:
+        return _twice_backward(module, parameters, x, total)
+    except (RuntimeError, NotImplementedError):  # the gradient of a function of the module has none
+        return torch.cat([_of_one(module, parameters, row, total) for row in x.split(1)])
+
+
+def _of_one(module: nn.Module, parameters: Parameters, row: Tensor, total: Parameters) -> Tensor:
+    """Return the change of outputs at one input, ``(1, k)``, by a gradient of each."""
+    with torch.enable_grad():
+        y = run(module, {}, row)[0]
+        if not y.requires_grad:
+            return torch.zeros_like(y)[None]
+        chosen, changes = list(parameters.values()), [total[name] for name in parameters]
+        found = [torch.autograd.grad(v, chosen, retain_graph=True, materialize_grads=True) for v in y]
+    return torch.stack(
+        [sum(((g * c).sum() for g, c in zip(gs, changes, strict=True)), y.new_zeros(())) for gs in found]
+    )[None].detach()
 
 
 def _twice_backward(module: nn.Module, parameters: Parameters, x: Tensor, total: Parameters) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,35 +78,50 @@ class RandomNetworks:
         """Return products of an output's gradients with respect to all parameters, ``(networks, n, n)``."""
         return self._products(parameters, x, dict.fromkeys(self.trained, 1.0))
 
-    def chunk(self, x: Tensor) -> int:
+    def full_ntk(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """Return products of all outputs' gradients, output by output, ``(networks, outputs n, outputs n)``."""
+        rows = self._gradients(parameters, x, self.trained, self._num_outputs(x, all_outputs=True))
+        first, *others = (values.flatten(1, 2) for values in rows)
+        total = first @ first.mT
+        for other in others:
+            total += other @ other.mT
+        return total
+
+    def chunk(self, x: Tensor, all_outputs: bool = False) -> int:
         """Return for how many networks gradients are to be held at once."""
         numbers = sum(p.numel() for p in self.template.parameters())
-        return max(CHUNK // (numbers * len(x) * self._num_outputs(x)), 1)
+        return max(CHUNK // (numbers * len(x) * self._num_outputs(x, all_outputs)), 1)
 
-    def _num_outputs(self, x: Tensor) -> int:
-        """Return over how many outputs kernels are averaged."""
-        if self.alike:
+    def _num_outputs(self, x: Tensor, all_outputs: bool = False) -> int:
+        """Return how many outputs there are, or over how many kernels are averaged."""
+        if self.alike and not all_outputs:
             return 1
         with torch.no_grad():
             return self.template(x[:1]).numel()
 
     def _products(self, parameters: Parameters, x: Tensor, scales: Mapping[str, float]) -> Tensor:
-        chosen = {name: parameters[name] for name in scales}
-        others = {name: value for name, value in parameters.items() if name not in scales}
+        found = self._gradients(parameters, x, tuple(scales), self._num_outputs(x))
+        total: Tensor | None = None
+        for rows, scale in zip(found, scales.values(), strict=True):
+            rows = rows * scale
+            product = (rows @ rows.mT).mean(1)
+            total = product if total is None else total + product
+        assert total is not None
+        return total
+
+    def _gradients(self, parameters: Parameters, x: Tensor, names: Sequence[str], num_outputs: int) -> Iterator[Tensor]:
+        """Yield the gradients with respect to one parameter after another, ``(networks, outputs, n, numbers)``."""
+        chosen = {name: parameters[name] for name in names}
+        others = {name: value for name, value in parameters.items() if name not in names}
 
         def output(chosen: Parameters, others: Parameters, one: Tensor, index: Tensor) -> Tensor:
             return functional_call(self.template, {**chosen, **others}, (one[None],)).flatten().gather(0, index)[0]
 
         gradient = vmap(vmap(grad(output), (None, None, None, 0)), (None, None, 0, None))
-        index = torch.arange(self._num_outputs(x), device=x.device)[:, None]
+        index = torch.arange(num_outputs, device=x.device)[:, None]
         found = vmap(gradient, (0, 0, None, None))(chosen, others, x, index)
-        total: Tensor | None = None
-        for name, scale in scales.items():
-            rows = found[name].flatten(3).permute(0, 2, 1, 3) * scale
-            product = (rows @ rows.mT).mean(1)
-            total = product if total is None else total + product
-        assert total is not None
-        return total
+        for name in names:
+            yield found[name].flatten(3).permute(0, 2, 1, 3)
 
 
 def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype) -> RandomNetworks:

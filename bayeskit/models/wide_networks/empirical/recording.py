@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bayeskit.errors import BayeskitError, ModelError, ShapeError
 
@@ -128,11 +129,24 @@ def record(module: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> Recordi
     return result
 
 
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Let torch compute attention from functions that it can differentiate twice, along vectors, and in batches."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def run(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     """Return a module's outputs, ``(n, k)``, with some of its parameters replaced, and copies of its buffers."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     x = x.clone()  # which the module may change in place
-    y = functional_call(module, {**parameters, **buffers}, (x,)) if parameters or buffers else module(x)
+    with plain_attention():
+        y = functional_call(module, {**parameters, **buffers}, (x,)) if parameters or buffers else module(x)
     if not isinstance(y, Tensor) or not y.is_floating_point():
         raise ModelError(f"the module must return a real tensor, not {getattr(y, 'dtype', type(y).__name__)}")
     if not y.dim() or len(y) != len(x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,13 +18,15 @@ from bayeskit.models.wide_networks.activations.piecewise_linear import Piecewise
 from bayeskit.models.wide_networks.activations.sign import Step
 from bayeskit.models.wide_networks.empirical.drift import DriftAgainstWidth, ntk_drift_against_width
 from bayeskit.models.wide_networks.empirical.moments import Moments, kernel_moments, pairs_of
-from bayeskit.models.wide_networks.infinite_width import InfiniteWidth, infinite_width
+from bayeskit.models.wide_networks.infinite_width import InfiniteWidth, Variance, infinite_width
+from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
 from bayeskit.models.wide_networks.layers.nonlinearity import Nonlinearity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LEVEL = 0.975
+Weighted = Dense | Convolution
 
 
 class Interval(NamedTuple):
@@ -66,6 +69,12 @@ class KernelRegime:
         Falls like one over the width, or nearly its square root where activations have kinks.
     has_kinks : bool
         Whether activations have.
+    widths : tuple of int
+        Of the layers before the last, one after another, where ``width`` is None.
+    law : str
+        That of the random weights, in words.
+    he_variance : float or None
+        The weight variance with which ReLU keeps the size of what it passes on, if weights have a smaller one.
     """
 
     width: int | None
@@ -75,6 +84,9 @@ class KernelRegime:
     fluctuation: Interval
     drift: Interval | None
     has_kinks: bool = False
+    widths: tuple[int, ...] = ()
+    law: str = ""
+    he_variance: float | None = None
 
     @property
     def numbers(self) -> dict[str, Interval]:
@@ -101,18 +113,33 @@ class KernelRegime:
     @property
     def verdict(self) -> str:
         """One sentence: whether this width is in the kernel regime, what speaks against it, and what to do."""
-        width = "the module's own width" if self.width is None else f"width {self.width}"
+        width = "random networks of " + (f"width {self.width}" if self.width is not None else self._own_widths)
         if self.trusted:
-            text = f"{width} is in the kernel regime: all of {', '.join(self.numbers)} are below {self.tolerance:g}"
+            text = f"{width} are in the kernel regime: all of {', '.join(self.numbers)} are below {self.tolerance:g}"
             return text if self.drift is not None else f"{text} (at initialisation; give y for the drift)"
         large = [f"{name} {number}" for name, number in self.numbers.items() if number.lower > self.tolerance]
         if large:
             return (
-                f"{width} is not in the kernel regime: {', '.join(large)} above {self.tolerance:g}; about "
-                f"{self.factor:.1f} times the width would be"
+                f"{width} are not in the kernel regime: {', '.join(large)} above {self.tolerance:g}; about "
+                f"{_rounded(self.factor)} times the width would be{self._remedy}"
             )
         open_ones = [f"{name} {number}" for name, number in self.numbers.items() if number.upper > self.tolerance]
-        return f"{width} is undecided: {', '.join(open_ones)} about {self.tolerance:g}; take more networks"
+        return f"{width} are undecided: {', '.join(open_ones)} about {self.tolerance:g}; take more networks"
+
+    @property
+    def _own_widths(self) -> str:
+        if not self.widths:
+            return "the module's own widths"
+        return f"the module's own width{'s' * (len(self.widths) > 1)} {', '.join(map(str, self.widths))}"
+
+    @property
+    def _remedy(self) -> str:
+        if self.he_variance is None or self.drift is None or self.drift.lower <= self.tolerance:
+            return ""
+        return (
+            f". The drift also shrinks with weight_variance={self.he_variance:g} (He), with which the kernel does not "
+            "get smaller from layer to layer"
+        )
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row a number."""
@@ -150,7 +177,8 @@ class KernelRegime:
         return ax
 
     def __repr__(self) -> str:
-        return "\n".join([self.verdict, *(f"  {name} {number}" for name, number in self.numbers.items())])
+        law = [f"  {self.law}; not the module's own weights"] if self.law else []
+        return "\n".join([self.verdict, *law, *(f"  {name} {number}" for name, number in self.numbers.items())])
 
 
 def kernel_regime(
@@ -159,6 +187,8 @@ def kernel_regime(
     y: Tensor | None = None,
     *,
     width: int | None = None,
+    weight_variance: Variance | None = None,
+    bias_variance: Variance | None = None,
     tolerance: float = 0.1,
     num_networks: int = 500,
     num_trained: int = 32,
@@ -170,20 +200,25 @@ def kernel_regime(
 ) -> KernelRegime:
     """Tell whether random networks of a given width behave as their tangent kernel of infinite width says.
 
-    That takes three things: the mean of their kernels is the limit, each is close to the mean, and training leaves it
-    where it was.
+    They have the layers of a module and random weights of the law that is given here, not the module's own weights,
+    whatever law these have. Three things must hold: the mean of their kernels is the limit, each is close to the mean,
+    and training leaves it where it was.
 
     Parameters
     ----------
     kernel : InfiniteWidth or torch.nn.Module
         Networks have the law of ``kernel.network(width)``. A module is read by
-        :func:`~bayeskit.models.wide_networks.infinite_width` with its default variances.
+        :func:`~bayeskit.models.wide_networks.infinite_width`.
     x : Tensor
         Inputs, ``(n, ...)``, two at least. Networks are in its precision.
     y : Tensor, optional
         What outputs should be, ``(n, outputs)`` or ``(n,)``; without it nothing is trained.
     width : int, optional
         Of all layers but the last; by default the module's own widths.
+    weight_variance, bias_variance : float, Tensor or mapping, optional
+        As for :func:`~bayeskit.models.wide_networks.infinite_width`, times the number of inputs of a layer for weights;
+        by default those of the kernel, or 1 and 0 for a module. Before ReLU, 2 for weights (He) keeps variances as they
+        are from layer to layer.
     tolerance : float, default 0.1
         Below which relative numbers count as small.
     num_networks : int, default 500
@@ -219,11 +254,13 @@ def kernel_regime(
     >>> kernel = infinite_width(network, weight_variance=2.0)
     >>> x = torch.tensor([[1.0, 0.0], [0.5, 1.0], [-0.5, 1.0]])
     >>> report = kernel_regime(kernel, x, x.sum(1), width=8)
-    >>> report.trusted, report.verdict.startswith("width 8 is not in the kernel regime")
+    >>> report.trusted, report.verdict.startswith("random networks of width 8 are not in the kernel regime")
     (False, True)
     """
     if isinstance(kernel, nn.Module):
         kernel = infinite_width(kernel)
+    if weight_variance is not None or bias_variance is not None:
+        kernel = kernel.with_variances(weight_variance, bias_variance)
     if not isinstance(x, Tensor) or x.dim() < 2 or len(x) < 2:
         raise ShapeError("x must hold two inputs at least, (n, ...): the bias is that of pairs")
     width = None if width is None else whole_number("width", width, least=1)
@@ -237,13 +274,60 @@ def kernel_regime(
             kernel, x, y, [width], num_trained, learning_rate=learning_rate, num_steps=num_steps, seed=seed
         )
         drift = _drift(trained)
-    return KernelRegime(width, num_networks, tolerance, bias, fluctuation, drift, _has_kinks(kernel))
+    return KernelRegime(
+        width,
+        num_networks,
+        tolerance,
+        bias,
+        fluctuation,
+        drift,
+        _has_kinks(kernel),
+        _widths(kernel),
+        _law(kernel),
+        _he_variance(kernel),
+    )
 
 
 def _has_kinks(kernel: InfiniteWidth) -> bool:
     layers = [node.layer for node in kernel.graph.nodes]
     functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
     return any(isinstance(f, Step) or (isinstance(f, PiecewiseLinear) and f.left != f.right) for f in functions)
+
+
+def _widths(kernel: InfiniteWidth) -> tuple[int, ...]:
+    """Return the numbers of channels of layers with weights before the last."""
+    layers = [node.layer for node in kernel.graph.nodes]
+    channels = [x.channels if isinstance(x, Dense) else x.dense.channels for x in layers if isinstance(x, Weighted)]
+    return tuple(channels[:-1])
+
+
+def _law(kernel: InfiniteWidth) -> str:
+    """Return the law of random weights, in words."""
+    weight, bias = (_numbers(x) for x in (kernel.variances.weight, kernel.variances.bias))
+    which = "NTK" if kernel.parameterization == "ntk" else kernel.parameterization
+    return f"weight variance {weight} over the number of inputs, bias variance {bias}, {which} parametrisation"
+
+
+def _numbers(variances: Mapping[str, float | Tensor]) -> str:
+    found = [f"{float(x):.3g}" for x in variances.values()]
+    return found[0] if len(set(found)) == 1 else f"({', '.join(found)})"
+
+
+def _he_variance(kernel: InfiniteWidth) -> float | None:
+    """Return the weight variance with which activations with a kink keep second moments, if one is smaller."""
+    layers = [node.layer for node in kernel.graph.nodes]
+    functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
+    slopes = {(f.left, f.right) for f in functions if isinstance(f, PiecewiseLinear) and f.left != f.right}
+    if len(slopes) != 1:
+        return None
+    left, right = slopes.pop()
+    wanted = 2 / (left**2 + right**2)
+    return wanted if min(float(x) for x in kernel.variances.weight.values()) < 0.99 * wanted else None
+
+
+def _rounded(factor: float) -> str:
+    """Return a number to one digit, or to two if it is below ten."""
+    return f"{factor:.2g}" if factor < 9.95 else f"{float(f'{factor:.0e}'):.0f}"
 
 
 def _bias(moments: Moments) -> Interval:

@@ -9,12 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bayeskit.models.wide_networks.gaussian_processes.classification_model import ClassificationModel
-from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import (
-    DepthComparison,
-    Fit,
-    fit,
-    fit_depths,
-)
+from bayeskit.models.wide_networks.gaussian_processes.depth import DepthComparison, fit_depths
+from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import Fit, fit_variances
 from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import PyroKernel
 from bayeskit.models.wide_networks.gaussian_processes.regression_model import RegressionModel
 
@@ -45,8 +41,8 @@ __all__ = [
     "LargeRegression",
     "PyroKernel",
     "RegressionModel",
-    "fit",
     "fit_depths",
+    "fit_variances",
     "large_regression",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyro
 import pyro.distributions as dist
@@ -15,9 +15,8 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.models.wide_networks.gaussian_processes.predictive import NormalMixture, predict_each
-from bayeskit.models.wide_networks.gaussian_processes.regression_model import as_kernel
+from bayeskit.models.wide_networks.gaussian_processes.regression_model import as_kernel, check_data
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
-from bayeskit.models.wide_networks.inputs import check_vectors
 
 WHITE = "white"
 
@@ -34,13 +33,19 @@ class ClassificationModel(PyroModule):
     Parameters
     ----------
     kernel : InfiniteWidth or pyro.contrib.gp.kernels.Kernel
-        A network gets log-normal priors whose medians are its variances.
+        A network gets log-normal priors whose medians are its variances; it takes images as they are.
     num_classes : int, default 2
     spread : float, default 1.0
         The standard deviation of logarithms, in these priors.
     jitter : float, default 1e-8
         Added to the diagonal of :math:`K_v`, relative to its mean. Where it is not positive definite even so, the
         density of a :class:`~bayeskit.Target` is not a number, and samplers turn back.
+    tied : bool, default True
+        Whether all layers of a network share one variance of weights and one of biases, or have their own.
+    covariance : {"nngp", "ntk"}, default "nngp"
+        Of a network.
+    input_shape : sequence of int, optional
+        Of one input of a network, ``(channels, *grid)``, if images come as vectors.
 
     Attributes
     ----------
@@ -50,6 +55,10 @@ class ClassificationModel(PyroModule):
 
     Raises
     ------
+    ModelError
+        If the kernel is a torch module, or the output of its network is not normal.
+    SettingsError
+        If a number is out of its domain.
     ShapeError, DataError
         When called, if data do not fit or are not finite, or labels are no classes.
 
@@ -70,10 +79,18 @@ class ClassificationModel(PyroModule):
     """
 
     def __init__(
-        self, kernel: InfiniteWidth | Kernel, num_classes: int = 2, spread: float = 1.0, jitter: float = 1e-8
+        self,
+        kernel: InfiniteWidth | Kernel,
+        num_classes: int = 2,
+        spread: float = 1.0,
+        jitter: float = 1e-8,
+        *,
+        tied: bool = True,
+        covariance: str = "nngp",
+        input_shape: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.kernel = as_kernel(kernel, spread)
+        self.kernel = as_kernel(kernel, spread, tied, covariance, input_shape)
         self.num_classes = whole_number("num_classes", num_classes, least=2)
         self.jitter = real_number("jitter", jitter, between=(-1e-300, 1))
 
@@ -83,7 +100,7 @@ class ClassificationModel(PyroModule):
         Parameters
         ----------
         x : Tensor
-            Inputs, ``(n, features)``.
+            Inputs, ``(n, features)`` or ``(n, channels, *grid)``.
         labels : Tensor, optional
             Integers from zero, ``(n,)``; drawn if they are not given.
 
@@ -92,7 +109,7 @@ class ClassificationModel(PyroModule):
         Tensor
             ``(n,)``.
         """
-        check_vectors(x, "x")
+        check_data(self.kernel, x, "x")
         if labels is not None:
             self._check_labels(x, labels)
         values = self.latent(x)
@@ -118,7 +135,7 @@ class ClassificationModel(PyroModule):
         x : Tensor
             The inputs of the data.
         x_new : Tensor
-            ``(m, features)``.
+            ``(m, features)`` or ``(m, channels, *grid)``.
 
         Returns
         -------
@@ -130,10 +147,9 @@ class ClassificationModel(PyroModule):
         DrawsError
             If a site has no value.
         """
-        check_vectors(x, "x")
-        check_vectors(x_new, "x_new")
-        inner = 1 if self.num_classes == 2 else 2
-        return predict_each(self._conditional, values, WHITE, inner, x, x_new)
+        check_data(self.kernel, x, "x")
+        check_data(self.kernel, x_new, "x_new")
+        return predict_each(self._conditional, values, x, x_new)
 
     def predict_probabilities(
         self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor, seed: int | torch.Generator = 0
@@ -164,11 +180,10 @@ class ClassificationModel(PyroModule):
     def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the triangle of the covariance and the white values."""
         prior = self.kernel(x)
-        jitter = self.jitter * prior.diagonal().mean()
-        lower = torch.linalg.cholesky(prior + jitter * torch.eye(len(x), dtype=x.dtype, device=x.device))
         shape = (len(x),) if self.num_classes == 2 else (self.num_classes, len(x))
         white = pyro.sample(WHITE, dist.Normal(x.new_zeros(shape), 1.0).to_event(len(shape)))
-        return lower, white
+        jitter = self.jitter * prior.diagonal().mean()
+        return torch.linalg.cholesky(prior + jitter * torch.eye(len(x), dtype=x.dtype, device=x.device)), white
 
     @pyro_method
     def _conditional(self, x: Tensor, x_new: Tensor) -> tuple[Tensor, Tensor]:

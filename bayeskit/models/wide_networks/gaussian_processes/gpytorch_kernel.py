@@ -16,6 +16,7 @@ from bayeskit.models.wide_networks.gaussian_processes.parameters import (
     diagonal,
     matrix,
 )
+from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import described
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
 
 try:
@@ -29,9 +30,14 @@ except ImportError as error:
         "pip install 'bayeskit[gaussian_processes]' or pip install gpytorch"
     ) from error
 
+CHUNK = 32  # pairs of inputs whose small square of covariances is computed for its diagonal
+
 
 class GPyTorchKernel(Kernel):
     """The covariance of a network of infinite width, with variances that can be learned.
+
+    GPyTorch copies inputs on the way, so that two sets with the same numbers are taken for one: with ``Dropout``,
+    their covariance is that of one forward pass with itself.
 
     Parameters
     ----------
@@ -55,6 +61,8 @@ class GPyTorchKernel(Kernel):
     ------
     MissingPackageError
         On import, if GPyTorch is not installed.
+    ModelError
+        If the network is a torch module, or its output is not normal.
     SettingsError
         If a variance of weights is zero, or tied ones are not equal at first.
 
@@ -118,11 +126,21 @@ class GPyTorchKernel(Kernel):
         x1 = self._shaped(x1)
         if x2 is None:
             return diagonal(network, self.covariance, x1) if diag else matrix(network, self.covariance, x1)
-        found = matrix(network, self.covariance, x1, self._shaped(x2))
-        return found.diagonal() if diag else found
+        x2 = self._shaped(x2)
+        if not diag:
+            return matrix(network, self.covariance, x1, x2)
+        parts = zip(x1.split(CHUNK), x2.split(CHUNK), strict=True)
+        return torch.cat([matrix(network, self.covariance, a, b).diagonal() for a, b in parts])
 
     def _shaped(self, x: Tensor) -> Tensor:
-        return x if self.input_shape is None else x.reshape(len(x), *self.input_shape)
+        if self.input_shape is None:
+            return x
+        if x.shape[1] != self.input_shape.numel():
+            raise ShapeError(f"inputs must have {self.input_shape.numel()} features, not {x.shape[1]}")
+        return x.reshape(len(x), *self.input_shape)
+
+    def __repr__(self) -> str:
+        return described(self)
 
     def _register(self, name: str, value: Tensor) -> None:
         self.register_parameter(f"raw_{name}", torch.nn.Parameter(value.log()))

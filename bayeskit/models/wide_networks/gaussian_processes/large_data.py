@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,19 +16,22 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel import GPyTorchKernel
+from bayeskit.models.wide_networks.gaussian_processes.regression_model import one_target
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
-from bayeskit.models.wide_networks.inputs import check_targets, check_vectors
+from bayeskit.models.wide_networks.inputs import check_vectors
 
+from linear_operator.utils.cholesky import psd_safe_cholesky  # isort: skip
+from linear_operator.utils.warnings import NumericalWarning  # isort: skip
 import gpytorch  # isort: skip  after the kernel's module, which says how to install it
 
 
 class Marginals(NamedTuple):
-    """Normal laws of the function at new inputs, one by one.
+    """Normal laws of the function, or of observations, at new inputs, one by one.
 
     Attributes
     ----------
     mean, variance : Tensor
-        Of the function, without noise, ``(m,)``.
+        ``(m,)``.
     """
 
     mean: Tensor
@@ -118,7 +122,7 @@ class LargeRegression:
     bound : float or None
         With inducing points, a lower bound of the log marginal likelihood.
     jitter : float
-        What GPyTorch adds to the covariance of inducing points; zero with conjugate gradients.
+        What GPyTorch adds to the diagonal of the covariance of inducing points, measured; mostly zero.
     """
 
     model: Any
@@ -128,12 +132,12 @@ class LargeRegression:
     bound: float | None
     jitter: float
 
-    def predict(self, x: Tensor) -> Marginals:
-        """Return the function at new inputs, ``(m, features)``."""
+    def predict(self, x: Tensor, *, noise: bool = False) -> Marginals:
+        """Return the function at new inputs, ``(m, features)``, or with ``noise`` observations there."""
         check_vectors(x, "x")
         with _settings(self.method), torch.no_grad():
             law = self.model(x)
-            return Marginals(law.mean, law.variance)
+            return Marginals(law.mean, law.variance + self.noise_variance if noise else law.variance)
 
 
 def large_regression(
@@ -187,7 +191,7 @@ def large_regression(
     method = ConjugateGradients() if method is None else method
     noise_variance = real_number("noise_variance", noise_variance, between=(0, float("inf")))
     check_vectors(x, "x")
-    check_targets(x, y, one_output=True)
+    y = one_target(x, y)
     kernel = copy.deepcopy(network) if isinstance(network, GPyTorchKernel) else GPyTorchKernel(network)
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive()).to(x)
     likelihood.noise = torch.tensor(noise_variance, dtype=x.dtype, device=x.device)
@@ -199,7 +203,7 @@ def large_regression(
         chosen = torch.randperm(len(x), generator=generator)[: method.num_points].to(x.device)
         model = _Model(x, y, likelihood, gpytorch.kernels.InducingPointKernel(kernel, x[chosen].clone(), likelihood))
         bound = _climb(model, likelihood, x, y, method)
-        jitter = float(gpytorch.settings.cholesky_jitter.value(x.dtype))
+        jitter = _jitter(model.covar_module)
     else:
         model = _Model(x, y, likelihood, kernel)
     model.eval()
@@ -221,6 +225,17 @@ def _climb(model: _Model, likelihood: Any, x: Tensor, y: Tensor, method: Inducin
             optimizer.step()
         with torch.no_grad():
             return float(objective(model(x), y)) * len(x)
+
+
+@torch.no_grad()
+def _jitter(kernel: Any) -> float:
+    """Return what GPyTorch adds to the covariance of inducing points before it has a Cholesky factor."""
+    prior = kernel.base_kernel(kernel.inducing_points, kernel.inducing_points).to_dense()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)  # its own words for what is returned
+        upper = psd_safe_cholesky(prior, upper=True)
+    added = float((upper.square().sum(0) - prior.diagonal()).mean())
+    return added if added > len(prior) * torch.finfo(prior.dtype).eps * float(prior.diagonal().max()) else 0.0
 
 
 @contextmanager

@@ -1,34 +1,33 @@
-"""Variances, noise and depth of a network of infinite width by marginal likelihood."""
+"""Variances of a network of infinite width by marginal likelihood."""
 
 from __future__ import annotations
 
-import math
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import torch
-from scipy.optimize import minimize
-from torch import Tensor, nn
+from scipy.optimize import OptimizeResult, minimize
+from torch import Tensor
 
+from bayeskit._progress import Bar, progress_bar
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
-from bayeskit.errors import DataError, JitterWarning, SettingsError
+from bayeskit.errors import AccuracyWarning, DataError
+from bayeskit.models.wide_networks.gaussian_processes.objective import Objective
 from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters, check_covariance
-from bayeskit.models.wide_networks.infinite_width import InfiniteWidth, infinite_width
-from bayeskit.models.wide_networks.inputs import check_targets
-from bayeskit.models.wide_networks.regression.posterior import Posterior, nngp_posterior, ntk_posterior
+from bayeskit.models.wide_networks.gaussian_processes.regression_model import one_target
+from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
+from bayeskit.models.wide_networks.regression.posterior import Posterior
 
-REACH = 1e4  # by which a variance may leave its first value, either way
-LEAST_NOISE = 1e-8  # relative to the mean square of the data
-MAX_JITTER = 1e-4  # relative to the mean of the covariance's diagonal
+AGREEMENT = 1e-6  # of log evidences that are one and the same maximum
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fit:
-    """Variances at which data are most likely; made by :func:`fit`.
+    """Variances at which data are most likely; made by :func:`fit_variances`.
 
     Attributes
     ----------
@@ -38,122 +37,50 @@ class Fit:
         Of that network; its ``jitter`` tells whether any was needed.
     log_evidence : float
         The largest found.
+    variances : mapping of str to float
+        What was found, by name: ``weight_variance``, ``bias_variance``, ``noise_variance``; with a number if layers
+        have their own.
     gradient : float
-        The largest of its derivatives with respect to logarithms of variances that lie on no bound.
+        The largest derivative of the log evidence with respect to logarithms of variances that lie on no bound.
     starts : tuple of float
-        What was reached from each start, in the order of starts.
+        What was reached from each start, in the order of starts; once two agree there are no more.
     at_bound : tuple of str
         The variances that have reached the end of where they may lie.
+    finished : bool
+        Whether the best start ended by itself, before iterations or time were used up.
     """
 
     network: InfiniteWidth
     posterior: Posterior
     log_evidence: float
+    variances: Mapping[str, float]
     gradient: float
     starts: tuple[float, ...]
     at_bound: tuple[str, ...]
+    finished: bool
 
     @property
     def noise_variance(self) -> float:
         """The noise found, or given."""
         return float(self.posterior.noise_variance)
 
-
-@dataclass(frozen=True)
-class DepthComparison:
-    """Fits of networks of several depths to the same data; made by :func:`fit_depths`.
-
-    Attributes
-    ----------
-    fits : mapping of int to Fit
-        By depth.
-    """
-
-    fits: Mapping[int, Fit]
-
-    @property
-    def best(self) -> int:
-        """The depth of the largest marginal likelihood."""
-        return max(self.fits, key=lambda depth: self.fits[depth].log_evidence)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return one row a depth."""
-        return pd.DataFrame(
-            {
-                "depth": depth,
-                "log_evidence": found.log_evidence,
-                "noise_variance": found.noise_variance,
-                "jitter": found.posterior.jitter,
-                "at_bound": ", ".join(found.at_bound),
-            }
-            for depth, found in self.fits.items()
-        )
+    def __repr__(self) -> str:
+        agree = sum(value > self.log_evidence - AGREEMENT for value in self.starts)
+        parts = [f"log evidence {self.log_evidence:.6g}"]
+        for kind, called in (("weight_variance", "weights"), ("bias_variance", "biases")):
+            values = [f"{v:.3g}" for name, v in self.variances.items() if name.startswith(kind)]
+            if values:
+                parts.append(f"{called} {' '.join(values)}")
+        parts += [f"noise {self.noise_variance:.3g}", f"{agree} of {len(self.starts)} starts agree"]
+        parts += [f"{name} at its bound" for name in self.at_bound]
+        if self.posterior.jitter:
+            parts.append(f"jitter {self.posterior.jitter:.3g}")
+        if not self.finished:
+            parts.append("not finished")
+        return f"Fit: {', '.join(parts)}"
 
 
-@dataclass(frozen=True)
-class _Objective:
-    """Minus the log marginal likelihood, as a function of logarithms of variances."""
-
-    parameters: Parameters
-    covariance: str
-    x: Tensor
-    y: Tensor
-    noise: float | None
-
-    @property
-    def first(self) -> Tensor:
-        """The logarithms of the variances at which the network begins, those of the noise last."""
-        parts = [self.parameters.weight.reshape(-1)]
-        if self.parameters.bias is not None:
-            parts.append(self.parameters.bias.reshape(-1))
-        if self.noise is None:
-            parts.append(0.1 * self.scale.reshape(1))
-        return torch.cat(parts).log()
-
-    @property
-    def scale(self) -> Tensor:
-        return self.y.square().mean().double()
-
-    @property
-    def names(self) -> list[str]:
-        found = []
-        for kind, value in (("weight_variance", self.parameters.weight), ("bias_variance", self.parameters.bias)):
-            if value is not None:
-                found += [f"{kind}[{i}]" for i in range(len(value))] if value.dim() else [kind]
-        return found + (["noise_variance"] if self.noise is None else [])
-
-    def bounds(self) -> list[tuple[float, float]]:
-        found = [(float(v) - math.log(REACH), float(v) + math.log(REACH)) for v in self.first]
-        if self.noise is None:
-            centre = float(self.scale.log())
-            found[-1] = (centre + math.log(LEAST_NOISE), centre + math.log(REACH))
-        return found
-
-    def network(self, logarithms: Tensor) -> InfiniteWidth:
-        values = logarithms.exp().to(self.x)
-        weight, bias = self.parameters.weight, self.parameters.bias
-        end = weight.numel() + (0 if bias is None else bias.numel())
-        return self.parameters.at(
-            values[: weight.numel()].reshape(weight.shape),
-            None if bias is None else values[weight.numel() : end].reshape(bias.shape),
-        )
-
-    def posterior(self, logarithms: Tensor) -> Posterior:
-        noise = logarithms[-1].exp().to(self.x) if self.noise is None else self.noise
-        posterior = nngp_posterior if self.covariance == "nngp" else ntk_posterior
-        return posterior(self.network(logarithms), self.x, self.y, noise, max_jitter=MAX_JITTER)
-
-    def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-        leaf = torch.tensor(logarithms, dtype=torch.float64, requires_grad=True)
-        with torch.enable_grad(), warnings.catch_warnings():
-            # Where the search passes by, jitter does not matter; where it ends, it is reported.
-            warnings.simplefilter("ignore", JitterWarning)
-            value = -self.posterior(leaf).log_evidence
-            (gradient,) = torch.autograd.grad(value, leaf)
-        return float(value.detach()), gradient.numpy()
-
-
-def fit(
+def fit_variances(
     network: InfiniteWidth,
     x: Tensor,
     y: Tensor,
@@ -164,12 +91,15 @@ def fit(
     num_starts: int = 4,
     spread: float = 1.0,
     max_iterations: int = 200,
+    time_budget: float | None = None,
     seed: int | torch.Generator = 0,
+    progress: bool = True,
 ) -> Fit:
     """Find the variances at which data are most likely, the function integrated out.
 
     The log marginal likelihood is exact, its gradient is taken with respect to logarithms of variances, and a
-    quasi-Newton method with bounds climbs from several starts.
+    quasi-Newton method with bounds climbs from several starts. Where inputs lie on a grid, derivatives of the
+    covariance with respect to few variances are central differences.
 
     Parameters
     ----------
@@ -178,19 +108,24 @@ def fit(
     x : Tensor
         Inputs, ``(n, features)`` or ``(n, channels, *grid)``.
     y : Tensor
-        Values with mean zero, ``(n,)``.
+        Values with mean zero, ``(n,)`` or ``(n, 1)``.
     noise_variance : float, optional
         By default it is found with the others.
     tied : bool, default True
         Whether all layers share one variance of weights and one of biases, or have their own.
     covariance : {"nngp", "ntk"}, default "nngp"
     num_starts : int, default 4
+        At most; once two have reached one log marginal likelihood to 1e-6, there are no more.
     spread : float, default 1.0
         The standard deviation of logarithms of further starts about the first.
     max_iterations : int, default 200
         Of each start.
+    time_budget : float, optional
+        Seconds after which the search ends where it is.
     seed : int or torch.Generator, default 0
         For the starts.
+    progress : bool, default True
+        Whether to draw a bar.
 
     Returns
     -------
@@ -198,6 +133,8 @@ def fit(
 
     Raises
     ------
+    ModelError
+        If the network is a torch module, or its output is not normal.
     SettingsError
         If a setting lies outside its domain.
     DataError, ShapeError
@@ -209,6 +146,8 @@ def fit(
     -----
     JitterWarning
         If it needed jitter at the variances found.
+    AccuracyWarning
+        If the mean of ``y`` is far from zero, or iterations or time ended the search.
 
     References
     ----------
@@ -220,112 +159,112 @@ def fit(
     >>> from bayeskit.models.wide_networks import infinite_width
     >>> network = infinite_width(torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))
     >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
-    >>> found = fit(network, x, x[:, 0].abs() - 0.5, num_starts=2)
-    >>> found.gradient < 1e-3
-    True
+    >>> fit_variances(network, x, x[:, 0].abs() - 0.5, noise_variance=0.01)
+    Fit: log evidence -38.7608, weights 0.397, noise 0.01, 2 of 2 starts agree
     """
     check_covariance(covariance)
-    check_targets(x, y, one_output=True)
+    parameters = Parameters(network, tied)
+    y = one_target(x, y)
     num_starts = whole_number("num_starts", num_starts, least=1)
     max_iterations = whole_number("max_iterations", max_iterations, least=1)
     spread = real_number("spread", spread, between=(0, float("inf")))
-    if noise_variance is None and not bool((y != 0).any()):
+    if time_budget is not None:
+        time_budget = real_number("time_budget", time_budget, between=(0, float("inf")))
+    if noise_variance is not None:
+        noise_variance = real_number("noise_variance", noise_variance, between=(-1e-300, float("inf")))
+    elif not bool((y != 0).any()):
         raise DataError("y is zero everywhere, so that no noise variance can be found; give noise_variance")
-    objective = _Objective(Parameters(network, tied), covariance, x, y, noise_variance)
-    first, bounds = objective.first, objective.bounds()
+    _check_mean(y)
+    objective = Objective(parameters, covariance, x, y, noise_variance)
     generator = new_generator(seed, stream="starts")
-    shifts = spread * torch.randn(num_starts, len(first), generator=generator, dtype=torch.float64)
+    shifts = spread * torch.randn(num_starts, len(objective.first), generator=generator, dtype=torch.float64)
     shifts[0] = 0
-    low, high = np.array(bounds).T
-    found = [
-        minimize(
-            objective,
-            np.clip((first + shift).numpy(), low, high),
+    with progress_bar("fit", None, progress) as bar:
+        search = _Search(objective, max_iterations, time_budget, bar)
+        for shift in shifts:
+            search.climb(shift)
+            if search.agreed or search.out_of_time:
+                break
+    return search.result()
+
+
+class _Search:
+    """Climb from several starts, until time is up."""
+
+    def __init__(self, objective: Objective, max_iterations: int, time_budget: float | None, bar: Bar) -> None:
+        self.objective, self.max_iterations, self.bar = objective, max_iterations, bar
+        self.bounds = objective.bounds()
+        self.end = None if time_budget is None else time.monotonic() + time_budget
+        self.found: list[OptimizeResult] = []
+        self.evaluations, self.best = 0, -np.inf
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.end is not None and time.monotonic() > self.end
+
+    @property
+    def agreed(self) -> bool:
+        """Whether two starts have reached the largest value so far."""
+        largest = sorted(result.fun for result in self.found)[:2]
+        return len(largest) == 2 and largest[1] - largest[0] < AGREEMENT
+
+    def climb(self, shift: Tensor) -> None:
+        low, high = np.array(self.bounds).T
+        result = minimize(
+            self._evaluate,
+            np.clip((self.objective.first + shift).numpy(), low, high),
             jac=True,
             method="L-BFGS-B",
-            bounds=bounds,
-            options={"maxiter": max_iterations, "ftol": 1e-13, "gtol": 1e-6},
+            bounds=self.bounds,
+            callback=self._stop,
+            options={"maxiter": self.max_iterations, "ftol": 1e-12, "gtol": 1e-5},
         )
-        for shift in shifts
-    ]
-    best = min(found, key=lambda result: result.fun)
-    edge = (best.x <= low + 1e-6) | (best.x >= high - 1e-6)
-    with torch.no_grad():
-        logarithms = torch.tensor(best.x, dtype=torch.float64)
-        network, posterior = objective.network(logarithms), objective.posterior(logarithms)
-    return Fit(
-        network,
-        posterior,
-        -float(best.fun),
-        float(np.abs(best.jac[~edge]).max(initial=0.0)),
-        tuple(-float(result.fun) for result in found),
-        tuple(name for name, reached in zip(objective.names, edge, strict=True) if reached),
-    )
+        result.finished = not self.out_of_time and result.nit < self.max_iterations
+        self.found.append(result)
 
-
-def fit_depths(
-    make_network: Callable[[int], nn.Module | InfiniteWidth],
-    depths: Sequence[int],
-    x: Tensor,
-    y: Tensor,
-    *,
-    weight_variance: float = 2.0,
-    bias_variance: float = 0.1,
-    noise_variance: float | None = None,
-    tied: bool = True,
-    covariance: str = "nngp",
-    num_starts: int = 4,
-    seed: int = 0,
-) -> DepthComparison:
-    """Fit networks of several depths, each with its own variances, and compare their marginal likelihoods.
-
-    Parameters
-    ----------
-    make_network : callable
-        From a depth to a torch module, or to a network of infinite width with variances of its own.
-    depths : sequence of int
-    x, y : Tensor
-        As in :func:`fit`.
-    weight_variance, bias_variance : float, default 2.0 and 0.1
-        Where learning begins, for torch modules.
-    noise_variance, tied, covariance, num_starts, seed
-        As in :func:`fit`.
-
-    Returns
-    -------
-    DepthComparison
-
-    Raises
-    ------
-    SettingsError, DataError, ShapeError, KernelError
-        As in :func:`fit`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from torch import nn
-    >>> def make_network(depth):
-    ...     hidden = [layer for _ in range(depth - 1) for layer in (nn.Linear(8, 8), nn.ReLU())]
-    ...     return nn.Sequential(nn.Linear(1, 8), nn.ReLU(), *hidden, nn.Linear(8, 1))
-    >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
-    >>> fit_depths(make_network, [1, 3], x, torch.sin(6 * x[:, 0]), num_starts=1).best
-    3
-    """
-    if not len(depths):
-        raise SettingsError("depths must name at least one depth")
-    fits = {}
-    for depth in depths:
-        made = make_network(depth)
-        if not isinstance(made, InfiniteWidth):
-            made = infinite_width(made, weight_variance=weight_variance, bias_variance=bias_variance)
-        fits[depth] = fit(
-            made,
-            x,
-            y,
-            noise_variance=noise_variance,
-            tied=tied,
-            covariance=covariance,
-            num_starts=num_starts,
-            seed=seed,
+    def result(self) -> Fit:
+        objective, best = self.objective, min(self.found, key=lambda result: result.fun)
+        low, high = np.array(self.bounds).T
+        edge = (best.x <= low + 1e-6) | (best.x >= high - 1e-6)
+        gradient = float(np.abs(best.jac[~edge]).max(initial=0.0))
+        if not best.finished:
+            warnings.warn(
+                f"the search ended before it had found the maximum, with a gradient of {gradient:.2g}; raise "
+                f"{'time_budget' if self.out_of_time else 'max_iterations'}",
+                AccuracyWarning,
+                stacklevel=3,
+            )
+        with torch.no_grad():
+            logarithms = torch.tensor(best.x, dtype=torch.float64)
+            network, posterior = objective.network(logarithms), objective.posterior(logarithms)
+        return Fit(
+            network,
+            posterior,
+            -float(best.fun),
+            dict(zip(objective.names, logarithms.exp().tolist(), strict=True)),
+            gradient,
+            tuple(-float(result.fun) for result in self.found),
+            tuple(name for name, reached in zip(objective.names, edge, strict=True) if reached),
+            best.finished,
         )
-    return DepthComparison(fits)
+
+    def _evaluate(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = self.objective(logarithms)
+        self.evaluations, self.best = self.evaluations + 1, max(self.best, -value)
+        self.bar.update(self.evaluations, f"start {len(self.found) + 1}, log evidence {self.best:.6g}")
+        return value, gradient
+
+    def _stop(self, intermediate_result: OptimizeResult) -> None:
+        if self.out_of_time:
+            raise StopIteration
+
+
+def _check_mean(y: Tensor) -> None:
+    """Warn of data whose mean is no part of the model."""
+    mean = float(y.mean())
+    if len(y) > 1 and abs(mean) > float(y.std()):
+        warnings.warn(
+            f"y has mean {mean:.4g} and standard deviation {float(y.std()):.3g}; the prior mean is zero: subtract it",
+            AccuracyWarning,
+            stacklevel=3,
+        )

@@ -7,11 +7,18 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from bayeskit.errors import SettingsError
+from bayeskit._settings import real_number
+from bayeskit.errors import ModelError, SettingsError
+from bayeskit.models.wide_networks.covariance import Covariance
+from bayeskit.models.wide_networks.graph import INPUT, Graph
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
+from bayeskit.models.wide_networks.inputs import cross_covariance, own_covariance
 from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
 from bayeskit.models.wide_networks.layers.layer import Variances
+from bayeskit.models.wide_networks.layers.nonlinearity import Nonlinearity
+from bayeskit.models.wide_networks.layers.normalization import Dropout
 
 COVARIANCES = ("nngp", "ntk")
 
@@ -29,6 +36,8 @@ class Parameters:
 
     Raises
     ------
+    ModelError
+        If the network is a torch module, or its output is not normal.
     SettingsError
         If a variance of weights is zero, or tied ones are not equal at first.
     """
@@ -37,6 +46,7 @@ class Parameters:
     tied: bool = True
 
     def __post_init__(self) -> None:
+        check_network(self.network)
         for name, value in self.network.variances.weight.items():
             if not _number(value) > 0:
                 raise SettingsError(f"the variance of weights of layer {name!r} is zero, and cannot be learned")
@@ -99,6 +109,49 @@ def _start(name: str, values: Mapping[str, float], tied: bool) -> Tensor | None:
     return torch.tensor(next(iter(values.values())), dtype=torch.float64)
 
 
+def check_network(network: object) -> InfiniteWidth:
+    """Return a network as it is, or say why it is no prior of a Gaussian process.
+
+    Raises
+    ------
+    ModelError
+        If it is a torch module or something else, or its output is not normal in the limit.
+    """
+    if not isinstance(network, InfiniteWidth):
+        remedy = (
+            "wrap it: infinite_width(module)" if isinstance(network, torch.nn.Module) else "infinite_width makes one"
+        )
+        raise ModelError(f"the network must be one of infinite width, not {type(network).__name__}; {remedy}")
+    normal = {INPUT: False}
+    for node in network.graph.nodes:
+        if isinstance(node.layer, Dense | Convolution):
+            normal[node.name] = True
+        else:
+            of_inputs = all(normal[name] for name in node.inputs)
+            normal[node.name] = of_inputs and not isinstance(node.layer, Nonlinearity | Dropout)
+    if not normal[node.name]:
+        raise ModelError(
+            f"the network's output, layer {node.name!r}, is not normal in the limit, so that it is no Gaussian "
+            "process; end it with a dense layer"
+        )
+    return network
+
+
+def positive_number(name: str, value: object) -> object:
+    """Return a number that fixes a variance as a tensor, and anything else, such as a prior, as it is.
+
+    Raises
+    ------
+    SettingsError
+        If it is not positive.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter) and not bool((value > 0).all()):
+            raise SettingsError(f"{name} must be positive, not {value!r}")
+        return value
+    return torch.tensor(real_number(name, value, between=(0, float("inf"))), dtype=torch.float64)
+
+
 def check_covariance(covariance: str) -> str:
     """Return the name of a kernel as it is, or say which there are."""
     if covariance not in COVARIANCES:
@@ -121,10 +174,22 @@ def traced_matrix(network: InfiniteWidth, covariance: str, x1: Tensor, x2: Tenso
     ntk = covariance == "ntk"
     first, own = network.graph.profile(x1, network.variances, ntk)
     second = first if x2 is None else network.graph.profile(x2, network.variances, ntk)[0]
-    cross = network.graph.cross(x1, x1 if x2 is None else x2, (first, second), network.variances, ntk)
+    start = _input_covariance(network.graph, x1, x1 if x2 is None else x2, ntk)
+    cross = network.graph.propagate(start, (first, second), network.variances)
     found, exact = (cross.ntk, own.ntk) if ntk else (cross.nngp, own.nngp)
     assert found is not None and exact is not None
     return found.diagonal_scatter(exact) if x2 is None else found
+
+
+def _input_covariance(graph: Graph, x1: Tensor, x2: Tensor, ntk: bool) -> Covariance:
+    """Return the covariance of inputs, which no variance changes, as a constant of what is being traced.
+
+    Which pairs are nearly parallel, and how many, depends on the data only; compilers need to know that number.
+    """
+    all_pairs = INPUT in graph.all_pairs
+    with _disable_current_modes():
+        a, b = (own_covariance(x, all_pairs, ntk).variance() for x in (x1, x2))
+        return cross_covariance(x1, x2, (a, b), all_pairs, ntk)
 
 
 def traced_diagonal(network: InfiniteWidth, covariance: str, x: Tensor) -> Tensor:

@@ -153,6 +153,12 @@ class Convolution:
             axes = (first + axis, first + state.num_axes + axis) if state.all_pairs else (first + axis,)
             width = self.padding[axis]
             if self.mode != "zeros":
+                most = x.shape[axes[0]] - (self.mode == "reflect")
+                if self.mode != "replicate" and max(width) > most:
+                    raise ShapeError(
+                        f"layer {name!r} adds {max(width)} sites to {x.shape[axes[0]]}; {self.mode} padding can add "
+                        f"{most} at most"
+                    )
                 for one in axes:
                     x = padded(x, one, width, self.mode)
                 width = (0, 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayeskit.errors import AccuracyWarning, ModelError
 from bayeskit.models.wide_networks.activations.activation import Activation
 from bayeskit.models.wide_networks.activations.quadrature import Quadrature
-from bayeskit.models.wide_networks.covariance import Covariance
+from bayeskit.models.wide_networks.covariance import Covariance, visible
 from bayeskit.models.wide_networks.layers.layer import Pairs, Variances
 
 ACCURACY = 1e-6  # relative errors of moments above it are worth a warning
@@ -40,6 +40,8 @@ class Nonlinearity:
                 "made; its tangent kernel has no limit here: give that LayerNorm elementwise_affine=False, or put a "
                 "layer with weights behind it"
             )
+        if pairs.first is None and isinstance(self.activation, Quadrature):
+            self.activation.check_elementwise()
         a, b = pairs.variances(source, state)
         moments = self.activation.moments(state.nngp, a, b, state.gap, derivative=state.ntk is not None)
         ntk = None
@@ -59,9 +61,14 @@ class Nonlinearity:
         """Warn if moments by quadrature may be off; those of an input with itself are the worst."""
         if not isinstance(self.activation, Quadrature):
             return
+        if not visible(variance):
+            return
         ordered = variance.detach().reshape(-1).sort().values
         chosen = ordered[torch.linspace(0, len(ordered) - 1, PROBES).round().long()].double()
-        bounds = self.activation.error_bound(chosen)
+        try:
+            bounds = self.activation.error_bound(chosen, derivative=derivative)
+        except ModelError as error:
+            raise ModelError(f"layer {name!r}: {error}") from error
         values = self.activation.moments(chosen, chosen, chosen, derivative=derivative)
         for kind, bound, value in zip(("values", "derivatives"), bounds, values, strict=False):
             if bound is None or value is None:
@@ -71,7 +78,7 @@ class Nonlinearity:
                     f"layer {name!r}: moments of its function's {kind} are not finite at variances of its features "
                     f"up to {float(ordered[-1]):.3g}"
                 )
-            # Where both are zero nothing is lost; infinities of their ratio are real.
+            # Where both are zero nothing is lost; an infinite ratio is real: the quadrature misses the whole function.
             relative = float(torch.where(bound > 0, bound / value.abs(), 0).max())
             if relative > ACCURACY:
                 warnings.warn(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from bayeskit.errors import ShapeError
+from bayeskit.errors import ModelError, ShapeError
 from bayeskit.models.wide_networks.covariance import Covariance
 from bayeskit.models.wide_networks.layers.layer import Pairs, Variances
 
@@ -24,12 +24,15 @@ class LayerNormalization:
         Added to the variance.
     trains_gain, trains_shift : bool
         Whether a gain and a shift for each channel and site, one and zero at first, take part in gradients.
+    any_sites : bool
+        Whether ``shape`` is of channels only; sites are as they come, and share their gains and shifts.
     """
 
     shape: tuple[int, ...]
     epsilon: float
     trains_gain: bool = False
     trains_shift: bool = False
+    any_sites: bool = False
 
     def needs_all_pairs(self, wanted: bool) -> bool:
         """Each input has one mean and one variance."""
@@ -41,10 +44,16 @@ class LayerNormalization:
         """Centre and scale."""
         ((source, state),) = inputs
         state = state.settled()
-        if self.shape != (state.channels, *state.sites):
+        sites = () if self.any_sites else state.sites
+        if self.shape != (state.channels, *sites):
             raise ShapeError(
-                f"layer {name!r} normalizes {self.shape} and receives {(state.channels, *state.sites)}; the limit is "
+                f"layer {name!r} normalizes {self.shape} and receives {(state.channels, *sites)}; the limit is "
                 "known of a LayerNorm over all channels and sites"
+            )
+        if self.any_sites and state.num_axes and state.ntk is not None and (self.trains_gain or self.trains_shift):
+            raise ModelError(
+                f"layer {name!r} (GroupNorm) trains gains or shifts that all sites share; its tangent kernel has no "
+                "limit here: give it affine=False, or take LayerNorm over channels and sites"
             )
         a, b = pairs.variances(source, state)
         means = pairs.means(source, state)

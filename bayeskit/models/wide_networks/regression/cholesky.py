@@ -30,6 +30,10 @@ class Cholesky(NamedTuple):
         """Return columns ``(n, m)`` in units in which the data are independent and have variance one."""
         return torch.linalg.solve_triangular(self.lower, columns, upper=False)
 
+    def solved(self, columns: Tensor) -> Tensor:
+        """Return the inverse of the covariance times columns ``(n, m)``."""
+        return torch.cholesky_solve(columns, self.lower)
+
     def log_density(self, y: Tensor) -> Tensor:
         """Return the log density of independent columns ``(n, outputs)`` with mean zero, together, ``()``."""
         log_determinant = 2 * self.lower.diagonal().log().sum() + len(y) * math.log(2 * math.pi)

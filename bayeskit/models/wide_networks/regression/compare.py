@@ -11,16 +11,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bayeskit.errors import ShapeError, UnknownNameError
+from bayeskit.errors import DataError, ShapeError, UnknownNameError
 from bayeskit.models.wide_networks.inputs import check_targets
 from bayeskit.models.wide_networks.regression.ensemble import Ensemble, ntk_ensemble
 from bayeskit.models.wide_networks.regression.kernel_regression import KernelRegression
-from bayeskit.models.wide_networks.regression.kernels import PrecomputedKernel, WideKernel
+from bayeskit.models.wide_networks.regression.kernels import PrecomputedKernel, WideKernel, refuse_module
 from bayeskit.models.wide_networks.regression.posterior import Posterior, nngp_posterior, ntk_posterior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+BAND = "2 standard deviations"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +127,7 @@ class GaussianProcessComparison:
         return pd.DataFrame(gaps.cpu().numpy(), index=names, columns=names)
 
     def plot(self, output: int = 0, axes: list[Axes] | None = None) -> Figure | None:
-        """Plot mean and two standard deviations of one output, a panel a process.
+        """Plot the mean of one output with a band of two standard deviations to either side, a panel a process.
 
         Where inputs are single numbers they are the horizontal axis, otherwise new inputs stand in the order of the
         NNGP posterior's mean.
@@ -156,6 +158,7 @@ class GaussianProcessComparison:
         for one, ax in zip(self, axes, strict=True):
             self._panel(one, output, ax)
         axes[0].set_ylabel("output" if outputs == 1 else f"output {output}")
+        axes[0].legend(frameon=False, fontsize="small")
         return figure
 
     def _panel(self, one: ProcessPrediction, output: int, ax: Axes) -> None:
@@ -166,15 +169,16 @@ class GaussianProcessComparison:
         order = (self.x_new[:, 0] if line else first).argsort().cpu()
         place = (self.x_new[:, 0].cpu()[order] if line else torch.arange(len(order))).numpy()
         mean = one.mean.reshape(len(self.x_new), -1)[:, output].cpu()[order].numpy()
-        ax.plot(place, mean, color=BLUE, linewidth=1.5)
+        ax.plot(place, mean, color=BLUE, linewidth=1.5, label="mean")
         if one.variance is not None:
             spread = 2 * one.variance.sqrt().cpu()[order].numpy()
-            ax.fill_between(place, mean - spread, mean + spread, color=BLUE, alpha=0.2, linewidth=0)
+            ax.fill_between(place, mean - spread, mean + spread, color=BLUE, alpha=0.2, linewidth=0, label=BAND)
         if line:
             targets = self.y.reshape(len(self.y), -1)[:, output]
-            ax.plot(self.x[:, 0].cpu().numpy(), targets.cpu().numpy(), "o", markersize=4, color=VERMILION)
+            x = self.x[:, 0].cpu().numpy()
+            ax.plot(x, targets.cpu().numpy(), "o", markersize=4, color=VERMILION, label="data")
         ax.set_xlabel("input" if line else "new inputs, in order")
-        ax.set_title(one.name + (" (no law)" if one.variance is None else ""), fontsize="medium")
+        ax.set_title(one.name + ("\n(one function, nothing random)" if one.variance is None else ""), fontsize="medium")
         ax.grid(alpha=0.25)
 
     def __repr__(self) -> str:
@@ -225,7 +229,7 @@ def compare_gaussian_processes(
         Of the ensemble; see :func:`ntk_ensemble`.
     max_jitter : float, optional
         What may be added to diagonals where rounding makes it necessary, in units of their mean; by default the square
-        root of the machine's precision.
+        root of the machine's precision, or rounding errors of eigenvalues where these are more.
 
     Returns
     -------
@@ -239,11 +243,15 @@ def compare_gaussian_processes(
         If the noise variance or time is negative, or the learning rate not positive.
     KernelError
         If a kernel matrix is not positive definite.
+    ModelError
+        If the kernel is a torch module.
 
     Warns
     -----
     JitterWarning
         If jitter was added.
+    AccuracyWarning
+        If equal inputs, or nearly equal ones, have different targets without noise.
 
     Examples
     --------
@@ -261,7 +269,10 @@ def compare_gaussian_processes(
     2  NTK regression     0.515                 NaN
     3   NTK posterior     0.515               0.673
     """
+    refuse_module(kernel)
     check_targets(x, y)
+    if x.dtype != x_new.dtype or x.device != x_new.device:
+        raise DataError(f"x is {x.dtype} on {x.device}, x_new {x_new.dtype} on {x_new.device}; convert one of them")
     if x.shape[1:] != x_new.shape[1:]:
         raise ShapeError(f"x and x_new must have inputs of one shape, not {tuple(x.shape)} and {tuple(x_new.shape)}")
     shared = PrecomputedKernel.of(kernel, torch.cat([x, x_new]))

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bayeskit.errors import SettingsError
+from bayeskit.errors import ModelError, SettingsError
+from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
 from bayeskit.models.wide_networks.inputs import check_targets
-from bayeskit.models.wide_networks.regression.jitter import not_negative
-from bayeskit.models.wide_networks.regression.kernels import WideKernel, both, diagonal
-from bayeskit.models.wide_networks.regression.process import GaussianProcess, check_kernel
+from bayeskit.models.wide_networks.regression.jitter import check_accuracy, not_negative
+from bayeskit.models.wide_networks.regression.kernels import WideKernel, both, diagonal, refuse_module
+from bayeskit.models.wide_networks.regression.process import GaussianProcess, check_kernel, remaining_variance
 from bayeskit.models.wide_networks.regression.spectrum import Spectrum, spectrum
 from bayeskit.models.wide_networks.regression.training import GradientDescent, GradientFlow
 
@@ -111,7 +112,7 @@ class Ensemble(GaussianProcess):
         """Return the variance of each output at new inputs, ``(n_new,)``."""
         smoother, initial = self._both(x_new)
         change = (smoother * (smoother @ self._noisy_initial() - 2 * initial)).sum(1)
-        return (self.prior_variance(x_new) + change).clamp_min(0)
+        return remaining_variance(self.prior_variance(x_new), change)
 
     def training_loss(self, times: Tensor) -> Tensor:
         """Return the expected loss of a network on its targets along gradient flow, without the ridge's term.
@@ -209,7 +210,8 @@ def ntk_ensemble(
         Variance of normal noise that is added to each network's targets, drawn once a network.
     max_jitter : float, optional
         What may be added to the diagonal where rounding makes it necessary, in units of its mean; by default the
-        square root of the machine's precision. What was added is the attribute ``jitter``.
+        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
+        is the attribute ``jitter``.
 
     Returns
     -------
@@ -222,12 +224,17 @@ def ntk_ensemble(
     SettingsError
         If the learning rate is not positive, or time, ridge or noise are negative.
     KernelError
-        If the matrix of the tangent kernel is not positive definite.
+        If the matrix of the tangent kernel is not positive definite; ``variance`` raises it where that of all inputs
+        is not.
+    ModelError
+        If the kernel is a torch module.
 
     Warns
     -----
     JitterWarning
         If jitter was added.
+    AccuracyWarning
+        If equal inputs, or nearly equal ones, have different targets without a ridge, and training has no end.
 
     References
     ----------
@@ -277,6 +284,11 @@ def last_layer_ensemble(
     -------
     Ensemble
 
+    Raises
+    ------
+    ModelError
+        Also if the kernel is in the standard parametrisation, where products of gradients grow with the width.
+
     References
     ----------
     Matthews, A. G. de G., Hron, J., Turner, R. E., Ghahramani, Z. (2017). Sample-then-optimize posterior sampling for
@@ -292,6 +304,11 @@ def last_layer_ensemble(
     >>> last_layer_ensemble(kernel, old, y, ridge=2.0, target_noise=2.0).variance(new)
     tensor([1.7500], dtype=torch.float64)
     """
+    if isinstance(kernel, InfiniteWidth) and kernel.parameterization != "ntk":
+        raise ModelError(
+            f"the kernel is in the {kernel.parameterization} parametrisation, in which the last layer's products of "
+            'gradients grow with the width; take infinite_width(module, "ntk", ...)'
+        )
     flow = GradientFlow(learning_rate, time)
     return _ensemble(kernel, x, y, True, flow, ridge, target_noise, max_jitter)
 
@@ -307,10 +324,14 @@ def _ensemble(
     max_jitter: float | None,
 ) -> Ensemble:
     ridge, target_noise = not_negative("ridge", ridge), not_negative("target_noise", target_noise)
+    refuse_module(kernel)
     y = check_targets(x, y)
     nngp, ntk = (kernel.nngp(x), None) if last_layer else both(kernel, x)
     nngp = check_kernel(nngp, x, y, "NNGP")
     followed = nngp if ntk is None else check_kernel(ntk, x, y, "NTK")
-    found = spectrum(followed, ridge, "NNGP" if last_layer else "NTK", max_jitter)
+    name = "NNGP" if last_layer else "NTK"
+    found = spectrum(followed, ridge, name, max_jitter)
+    if math.isinf(flow.time):
+        check_accuracy(*found.solved(y, ridge), float(found.eigenvalues[-1]), name)
     initial = found.eigenvectors.mT @ nngp @ found.eigenvectors
     return Ensemble(kernel, x, y, last_layer, flow, ridge, target_noise, found, initial)

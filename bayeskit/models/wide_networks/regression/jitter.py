@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import real_number
-from bayeskit.errors import DataError, JitterWarning, KernelError, SettingsError
+from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, KernelError, SettingsError
 
 ROUNDING = 10  # machine precisions of the largest eigenvalue that rounding may leave of one that is zero
+INACCURATE = 0.25  # power of the machine precision: share of the targets at which errors of a mean are worth a warning
 
 
 def not_negative(name: str, value: float | Tensor) -> float:
@@ -45,12 +46,12 @@ def needed_jitter(
         Of the kernel, for errors and warnings.
     max_jitter : float, optional
         The most that may be added, in units of the diagonal's mean; by default the square root of the machine's
-        precision.
+        precision, or the rounding error of a zero eigenvalue where that is more.
 
     Returns
     -------
     float
-        A power of ten, or zero.
+        Zero, or a power of ten, or less where that is more than is allowed.
 
     Raises
     ------
@@ -72,17 +73,23 @@ def needed_jitter(
     """
     precision = torch.finfo(eigenvalues.dtype).eps
     smallest, largest, scale = float(eigenvalues[0]), float(eigenvalues[-1]), float(diagonal.mean())
-    missing = ROUNDING * precision * max(largest, 0.0) - (smallest + ridge)
+    rounding = ROUNDING * precision * max(largest, 0.0)
+    missing = rounding - (smallest + ridge)
     if missing <= 0 and scale > 0:
         return 0.0
-    allowed = (precision**0.5 if max_jitter is None else not_negative("max_jitter", max_jitter)) * scale
-    jitter = 10.0 ** math.ceil(math.log10(missing)) if missing > 0 else math.inf
-    if not jitter <= allowed:
+    if max_jitter is None:
+        # An eigenvalue that is zero may come out as far below zero as above.
+        allowed = max(precision**0.5 * scale, 2 * rounding)
+    else:
+        allowed = not_negative("max_jitter", max_jitter) * scale
+    if not missing <= allowed or scale <= 0:
         raise KernelError(
-            f"the {name} matrix of the training inputs is not positive definite: its smallest eigenvalue is "
-            f"{smallest:.3g}, and up to {allowed:.3g} may be added to its diagonal beside a ridge or noise "
-            f"variance of {ridge:g}. Look for repeated inputs, give a ridge or noise variance, or raise max_jitter"
+            f"the {name} matrix of the training inputs is not positive definite to rounding: its smallest eigenvalue "
+            f"is {smallest:.3g}, its largest {largest:.3g}; beside a ridge or noise variance of {ridge:g}, "
+            f"{max(missing, 0.0):.3g} is missing on its diagonal, and {allowed:.3g} may be added. Look for repeated "
+            "inputs, give a ridge or noise variance, take float64, or raise max_jitter"
         )
+    jitter = min(10.0 ** math.ceil(math.log10(missing)), allowed)
     warnings.warn(
         f"the {name} matrix of the training inputs is not positive definite to rounding; {jitter:.0e} was added to its "
         "diagonal, as the attribute jitter tells. Look for repeated inputs, or give a ridge or noise variance",
@@ -90,3 +97,38 @@ def needed_jitter(
         stacklevel=5,  # of who asks for a posterior
     )
     return jitter
+
+
+def check_accuracy(coefficients: Tensor, y: Tensor, largest: float, name: str) -> None:
+    """Warn where coefficients of a kernel's columns are so large that little is left of their sum.
+
+    Parameters
+    ----------
+    coefficients, y : Tensor
+        What the kernel matrix turns into targets, and these, both ``(n, outputs)``, or both rotated.
+    largest : float
+        Eigenvalue of the kernel matrix, or what bounds it.
+    name : str
+        Of the kernel.
+
+    Warns
+    -----
+    AccuracyWarning
+        If rounding errors of the mean may be more than the fourth root of the machine's precision, beside targets.
+
+    Examples
+    --------
+    >>> import torch
+    >>> check_accuracy(torch.tensor([[2.0]]), torch.tensor([[4.0]]), 2.0, "NNGP")
+    """
+    size = float(y.detach().norm())
+    precision = torch.finfo(y.dtype).eps
+    error = precision * largest * float(coefficients.detach().norm())
+    if not error <= precision**INACCURATE * size:
+        warnings.warn(
+            f"means by the {name} matrix may be off by about {error / size:.0e} of the targets' size, for inputs that "
+            "are equal or nearly so have different targets and no noise to explain it. Give a ridge or noise variance, "
+            "or take float64 if they are not equal",
+            AccuracyWarning,
+            stacklevel=4,
+        )

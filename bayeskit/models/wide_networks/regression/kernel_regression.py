@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bayeskit.errors import ModelError
 from bayeskit.models.wide_networks.inputs import check_targets
-from bayeskit.models.wide_networks.regression.jitter import not_negative
-from bayeskit.models.wide_networks.regression.kernels import WideKernel
+from bayeskit.models.wide_networks.regression.jitter import check_accuracy, not_negative
+from bayeskit.models.wide_networks.regression.kernels import WideKernel, refuse_module
 from bayeskit.models.wide_networks.regression.process import check_kernel
 from bayeskit.models.wide_networks.regression.spectrum import Spectrum, spectrum
 
@@ -46,9 +46,8 @@ class KernelRegression:
 
     def mean(self, x_new: Tensor) -> Tensor:
         """Return the function at new inputs, ``(n_new, *outputs)``."""
-        y = self.spectrum.rotated(self.y.reshape(len(self.y), -1).mT)
-        inverse = y / (self.spectrum.eigenvalues + self.ridge)
-        result = self.spectrum.rotated(self.kernel.ntk(x_new, self.x)) @ inverse.mT
+        coefficients, _ = self.spectrum.solved(self.y, self.ridge)
+        result = self.spectrum.rotated(self.kernel.ntk(x_new, self.x)) @ coefficients
         return result.reshape(-1, *self.y.shape[1:])
 
     def covariance(self, x_new: Tensor) -> NoReturn:
@@ -88,7 +87,8 @@ def ntk_regression(
         What is added to the kernel's diagonal; see :func:`relative_ridge` for a share of it.
     max_jitter : float, optional
         What may be added beside it where rounding makes it necessary, in units of the diagonal's mean; by default the
-        square root of the machine's precision. What was added is the attribute ``jitter``.
+        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
+        is the attribute ``jitter``.
 
     Returns
     -------
@@ -102,11 +102,15 @@ def ntk_regression(
         If the ridge is negative.
     KernelError
         If the kernel matrix is not positive definite.
+    ModelError
+        If the kernel is a torch module.
 
     Warns
     -----
     JitterWarning
         If jitter was added.
+    AccuracyWarning
+        If equal inputs, or nearly equal ones, have different targets without a ridge.
 
     References
     ----------
@@ -126,9 +130,16 @@ def ntk_regression(
     tensor([2.], dtype=torch.float64)
     """
     ridge = not_negative("ridge", ridge)
+    refuse_module(kernel)
+    return _regression(kernel, x, y, ridge, max_jitter)
+
+
+def _regression(kernel: WideKernel, x: Tensor, y: Tensor, ridge: float, max_jitter: float | None) -> KernelRegression:
     y = check_targets(x, y)
     matrix = check_kernel(kernel.ntk(x), x, y, "NTK")
-    return KernelRegression(kernel, x, y, ridge, spectrum(matrix, ridge, "NTK", max_jitter))
+    found = spectrum(matrix, ridge, "NTK", max_jitter)
+    check_accuracy(*found.solved(y, ridge), float(found.eigenvalues[-1]), "NTK")
+    return KernelRegression(kernel, x, y, ridge, found)
 
 
 def _no_law(what: str) -> NoReturn:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayeskit.errors import DataError, KernelError, ShapeError
+from bayeskit.errors import DataError, KernelError, ModelError, ShapeError
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth, Kernels
 
 CHUNK = 32  # inputs whose small square of covariances is computed for its diagonal
@@ -96,6 +96,21 @@ def both(kernel: WideKernel, x1: Tensor, x2: Tensor | None = None) -> Kernels:
     if isinstance(kernel, InfiniteWidth):
         return kernel.both(x1, x2)
     return Kernels(kernel.nngp(x1, x2), kernel.ntk(x1, x2))
+
+
+def refuse_module(kernel: object) -> None:
+    """Refuse a torch module where a kernel is wanted.
+
+    Raises
+    ------
+    ModelError
+        If it is one, and has no kernel as a method.
+    """
+    if isinstance(kernel, nn.Module) and not any(callable(getattr(kernel, name, None)) for name in ("nngp", "ntk")):
+        raise ModelError(
+            f"{type(kernel).__name__} is a torch module, and a kernel is wanted; wrap it: infinite_width(module, "
+            "weight_variance=..., bias_variance=...)"
+        )
 
 
 def diagonal(matrix: Matrix, x: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bayeskit.models.wide_networks.inputs import check_targets
 from bayeskit.models.wide_networks.regression.cholesky import Cholesky, cholesky
-from bayeskit.models.wide_networks.regression.jitter import not_negative
-from bayeskit.models.wide_networks.regression.kernels import Matrix, WideKernel, diagonal
-from bayeskit.models.wide_networks.regression.process import GaussianProcess, check_kernel
+from bayeskit.models.wide_networks.regression.jitter import check_accuracy, not_negative
+from bayeskit.models.wide_networks.regression.kernels import Matrix, WideKernel, diagonal, refuse_module
+from bayeskit.models.wide_networks.regression.process import GaussianProcess, check_kernel, remaining_variance
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,7 +81,7 @@ class Posterior(GaussianProcess):
 
     def variance(self, x_new: Tensor) -> Tensor:
         """Return the variance of each output at new inputs, ``(n_new,)``."""
-        return (self.prior_variance(x_new) - self._whitened(x_new).square().sum(0)).clamp_min(0)
+        return remaining_variance(self.prior_variance(x_new), -self._whitened(x_new).square().sum(0))
 
     def _whitened(self, x_new: Tensor) -> Tensor:
         """Return covariances of white observations with new values, ``(n, n_new)``."""
@@ -113,7 +113,8 @@ def nngp_posterior(
         :func:`relative_ridge` for a share of the kernel's diagonal.
     max_jitter : float, optional
         What may be added to the diagonal where rounding makes it necessary, in units of its mean; by default the
-        square root of the machine's precision. What was added is the attribute ``jitter``.
+        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
+        is the attribute ``jitter``.
 
     Returns
     -------
@@ -126,12 +127,16 @@ def nngp_posterior(
     SettingsError
         If the noise variance is negative.
     KernelError
-        If the kernel matrix is not positive definite.
+        If the kernel matrix is not positive definite; ``variance`` raises it where that of all inputs is not.
+    ModelError
+        If the kernel is a torch module.
 
     Warns
     -----
     JitterWarning
         If jitter was added.
+    AccuracyWarning
+        If equal inputs, or nearly equal ones, have different targets without noise.
 
     References
     ----------
@@ -150,6 +155,7 @@ def nngp_posterior(
     >>> posterior.mean(torch.tensor([1])), posterior.variance(torch.tensor([1]))
     (tensor([1.], dtype=torch.float64), tensor([1.7500], dtype=torch.float64))
     """
+    refuse_module(kernel)
     return _posterior("NNGP", kernel.nngp, x, y, noise_variance, max_jitter)
 
 
@@ -182,6 +188,7 @@ def ntk_posterior(
     >>> ntk_posterior(PrecomputedKernel(nngp, 2 * nngp), torch.tensor([0]), y).variance(torch.tensor([1]))
     tensor([3.], dtype=torch.float64)
     """
+    refuse_module(kernel)
     return _posterior("NTK", kernel.ntk, x, y, noise_variance, max_jitter)
 
 
@@ -192,4 +199,9 @@ def _posterior(
     y = check_targets(x, y)
     matrix = check_kernel(kernel(x), x, y, prior)
     noise = noise_variance if isinstance(noise_variance, Tensor) else number
-    return Posterior(prior, kernel, x, y, noise, cholesky(matrix, noise, prior, max_jitter))
+    found = cholesky(matrix, noise, prior, max_jitter)
+    columns = y.detach().reshape(len(y), -1)
+    # The largest sum of a row is no smaller than the largest eigenvalue.
+    largest = float(matrix.detach().abs().sum(1).max())
+    check_accuracy(found._replace(lower=found.lower.detach()).solved(columns), columns, largest, prior)
+    return Posterior(prior, kernel, x, y, noise, found)

@@ -90,6 +90,26 @@ def _root(covariance: Tensor, scale: float) -> Tensor:
     return vectors * values.clamp_min(0).sqrt()
 
 
+def remaining_variance(prior: Tensor, change: Tensor) -> Tensor:
+    """Return the sum of variances before data and what data change, ``(n_new,)``; rounding leaves none below zero.
+
+    Raises
+    ------
+    KernelError
+        If one is negative beyond rounding.
+    """
+    result = prior + change
+    if not result.numel():
+        return result
+    smallest, scale = float(result.detach().min()), float(prior.detach().max())
+    if smallest < -(torch.finfo(result.dtype).eps ** 0.5) * scale:
+        raise KernelError(
+            f"the variance at a new input is {smallest:.3g}, beside {scale:.3g} before any data; take float64, or a "
+            "kernel that is positive definite on training and new inputs together"
+        )
+    return result.clamp_min(0)
+
+
 def check_kernel(matrix: Tensor, x: Tensor, y: Tensor, name: str) -> Tensor:
     """Return a kernel matrix of training inputs, or say what is wrong with it."""
     if matrix.shape != (len(x), len(x)):

@@ -32,6 +32,11 @@ class Spectrum:
         """Return rows of a matrix ``(m, n)`` in the basis of the eigenvectors, ``(m, n)``."""
         return rows @ self.eigenvectors
 
+    def solved(self, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+        """Return coefficients that the matrix with a ridge turns into targets, and these, in the same basis."""
+        targets = self.rotated(y.reshape(len(y), -1).mT).mT
+        return targets / (self.eigenvalues + ridge)[:, None], targets
+
 
 def spectrum(matrix: Tensor, ridge: float, name: str, max_jitter: float | None = None) -> Spectrum:
     """Return the eigendecomposition of a kernel matrix that a ridge makes positive definite.
