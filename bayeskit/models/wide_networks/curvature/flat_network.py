@@ -112,7 +112,7 @@ class FlatNetwork:
                 return result
             except (RuntimeError, NotImplementedError):  # a function of the module has no forward mode
                 pass
-        outputs, back = vjp(lambda vector: self._call(vector, x), self.vector)
+        outputs, back = vjp(lambda vector: self._call(vector, x), self.vector)[:2]
         try:
             return vjp(lambda weights: back(weights)[0], torch.zeros_like(outputs))[1](tangent)[0]
         except (RuntimeError, NotImplementedError):  # the gradient of a function of the module has none
