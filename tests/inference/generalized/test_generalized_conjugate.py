@@ -233,9 +233,16 @@ def test_other_priors_are_refused():
             gaussian_posterior(GibbsPosterior(prior, losses.HalfSquared(), x))
 
 
+class Unguarded(GibbsPosterior):
+    """A posterior that is made without a look at the loss along flat directions."""
+
+    def _refuse_recession(self, seed):
+        pass
+
+
 def test_improper_posteriors_are_refused():
     x = torch.ones(3, 2, dtype=torch.float64)
-    posterior = GibbsPosterior(Flat((2,)), losses.HalfSquared(losses.linear), (x, double(1.0, 2.0, 4.0)))
+    posterior = Unguarded(Flat((2,)), losses.HalfSquared(losses.linear), (x, double(1.0, 2.0, 4.0)))
     with pytest.raises(ImproperPosteriorError, match="do not grow in every direction"):
         gaussian_posterior(posterior)
     with pytest.raises(ModelError, match="no unique minimum"):

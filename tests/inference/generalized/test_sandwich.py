@@ -95,7 +95,8 @@ def test_weights_count_as_repeated_data():
 def test_a_loss_without_a_proper_minimum_is_refused():
     x = torch.ones(5, 1, dtype=torch.float64)
     covariates = torch.cat([x, x], 1)
-    posterior = GibbsPosterior(Flat((2,)), losses.HalfSquared(losses.linear), (covariates, x[:, 0]))
+    prior = dist.Normal(torch.zeros(2, dtype=torch.float64), 1.0).to_event(1)
+    posterior = GibbsPosterior(prior, losses.HalfSquared(losses.linear), (covariates, x[:, 0]))
     with pytest.raises(DataError, match="positive definite"):
         information(posterior)
     with pytest.raises(ShapeError):
