@@ -249,7 +249,7 @@ def test_products_say_what_does_not_fit():
 
 
 def single():
-    x = points(200, 3)
+    x = points(60, 3)
     return filled(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))), x, torch.sin(x.sum(1, keepdim=True))
 
 
