@@ -30,7 +30,13 @@ def main() -> None:
     print(f"{draws.settings['ending']} after {draws.num_draws} of 5000 draws a chain")
 
     # A time budget ends a run with what it has; the same call with the same checkpoint goes on, bit for bit.
-    settings = {"num_chains": 4, "num_warmup": 100, "num_samples": 400, "seed": 2, "target_acceptance": 0.9}
+    settings = {
+        "num_chains": 4,
+        "num_warmup": 100,
+        "num_samples": 150 if SMALL else 400,
+        "seed": 2,
+        "target_acceptance": 0.9,
+    }
     whole = bk.sample(target, **settings)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, parts = Path(folder) / "state", 0
@@ -39,7 +45,7 @@ def main() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it says that it was ended by the time budget
                 try:
-                    part = bk.sample(target, **settings, checkpoint=checkpoint, time_budget=1.0 if SMALL else 0.5)
+                    part = bk.sample(target, **settings, checkpoint=checkpoint, time_budget=2.0 if SMALL else 0.5)
                 except bk.errors.BudgetError:
                     continue  # the budget ended within the warm-up
             if part.settings["ending"] == "finished":
