@@ -40,8 +40,13 @@ class Features:
     num_axes: int | None = None
 
 
-def check_limit(graph: Graph) -> None:
+def check_limit(graph: Graph) -> Features:
     """Refuse networks whose layers do not fit together, or whose limit is not the one that kernels assume.
+
+    Returns
+    -------
+    Features
+        Of the output.
 
     Raises
     ------
@@ -54,6 +59,7 @@ def check_limit(graph: Graph) -> None:
         inputs = [found[name] for name in node.inputs]
         channels, num_axes = _shape(node, inputs)
         found[node.name] = replace(_features(node, inputs), channels=channels, num_axes=num_axes)
+    return found[graph.nodes[-1].name]
 
 
 def _shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:

@@ -11,14 +11,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bayeskit._settings import real_number
 from bayeskit.errors import ModelError, SettingsError
+from bayeskit.models.wide_networks.checks import check_limit
 from bayeskit.models.wide_networks.covariance import Covariance
 from bayeskit.models.wide_networks.graph import INPUT, Graph
 from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
 from bayeskit.models.wide_networks.inputs import cross_covariance, own_covariance
 from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
 from bayeskit.models.wide_networks.layers.layer import Variances
-from bayeskit.models.wide_networks.layers.nonlinearity import Nonlinearity
-from bayeskit.models.wide_networks.layers.normalization import Dropout
 
 COVARIANCES = ("nngp", "ntk")
 
@@ -122,17 +121,10 @@ def check_network(network: object) -> InfiniteWidth:
             "wrap it: infinite_width(module)" if isinstance(network, torch.nn.Module) else "infinite_width makes one"
         )
         raise ModelError(f"the network must be one of infinite width, not {type(network).__name__}; {remedy}")
-    normal = {INPUT: False}
-    for node in network.graph.nodes:
-        if isinstance(node.layer, Dense | Convolution):
-            normal[node.name] = True
-        else:
-            of_inputs = all(normal[name] for name in node.inputs)
-            normal[node.name] = of_inputs and not isinstance(node.layer, Nonlinearity | Dropout)
-    if not normal[node.name]:
+    if not check_limit(network.graph).normal:
         raise ModelError(
-            f"the network's output, layer {node.name!r}, is not normal in the limit, so that it is no Gaussian "
-            "process; end it with a dense layer"
+            f"the network's output, layer {network.graph.nodes[-1].name!r}, is not normal in the limit, so that it is no "
+            "Gaussian process; end it with a dense layer"
         )
     return network
 
