@@ -123,7 +123,7 @@ def check_network(network: object) -> InfiniteWidth:
         raise ModelError(f"the network must be one of infinite width, not {type(network).__name__}; {remedy}")
     if not check_limit(network.graph).normal:
         raise ModelError(
-            f"the network's output, layer {network.graph.nodes[-1].name!r}, is not normal in the limit, so that it is no "
+            f"the network's output, layer {network.graph.nodes[-1].name!r}, is not normal in the limit, so it is no "
             "Gaussian process; end it with a dense layer"
         )
     return network
