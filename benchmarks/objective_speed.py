@@ -113,19 +113,59 @@ def by_hand(num_particles: int, fused: bool = True) -> Step:
     return by_torch(loss, fused)
 
 
-def medians(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Return milliseconds of CPU a step, every contestant once in every round."""
+def contestants(count: int) -> dict[str, tuple[int, Callable[[], Step]]]:
+    """Return the particles of every contestant, and what makes its step."""
+    many = {"num_particles": count, "vectorize_particles": True, "max_plate_nesting": 1}
+    bound, single = IWAE(count, max_plate_nesting=1), ELBO(max_plate_nesting=1)
+    return {
+        "Pyro RenyiELBO(alpha=0), SVI": (count, lambda: by_svi(RenyiELBO(alpha=0.0, **many))),
+        "torch by hand, many particles": (count, lambda: by_hand(count)),
+        "IWAE, SVI": (count, lambda: by_svi(bound)),
+        "IWAE, fused Adam": (count, lambda: ours(bound)),
+        "Pyro Trace_ELBO, SVI": (1, lambda: by_svi(Trace_ELBO(max_plate_nesting=1))),
+        "Pyro TraceMeanField_ELBO, SVI": (1, lambda: by_svi(TraceMeanField_ELBO(max_plate_nesting=1))),
+        "torch by hand": (1, lambda: by_hand(1)),
+        "ELBO, SVI": (1, lambda: by_svi(single)),
+        "ELBO, torch's plain Adam": (1, lambda: ours(single, fused=False)),
+        "ELBO, fused Adam": (1, lambda: ours(single)),
+    }
+
+
+def answer(step: Step, repeats: int) -> None:
+    """Print milliseconds of CPU a step for every line that comes in."""
     data = images()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step(data[:BATCH])
-    for turn in range(rounds):
-        for name, step in steps.items():
-            begin = time.process_time()
-            for i in range(3):
-                start = (3 * turn + i) * BATCH % (len(data) - BATCH)
-                step(data[start : start + BATCH])
-            times[name].append((time.process_time() - begin) / 3 * 1e3)
+    step(data[:BATCH])
+    for turn, _ in enumerate(sys.stdin):
+        begin = time.process_time()
+        for i in range(repeats):
+            start = (repeats * turn + i) * BATCH % (len(data) - BATCH)
+            step(data[start : start + BATCH])
+        print((time.process_time() - begin) / repeats * 1e3, flush=True)
+
+
+def medians(names: list[str], particles: int, rounds: int) -> dict[str, float]:
+    """Return milliseconds a step, every contestant once in every round.
+
+    Each has a process of its own: in one process they would meet the memory that the one before left behind, which
+    moves the larger steps by a factor of two.
+    """
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, __file__, "--particles", str(particles), "--contestant", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    }
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, process in processes.items():
+            assert process.stdin is not None and process.stdout is not None
+            print(file=process.stdin, flush=True)
+            times[name].append(float(process.stdout.readline()))
+    for process in processes.values():
+        process.communicate()
     return {name: statistics.median(t) for name, t in times.items()}
 
 
@@ -156,39 +196,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--growth", type=int, nargs="*", default=[1, 8, 64, 512])
     parser.add_argument("--one", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--contestant", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     pyro.enable_validation(False)
+    known = contestants(options.particles)
     if options.one:
         grow(options.one[0], options.one[1] or None)
         return
-    count = options.particles
-    many = {"num_particles": count, "vectorize_particles": True, "max_plate_nesting": 1}
-    found = medians(
-        {
-            "Pyro RenyiELBO(alpha=0), SVI": by_svi(RenyiELBO(alpha=0.0, **many)),
-            "torch by hand, fused Adam": by_hand(count),
-            "IWAE, SVI": by_svi(IWAE(count, max_plate_nesting=1)),
-            "IWAE, fused Adam": ours(IWAE(count, max_plate_nesting=1)),
-        },
-        options.rounds,
-    )
-    pairs = [("Pyro RenyiELBO(alpha=0), SVI", name) for name in ("IWAE, SVI", "IWAE, fused Adam")]
-    report(f"{count} particles", found, [*pairs, ("torch by hand, fused Adam", "IWAE, fused Adam")])
-    found = medians(
-        {
-            "Pyro Trace_ELBO, SVI": by_svi(Trace_ELBO(max_plate_nesting=1)),
-            "Pyro TraceMeanField_ELBO, SVI": by_svi(TraceMeanField_ELBO(max_plate_nesting=1)),
-            "torch by hand, fused Adam": by_hand(1),
-            "ELBO, SVI": by_svi(ELBO(max_plate_nesting=1)),
-            "ELBO, torch's plain Adam": ours(ELBO(max_plate_nesting=1), fused=False),
-            "ELBO, fused Adam": ours(ELBO(max_plate_nesting=1)),
-        },
-        4 * options.rounds,
-    )
-    names = ("ELBO, SVI", "ELBO, torch's plain Adam", "ELBO, fused Adam")
-    pairs = [("Pyro Trace_ELBO, SVI", name) for name in names]
-    report("one particle", found, [*pairs, ("torch by hand, fused Adam", "ELBO, fused Adam")])
+    if options.contestant:
+        particles, make = known[options.contestant]
+        answer(make(), 3 if particles > 1 else 10)
+        return
+    many = [name for name, (particles, _) in known.items() if particles > 1]
+    found = medians(many, options.particles, options.rounds)
+    pairs = [(peer, mine) for peer in many[:2] for mine in many[2:]]
+    report(f"{options.particles} particles", found, pairs)
+    single = [name for name, (particles, _) in known.items() if particles == 1]
+    found = medians(single, options.particles, 4 * options.rounds)
+    report("one particle", found, [(peer, mine) for peer in single[:3] for mine in single[3:]])
     print("\nparticles  chunk        ms   peak MiB")
     for particles in options.growth:
         for chunk in (0, 8):

@@ -240,6 +240,32 @@ class Tree:
         return "".join(parts)
 
 
+def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_name: str) -> None:
+    """Refuse two lists of taxa that differ in more than their order.
+
+    Raises
+    ------
+    TreeError
+        If they do.
+
+    Examples
+    --------
+    >>> check_same_taxa(("A", "B"), ("B", "A"), "the alignment", "the tree")
+    """
+    missing, extra = sorted(set(one) - set(other)), sorted(set(other) - set(one))
+    if missing or extra:
+        sides = ((f"only in {name}", missing), (f"only in {other_name}", extra))
+        problems = [f"{side}: {_some(names)}" for side, names in sides if names]
+        raise TreeError(
+            f"The taxa of {name} and {other_name} differ; {'; '.join(problems)}. "
+            "Remedy: prune or rename so that both have the same taxa (letter case and underscores count)."
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree:
     """Check a parsed description and number its nodes."""
     children = [list(below) for below in parsed.children]

@@ -7,13 +7,13 @@ import torch
 from pyro.distributions import Exponential, TorchDistribution
 from torch import Tensor
 
-from bayeskit.errors import SettingsError, ShapeError, TreeError
+from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics.alignment import Alignment
 from bayeskit.models.phylogenetics.pruning import Plan, log_likelihood, pattern_log_likelihoods
 from bayeskit.models.phylogenetics.schedule import build_schedule
 from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
 from bayeskit.models.phylogenetics.transport import MatrixTransport, UniformTransport
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.tree import Tree, check_same_taxa
 
 
 class TreeModel:
@@ -71,7 +71,7 @@ class TreeModel:
     ) -> None:
         if not dtype.is_floating_point:
             raise SettingsError(f"dtype={dtype} is not a floating-point type. Remedy: use torch.float64 or float32.")
-        _check_taxa(alignment, tree)
+        check_same_taxa(alignment.taxa, tree.taxa, "the alignment", "the tree")
         self.alignment = alignment
         self.tree = tree
         self.substitution = JC69() if substitution is None else substitution
@@ -179,19 +179,3 @@ class TreeModel:
         lengths = branch_lengths.to(dtype=self.dtype, device=self.device)
         inputs = lengths if self._uniform else self.substitution.transition_matrices(lengths)
         return inputs, self._frequencies.expand(*lengths.shape[:-1], 4)
-
-
-def _check_taxa(alignment: Alignment, tree: Tree) -> None:
-    missing = sorted(set(alignment.taxa) - set(tree.taxa))
-    extra = sorted(set(tree.taxa) - set(alignment.taxa))
-    if missing or extra:
-        sides = (("only in the alignment", missing), ("only in the tree", extra))
-        problems = [f"{side}: {_some(names)}" for side, names in sides if names]
-        raise TreeError(
-            f"The taxa of tree and alignment differ; {'; '.join(problems)}. "
-            "Remedy: prune or rename so that both have the same taxa (letter case and underscores count)."
-        )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

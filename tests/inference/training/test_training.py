@@ -53,6 +53,14 @@ def test_it_does_what_a_loop_by_hand_does():
     assert result.ending == "finished" and result.num_steps == result.num_epochs == 5
 
 
+def test_the_optimiser_is_adam_unless_another_is_given():
+    x = columns()
+    fused, default = trained(x)
+    plain, expected = trained(x, optimizer=torch.optim.Adam)
+    assert (default.losses - expected.losses).abs().max() < 1e-12
+    assert all((plain.state_dict()[n] - v).abs().max() < 1e-12 for n, v in fused.state_dict().items())
+
+
 def test_losses_are_for_each_datum_whether_or_not_the_plate_scales():
     x = columns()
     plain, scaled = trained(x)[1], trained(x, size=24)[1]
