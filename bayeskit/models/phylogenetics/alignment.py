@@ -136,19 +136,56 @@ class Alignment:
                     f"{num_sites} are expected, as in {records[0].name!r}. Remedy: align them to one length."
                 )
             row[:] = masks
+        return cls._from_rows(tuple(record.name for record in records), rows)
+
+    @classmethod
+    def _from_rows(cls, taxa: tuple[str, ...], rows: np.ndarray) -> Alignment:
+        """Find the patterns of sets of bases, shape `(taxa, sites)`."""
         columns, site_patterns, counts = np.unique(rows, axis=1, return_inverse=True, return_counts=True)
         # In order of first appearance, so that patterns follow the file and not the codes.
-        first = np.full(len(counts), num_sites)
-        np.minimum.at(first, site_patterns.ravel(), np.arange(num_sites))
+        first = np.full(len(counts), rows.shape[1])
+        np.minimum.at(first, site_patterns.ravel(), np.arange(rows.shape[1]))
         order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         return cls(
-            taxa=tuple(record.name for record in records),
+            taxa=taxa,
             patterns=torch.from_numpy(np.ascontiguousarray(columns[:, order])),
             weights=torch.from_numpy(counts[order].astype(np.float64)),
             site_patterns=torch.from_numpy(rank[site_patterns.ravel()]),
         )
+
+    def select(self, taxa: Sequence[str]) -> Alignment:
+        """Return the alignment of some of the taxa.
+
+        Parameters
+        ----------
+        taxa : sequence of str
+            Which, in the order wanted.
+
+        Returns
+        -------
+        Alignment
+            Of all sites; columns that are now equal are one pattern.
+
+        Raises
+        ------
+        AlignmentError
+            If a name is not in the alignment, or stands twice, or there is none.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA", "C": "AC-A"})
+        >>> alignment.select(["C", "A"]).num_patterns
+        4
+        """
+        row = {taxon: place for place, taxon in enumerate(self.taxa)}
+        unknown = [taxon for taxon in taxa if taxon not in row]
+        if unknown or not taxa or len(set(taxa)) < len(taxa):
+            problem = f"there is no taxon {unknown[0]!r}" if unknown else "each taxon must be named once, one at least"
+            raise AlignmentError(f"taxa: {problem}. Remedy: choose from {', '.join(self.taxa)}.")
+        rows = self.patterns.numpy()[[row[taxon] for taxon in taxa]][:, self.site_patterns.numpy()]
+        return self._from_rows(tuple(taxa), rows)
 
     @property
     def num_taxa(self) -> int:

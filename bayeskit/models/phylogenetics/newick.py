@@ -2,6 +2,8 @@
 
 DendroPy reads; the code here adds what it leaves out: it drops an empty node before ')', lets a
 second branch length replace the first, and takes a file that ends too early for a complete one.
+Descriptions of plain names and numbers, which is what samplers write by the thousand, are read
+here, with the same result in a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import dendropy
 from dendropy.dataio.nexusprocessing import NexusTokenizer
@@ -25,6 +28,18 @@ from bayeskit.errors import AlignmentError, TreeError
 QUOTED = re.compile(r"'(?:[^']|'')*'")
 _PIECE = re.compile(r"[^'\[\];]+|'(?:[^']|'')*'|.")
 _COMMENT_EDGE = re.compile(r"[\[\]]")
+#: What only DendroPy reads or refuses: quotes, comments and the like, and parentheses in a wrong place.
+_NOT_PLAIN = re.compile(r"['\"\\\[\]{}=;]|[(,][ \t\r\n]*[,)]|[^(, \t\r\n][ \t\r\n]*\(")
+#: A mark with the label and the length behind it, or a character that fits none.
+_PLAIN = re.compile(
+    r"([(),])[ \t\r\n]*([^\s(),:]*)[ \t\r\n]*"
+    r"(?::[ \t\r\n]*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[ \t\r\n]*)?|(.)",
+    re.DOTALL,
+)
+#: The weight that PAUP and MrBayes give a tree, `[&W 1/3]` or `[p = 0.33, P = 0.9]`, and lists, `0.33 (...)`.
+_WEIGHT_NOTE = re.compile(r"&w\s+([^\s/]+)(?:\s*/\s*(\S+))?\s*", re.IGNORECASE)
+_PROBABILITY_NOTE = re.compile(r"\s*p\s*=\s*([^\s,]+)\s*(?:,.*)?", re.DOTALL)
+_LEADING_WEIGHT = re.compile(r"([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|nan|inf))[ \t]+(?=\()", re.IGNORECASE)
 #: What DendroPy accepts without a word: pattern, problem, remedy.
 _ACCEPTED_FAULTS = (
     (re.compile(r"[(,]\s*([,)])"), "a node is missing before {!r}", "name every tip"),
@@ -73,12 +88,42 @@ class ParsedTree:
 
 @dataclass(frozen=True)
 class TreeText:
-    """One Newick description, where it stands, and the labels it abbreviates."""
+    """One Newick description, where it stands, and what the file says about it.
+
+    Attributes
+    ----------
+    newick : str
+        The description.
+    source : str
+        Name of the file.
+    line : int
+        Line on which it starts.
+    translate : mapping of str to str
+        The labels it abbreviates.
+    weight : float or None
+        Its weight or probability; None where the file gives none.
+    rooted : bool or None
+        Whether it is marked as rooted or unrooted; None where it is not marked.
+    name : str or None
+        Its name in NEXUS; None in Newick.
+    """
 
     newick: str
     source: str
     line: int
     translate: Mapping[str, str]
+    weight: float | None = None
+    rooted: bool | None = None
+    name: str | None = None
+
+
+class Statement(NamedTuple):
+    """Text up to a ';', its first line, whether there is a ';', and the comments before any parenthesis."""
+
+    line: int
+    text: str
+    closed: bool
+    notes: tuple[str, ...]
 
 
 def read_text(path: str | os.PathLike[str], what: str, error: ErrorType) -> str:
@@ -96,8 +141,8 @@ def read_text(path: str | os.PathLike[str], what: str, error: ErrorType) -> str:
     return text
 
 
-def statements(text: str, source: str, error: ErrorType, line: int = 1) -> Iterator[tuple[int, str, bool]]:
-    """Yield each statement with its first line and whether a ';' outside quotes and comments ends it.
+def statements(text: str, source: str, error: ErrorType, line: int = 1) -> Iterator[Statement]:
+    """Yield each statement, ended by a ';' outside quotes and comments or by the end of the text.
 
     Comments are left out, but not their line ends; `line` is where `text` starts in the file. A
     '#NEXUS' at the start is skipped.
@@ -106,11 +151,15 @@ def statements(text: str, source: str, error: ErrorType, line: int = 1) -> Itera
     position = head.end() if head else 0
     line += text.count("\n", 0, position)
     parts: list[str] = []
+    notes: list[str] = []
+    opened = False
 
-    def statement(closed: bool) -> tuple[int, str, bool]:
+    def statement(closed: bool) -> Statement:
         body = "".join(parts).lstrip()
+        found = Statement(line - body.count("\n"), body.rstrip(), closed, tuple(notes))
         parts.clear()
-        return line - body.count("\n"), body.rstrip(), closed
+        notes.clear()
+        return found
 
     while match := _PIECE.match(text, position):
         piece, position = match.group(), match.end()
@@ -119,6 +168,7 @@ def statements(text: str, source: str, error: ErrorType, line: int = 1) -> Itera
             raise error(f"{source}, line {line}: unmatched {what}. Remedy: close or remove it.")
         if piece == ";":
             yield statement(True)
+            opened = False
             continue
         if piece == "[":
             depth = 1
@@ -128,18 +178,26 @@ def statements(text: str, source: str, error: ErrorType, line: int = 1) -> Itera
                     raise error(f"{source}, line {line}: a comment is never closed. Remedy: add ']'.")
                 depth += 1 if edge.group() == "[" else -1
                 position = edge.end()
+            if not opened:
+                notes.append(text[match.end() : position - 1])
             piece = "\n" * text.count("\n", match.start(), position)
+        opened = opened or "(" in piece
         parts.append(piece)
         line += piece.count("\n")
     last = statement(False)
-    if last[1]:
+    if last.text:
         yield last
 
 
 def nexus_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[str, str, int, str]]:
     """Yield block, first word, its line and the rest of each NEXUS command; refuse a file that ends too early."""
+    for block, head, line, rest, _ in _noted_commands(text, source, error):
+        yield block, head, line, rest
+
+
+def _noted_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[str, str, int, str, tuple[str, ...]]]:
     block, line = "", 1
-    for line, statement, closed in statements(text, source, error):
+    for line, statement, closed, notes in statements(text, source, error):
         first = statement.split(None, 1)[0] if statement else ""
         head, rest = first.lower(), statement[len(first) :]
         if not closed:
@@ -150,7 +208,7 @@ def nexus_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[s
         elif head in ("end", "endblock"):
             block = ""
         else:
-            yield block, head, line, rest
+            yield block, head, line, rest, notes
     if block:
         raise error(
             f"{source}, line {line}: the file ends inside {block.upper()}, without 'END;'. Remedy: the file "
@@ -206,7 +264,7 @@ def parse_newick(text: str, source: str = "Newick text", first_line: int = 1) ->
         If the text is not one Newick tree; the message names source and line.
     """
     found = list(statements(text, source, TreeError, first_line))
-    line, newick, _ = found[0] if found else (first_line, "", True)
+    line, newick = found[0][:2] if found else (first_line, "")
 
     def fail(line: int, problem: str, remedy: str) -> TreeError:
         return TreeError(f"{source}, line {line}: {problem}. Remedy: {remedy}.")
@@ -214,7 +272,9 @@ def parse_newick(text: str, source: str = "Newick text", first_line: int = 1) ->
     if not newick:
         raise fail(line, "there is no complete tree", "give a tree such as '((A,B),C,D);'")
     if len(found) > 1:
-        raise fail(found[1][0], f"{found[1][1]!r} follows the end of the tree", "give one tree, ended by ';'")
+        raise fail(found[1].line, f"{found[1].text!r} follows the end of the tree", "give one tree, ended by ';'")
+    if plain := _read_plain(newick):
+        return plain
     bare = QUOTED.sub(lambda match: "'" * len(match.group()), newick)
     for fault, problem, remedy in _ACCEPTED_FAULTS:
         if match := fault.search(bare):
@@ -243,6 +303,40 @@ def parse_newick(text: str, source: str = "Newick text", first_line: int = 1) ->
     )
 
 
+def _read_plain(newick: str) -> ParsedTree | None:
+    """Read a tree of plain labels and lengths; leave to DendroPy whatever is more, or wrong."""
+    if not newick.startswith("(") or _NOT_PLAIN.search(newick):
+        return None
+    tree = ParsedTree([], [], [])
+    unclosed: list[int] = []
+
+    def new_node() -> int:
+        node = len(tree.children)
+        if unclosed:
+            tree.children[unclosed[-1]].append(node)
+        tree.children.append([])
+        tree.labels.append(None)
+        tree.lengths.append(None)
+        return node
+
+    for mark, label, length, other in _PLAIN.findall(newick):
+        if other or (mark != "(" and not unclosed):
+            return None
+        if mark == "(":
+            unclosed.append(new_node())
+        if mark == ")":
+            node = unclosed.pop()
+        elif label:
+            node = new_node()
+        elif length:
+            return None
+        else:
+            continue
+        tree.labels[node] = label or None
+        tree.lengths[node] = float(length) if length else None
+    return None if unclosed else tree
+
+
 def read_tree_texts(path: str | os.PathLike[str]) -> list[TreeText]:
     """Find the tree descriptions of a Newick or NEXUS file.
 
@@ -266,21 +360,56 @@ def read_tree_texts(path: str | os.PathLike[str]) -> list[TreeText]:
     found: list[TreeText] = []
     translate: dict[str, str] = {}
     if text.lstrip()[:6].upper() != "#NEXUS":
-        found = [TreeText(newick, source, line, {}) for line, newick, _ in statements(text, source, TreeError)]
+        for line, statement, _, notes in statements(text, source, TreeError):
+            leading = _LEADING_WEIGHT.match(statement)
+            skipped = leading.end() if leading else 0
+            notes = (*notes, f"&W {leading.group(1)}") if leading else notes
+            weight = _weight(notes, source, line)
+            found.append(TreeText(statement[skipped:], source, line, translate, weight, _rooted(notes)))
     else:
         # DendroPy's own NEXUS reader takes a label such as '1' for the first taxon it has met, even
         # where no block numbers the taxa, so it gets the descriptions one by one.
-        for block, head, line, rest in nexus_commands(text, source, TreeError):
+        for block, head, line, rest, notes in _noted_commands(text, source, TreeError):
             if block == "trees" and head == "translate":
                 translate = _translation(rest, source, line)
             elif block == "trees" and head in ("tree", "utree"):
                 name = re.match(r"(?:[^'=]|'(?:[^']|'')*')*=", rest)
                 if name is None:
                     raise TreeError(f"{source}, line {line}: a tree without '='. Remedy: write 'tree NAME = ...;'.")
-                found.append(TreeText(rest[name.end() :], source, line + name.group().count("\n"), translate))
+                at = line + name.group().count("\n")
+                rooted = False if head == "utree" else _rooted(notes)
+                weight = _weight(notes, source, line)
+                label = name.group()[:-1].strip(" *\t\r\n")
+                found.append(TreeText(rest[name.end() :], source, at, translate, weight, rooted, label))
     if not found:
         raise TreeError(f"{source}: the file holds no tree. Remedy: give a file with a Newick or NEXUS tree.")
     return found
+
+
+def _rooted(notes: tuple[str, ...]) -> bool | None:
+    """Read the mark `[&R]` or `[&U]`."""
+    marks = [note.strip().upper() for note in notes]
+    return True if "&R" in marks else False if "&U" in marks else None
+
+
+def _weight(notes: tuple[str, ...], source: str, line: int) -> float | None:
+    """Read `[&W ...]`, or else `[p = ...]`, which has fewer digits."""
+    found = [
+        match for pattern in (_WEIGHT_NOTE, _PROBABILITY_NOTE) for note in notes if (match := pattern.fullmatch(note))
+    ]
+    if not found:
+        return None
+    try:
+        numerator, *denominator = (float(number) for number in found[0].groups() if number is not None)
+        weight = numerator / denominator[0] if denominator else numerator
+    except (ValueError, ZeroDivisionError):
+        weight = float("nan")
+    if not 0.0 <= weight < float("inf"):
+        raise TreeError(
+            f"{source}, line {line}: {found[0].group().strip()!r} gives no weight of at least 0. Remedy: write a "
+            "number such as '[&W 0.25]'."
+        )
+    return weight
 
 
 def _translation(text: str, source: str, line: int) -> dict[str, str]:

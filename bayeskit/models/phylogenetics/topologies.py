@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayeskit.errors import ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.newick import quote
 from bayeskit.models.phylogenetics.tree import Tree, check_same_taxa
 
 
@@ -83,13 +84,7 @@ class Topologies:
         TreeError
             If there is no tree, or a tree has other taxa.
         """
-        if not trees:
-            raise TreeError("There is no tree. Remedy: give at least one.")
-        order = trees[0].taxa if taxa is None else tuple(taxa)
-        number = {taxon: position for position, taxon in enumerate(order)}
-        for place, tree in enumerate(trees):
-            check_same_taxa(order, tree.taxa, "taxa" if taxa is not None else "tree 0", f"tree {place}")
-        return cls.from_clades(order, _hung_from_the_first_taxon(trees, number), rooted=False)
+        return cls.from_edges(*edges_of_trees(trees, taxa), rooted=False)[0]
 
     @classmethod
     def from_clades(cls, taxa: Sequence[str], below: np.ndarray, rooted: bool) -> Topologies:
@@ -124,6 +119,51 @@ class Topologies:
             )
         ordered = np.take_along_axis(below, clades.order(below)[..., None], axis=1)
         return cls(tuple(taxa), clades.children_of(ordered, len(taxa), first), rooted)
+
+    @classmethod
+    def from_edges(cls, taxa: Sequence[str], edges: np.ndarray, rooted: bool) -> tuple[Topologies, np.ndarray]:
+        """Make topologies from the taxa on one side of each of their edges.
+
+        Parameters
+        ----------
+        taxa : sequence of str
+            Names of the tips.
+        edges : ndarray
+            For each edge the taxa below it, or, where unrooted, on either side of it, as a bitset: shape
+            `(topologies, edges, words)`, uint64, in any order.
+        rooted : bool
+            Whether the topologies are rooted.
+
+        Returns
+        -------
+        topologies : Topologies
+            The topologies.
+        order : ndarray
+            Which of the given edges each edge of the topologies is, shape `(topologies, edges)`: what belongs to the
+            edges, such as their lengths, follows by `np.take_along_axis(lengths, order, axis=1)`.
+
+        Raises
+        ------
+        TreeError
+            If the sets are not those of binary trees.
+
+        Examples
+        --------
+        >>> edges = np.array([[[0b0011], [1], [2], [4], [8]]], dtype=np.uint64)
+        >>> topologies, order = Topologies.from_edges("ABCD", edges, rooted=False)
+        >>> topologies.to_newick(0), order.tolist()
+        ('(A,B,(C,D));', [[1, 2, 3, 4, 0]])
+        """
+        everything = clades.everything(len(taxa))
+        if not rooted:
+            edges = np.where(clades.contains(edges, 0)[..., None], everything & ~edges, edges)
+        order = clades.order(edges)
+        ordered = np.take_along_axis(edges, order[..., None], axis=1)
+        if rooted:
+            root = np.broadcast_to(everything, (len(edges), 1, len(everything)))
+            return cls.from_clades(taxa, np.concatenate([ordered[:, len(taxa) :], root], axis=1), rooted), order
+        # All taxa but the first are the far side of its edge: the last set, and edge 0.
+        return cls.from_clades(taxa, ordered[:, len(taxa) - 1 :], rooted), np.roll(order, 1, axis=1)
 
     def __len__(self) -> int:
         return len(self.children)
@@ -213,25 +253,185 @@ class Topologies:
         theirs = {node: number for number, node in enumerate([*tips, *internal])}
         below = tuple(tuple(theirs[child] for child in children[node - self.num_taxa]) for node in internal)
         if branch_lengths is not None:
-            if tuple(branch_lengths.shape) != (self.num_edges,):
-                raise ShapeError(
-                    f"branch_lengths: shape {tuple(branch_lengths.shape)} does not fit. Remedy: give shape "
-                    f"({self.num_edges},), one length for each edge in the order of Topologies."
-                )
+            self._check_lengths(tuple(branch_lengths.shape))
             branch_lengths = branch_lengths.detach().to("cpu", torch.float64)[[*tips, *internal[:-1]]]
         return Tree(tuple(self.taxa[tip] for tip in tips), below, branch_lengths)
+
+    def to_newick(self, index: int, branch_lengths: Tensor | Sequence[float] | None = None) -> str:
+        """Write one topology as Newick text.
+
+        Parameters
+        ----------
+        index : int
+            Which one.
+        branch_lengths : Tensor or sequence of float, optional
+            Lengths in this class's order of edges, shape `(edges,)`.
+
+        Returns
+        -------
+        str
+            The text; an unrooted topology has three nodes below its outermost parenthesis, a rooted one two.
+
+        Raises
+        ------
+        ShapeError
+            If the lengths do not fit.
+
+        Examples
+        --------
+        >>> unrooted = Topologies.from_trees([Tree.from_newick("((A,B),C,D);")], taxa="ABCD")
+        >>> unrooted.to_newick(0), unrooted.rooted_at(4).to_newick(0, [1, 2, 3, 4, 5, 6])
+        ('(A,B,(C,D));', '((A:1,B:2):5,(C:3,D:4):6);')
+        """
+        ends = [""] * self.num_edges
+        if branch_lengths is not None:
+            self._check_lengths(tuple(torch.as_tensor(branch_lengths).shape))
+            values = branch_lengths.tolist() if isinstance(branch_lengths, Tensor) else branch_lengths
+            ends = [f":{value!r}" for value in values]
+        texts = [quote(taxon) + end for taxon, end in zip(self.taxa, ends, strict=False)]
+        *children, (left, right) = self.children[index].tolist()
+        for (one, other), end in zip(children, ends[self.num_taxa :], strict=True):
+            texts.append(f"({texts[one]},{texts[other]}){end}")
+        first = "" if self.rooted else texts[0] + ","
+        return f"({first}{texts[left]},{texts[right]});"
+
+    def _check_lengths(self, shape: tuple[int, ...]) -> None:
+        if shape != (self.num_edges,):
+            raise ShapeError(
+                f"branch_lengths: shape {shape} does not fit. Remedy: give shape ({self.num_edges},), one length for "
+                "each edge in the order of Topologies."
+            )
+
+    def with_taxa(self, taxa: Sequence[str]) -> tuple[Topologies, np.ndarray]:
+        """Return the same topologies with their taxa in another order.
+
+        Parameters
+        ----------
+        taxa : sequence of str
+            The same names.
+
+        Returns
+        -------
+        topologies : Topologies
+            The topologies.
+        order : ndarray
+            Which edge of this object each of their edges is, shape `(topologies, edges)`.
+
+        Raises
+        ------
+        TreeError
+            If the names are others.
+
+        Examples
+        --------
+        >>> topologies = Topologies.from_trees([Tree.from_newick("((A,B),C,D);")])
+        >>> topologies.with_taxa("DCBA")[0].to_newick(0)
+        '(D,C,(B,A));'
+        """
+        check_same_taxa(self.taxa, taxa, "the topologies", "the order asked for")
+        number = {taxon: position for position, taxon in enumerate(taxa)}
+        tips = clades.single(len(taxa))[[number[taxon] for taxon in self.taxa]]
+        below = clades.below(self.children, len(taxa), np.broadcast_to(tips, (len(self), *tips.shape)))
+        return Topologies.from_edges(taxa, below[:, : self.num_edges], self.rooted)
+
+    def unrooted(self) -> tuple[Topologies, np.ndarray]:
+        """Dissolve the roots: the two edges that meet at each become one.
+
+        Returns
+        -------
+        topologies : Topologies
+            The unrooted topologies.
+        order : ndarray
+            Which edge of this object each of their edges is, shape `(topologies, unrooted edges)`. Of the two edges at
+            the root the one without the first taxon is meant; the length of the joined edge is the sum of both.
+
+        Examples
+        --------
+        >>> topologies = Topologies.from_trees([Tree.from_newick("((A,B),C,D);")]).rooted_at("C")
+        >>> topologies.to_newick(0), topologies.unrooted()[0].to_newick(0)
+        ('(C,(D,(A,B)));', '(A,B,(C,D));')
+        """
+        if not self.rooted:
+            return self, np.broadcast_to(np.arange(self.num_edges), (len(self), self.num_edges))
+        kept = np.ones((len(self), self.num_edges), dtype=bool)
+        kept[np.arange(len(self)), self.upper_root_edge] = False
+        edges = self.below[kept].reshape(len(self), self.num_edges - 1, -1)
+        topologies, order = Topologies.from_edges(self.taxa, edges, rooted=False)
+        numbers = np.nonzero(kept)[1].reshape(len(self), -1)
+        return topologies, np.take_along_axis(numbers, order, axis=1)
+
+    @property
+    def upper_root_edge(self) -> np.ndarray:
+        """Edge from the root towards the first taxon, shape `(topologies,)`."""
+        at_root = self.children[:, -1]
+        sets = np.take_along_axis(self.below, at_root[..., None], axis=1)
+        return np.where(clades.contains(sets[:, 0], 0), at_root[:, 0], at_root[:, 1])
+
+    def rooted_at(self, edge: int | str | np.ndarray | Sequence[int]) -> Topologies:
+        """Put a root on an edge of each unrooted topology.
+
+        Parameters
+        ----------
+        edge : int, str, ndarray or sequence of int
+            The edge, in this class's order: one for all, or one for each topology, shape `(topologies,)`. The name of a
+            taxon stands for the edge that ends in it, so that the taxon is the outgroup.
+
+        Returns
+        -------
+        Topologies
+            The rooted topologies.
+
+        Raises
+        ------
+        TreeError
+            If the topologies are rooted already, or have no such edge or taxon.
+
+        Examples
+        --------
+        >>> topologies = Topologies.from_trees([Tree.from_newick("((A,B),C,D);")])
+        >>> topologies.rooted_at("C").to_newick(0), topologies.rooted_at([4]).to_newick(0)
+        ('(C,(D,(A,B)));', '((A,B),(C,D));')
+        """
+        if self.rooted:
+            raise TreeError("The topologies have a root. Remedy: call unrooted() first.")
+        if isinstance(edge, str):
+            if edge not in self.taxa:
+                raise TreeError(f"There is no taxon {edge!r}. Remedy: use one of {', '.join(self.taxa[:5])}, ...")
+            edge = self.taxa.index(edge)
+        edges = np.broadcast_to(np.asarray(edge), len(self))
+        if ((edges < 0) | (edges >= self.num_edges)).any():
+            raise TreeError(f"There is no such edge. Remedy: use numbers from 0 to {self.num_edges - 1}.")
+        everything = clades.everything(self.num_taxa)
+        split = self.below[np.arange(len(self)), edges][:, None]
+        internal = self.below[:, self.num_taxa :]
+        # What lies between the first taxon and the new root is turned round.
+        above = ((split & ~internal) == 0).all(axis=-1) & (internal != split).any(axis=-1)
+        turned = np.where(above[..., None], everything & ~internal, internal)
+        root = np.broadcast_to(everything, split.shape)
+        far_side = everything & ~split
+        below = np.concatenate([turned, far_side, root], axis=1)
+        return Topologies.from_clades(self.taxa, below, rooted=True)
 
     def __iter__(self) -> Iterator[Topologies]:
         return (self[place] for place in range(len(self)))
 
 
-def _hung_from_the_first_taxon(trees: Sequence[Tree], number: Mapping[str, int]) -> clades.Bits:
-    """Return the sets of taxa on the far side of every internal edge, seen from taxon 0, and all taxa but it."""
-    num_taxa = len(number)
-    taxa = np.array([[number[taxon] for taxon in tree.taxa] for tree in trees])
-    pairs = np.array([[below[:2] for below in tree.children] for tree in trees]).reshape(len(trees), num_taxa - 2, 2)
-    sets = clades.below(pairs, num_taxa, clades.single(num_taxa)[taxa])[:, num_taxa:]
-    everything = clades.everything(num_taxa)
-    sets = np.where(clades.contains(sets, 0)[..., None], everything & ~sets, sets)
-    sets[:, -1] = everything & ~clades.single(num_taxa)[0]
-    return sets
+def edges_of_trees(trees: Sequence[Tree], taxa: Sequence[str] | None = None) -> tuple[tuple[str, ...], clades.Bits]:
+    """Return the order of the taxa, and the taxa below every edge in each tree's order, `(trees, edges, words)`.
+
+    Raises
+    ------
+    TreeError
+        If there is no tree, or a tree has other taxa.
+    """
+    if not trees:
+        raise TreeError("There is no tree. Remedy: give at least one.")
+    given = "tree 0" if taxa is None else "taxa"
+    taxa = trees[0].taxa if taxa is None else tuple(taxa)
+    for place, tree in enumerate(trees):
+        check_same_taxa(taxa, tree.taxa, given, f"tree {place}")
+    number = {taxon: position for position, taxon in enumerate(taxa)}
+    tips = clades.single(len(taxa))[np.array([[number[taxon] for taxon in tree.taxa] for tree in trees])]
+    # The root has a third child, but no edge above it.
+    pairs = np.array([[below[:2] for below in tree.children] for tree in trees]).reshape(len(trees), -1, 2)
+    return taxa, clades.below(pairs, len(taxa), tips)[:, :-1]

@@ -270,11 +270,11 @@ def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree
     """Check a parsed description and number its nodes."""
     children = [list(below) for below in parsed.children]
     lengths = list(parsed.lengths)
-    names = [_name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)]
+    names = [tip_name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)]
     tips = [node for node, below in enumerate(children) if not below]
     taxa = [names[node] for node in tips]
-    _check_taxa(taxa, where)
-    has_lengths = _check_lengths(parsed, names, where)
+    check_taxa(taxa, where)
+    has_lengths = check_lengths(parsed, names, where)
     root = 0
     if len(children[0]) == 2:
         root = _unroot(children, lengths, has_lengths, where)
@@ -282,7 +282,7 @@ def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree
         expected = 3 if node == root else 2
         if below and len(below) != expected:
             raise TreeError(
-                f"{where}: the node above {_describe(children, names, node)} joins {len(below)} subtrees, "
+                f"{where}: the node above {describe_node(children, names, node)} joins {len(below)} subtrees, "
                 f"not {expected}; the tree is not binary. Remedy: resolve polytomies and one-child nodes."
             )
     order: list[int] = []
@@ -304,14 +304,16 @@ def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree
     return Tree(tuple(taxa), tuple(numbered), values)
 
 
-def _name(parsed: ParsedTree, node: int, where: str, translate: Mapping[str, str]) -> str:
+def tip_name(parsed: ParsedTree, node: int, where: str, translate: Mapping[str, str]) -> str:
+    """Return the name of a tip; refuse one without."""
     label = parsed.labels[node]
     if not label:
         raise TreeError(f"{where}: a tip has no name. Remedy: name every tip.")
     return translate.get(label, label)
 
 
-def _check_taxa(taxa: list[str], where: str) -> None:
+def check_taxa(taxa: list[str], where: str) -> None:
+    """Refuse too few taxa, and names that stand twice."""
     if len(taxa) < 3:
         raise TreeError(f"{where}: the tree has {len(taxa)} taxa. Remedy: give a tree of at least 3 taxa.")
     seen: set[str] = set()
@@ -321,20 +323,20 @@ def _check_taxa(taxa: list[str], where: str) -> None:
         seen.add(name)
 
 
-def _check_lengths(parsed: ParsedTree, names: list[str], where: str) -> bool:
+def check_lengths(parsed: ParsedTree, names: list[str], where: str) -> bool:
     """Tell whether the tree has branch lengths; refuse a mixture and impossible values."""
     given = [node for node in range(1, len(names)) if parsed.lengths[node] is not None]
     for node in given:
         length = parsed.lengths[node]
         if length is None or not 0.0 <= length < float("inf"):
             raise TreeError(
-                f"{where}: the edge above {_describe(parsed.children, names, node)} has length {length}. "
+                f"{where}: the edge above {describe_node(parsed.children, names, node)} has length {length}. "
                 "Remedy: give finite lengths of at least 0."
             )
     if given and len(given) < len(names) - 1:
         node = next(node for node in range(1, len(names)) if parsed.lengths[node] is None)
         raise TreeError(
-            f"{where}: the edge above {_describe(parsed.children, names, node)} has no length, but others "
+            f"{where}: the edge above {describe_node(parsed.children, names, node)} has no length, but others "
             "have. Remedy: give a length for every edge, or for none."
         )
     return bool(given)
@@ -362,7 +364,7 @@ def _dtype_of(lengths: Tensor | Sequence[float]) -> torch.dtype:
     return lengths.dtype if isinstance(lengths, Tensor) else torch.float64
 
 
-def _describe(children: Sequence[Sequence[int]], names: Sequence[str], node: int) -> str:
+def describe_node(children: Sequence[Sequence[int]], names: Sequence[str], node: int) -> str:
     """Name a node by a few of the tips below it."""
     tips: list[str] = []
     stack = [node]

@@ -208,3 +208,16 @@ def test_dendropy_agrees(case, tmp_path):
     rows = {taxon.label: matrix[taxon].symbols_as_string() for taxon in matrix}
     ours = Alignment.from_file(write(tmp_path, GOOD[case]))
     assert masks(Alignment.from_sequences(rows)) == masks(ours)
+
+
+def test_some_of_the_taxa_make_an_alignment_of_their_own():
+    sequences = {"A": "AACGT-", "B": "ACCGTT", "C": "AACRTA", "D": "TTTTTT"}
+    alignment = Alignment.from_sequences(sequences)
+    chosen = alignment.select(["C", "A"])
+    expected = Alignment.from_sequences({name: sequences[name] for name in ("C", "A")})
+    assert chosen.taxa == ("C", "A") and torch.equal(chosen.patterns, expected.patterns)
+    assert torch.equal(chosen.weights, expected.weights)
+    assert torch.equal(chosen.site_patterns, expected.site_patterns)
+    for wrong, message in ((["A", "X"], "no taxon 'X'"), (["A", "A"], "named once"), ([], "one at least")):
+        with pytest.raises(AlignmentError, match=f"{message}.*Remedy"):
+            alignment.select(wrong)

@@ -1,0 +1,218 @@
+"""Consensus trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit.errors import SettingsError
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.newick import quote
+from bayeskit.models.phylogenetics.tree_distances import split_frequencies
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from bayeskit.models.phylogenetics.tree_sample import TreeSample
+
+
+@dataclass(frozen=True, eq=False)
+class ConsensusTree:
+    """Tree of the splits on which a sample agrees; its nodes may have more than two children.
+
+    Nodes `0 .. n-1` are the tips, in the order of `taxa`; internal nodes follow, children before parents, and the root
+    is the last. An unrooted tree hangs from the node next to its first taxon. Edge `i` joins node `i` to its parent.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names of the tips.
+    children : tuple of tuple of int
+        Children of each internal node.
+    rooted : bool
+        Whether the place of the root counts.
+    supports : ndarray
+        Share of the sample, by weight, that has the split or clade of each edge: shape `(edges,)`; one for tips.
+    branch_lengths : Tensor or None
+        Mean length of each edge among the trees that have it, shape `(edges,)`, float64; None where the sample has no
+        lengths.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.tree_sample import TreeSample
+    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 1, 6])
+    >>> majority_rule_consensus(sample).newick
+    '(A,B,(C,D)0.75);'
+    """
+
+    taxa: tuple[str, ...]
+    children: tuple[tuple[int, ...], ...]
+    rooted: bool
+    supports: np.ndarray
+    branch_lengths: Tensor | None = None
+
+    @property
+    def num_taxa(self) -> int:
+        """Number of tips."""
+        return len(self.taxa)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return len(self.supports)
+
+    @property
+    def newick(self) -> str:
+        """The tree as Newick text, with the supports as labels of internal nodes."""
+        lengths = [""] * self.num_edges
+        if self.branch_lengths is not None:
+            lengths = [f":{length!r}" for length in self.branch_lengths.tolist()]
+        texts = [quote(taxon) for taxon in self.taxa]
+        for node, below in enumerate(self.children, start=self.num_taxa):
+            label = "" if node == self.num_edges else f"{self.supports[node]:.6g}"
+            texts.append(f"({','.join(texts[child] + lengths[child] for child in below)}){label}")
+        return texts[-1] + ";"
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the tree with its supports; see `plot_tree`."""
+        from bayeskit.models.phylogenetics.tree_plots import plot_tree
+
+        return plot_tree(self, ax)
+
+
+def majority_rule_consensus(sample: TreeSample, threshold: float = 0.5) -> ConsensusTree:
+    """Keep the splits that more than a given share of the trees have.
+
+    Parameters
+    ----------
+    sample : TreeSample
+        The trees; rooted ones are summarised by their clades.
+    threshold : float, default 0.5
+        From 0.5 to 1; at 1, the splits of all trees are kept (strict consensus).
+
+    Returns
+    -------
+    ConsensusTree
+        The tree.
+
+    Raises
+    ------
+    SettingsError
+        If the threshold is outside its domain: splits of half the trees or less may contradict each other.
+
+    References
+    ----------
+    T. Margush and F. R. McMorris (1981), Consensus n-trees, Bulletin of Mathematical Biology 43, 239-244.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.tree_sample import TreeSample
+    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [2, 2, 4])
+    >>> majority_rule_consensus(sample).newick
+    '(A,B,C,D);'
+    """
+    if not 0.5 <= threshold <= 1.0:
+        raise SettingsError(
+            f"threshold={threshold} is not from 0.5 to 1. Remedy: for rarer splits use greedy_consensus, which adds "
+            "them where they contradict no other."
+        )
+    table = split_frequencies(sample)
+    support = table.frequencies[0]
+    # Sums of weights are off by rounding.
+    kept = support > min(threshold + 1e-12, 1.0 - 1e-9)
+    return _consensus(sample, table.splits[kept], support[kept])
+
+
+def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> ConsensusTree:
+    """Add splits, the most frequent first, that contradict none of those before (extended majority rule).
+
+    Parameters
+    ----------
+    sample : TreeSample
+        The trees; rooted ones are summarised by their clades.
+    minimum_frequency : float, default 0.0
+        Rarer splits are left out, from 0 to 1.
+
+    Returns
+    -------
+    ConsensusTree
+        The tree. Of splits that are equally frequent smaller ones come first.
+
+    Raises
+    ------
+    SettingsError
+        If the minimum frequency is outside its domain.
+
+    References
+    ----------
+    D. Bryant (2003), A classification of consensus methods for phylogenetics, DIMACS Series in Discrete Mathematics
+    and Theoretical Computer Science 61, 163-184.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.tree_sample import TreeSample
+    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [3, 3, 4])
+    >>> greedy_consensus(sample).newick
+    '(A,B,(C,D)0.4);'
+    """
+    if not 0.0 <= minimum_frequency <= 1.0:
+        raise SettingsError(f"minimum_frequency={minimum_frequency} is no frequency. Remedy: give one from 0 to 1.")
+    table = split_frequencies(sample)
+    support = table.frequencies[0]
+    num_inner = sample.topologies.num_edges - sample.num_taxa
+    chosen: list[int] = []
+    for place in np.flatnonzero((support > 0) & (support >= minimum_frequency - 1e-12)).tolist():
+        side, others = table.splits[place], table.splits[chosen]
+        # Sides without the first taxon, as clades, fit where one holds the other or they share nothing.
+        shared = side & others
+        fits = (shared == 0).all(axis=1) | (shared == side).all(axis=1) | (shared == others).all(axis=1)
+        if fits.all():
+            chosen.append(place)
+        if len(chosen) == num_inner:
+            break
+    return _consensus(sample, table.splits[chosen], support[chosen])
+
+
+def _consensus(sample: TreeSample, splits: clades.Bits, support: np.ndarray) -> ConsensusTree:
+    """Build the tree of compatible splits."""
+    order = clades.order(splits)
+    splits, support = splits[order], support[order]
+    tips = clades.single(sample.num_taxa)
+    root = clades.everything(sample.num_taxa)
+    # Children before parents; whatever is in no other set hangs from the root, the first taxon too.
+    sets = np.concatenate([tips, splits, root[None]])
+    children: list[list[int]] = [[] for _ in range(len(splits) + 1)]
+    for node in range(len(sets) - 1):
+        later = sets[max(node + 1, sample.num_taxa) :]
+        holds = ((sets[node] & ~later) == 0).all(axis=1)
+        parent = len(sets) - len(later) + int(holds.argmax())
+        children[parent - sample.num_taxa].append(node)
+    return ConsensusTree(
+        sample.taxa,
+        tuple(tuple(below) for below in children),
+        sample.rooted,
+        np.concatenate([np.ones(sample.num_taxa), support]),
+        _mean_lengths(sample, splits),
+    )
+
+
+def _mean_lengths(sample: TreeSample, splits: clades.Bits) -> Tensor | None:
+    """Average the length of each tip's edge and of each split over the trees that have it."""
+    if sample.branch_lengths is None:
+        return None
+    lengths, weights = sample.branch_lengths.numpy(), sample.sample_weights
+    inner = sample.topologies.below[:, sample.num_taxa :]
+    distinct, index = clades.identify(np.concatenate([splits, inner.reshape(-1, inner.shape[-1])]))
+    numbers = index[len(splits) :].reshape(inner.shape[:2])[sample.index]
+    held = np.broadcast_to(weights[:, None], numbers.shape)
+    total = np.bincount(numbers.ravel(), held.ravel(), minlength=len(distinct))
+    added = np.bincount(numbers.ravel(), (held * lengths[:, sample.num_taxa :]).ravel(), minlength=len(distinct))
+    chosen = index[: len(splits)]
+    return torch.from_numpy(np.concatenate([weights @ lengths[:, : sample.num_taxa], added[chosen] / total[chosen]]))

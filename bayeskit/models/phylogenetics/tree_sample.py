@@ -1,0 +1,448 @@
+"""Samples of trees: weighted topologies, with the branch lengths of each sampled tree where there are any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit.errors import SettingsError, ShapeError, TreeError
+from bayeskit.models.phylogenetics.topologies import Topologies, edges_of_trees
+from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.tree_distances import comparable
+from bayeskit.models.phylogenetics.tree_files import read_runs, write_chain, write_topologies
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TreeSample:
+    """Trees drawn from a distribution, or trees with their probabilities, over the same taxa.
+
+    Use `from_file`, `from_files`, `from_trees` or `from_topologies` to make one.
+
+    Attributes
+    ----------
+    topologies : Topologies
+        The distinct topologies, in order of first appearance.
+    index : ndarray
+        Which topology each sampled tree has, shape `(samples,)`.
+    sample_weights : ndarray
+        Weight of each sampled tree, shape `(samples,)`, float64; they sum to one.
+    branch_lengths : Tensor or None
+        Branch lengths of each sampled tree in the order of the edges of its topology (see `Topologies`), shape
+        `(samples, edges)`, float64.
+
+    Examples
+    --------
+    >>> trees = [Tree.from_newick(text) for text in ("((A,B),C,D);", "((A,C),B,D);", "((C,D),A,B);")]
+    >>> sample = TreeSample.from_trees(trees)
+    >>> sample
+    TreeSample(3 trees, 2 unrooted topologies, 4 taxa)
+    >>> sample.weights.round(3).tolist(), sample.index.tolist()
+    ([0.667, 0.333], [0, 1, 0])
+    """
+
+    topologies: Topologies
+    index: np.ndarray
+    sample_weights: np.ndarray
+    branch_lengths: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.index)
+        shape = None if self.branch_lengths is None else tuple(self.branch_lengths.shape)
+        if self.sample_weights.shape != (count,) or shape not in (None, (count, self.topologies.num_edges)):
+            raise ShapeError(
+                f"{count} trees do not fit weights of shape {self.sample_weights.shape} and branch lengths of shape "
+                f"{shape}. Remedy: make samples by TreeSample.from_topologies."
+            )
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        burn_in: float | None = None,
+        rooted: bool | None = None,
+        *,
+        taxa: Sequence[str] | None = None,
+        resolve: bool = False,
+        seed: int | torch.Generator = 0,
+        progress: bool = True,
+    ) -> TreeSample:
+        """Read the trees of a NEXUS or Newick file.
+
+        Read are the `.t` and `.trprobs` files of MrBayes, the `.trees` files of BEAST, whose annotations are left out,
+        and lists in Newick, a weight before each tree or not.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. Where it weights its trees, by `[&W ...]`, `[p = ...]` or a number before the tree, these are
+            the weights; else every tree counts one.
+        burn_in : float, optional
+            How much to leave out at the start: a fraction from 0 to below 1, or a whole number of trees. By default a
+            quarter of a chain (a NEXUS file without weights), and nothing of weighted trees or of a list in Newick.
+        rooted : bool, optional
+            Whether to read rooted or unrooted topologies; by default what the first tree is: by its mark `[&R]` or
+            `[&U]`, or else rooted if its outermost parenthesis joins two nodes. Rooted trees are unrooted where
+            unrooted ones are read.
+        taxa : sequence of str, optional
+            The order of the taxa, such as `alignment.taxa`; by default that of the table of names in the file, or else
+            of the first tree.
+        resolve : bool, default False
+            Whether to resolve nodes of too many children, every way equally likely and anew for each tree, by edges of
+            length zero; refused otherwise.
+        seed : int or torch.Generator, default 0
+        progress : bool, default True
+            Whether a long file shows a progress bar.
+
+        Returns
+        -------
+        TreeSample
+            The trees; with branch lengths if the file gives them.
+
+        Raises
+        ------
+        TreeError
+            If the file cannot be read, is truncated, or has no tree after burn-in; if a tree is malformed, has other
+            taxa than those before, is not binary, is unrooted among rooted ones, or has no weight or branch lengths
+            where others have; if a weight is negative. The message names file and line.
+        SettingsError
+            If `burn_in` is outside its domain, or given for weighted trees.
+
+        Warns
+        -----
+        ConversionWarning
+            Once for a file, if rooted trees were unrooted.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "list.txt"
+        >>> _ = path.write_text("0.6 ((A,B),C,D);  0.4 ((A,C),B,D);")
+        >>> TreeSample.from_file(path).weights.tolist()
+        [0.6, 0.4]
+        """
+        return cls._collected(*read_runs([path], burn_in, rooted, taxa, resolve, seed, progress)[0])
+
+    @classmethod
+    def from_files(
+        cls,
+        paths: Sequence[str | os.PathLike[str]],
+        burn_in: float | None = None,
+        rooted: bool | None = None,
+        *,
+        taxa: Sequence[str] | None = None,
+        resolve: bool = False,
+        seed: int | torch.Generator = 0,
+        progress: bool = True,
+    ) -> TreeSample:
+        """Read several runs and pool them, each run with the same weight.
+
+        Parameters
+        ----------
+        paths : sequence of str or os.PathLike
+            One file a run.
+        burn_in, rooted, taxa, resolve, seed, progress
+            As in `from_file`; taxa and `rooted` are by default those of the first file. Warnings, too, are the same.
+
+        Raises
+        ------
+        TreeError, SettingsError
+            As in `from_file`, or if there is no file.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "1").write_text("((A,B),C,D);"), (folder / "2").write_text("((A,B),C,D); ((A,C),B,D);")
+        >>> TreeSample.from_files([folder / "1", folder / "2"]).weights.tolist()
+        [0.75, 0.25]
+        """
+        runs = read_runs(paths, burn_in, rooted, taxa, resolve, seed, progress)
+        return cls.pooled([cls._collected(*run) for run in runs])
+
+    @classmethod
+    def pooled(cls, samples: Sequence[TreeSample]) -> TreeSample:
+        """Pool several samples, each with the same weight, in the first one's order of taxa.
+
+        Parameters
+        ----------
+        samples : sequence of TreeSample
+            All rooted or all unrooted, over the same taxa. Branch lengths are kept where all have them.
+
+        Raises
+        ------
+        TreeError
+            If there is no sample, or they differ in taxa or in being rooted.
+        """
+        samples = comparable(samples)
+        first = samples[0]
+        starts = np.cumsum([0, *(len(sample.topologies) for sample in samples[:-1])])
+        children = np.concatenate([sample.topologies.children for sample in samples])
+        lengths = [sample.branch_lengths for sample in samples if sample.branch_lengths is not None]
+        return cls._collected(
+            Topologies(first.taxa, children, first.rooted),
+            np.concatenate([sample.index + start for sample, start in zip(samples, starts, strict=True)]),
+            np.concatenate([sample.sample_weights for sample in samples]),
+            torch.cat(lengths) if len(lengths) == len(samples) else None,
+        )
+
+    @classmethod
+    def from_trees(
+        cls,
+        trees: Sequence[Tree],
+        weights: Sequence[float] | np.ndarray | None = None,
+        taxa: Sequence[str] | None = None,
+    ) -> TreeSample:
+        """Make a sample of unrooted trees held in memory.
+
+        Parameters
+        ----------
+        trees : sequence of Tree
+            All over the same taxa, in any order; all with branch lengths or all without.
+        weights : sequence of float, optional
+            Weights of the trees, at least zero; equal by default.
+        taxa : sequence of str, optional
+            The order of the taxa; that of the first tree by default.
+
+        Raises
+        ------
+        TreeError
+            If there is no tree, a tree has other taxa, or only some have branch lengths.
+        SettingsError
+            If there are not as many weights, or one is negative.
+        """
+        topologies, edges = Topologies.from_edges(*edges_of_trees(trees, taxa), rooted=False)
+        lengths = [tree.branch_lengths for tree in trees if tree.branch_lengths is not None]
+        if len(lengths) not in (0, len(trees)):
+            raise TreeError(
+                f"Only {len(lengths)} of {len(trees)} trees have branch lengths. Remedy: give all, or none."
+            )
+        ordered = torch.stack(lengths).double().take_along_dim(torch.from_numpy(edges), dim=1) if lengths else None
+        return cls._collected(topologies, np.arange(len(trees)), weights, ordered)
+
+    @classmethod
+    def from_topologies(
+        cls,
+        topologies: Topologies,
+        weights: Sequence[float] | np.ndarray | Tensor | None = None,
+        branch_lengths: Tensor | None = None,
+    ) -> TreeSample:
+        """Make a sample of topologies.
+
+        Parameters
+        ----------
+        topologies : Topologies
+            One for each sampled tree; equal ones are counted together.
+        weights : sequence of float, optional
+            Their weights, at least zero; equal by default. They are divided by their sum.
+        branch_lengths : Tensor, optional
+            Shape `(topologies, edges)`.
+
+        Raises
+        ------
+        TreeError
+            If there is no topology.
+        SettingsError
+            If there are not as many weights, or one is negative.
+        ShapeError
+            If the branch lengths do not fit.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+        >>> TreeSample.from_topologies(all_topologies("ABCD"), [2, 1, 1]).weights.tolist()
+        [0.5, 0.25, 0.25]
+        """
+        if not len(topologies):
+            raise TreeError("There is no topology. Remedy: give at least one.")
+        lengths = None if branch_lengths is None else branch_lengths.detach().to("cpu", torch.float64)
+        return cls._collected(topologies, np.arange(len(topologies)), weights, lengths)
+
+    @classmethod
+    def _collected(
+        cls,
+        topologies: Topologies,
+        index: np.ndarray,
+        weights: Sequence[float] | np.ndarray | Tensor | None,
+        lengths: Tensor | None,
+    ) -> TreeSample:
+        values = np.ones(len(index)) if weights is None else np.asarray(weights, dtype=np.float64)
+        if values.shape != index.shape or not (values >= 0).all() or not 0 < values.sum() < np.inf:
+            raise SettingsError(
+                f"weights of shape {values.shape} are not those of {len(index)} trees, or not all at least zero with a "
+                "positive, finite sum. Remedy: give one non-negative weight for each tree."
+            )
+        distinct, which = topologies.distinct()
+        return cls(distinct, which[index], values / values.sum(), lengths)
+
+    def __repr__(self) -> str:
+        kind = "rooted" if self.rooted else "unrooted"
+        topologies = f"{len(self.topologies)} {kind} topologies"
+        return f"TreeSample({self.num_samples} trees, {topologies}, {self.num_taxa} taxa)"
+
+    @property
+    def taxa(self) -> tuple[str, ...]:
+        """Names of the tips."""
+        return self.topologies.taxa
+
+    @property
+    def num_taxa(self) -> int:
+        """Number of tips."""
+        return self.topologies.num_taxa
+
+    @property
+    def rooted(self) -> bool:
+        """Whether the topologies are rooted."""
+        return self.topologies.rooted
+
+    @property
+    def num_samples(self) -> int:
+        """Number of sampled trees, equal ones and those of weight zero included."""
+        return len(self.index)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Weight of each distinct topology, shape `(topologies,)`, float64; they sum to one."""
+        return np.bincount(self.index, self.sample_weights, minlength=len(self.topologies))
+
+    @cached_property
+    def trees(self) -> list[Tree]:
+        """The distinct topologies as unrooted trees without branch lengths, in the order of `weights`."""
+        return [self.topologies.tree(place) for place in range(len(self.topologies))]
+
+    def sampled_tree(self, sample: int) -> Tree:
+        """Return one sampled tree, with its branch lengths where there are any.
+
+        Raises
+        ------
+        TreeError
+            If the trees are rooted.
+        """
+        lengths = None if self.branch_lengths is None else self.branch_lengths[sample]
+        return self.topologies.tree(int(self.index[sample]), lengths)
+
+    def top(self, count: int) -> np.ndarray:
+        """Return the most probable topologies as positions in `topologies`, the most probable first.
+
+        Parameters
+        ----------
+        count : int
+            How many, at most.
+
+        Returns
+        -------
+        ndarray
+            Shape `(count,)`, int64; of equal weights those that appeared first.
+
+        Raises
+        ------
+        SettingsError
+            If `count` is below one.
+        """
+        if count < 1:
+            raise SettingsError(f"count={count}. Remedy: ask for at least one topology.")
+        return np.argsort(-self.weights, kind="stable")[:count]
+
+    def credible_set(self, level: float = 0.95) -> np.ndarray:
+        """Return the fewest topologies that have at least a given probability together.
+
+        Parameters
+        ----------
+        level : float, default 0.95
+            The probability, above 0 and at most 1.
+
+        Returns
+        -------
+        ndarray
+            Their positions in `topologies`, the most probable first, int64.
+
+        Raises
+        ------
+        SettingsError
+            If `level` is outside its domain.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+        >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 6, 3])
+        >>> chosen = sample.credible_set(0.9)
+        >>> chosen.tolist(), sample.weights[chosen].tolist(), len(sample.topologies[chosen])
+        ([1, 2], [0.6, 0.3], 2)
+        """
+        if not 0 < level <= 1:
+            raise SettingsError(f"level={level} is no probability. Remedy: give a number above 0 and at most 1.")
+        order = self.top(len(self.weights))
+        # The sum of all weights, too, is one only up to rounding.
+        return order[: 1 + int(np.searchsorted(np.cumsum(self.weights[order]), level - 1e-12))]
+
+    @property
+    def most_probable(self) -> Topologies:
+        """The topology of the largest weight."""
+        return self.topologies[self.top(1)]
+
+    def unrooted(self) -> TreeSample:
+        """Dissolve the roots, where there are any; the lengths of the two edges at each add.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+        >>> TreeSample.from_topologies(all_topologies("ABC", rooted=True)).unrooted()
+        TreeSample(3 trees, 1 unrooted topologies, 3 taxa)
+        """
+        if not self.rooted:
+            return self
+        topologies, edges = self.topologies.unrooted()
+        lengths = None
+        if self.branch_lengths is not None:
+            upper = self.topologies.upper_root_edge
+            lower = self.topologies.children[:, -1].sum(axis=1) - upper
+            samples, lengths = np.arange(self.num_samples), self.branch_lengths.clone()
+            lengths[samples, lower[self.index]] += lengths[samples, upper[self.index]]
+            lengths = self._reordered(lengths, edges)
+        return TreeSample._collected(topologies, self.index, self.sample_weights, lengths)
+
+    def with_taxa(self, taxa: Sequence[str]) -> TreeSample:
+        """Return the sample with its taxa in another order.
+
+        Raises
+        ------
+        TreeError
+            If the names are others.
+        """
+        topologies, edges = self.topologies.with_taxa(taxa)
+        lengths = None if self.branch_lengths is None else self._reordered(self.branch_lengths, edges)
+        return TreeSample(topologies, self.index, self.sample_weights, lengths)
+
+    def _reordered(self, lengths: Tensor, edges: np.ndarray) -> Tensor:
+        return lengths.take_along_dim(torch.from_numpy(edges[self.index]), dim=1)
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Write the sample as NEXUS; `from_file` reads it back.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            With the suffix `.trprobs` the distinct topologies are written, the most probable first; with `.t` or
+            `.trees` every sampled tree, with its branch lengths. Weights are written in either.
+
+        Raises
+        ------
+        SettingsError
+            If the suffix is another.
+        OutputError
+            If the file cannot be written.
+        """
+        suffix = Path(path).suffix.lower()
+        if suffix == ".trprobs":
+            order = self.top(len(self.weights))
+            write_topologies(path, self.topologies[order], self.weights[order])
+        elif suffix in (".t", ".trees"):
+            write_chain(path, self.topologies, self.index, self.sample_weights, self.branch_lengths)
+        else:
+            raise SettingsError(f"{os.fspath(path)}: unknown suffix. Remedy: use '.trprobs', '.trees' or '.t'.")

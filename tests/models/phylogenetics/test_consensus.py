@@ -1,0 +1,173 @@
+"""Consensus trees, beside DendroPy's and by hand."""
+
+import itertools
+import random
+
+import dendropy
+import numpy as np
+import pytest
+import torch
+
+from bayeskit.errors import SettingsError
+from bayeskit.models.phylogenetics.consensus import ConsensusTree, greedy_consensus, majority_rule_consensus
+from bayeskit.models.phylogenetics.enumeration import all_topologies
+from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.tree_sample import TreeSample
+
+
+def random_newick(source: random.Random, num_taxa: int, at_root: int, keep: float) -> str:
+    """A tree whose joins follow the numbers of the taxa with some probability, so that trees agree in part."""
+    length = lambda: f":{source.expovariate(5):.5f}"  # noqa: E731
+    parts = [f"t{i}{length()}" for i in range(num_taxa)]
+    while len(parts) > at_root:
+        place = 0 if source.random() < keep else source.randrange(len(parts) - 1)
+        parts[place : place + 2] = [f"({parts[place]},{parts[place + 1]}){length()}"]
+    return f"({','.join(parts)});"
+
+
+def read(tmp_path, num_taxa: int, rooted: bool, weighted: bool = False, keep: float = 0.8):
+    source = random.Random(num_taxa + rooted)
+    texts = [random_newick(source, num_taxa, 2 if rooted else 3, keep) for _ in range(50)]
+    weights = [source.random() + 0.1 if weighted else 1.0 for _ in texts]
+    path = tmp_path / "trees.nwk"
+    path.write_text("".join(f"{weight!r} {text}\n" for weight, text in zip(weights, texts, strict=True)))
+    names = [f"t{i}" for i in range(num_taxa)]
+    sample = TreeSample.from_file(path, taxa=names)
+    assert sample.rooted == rooted
+    trees = dendropy.TreeList.get(
+        data="".join(texts),
+        schema="newick",
+        rooting="force-rooted" if rooted else "force-unrooted",
+        taxon_namespace=dendropy.TaxonNamespace(names),
+    )
+    for tree, weight in zip(trees, weights, strict=True):
+        tree.weight = weight
+    return sample, trees
+
+
+def edges(tree: ConsensusTree) -> dict[frozenset[str], tuple[float, float | None]]:
+    """Support and length of each edge by its side without the first taxon (or its clade)."""
+    below = [frozenset([taxon]) for taxon in tree.taxa]
+    for children in tree.children:
+        below.append(frozenset().union(*(below[child] for child in children)))
+    assert below[-1] == frozenset(tree.taxa) and len(below) == tree.num_edges + 1
+    lengths = [None] * tree.num_edges if tree.branch_lengths is None else tree.branch_lengths.tolist()
+    return {
+        frozenset(tree.taxa) - side if tree.taxa[0] in side and not tree.rooted else side: (support, length)
+        for side, support, length in zip(below[:-1], tree.supports.tolist(), lengths, strict=True)
+    }
+
+
+def theirs(tree: dendropy.Tree, first: str | None) -> set[frozenset[str]]:
+    everything = frozenset(leaf.taxon.label for leaf in tree.leaf_node_iter())
+    sides = [frozenset(leaf.taxon.label for leaf in node.leaf_iter()) for node in tree if node.parent_node]
+    return {everything - side if first in side else side for side in sides}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rooted", [False, True])
+@pytest.mark.parametrize("num_taxa", [8, 66])
+def test_majority_rule_is_that_of_dendropy(tmp_path, num_taxa, rooted, weighted):
+    sample, trees = read(tmp_path, num_taxa, rooted, weighted, keep=0.2 if num_taxa == 8 else 0.7)
+    counted = trees.split_distribution(use_tree_weights=weighted)
+    sizes = []
+    for threshold in (0.501, 0.701):
+        found = edges(majority_rule_consensus(sample, threshold))
+        expected = trees.consensus(min_freq=threshold, use_tree_weights=weighted)
+        first = None if rooted else "t0"
+        assert found.keys() == theirs(expected, first)
+        sizes.append(len(found))
+        for side, (support, length) in found.items():
+            mask = trees.taxon_namespace.taxa_bitmask(labels=side)
+            mask = mask if mask in counted.split_counts else (1 << num_taxa) - 1 - mask
+            assert abs(support - counted[mask]) < 1e-12
+            if not weighted:
+                assert abs(length - np.mean(counted.split_edge_lengths[mask])) < 1e-12
+    assert sample.topologies.num_edges > sizes[0] > sizes[1] > num_taxa
+
+
+def test_mean_lengths_are_weighted_by_hand():
+    every = all_topologies("ABCD")
+    lengths = np.arange(20.0).reshape(4, 5)
+    sample = TreeSample.from_topologies(every[[0, 1, 0, 2]], [2, 1, 4, 1], torch.from_numpy(lengths))
+    tree = majority_rule_consensus(sample)
+    tips = np.average(lengths[:, :4], axis=0, weights=[2, 1, 4, 1])
+    inner = (2 * lengths[0, 4] + 4 * lengths[2, 4]) / 6
+    assert tree.branch_lengths.tolist() == pytest.approx([*tips, inner], abs=1e-12)
+    assert tree.supports.tolist() == [1, 1, 1, 1, 0.75]
+    # The mutation: equal weights.
+    assert abs(inner - (lengths[0, 4] + lengths[2, 4]) / 2) > 0.1
+
+
+def fits(one: frozenset[str], other: frozenset[str]) -> bool:
+    return not one & other or one <= other or other <= one
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+@pytest.mark.parametrize("keep", [0.3, 0.8])
+def test_greedy_consensus_by_hand(tmp_path, rooted, keep):
+    sample, _ = read(tmp_path, 10, rooted, weighted=True, keep=keep)
+    support: dict[frozenset[str], float] = {}
+    for number, weight in zip(sample.index, sample.sample_weights, strict=True):
+        for side in sample.topologies.below[number, 10:]:
+            members = frozenset(f"t{i}" for i in range(10) if int(side[0]) >> i & 1)
+            support[members] = support.get(members, 0.0) + weight
+    chosen: list[frozenset[str]] = []
+    for side in sorted(support, key=lambda side: -support[side]):
+        if all(fits(side, other) for other in chosen):
+            chosen.append(side)
+    tree = greedy_consensus(sample)
+    found = {side: support for side, (support, _) in edges(tree).items() if len(side) > 1}
+    found.pop(frozenset(sample.taxa[1:]), None) if not rooted else None
+    assert found.keys() == set(chosen) and len(chosen) > 4
+    assert max(abs(found[side] - support[side]) for side in chosen) < 1e-12
+    for cut in (0.2, 0.5):
+        limited = {side for side in edges(greedy_consensus(sample, cut)) if len(side) > 1} & support.keys()
+        assert limited == {side for side in chosen if support[side] >= cut}
+    # Whatever the majority has, the greedy tree has.
+    assert edges(majority_rule_consensus(sample)).keys() <= edges(tree).keys()
+
+
+def test_one_topology_is_its_own_consensus():
+    every = all_topologies("ABCDEF")
+    for row in (0, 50, 104):
+        for tree in (majority_rule_consensus, greedy_consensus):
+            found = tree(TreeSample.from_topologies(every[[row]]))
+            assert [len(below) for below in found.children] == [2, 2, 2, 3] and set(found.supports) == {1.0}
+            again = TreeSample.from_topologies(every[[row]].rooted_at(3))
+            assert [len(below) for below in tree(again).children] == [2] * 5
+
+
+def test_strict_consensus_and_ties():
+    every = all_topologies("ABCD")
+    sample = TreeSample.from_topologies(every[[0, 1]], [1 - 1e-6, 1e-6])
+    assert len(majority_rule_consensus(sample, 1.0).children) == 1
+    assert len(majority_rule_consensus(sample, 0.999).children) == 2
+    third = TreeSample.from_topologies(every[[0] * 3 + [1] * 3])
+    assert len(majority_rule_consensus(third).children) == 1
+    assert majority_rule_consensus(TreeSample.from_topologies(every[[0] * 7]), 1.0).supports[-1] > 1 - 1e-12
+
+
+def test_newick_of_a_consensus(tmp_path):
+    sample, _ = read(tmp_path, 8, False)
+    tree = majority_rule_consensus(sample)
+    read_back = dendropy.Tree.get(data=tree.newick, schema="newick", rooting="force-unrooted")
+    expected = edges(tree)
+    assert theirs(read_back, "t0") == expected.keys()
+    for node in read_back.preorder_node_iter():
+        side = frozenset(leaf.taxon.label for leaf in node.leaf_iter())
+        if node.parent_node and len(side) > 1:
+            assert abs(float(node.label) - expected[side][0]) < 1e-6
+            assert node.edge_length == expected[side][1]
+    quoted = Topologies(("it's", "a b", "C", "D"), all_topologies("ABCD").children)
+    assert majority_rule_consensus(TreeSample.from_topologies(quoted)).newick == "('it''s','a b',C,D);"
+
+
+@pytest.mark.parametrize("threshold", [0.49, 1.01, float("nan")])
+def test_what_is_refused(threshold):
+    sample = TreeSample.from_topologies(all_topologies("ABCD"))
+    with pytest.raises(SettingsError, match="greedy_consensus"):
+        majority_rule_consensus(sample, threshold)
+    for minimum in itertools.chain([-0.1, 1.1], [threshold] if threshold != 0.49 else []):
+        with pytest.raises(SettingsError, match="no frequency"):
+            greedy_consensus(sample, minimum)

@@ -1,0 +1,322 @@
+"""Files of trees as samplers write them: MrBayes, BEAST, lists in Newick; and every malformed one."""
+
+import random
+import warnings
+
+import dendropy
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from bayeskit.errors import ConversionWarning, SettingsError, TreeError
+from bayeskit.models.phylogenetics import clades, newick, tree_files
+from bayeskit.models.phylogenetics.enumeration import all_topologies
+from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.tree_sample import TreeSample
+
+TRPROBS = """#NEXUS
+[ID: 3010964466]
+[This file contains the trees that were found during the MCMC
+search, sorted by posterior probability. "p" indicates ...]
+
+begin trees;
+   translate
+    1 Alligator_m,
+    2 B,
+    3 'C c',
+    4 D,
+    5 E;
+   tree tree_1 [p = 0.277, P = 0.277] = [&W 0.276723] (5,((2,3),4),1);
+   tree tree_2 [p = 0.723, P = 1.000] = [&W 0.723277] ((2,5),(3,4),1);
+end;
+"""
+MRBAYES = """#NEXUS
+[ID: 0412]
+[Param: tree{all}]
+begin trees;
+   translate
+      1 A,
+      2 B,
+      3 C,
+      4 D;
+   tree gen.0 = [&U] (2:1.0e-01,(3:2.0e-01,4:3.0e-01):4.0e-01,1:5.0e-01);
+   tree gen.500 = [&U] ((2:1.1e-01,3:2.1e-01):4.1e-01,4:3.1e-01,1:5.1e-01);
+   tree gen.1000 = [&U] (2:1.2e-01,(3:2.2e-01,4:3.2e-01):4.2e-01,1:5.2e-01);
+   tree gen.1500 = [&U] (2:1.3e-01,(3:2.3e-01,4:3.3e-01):4.3e-01,1:5.3e-01);
+end;
+"""
+BEAST = """#NEXUS
+
+Begin taxa;
+	Dimensions ntax=4;
+	Taxlabels
+		A_2000.5
+		B
+		C
+		D
+		;
+End;
+
+Begin trees;
+	Translate
+		1 A_2000.5,
+		2 B,
+		3 C,
+		4 D
+		;
+tree STATE_0 [&lnP=-123.4,posterior=-123.4] = [&R] ((1[&rate=1.0E0]:1.0,2[&rate=0.5]:1.0)[&height_range={0.5,
+1.5}]:1.0,(3:0.5,4:0.5):[&rate=2]1.5)[&height=2.0]:0.0;
+tree STATE_1000 [&lnP=-120.4,posterior=-120.4] = [&R] (((1:1.0,2:1.0):0.25,3:1.25):0.5,4:1.75);
+END;
+"""
+
+
+def write(tmp_path, text, name="run.nex"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def named_sides(sample: TreeSample, topology: int) -> set[str]:
+    inner = sample.topologies.below[topology, sample.num_taxa :]
+    return {"".join(sample.taxa[taxon] for taxon in clades.members(side)) for side in inner}
+
+
+def test_mrbayes_probabilities(tmp_path):
+    sample = TreeSample.from_file(write(tmp_path, TRPROBS))
+    assert sample.taxa == ("Alligator_m", "B", "C c", "D", "E")
+    assert sample.weights.tolist() == [0.276723, 0.723277] and sample.branch_lengths is None and not sample.rooted
+    assert [named_sides(sample, i) for i in range(2)] == [{"BC c", "BC cD"}, {"BE", "C cD"}]
+    rounded = TRPROBS.replace("[&W 0.276723] ", "").replace("[&W 0.723277] ", "")
+    assert TreeSample.from_file(write(tmp_path, rounded)).weights.tolist() == pytest.approx([0.277, 0.723], abs=1e-15)
+    fractions = TRPROBS.replace("&W 0.276723", "&W 1/4").replace("&W 0.723277", "&w 3 / 4")
+    assert TreeSample.from_file(write(tmp_path, fractions)).weights.tolist() == [0.25, 0.75]
+
+
+def test_mrbayes_chain(tmp_path):
+    path = write(tmp_path, MRBAYES, "run1.t")
+    sample = TreeSample.from_file(path)
+    # A quarter is left out.
+    assert sample.num_samples == 3 and sample.taxa == tuple("ABCD")
+    assert sample.index.tolist() == [0, 1, 1] and sample.weights.tolist() == pytest.approx([1 / 3, 2 / 3], abs=1e-15)
+    expected = [[0.51, 0.11, 0.21, 0.31, 0.41], [0.52, 0.12, 0.22, 0.32, 0.42], [0.53, 0.13, 0.23, 0.33, 0.43]]
+    assert sample.branch_lengths.tolist() == expected
+    for burn_in, left in ((0, 4), (0.0, 4), (0.5, 2), (0.74, 2), (0.75, 1), (1, 3), (3, 1)):
+        assert TreeSample.from_file(path, burn_in).num_samples == left
+    for burn_in in (4, 99):
+        with pytest.raises(TreeError, match=rf"run1\.t: the file holds 4 trees, and burn_in={burn_in} leaves none"):
+            TreeSample.from_file(path, burn_in)
+    for burn_in in (-1, -0.1, 1.5, 1.0, float("nan")):
+        with pytest.raises(SettingsError, match="burn_in=.*Remedy"):
+            TreeSample.from_file(path, burn_in)
+    with pytest.raises(SettingsError, match="weighted trees"):
+        TreeSample.from_file(write(tmp_path, TRPROBS), 0.25)
+
+
+def test_beast_chain(tmp_path):
+    path = write(tmp_path, BEAST, "clock.trees")
+    sample = TreeSample.from_file(path)
+    assert sample.rooted and sample.taxa == ("A_2000.5", "B", "C", "D") and sample.num_samples == 2
+    assert named_sides(sample, 0) == {"A_2000.5B", "CD"} and named_sides(sample, 1) == {"A_2000.5B", "A_2000.5BC"}
+    assert sample.branch_lengths.tolist() == [[1, 1, 0.5, 0.5, 1, 1.5], [1, 1, 1.25, 1.75, 0.25, 0.5]]
+    with pytest.warns(ConversionWarning, match=r"clock\.trees, line 20: this tree is rooted") as record:
+        unrooted = TreeSample.from_file(path, rooted=False)
+    assert len(record) == 1 and record[0].filename == __file__
+    assert not unrooted.rooted and len(unrooted.topologies) == 1 and len(sample.topologies) == 2
+    assert unrooted.branch_lengths.tolist() == [[1, 1, 0.5, 0.5, 2.5], [1, 1, 1.25, 2.25, 0.25]]
+    for mine, theirs in zip(unrooted.branch_lengths, sample.unrooted().branch_lengths, strict=True):
+        assert mine.tolist() == theirs.tolist()
+
+
+def test_lists_in_newick(tmp_path):
+    path = write(tmp_path, "((B,A),C,D);\n(A,\n(C,B),D);((A,B),C,D);\n((A,B),C,D)\n", "list.nwk")
+    sample = TreeSample.from_file(path)
+    assert sample.taxa == tuple("BACD") and sample.num_samples == 4 and sample.weights.tolist() == [0.75, 0.25]
+    assert TreeSample.from_file(path, 0.5).weights.tolist() == [1.0]
+    ordered = TreeSample.from_file(path, taxa="DCBA")
+    assert ordered.taxa == tuple("DCBA") and named_sides(ordered, 0) == {"BA"} and named_sides(ordered, 1) == {"CB"}
+    weighted = TreeSample.from_file(write(tmp_path, "0.5\t((B,A),C,D);\n1e-1\t(A,(C,B),D);\n0.4 ((A,B),C,D);\n"))
+    assert weighted.weights.tolist() == [0.9, 0.1] and weighted.sample_weights.tolist() == [0.5, 0.1, 0.4]
+    marked = TreeSample.from_file(write(tmp_path, "[&R] [&W 3] ((B,A),(C,D));\n[&W 1] [&R] (B,(A,(C,D)));"))
+    assert marked.rooted and marked.weights.tolist() == [0.75, 0.25]
+
+
+def test_kind_of_the_trees(tmp_path):
+    forked, open_ = "((A,B),(C,D));", "((A,B),C,D);"
+    assert TreeSample.from_file(write(tmp_path, forked)).rooted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not TreeSample.from_file(write(tmp_path, f"[&U] {forked}")).rooted
+        assert TreeSample.from_file(write(tmp_path, f"[&U] {forked}"), rooted=True).rooted
+        assert not TreeSample.from_file(write(tmp_path, f"#NEXUS\nbegin trees;\nutree a = {forked}\nend;")).rooted
+    with pytest.warns(ConversionWarning, match=r"line 2: this tree is rooted") as record:
+        mixed = TreeSample.from_file(write(tmp_path, f"{open_}\n{forked}\n"))
+    assert len(record) == 1 and mixed.weights.tolist() == [1.0] and not mixed.rooted
+    with pytest.raises(TreeError, match=r"run\.nex, line 2: the tree is unrooted.*rooted=False"):
+        TreeSample.from_file(write(tmp_path, f"{forked}\n{open_}\n"))
+    with pytest.raises(TreeError, match=r"run\.nex, line 1: the tree is unrooted"):
+        TreeSample.from_file(write(tmp_path, open_), rooted=True)
+
+
+def test_several_runs(tmp_path):
+    one = write(tmp_path, MRBAYES, "run1.t")
+    other = write(tmp_path, "((D:1,C:1):1,(B:1,A:1):1);\n((D:1,B:1):1,C:1,A:1);((D:1,B:1):1,C:1,A:1);", "run2")
+    with pytest.warns(ConversionWarning, match="run2, line 1") as record:
+        pooled = TreeSample.from_files([one, other], burn_in=0.25)
+    assert len(record) == 1 and record[0].filename == __file__
+    assert pooled.taxa == tuple("ABCD") and pooled.num_samples == 6 and pooled.branch_lengths.shape == (6, 5)
+    assert [named_sides(pooled, i) for i in range(3)] == [{"BC"}, {"CD"}, {"BD"}]
+    assert pooled.sample_weights.tolist() == pytest.approx([1 / 6] * 6, abs=1e-15)
+    uneven = TreeSample.from_files([one, one], burn_in=0)
+    assert uneven.weights.tolist() == pytest.approx([0.75, 0.25], abs=1e-15)
+    with pytest.raises(TreeError, match="other, line 1.*'E'"):
+        TreeSample.from_files([one, write(tmp_path, "((A:1,B:1):1,C:1,E:1);", "other")])
+    with pytest.raises(TreeError, match="no sample"):
+        TreeSample.from_files([])
+
+
+def test_equal_texts_are_parsed_once(tmp_path, monkeypatch):
+    calls = []
+    parse = newick.parse_newick
+    monkeypatch.setattr(tree_files, "parse_newick", lambda *of: calls.append(of[0]) or parse(*of))
+    path = write(tmp_path, "((A,B),C,D);\n" * 50 + "((A,C),B,D);\n" * 50)
+    assert TreeSample.from_file(path).index.tolist() == [0] * 50 + [1] * 50 and len(calls) == 2
+
+
+def test_lengths_and_splits_as_dendropy_reads_them(tmp_path):
+    source = random.Random(5)
+    names = [f"t{i}" for i in range(66)]
+    texts = []
+    for _ in range(12):
+        parts = [f"{number + 1}:{source.expovariate(10):.6e}" for number in range(66)]
+        while len(parts) > 3:
+            source.shuffle(parts)
+            parts = [f"({parts[0]},{parts[1]}):{source.expovariate(10):.6e}", *parts[2:]]
+        texts.append(f"({','.join(parts)})")
+    table = ",\n".join(f"{number + 1} {name}" for number, name in enumerate(names))
+    lines = "\n".join(f"tree gen.{number} = [&U] {text};" for number, text in enumerate(texts))
+    path = write(tmp_path, f"#NEXUS\nbegin trees;\ntranslate\n{table};\n{lines}\nend;\n")
+    sample = TreeSample.from_file(path, burn_in=0)
+    namespace = dendropy.TaxonNamespace(names)
+    theirs = dendropy.TreeList.get(path=str(path), schema="nexus", taxon_namespace=namespace)
+    for row, tree in enumerate(theirs):
+        tree.encode_bipartitions()
+        expected = {edge.bipartition.split_bitmask: edge.length for edge in tree.edges() if edge.length is not None}
+        sides = sample.topologies.below[sample.index[row]]
+        found = {}
+        for side, length in zip(sides, sample.branch_lengths[row].tolist(), strict=True):
+            mask = sum(1 << taxon for taxon in clades.members(side))
+            # DendroPy takes the side without the first taxon, too.
+            found[mask if not mask & 1 else (1 << 66) - 1 - mask] = length
+        assert found == {mask if not mask & 1 else (1 << 66) - 1 - mask: length for mask, length in expected.items()}
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_multifurcations_are_resolved_at_random_every_way_alike(tmp_path, rooted):
+    count = 3000
+    text = "[&R] (A:1,B:1,C:1,D:1);\n" if rooted else "(A:1,B:1,C:1,D:1,E:1);\n"
+    path = write(tmp_path, text * count)
+    sample = TreeSample.from_file(path, resolve=True, seed=1)
+    every = all_topologies("ABCD" if rooted else "ABCDE", rooted)
+    assert sample.rooted == rooted and len(sample.topologies) == len(every) == 15
+    counts = np.bincount(sample.index)
+    assert chisquare(counts).pvalue > 1e-5
+    # The mutation: joining the first two anew each time prefers some.
+    assert chisquare(counts + np.eye(15, dtype=int)[0] * 150 - np.eye(15, dtype=int)[1] * 150).pvalue < 1e-5
+    assert set(sample.branch_lengths.sum(dim=1).tolist()) == {4.0 if rooted else 5.0}
+    again = TreeSample.from_file(path, resolve=True, seed=1)
+    assert np.array_equal(again.index, sample.index)
+    assert not np.array_equal(TreeSample.from_file(path, resolve=True, seed=2).index, sample.index)
+
+
+def test_only_multifurcations_are_resolved(tmp_path):
+    path = write(tmp_path, "((A:1,B:2,F:3):4,(C:5,D:6):7,E:8,G:9);", "poly.nwk")
+    sample = TreeSample.from_file(path, resolve=True)
+    assert {"CD"} < named_sides(sample, 0) and sample.branch_lengths.sum().item() == 45
+    assert sorted(sample.branch_lengths[0].tolist()) == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    with pytest.raises(TreeError, match=r"poly\.nwk, line 1: the node above \(A, B, F\) joins 3.*resolve=True"):
+        TreeSample.from_file(write(tmp_path, "((A,B,F),C,D);", "poly.nwk"))
+    with pytest.raises(TreeError, match=r"joins 4 subtrees.*resolve=True"):
+        TreeSample.from_file(write(tmp_path, "(A,B,C,D);"))
+    with pytest.raises(TreeError, match=r"joins 3 subtrees.*resolve=True"):
+        TreeSample.from_file(write(tmp_path, "[&R] (A,B,C);"))
+    with pytest.raises(TreeError, match="joins 1 subtrees.*remove the node"):
+        TreeSample.from_file(write(tmp_path, "((A),B,C);"), resolve=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "file is empty"),
+        ("#NEXUS\nbegin trees;\nend;\n", "holds no tree"),
+        (MRBAYES[:-6], r"bad, line \d+: the file ends inside TREES.*truncated"),
+        (MRBAYES[:-30], "truncated"),
+        (MRBAYES.replace("4 D", "4 C"), "line 10: the taxon 'C' stands twice"),
+        ("((A,B),C,D);\n\n((A,B),C,E);", r"bad, line 1 and .*bad, line 3 differ.*'D'.*'E'"),
+        ("((A,B),C,D);\n((A,B),C,D,(E,F));", "bad, line 2 differ.*'E', 'F'"),
+        ("((A,B),C,D);\n((A,B),C,C);", "line 2.*'C' stands twice"),
+        ("((A,B),C,D);\n((A,B),C);", "bad, line 2 differ.*'D'"),
+        ("0.5 ((A,B),C,D);\n((A,C),B,D);", "line 2: the tree has no weight, but that of line 1 has"),
+        ("((A,C),B,D);\n0.5 ((A,B),C,D);", "line 1: the tree has no weight, but that of line 2 has"),
+        ("((A,C),B,D);\n-0.5 ((A,B),C,D);", r"line 2: '&W -0\.5' gives no weight"),
+        ("nan ((A,B),C,D);", "line 1: '&W nan' gives no weight"),
+        (TRPROBS.replace("0.723277", "-0.7"), r"line 14: '&W -0\.7' gives no weight"),
+        (TRPROBS.replace("0.723277", "much"), r"line 14: '&W much' gives no weight"),
+        (TRPROBS.replace("0.723277", "1/0"), r"line 14: '&W 1/0' gives no weight"),
+        ("0 ((A,B),C,D);", r"weights add up to 0\.0"),
+        ("((A,B),C,D);\n((A:1,B:1):1,C:1,D:1);", "line 2: the tree has branch lengths, unlike"),
+        ("((A:1,B:1):1,C:1,D:1);\n((A,B),C,D);", "line 2: the tree has no branch lengths, unlike"),
+        ("((A:1,B:1):1,C:1,D:1);\n((A:1,B:-1):1,C:1,D:1);", r"line 2: the edge above \(B\) has length -1\.0"),
+        ("((A,B),C,D);\n((A,B),C,,D);", "line 2: a node is missing"),
+        ("hello", "bad"),
+        ("2\n((A,B),C,D);\n((A,C),B,D);", "line 2"),
+    ],
+)
+def test_malformed_files(tmp_path, content, message):
+    with pytest.raises(TreeError, match=message) as error:
+        TreeSample.from_file(write(tmp_path, content, "bad"), burn_in=0)
+    assert "Remedy" in str(error.value) and "bad" in str(error.value)
+
+
+def test_taxa_asked_for_must_be_those_of_the_trees(tmp_path):
+    with pytest.raises(TreeError, match=r"taxa and .*run\.nex, line 1 differ; only in taxa: 'X'"):
+        TreeSample.from_file(write(tmp_path, "((A,B),C,D);"), taxa="ABCX")
+    with pytest.raises(TreeError, match="'A' stands twice"):
+        TreeSample.from_file(write(tmp_path, "((A,B),C,D);"), taxa="AACX")
+
+
+MARKS = list("(),:;[]'\"= \n\t.-+e0123A{}\\_") + ["&", "é", "\u00a0", "inf", "nan", "1_0", "1e-3", "(A,B)"]
+
+
+def test_plain_descriptions_are_read_as_dendropy_reads_them(monkeypatch):
+    """Change a tree at random places; whatever is read here, DendroPy reads the same, and refuses nothing of it."""
+    source = random.Random(6)
+    plain = newick._read_plain
+    base = "((A_1:0.1,B:2)x:.3,(C:4.,(D-d:5E-2,E:6)0.95:7):8,F:9e1)root:0.5"
+    num_plain = 0
+    for _ in range(4000):
+        text = base
+        for _ in range(source.randint(1, 3)):
+            place = source.randrange(len(text))
+            text = text[:place] + source.choice(MARKS) + text[place + source.randint(0, 2) :]
+        text = text.strip()
+        found = plain(text)
+        if found is None:
+            continue
+        num_plain += 1
+        with monkeypatch.context() as patch:
+            patch.setattr(newick, "_read_plain", lambda newick: None)
+            try:
+                expected = newick.parse_newick(text)
+            except TreeError as error:
+                pytest.fail(f"{text!r}: {error}")
+        assert (found.children, found.labels, found.lengths) == (expected.children, expected.labels, expected.lengths)
+    assert num_plain > 500
+    # The mutation: a length that is not a number would be dropped.
+    assert plain(base) is not None and plain(base.replace("9e1", "9x")) is None
+
+
+def test_quoted_and_annotated_descriptions_are_left_to_dendropy():
+    for text in ("('A':1,B:1,C:1)", "(A,B,C)(D,E)", "(A,B,C", "(A,B,C))", "(A,,C)", "A", "(A{1},B,C)", "(A:x,B,C)"):
+        assert newick._read_plain(text) is None
+    assert Tree.from_newick("('A b':1,B:1,C:1)").taxa == ("A b", "B", "C")
