@@ -1,0 +1,361 @@
+"""What all distributions over topologies share."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, overload
+
+import numpy as np
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from bayeskit._files import load_tensors, save_tensors
+from bayeskit._torch import new_generator
+from bayeskit.errors import BayeskitError, CheckpointError, SettingsError, ShapeError, TreeError
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.distributions.rows import Floats, add_up
+from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.tree import Tree
+
+Shape = torch.Size | list[int] | tuple[int, ...]
+#: How many topologies are worked on at a time.
+CHUNK = 10_000
+
+
+class WeightedTopologies(Protocol):
+    """Topologies with weights, such as a `TreeSample`."""
+
+    @property
+    def topologies(self) -> Topologies:
+        """The topologies."""
+
+    @property
+    def weights(self) -> Any:
+        """Their weights, `(topologies,)`."""
+
+
+class Estimate(NamedTuple):
+    """A number and its Monte Carlo standard error, zero where the number is exact."""
+
+    value: float
+    standard_error: float
+
+
+@dataclass(frozen=True, eq=False)
+class SplitProbabilities:
+    """How probable splits are, most probable first.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names of the taxa.
+    splits : ndarray
+        The side of each split without the first taxon, or the clade of rooted topologies, as bitsets: shape
+        `(splits, words)`. Those that every tree has are left out.
+    probabilities : ndarray
+        Their probabilities, `(splits,)`.
+    """
+
+    taxa: tuple[str, ...]
+    splits: clades.Bits
+    probabilities: Floats
+
+    def to_dict(self) -> dict[tuple[str, ...], float]:
+        """Return the probability of each split by the names of its taxa, in the order of `taxa`."""
+        names = (tuple(self.taxa[taxon] for taxon in clades.members(split)) for split in self.splits)
+        return dict(zip(names, self.probabilities.tolist(), strict=True))
+
+
+class TopologyConstraint(constraints.Constraint):
+    """The topologies that a distribution gives a probability above zero."""
+
+    is_discrete = True
+    event_dim = 2
+
+    def __init__(self, distribution: TopologyDistribution) -> None:
+        self._distribution = distribution
+
+    def check(self, value: Tensor) -> Tensor:
+        """Tell which of the topologies `(*batch, internal, 2)` are among them, `(*batch)`."""
+        with torch.no_grad():
+            return self._distribution.log_prob(value) > -math.inf
+
+
+class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
+    """Base of the distributions over topologies of the same taxa.
+
+    To Pyro an event is the array `Topologies.children` of one topology, `(internal, 2)` of integers, in the order of
+    `taxa`: `sample()` draws such tensors from torch's global stream, and `log_prob` takes them. Everywhere else
+    topologies are `Topologies`: `sample(100, seed=0)` and `log_prob(topologies)`.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names of the `n` tips.
+    rooted : bool
+        Whether the topologies are rooted.
+    """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+    has_enumerate_support = False
+    taxa: tuple[str, ...]
+    rooted: bool
+
+    def __init__(self, taxa: tuple[str, ...], rooted: bool) -> None:
+        self.taxa, self.rooted = tuple(taxa), rooted
+        event = torch.Size((len(taxa) - (1 if rooted else 2), 2))
+        super().__init__(torch.Size(), event, validate_args=False)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=2)
+    def support(self) -> constraints.Constraint:
+        """Return what the topologies with a probability above zero fulfil."""
+        return TopologyConstraint(self)
+
+    def expand(self, batch_shape: Shape, _instance: None = None) -> Self:
+        """Return the same distribution with another batch shape: as many independent topologies."""
+        expanded = copy.copy(self)
+        expanded._batch_shape = torch.Size(batch_shape)
+        return expanded
+
+    @overload
+    def sample(self, sample_shape: int, *, seed: int | torch.Generator | None = None) -> Topologies: ...
+    @overload
+    def sample(self, sample_shape: Shape = ..., *, seed: int | torch.Generator | None = None) -> Tensor: ...
+
+    def sample(
+        self,
+        sample_shape: int | Shape = torch.Size(),  # noqa: B008  torch's own signature
+        *,
+        seed: int | torch.Generator | None = None,
+    ) -> Topologies | Tensor:
+        """Draw topologies.
+
+        Parameters
+        ----------
+        sample_shape : int or torch.Size
+            A number of topologies to get `Topologies`; a shape, as Pyro asks for it, to get a tensor.
+        seed : int or torch.Generator, optional
+            Source of randomness; torch's global stream by default, which Pyro relies on.
+
+        Returns
+        -------
+        Topologies or Tensor
+            So many topologies; or `sample_shape + batch_shape + (internal, 2)`, int64.
+        """
+        generator = None if seed is None else new_generator(seed, stream="topologies")
+        if isinstance(sample_shape, int):
+            if sample_shape < 0:
+                raise SettingsError(f"sample_shape: {sample_shape} is negative. Remedy: give how many topologies.")
+            return self._draw(sample_shape, generator)
+        shape = torch.Size(sample_shape) + self.batch_shape
+        drawn = self._draw(shape.numel(), generator)
+        return torch.from_numpy(drawn.children.astype(np.int64)).reshape(shape + self.event_shape)
+
+    def log_prob(self, value: Topologies | Tree | Tensor) -> Tensor:
+        """Return log probabilities in nats, minus infinity outside the support.
+
+        Parameters
+        ----------
+        value : Topologies, Tree or Tensor
+            Topologies over the same taxa in any order; an unrooted tree; or what `sample(shape)` returns.
+
+        Returns
+        -------
+        Tensor
+            Shape `(topologies,)`, `()` for a tree, or `(*batch)` for a tensor `(*batch, internal, 2)`.
+
+        Raises
+        ------
+        TreeError
+            If the taxa differ, or rooted topologies meet a distribution over unrooted ones or the other way round.
+        """
+        topologies = self.read(value)
+        starts = range(0, len(topologies), CHUNK)
+        parts = [self._log_prob(topologies[start : start + CHUNK]) for start in starts]
+        total = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        if isinstance(value, Tensor):
+            return total.reshape(value.shape[:-2])
+        return total[0] if isinstance(value, Tree) else total
+
+    def read(self, value: Topologies | Tree | Tensor) -> Topologies:
+        """Return topologies in the order of taxa of this distribution; see `log_prob` for what is taken."""
+        if isinstance(value, Tree):
+            if self.rooted:
+                raise TreeError(
+                    "A Tree has no root, the distribution is over rooted topologies. Remedy: give Topologies."
+                )
+            return Topologies.from_trees([value], self.taxa)
+        if isinstance(value, Tensor):
+            if value.shape[-2:] != self.event_shape:
+                raise ShapeError(
+                    f"value: shape {tuple(value.shape)} does not end with {tuple(self.event_shape)}. Remedy: give the "
+                    f"`children` of topologies of {len(self.taxa)} taxa."
+                )
+            children = value.detach().to("cpu", torch.int32).reshape(-1, *self.event_shape).numpy()
+            return Topologies(self.taxa, children, self.rooted)
+        if value.rooted != self.rooted:
+            kinds = ("unrooted", "rooted")
+            raise TreeError(
+                f"The topologies are {kinds[value.rooted]}, the distribution is over {kinds[self.rooted]} ones. "
+                "Remedy: fit the distribution to topologies of the same kind, or convert these."
+            )
+        return value if value.taxa == self.taxa else value.with_taxa(self.taxa)[0]
+
+    def entropy(  # type: ignore[override]  # with its error
+        self, *, num_samples: int = 10_000, seed: int | torch.Generator = 0
+    ) -> Estimate:
+        """Return the entropy in nats.
+
+        Parameters
+        ----------
+        num_samples : int, default 10_000
+            Draws to estimate it from where it has no closed form; at least two.
+        seed : int or torch.Generator, default 0
+            Source of randomness.
+
+        Returns
+        -------
+        Estimate
+            The value and its standard error, zero where it is exact.
+        """
+        if num_samples < 2:
+            raise SettingsError(f"num_samples: {num_samples} is too small. Remedy: give at least 2.")
+        with torch.no_grad():
+            surprise = -self.log_prob(self.sample(num_samples, seed=seed)).to(torch.float64)
+        return Estimate(float(surprise.mean()), float(surprise.std()) / math.sqrt(num_samples))
+
+    def kl_from(self, reference: WeightedTopologies, floor: float = 0.0) -> float:
+        """Return the Kullback-Leibler divergence from a reference to this distribution, `KL(reference || self)`.
+
+        Parameters
+        ----------
+        reference : WeightedTopologies
+            The true weights, such as a `TreeSample` or `SampleFrequencies`.
+        floor : float, default 0.0
+            Probability that topologies outside the support are taken to have. With zero, the divergence is infinite
+            as soon as the reference holds one. Zhang and Matsen (2018) take `numpy.finfo(float).eps`.
+
+        Returns
+        -------
+        float
+            The divergence in nats.
+        """
+        topologies, weights = weighted(reference)
+        with torch.no_grad():
+            log_prob = self.log_prob(topologies).to("cpu", torch.float64).numpy()
+        with np.errstate(divide="ignore"):
+            return float(weights @ (np.log(weights) - np.maximum(log_prob, np.log(floor))))
+
+    def save(self, path: str | Path) -> None:
+        """Write the distribution to one safetensors file.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file, replaced if there.
+        """
+        facts = {"kind": type(self).__name__, "taxa": list(self.taxa), "rooted": self.rooted}
+        save_tensors(path, self._tensors(), {**facts, **self._facts()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; reading runs no code.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        TopologyDistribution
+            The distribution.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is missing, truncated, or holds something else.
+        """
+        tensors, facts = load_tensors(path)
+        if facts.get("kind") != cls.__name__:
+            raise CheckpointError(f"{path} holds {facts.get('kind')}, not {cls.__name__}; load it as what it is")
+        try:
+            return cls._restore(tensors, facts)
+        except (BayeskitError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: its contents do not fit together ({error}); write it again") from error
+
+    def most_probable_tree(self) -> Topologies:
+        """Return the most probable topology as `Topologies` of length one; `.tree(0)` makes an unrooted `Tree`."""
+        raise NotImplementedError
+
+    def split_probabilities(self) -> SplitProbabilities:
+        """Return the probability that a topology has each split, or each clade of rooted topologies."""
+        raise NotImplementedError
+
+    def _draw(self, num_samples: int, generator: torch.Generator | None) -> Topologies:
+        raise NotImplementedError
+
+    def _log_prob(self, topologies: Topologies) -> Tensor:
+        raise NotImplementedError
+
+    def _tensors(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def _facts(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def _restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:
+        raise NotImplementedError
+
+
+def weighted(sample: WeightedTopologies) -> tuple[Topologies, Floats]:
+    """Return the distinct topologies with weights above zero, and these weights, which sum to one.
+
+    Parameters
+    ----------
+    sample : WeightedTopologies
+        The topologies, which may repeat, and weights that are not negative.
+
+    Returns
+    -------
+    topologies : Topologies
+        Each once.
+    weights : ndarray
+        Shape `(topologies,)`, float64.
+
+    Raises
+    ------
+    ShapeError
+        If there is not one weight for each topology.
+    TreeError
+        If a weight is negative or not finite, or all are zero.
+    """
+    topologies, given = sample.topologies, torch.as_tensor(sample.weights).detach().cpu().numpy().astype(np.float64)
+    if given.shape != (len(topologies),):
+        raise ShapeError(
+            f"weights: shape {given.shape} does not fit {len(topologies)} topologies. Remedy: give one weight for each."
+        )
+    if not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
+        raise TreeError("weights: one is negative or not finite, or all are zero. Remedy: give frequencies of trees.")
+    distinct, index = topologies.distinct()
+    weights = add_up(index, given, len(distinct))
+    return distinct[weights > 0], weights[weights > 0] / given.sum()
+
+
+def most_probable_splits(
+    taxa: tuple[str, ...], rooted: bool, sets: clades.Bits, probabilities: Floats
+) -> SplitProbabilities:
+    """Keep the splits that some but not all trees can have, with a probability above zero, most probable first."""
+    sizes = clades.size(sets)
+    kept = (sizes > 1) & (sizes < len(taxa) - (0 if rooted else 1)) & (probabilities > 0)
+    if not rooted:
+        kept &= ~clades.contains(sets, 0)
+    order = np.flatnonzero(kept)[np.argsort(-probabilities[kept], kind="stable")]
+    return SplitProbabilities(taxa, sets[order], probabilities[order])

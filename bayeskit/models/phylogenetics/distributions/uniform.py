@@ -1,0 +1,158 @@
+"""Every topology equally probable, and a share of that mixed into another distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit.errors import SettingsError
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.distributions.rows import Numbers
+from bayeskit.models.phylogenetics.distributions.topology_distribution import (
+    SplitProbabilities,
+    TopologyDistribution,
+    most_probable_splits,
+)
+from bayeskit.models.phylogenetics.topologies import Topologies
+
+
+def log_num_topologies(num_taxa: int, rooted: bool = False) -> float:
+    """Return the log of the number of binary topologies.
+
+    Parameters
+    ----------
+    num_taxa : int
+        Number of taxa, at least three.
+    rooted : bool, default False
+        Whether the place of the root counts.
+
+    Returns
+    -------
+    float
+        Log of `(2n-5)!!`, or of `(2n-3)!!` for rooted ones, in nats.
+
+    Examples
+    --------
+    >>> [round(math.exp(log_num_topologies(n))) for n in (4, 5, 6, 7, 8)]
+    [3, 15, 105, 945, 10395]
+    """
+    factors = num_taxa - (1 if rooted else 2)
+    return math.lgamma(2 * factors + 1) - factors * math.log(2) - math.lgamma(factors + 1)
+
+
+def uniform_topologies(
+    taxa: Sequence[str], rooted: bool, num_samples: int, generator: torch.Generator | None
+) -> Topologies:
+    """Draw topologies uniformly: each taxon joins an edge drawn from all that are there.
+
+    Examples
+    --------
+    >>> len(uniform_topologies("ABCDEF", False, 7, torch.Generator().manual_seed(0)))
+    7
+    """
+    num_taxa, first = len(taxa), 0 if rooted else 1
+    alone = clades.single(num_taxa)
+    sets = np.repeat((alone[first] | alone[first + 1])[None, None], num_samples, axis=0)
+    for taxon in range(first + 2, num_taxa):
+        place = torch.randint(2 * (taxon - first) - 1, (num_samples,), generator=generator).numpy()
+        sets = _graft(sets, taxon, place, num_taxa, first)
+    return Topologies.from_clades(taxa, sets, rooted)
+
+
+class Smoothed(TopologyDistribution):
+    r"""A distribution over topologies mixed with the uniform one, so that no topology has probability zero.
+
+    .. math:: p(\tau) = (1 - \epsilon) \, q(\tau) + \epsilon / N,
+
+    with `N` the number of all topologies, `(2n-5)!!` or, of rooted ones, `(2n-3)!!`.
+
+    Parameters
+    ----------
+    base : TopologyDistribution
+        The distribution `q`.
+    epsilon : float
+        Share of the uniform distribution, above zero and at most one.
+
+    Raises
+    ------
+    SettingsError
+        If `epsilon` lies outside its domain.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
+    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> topologies = all_topologies("ABCD")
+    >>> Smoothed(SampleFrequencies.from_topologies(topologies[:2]), epsilon=0.3).log_prob(topologies).exp()
+    tensor([0.4500, 0.4500, 0.1000], dtype=torch.float64)
+    """
+
+    def __init__(self, base: TopologyDistribution, epsilon: float) -> None:
+        if not 0.0 < epsilon <= 1.0:
+            raise SettingsError(f"epsilon: {epsilon} lies outside (0, 1]. Remedy: give a small share such as 1e-6.")
+        self.base, self.epsilon = base, epsilon
+        super().__init__(base.taxa, base.rooted)
+
+    def _log_prob(self, topologies: Topologies) -> Tensor:
+        base = self.base._log_prob(topologies)
+        uniform = math.log(self.epsilon) - log_num_topologies(len(self.taxa), self.rooted)
+        kept = math.log1p(-self.epsilon) if self.epsilon < 1 else -math.inf
+        return torch.logaddexp(base + kept, torch.full_like(base, uniform))
+
+    def _draw(self, num_samples: int, generator: torch.Generator | None) -> Topologies:
+        spread = (torch.rand(num_samples, generator=generator, dtype=torch.float64) < self.epsilon).numpy()
+        children = np.empty((num_samples, *self.event_shape), dtype=np.int32)
+        children[~spread] = self.base._draw(int((~spread).sum()), generator).children
+        count = int(spread.sum())
+        if count:
+            children[spread] = uniform_topologies(self.taxa, self.rooted, count, generator).children
+        return Topologies(self.taxa, children, self.rooted)
+
+    def most_probable_tree(self) -> Topologies:
+        """Return the most probable topology, that of the base, as `Topologies` of length one."""
+        return self.base.most_probable_tree()
+
+    def split_probabilities(self) -> SplitProbabilities:
+        """Return the probability of each split, or clade of rooted topologies, that the base can have; exact.
+
+        All others have the share `epsilon` of their probability among all topologies, and are left out.
+        """
+        found = self.base.split_probabilities()
+        num_taxa, sizes = len(self.taxa), clades.size(found.splits)
+        outside = num_taxa - sizes + (1 if self.rooted else 0)
+        # Either side of a split is a rooted topology of its own; so is what a clade leaves when it is one tip.
+        log_share = np.array(
+            [
+                log_num_topologies(one, True) + log_num_topologies(other, True)
+                for one, other in zip(sizes.tolist(), outside.tolist(), strict=True)
+            ]
+        )
+        uniform = np.exp(log_share - log_num_topologies(num_taxa, self.rooted))
+        mixed = (1 - self.epsilon) * found.probabilities + self.epsilon * uniform
+        return most_probable_splits(self.taxa, self.rooted, found.splits, mixed)
+
+    def save(self, path: str | Path) -> None:
+        """Refuse: what is to be saved is the base.
+
+        Raises
+        ------
+        SettingsError
+            Always.
+        """
+        raise SettingsError(
+            f"{path}: a mixture is not saved. Remedy: save its `base`, and smooth it again when loaded."
+        )
+
+
+def _graft(sets: clades.Bits, taxon: int, place: Numbers, num_taxa: int, first: int) -> clades.Bits:
+    """Let a taxon join the edge above a node, a tip or an internal node, of each tree `(trees, internal, words)`."""
+    alone = clades.single(num_taxa)
+    tips = np.broadcast_to(alone[first:taxon], (len(sets), taxon - first, sets.shape[-1]))
+    sister = np.concatenate([tips, sets], axis=1)[np.arange(len(sets)), place][:, None]
+    above = ((sister & ~sets) == 0).all(axis=-1) & (sets != sister).any(axis=-1)
+    return np.concatenate([np.where(above[..., None], sets | alone[taxon], sets), sister | alone[taxon]], axis=1)

@@ -1,0 +1,356 @@
+"""What distributions over topologies have in common: Pyro's interface, files, bad input, many taxa."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import chi2
+
+from bayeskit.errors import CheckpointError, SettingsError, ShapeError, TreeError
+from bayeskit.models.phylogenetics import Tree, clades
+from bayeskit.models.phylogenetics.distributions import (
+    ConditionalCladeDistribution,
+    SampleFrequencies,
+    Smoothed,
+    SubsplitBayesianNetwork,
+)
+from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologies, uniform_topologies
+from bayeskit.models.phylogenetics.enumeration import all_topologies
+from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.tree_sample import TreeSample
+
+FAILURE_RATE = 1e-5
+KINDS = [
+    SampleFrequencies.fit,
+    ConditionalCladeDistribution.fit,
+    lambda sample: ConditionalCladeDistribution.fit(sample, order=0),
+    lambda sample: ConditionalCladeDistribution.fit(sample, order=2),
+    SubsplitBayesianNetwork.fit,
+    lambda sample: Smoothed(SampleFrequencies.fit(sample), 0.2),
+]
+
+
+def sample_of(count, rooted=False, size=6, seed=0):
+    topologies = all_topologies("ABCDEFGH"[:count], rooted)
+    generator = np.random.default_rng(seed)
+    chosen = np.sort(generator.permutation(len(topologies))[:size])
+    return SimpleNamespace(topologies=topologies[chosen], weights=generator.dirichlet(np.ones(size)))
+
+
+def wide_sample(num_taxa, rooted, seed=0):
+    """Return random topologies of many taxa."""
+    taxa = tuple(f"taxon{number}" for number in range(num_taxa))
+    topologies = uniform_topologies(taxa, rooted, 12, torch.Generator().manual_seed(seed))
+    return SimpleNamespace(topologies=topologies, weights=np.full(12, 1 / 12))
+
+
+@pytest.fixture(params=range(len(KINDS)), ids=["frequencies", "ccd1", "ccd0", "ccd2", "network", "smoothed"])
+def fit(request):
+    return KINDS[request.param]
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_pyro_draws_and_scores_integer_tensors(fit, rooted):
+    distribution = fit(sample_of(5, rooted))
+
+    def model():
+        with pyro.plate("trees", 3):
+            return pyro.sample("topology", distribution)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trace = pyro.poutine.trace(model).get_trace()
+    site = trace.nodes["topology"]
+    assert site["value"].shape == (3, 4 if rooted else 3, 2)
+    assert site["value"].dtype == torch.int64
+    trace.compute_log_prob()
+    expected = distribution.log_prob(Topologies(distribution.taxa, site["value"].numpy().astype(np.int32), rooted))
+    assert torch.equal(site["log_prob"], expected)
+    assert distribution.support.check(site["value"]).tolist() == [True] * 3
+    assert distribution.support.is_discrete
+
+
+def test_shapes_follow_those_asked_for(fit):
+    distribution = fit(sample_of(5))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert distribution.sample().shape == (3, 2)
+        drawn = distribution.sample(torch.Size([2, 4]))
+        assert drawn.shape == (2, 4, 3, 2)
+        assert distribution.log_prob(drawn).shape == (2, 4)
+        assert distribution.expand([4]).sample((2,)).shape == (2, 4, 3, 2)
+    assert len(distribution.sample(7, seed=0)) == 7
+    assert len(distribution.sample(0, seed=0)) == 0
+    assert distribution.log_prob(distribution.sample(0, seed=0)).shape == (0,)
+
+
+def test_a_seed_gives_the_same_topologies(fit):
+    distribution = fit(sample_of(6))
+    one, same, other = (distribution.sample(50, seed=seed).children for seed in (1, 1, 2))
+    assert (one == same).all()
+    assert (one != other).any()
+
+
+def test_a_tree_and_its_topology_are_one(fit):
+    sample = sample_of(5)
+    distribution = fit(sample)
+    for index in range(len(sample.topologies)):
+        tree = sample.topologies.tree(index)
+        assert distribution.log_prob(tree).shape == ()
+        assert float(distribution.log_prob(tree)) == float(distribution.log_prob(sample.topologies)[index])
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_the_order_of_taxa_does_not_matter(fit, rooted):
+    sample = sample_of(5, rooted)
+    distribution = fit(sample)
+    expected = distribution.log_prob(sample.topologies)
+    assert torch.equal(distribution.log_prob(sample.topologies.with_taxa("CEABD")[0]), expected)
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_saved_and_loaded_it_is_the_same(fit, rooted, tmp_path):
+    sample = sample_of(5, rooted)
+    distribution = fit(sample)
+    if isinstance(distribution, Smoothed):
+        distribution = distribution.base
+    path = tmp_path / "distribution.safetensors"
+    distribution.save(path)
+    loaded = type(distribution).load(path)
+    every = all_topologies(sample.topologies.taxa, rooted)
+    assert torch.equal(loaded.log_prob(every), distribution.log_prob(every))
+    assert (loaded.sample(20, seed=0).children == distribution.sample(20, seed=0).children).all()
+    if isinstance(distribution, SubsplitBayesianNetwork):
+        assert (loaded.log_likelihoods == distribution.log_likelihoods).all()
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "network.safetensors"
+    SubsplitBayesianNetwork.fit(sample_of(5)).save(path)
+    with pytest.raises(CheckpointError, match="holds SubsplitBayesianNetwork"):
+        SampleFrequencies.load(path)
+    # What is loaded is mapped from the file, which is about to change.
+    whole, tensors = path.read_bytes(), {name: one.clone() for name, one in load_file(path).items()}
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="truncated"):
+        SubsplitBayesianNetwork.load(path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        SubsplitBayesianNetwork.load(tmp_path / "none")
+    facts = {"kind": "SubsplitBayesianNetwork", "taxa": list("ABCDE"), "rooted": False, "with_sisters": True}
+    for name, broken in (
+        ("parts", tensors["parts"].flip(0)),
+        ("parts", tensors["parts"] + 10_000),
+        ("starts", tensors["starts"][:-1]),
+        ("logits", tensors["logits"][:-1]),
+        ("group_clade", tensors["group_clade"].flip(0)),
+    ):
+        save_file({**tensors, name: broken}, path, metadata={"bayeskit": json.dumps(facts)})
+        with pytest.raises(CheckpointError, match="do not fit together"):
+            SubsplitBayesianNetwork.load(path)
+    save_file(tensors, path, metadata={"bayeskit": json.dumps({**facts, "taxa": None})})
+    with pytest.raises(CheckpointError, match="do not fit together"):
+        SubsplitBayesianNetwork.load(path)
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_sets_of_more_than_one_word(fit, rooted):
+    sample = wide_sample(70, rooted)
+    distribution = fit(sample)
+    expected = distribution.log_prob(sample.topologies)
+    assert (expected > -math.inf).all()
+    drawn = distribution.sample(20, seed=0)
+    if not isinstance(distribution, Smoothed):
+        assert (distribution.log_prob(drawn) > -math.inf).all()
+        assert distribution.split_probabilities().probabilities.max() <= 1 + 1e-12
+    elsewhere = wide_sample(70, rooted, seed=1).topologies
+    outside = distribution.log_prob(elsewhere)
+    uniform = -log_num_topologies(70, rooted) + math.log(0.2) if isinstance(distribution, Smoothed) else -math.inf
+    torch.testing.assert_close(outside, torch.full_like(outside, uniform), rtol=1e-12, atol=0)
+
+
+def test_frequencies_draw_and_sum_up_what_was_sampled(limit):
+    sample = sample_of(5)
+    frequencies = SampleFrequencies.fit(sample)
+    drawn = frequencies.sample(20_000, seed=0)
+    observed = np.bincount(frequencies._rows.find(drawn.children.reshape(20_000, -1)), minlength=6)
+    expected = 20_000 * frequencies.weights
+    assert chi2.sf(((observed - expected) ** 2 / expected).sum(), 5) > FAILURE_RATE
+    assert frequencies.entropy().value == pytest.approx(-sample.weights @ np.log(sample.weights), rel=1e-12)
+    best = sample.topologies[int(sample.weights.argmax())]
+    assert (frequencies.most_probable_tree().children == best.children).all()
+    splits = frequencies.split_probabilities()
+    for split, probability in zip(splits.splits, splits.probabilities, strict=True):
+        held = (sample.topologies.below == split).all(axis=-1).any(axis=1)
+        assert probability == pytest.approx(sample.weights[held].sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_uniform_topologies_are_uniform(rooted):
+    every = all_topologies("ABCDE" if not rooted else "ABCD", rooted)
+    assert log_num_topologies(len(every.taxa), rooted) == pytest.approx(math.log(len(every)), abs=1e-12)
+    drawn = uniform_topologies(every.taxa, rooted, 15_000, torch.Generator().manual_seed(0))
+    observed = np.bincount(SampleFrequencies.from_topologies(every)._rows.find(drawn.children.reshape(15_000, -1)))
+    assert chi2.sf(((observed - 1000) ** 2 / 1000).sum(), 14) > FAILURE_RATE
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0])
+def test_smoothing_is_a_mixture(epsilon):
+    every = all_topologies("ABCDE")
+    base = SubsplitBayesianNetwork.fit(sample_of(5))
+    smoothed = Smoothed(base, epsilon)
+    expected = (1 - epsilon) * base.log_prob(every).exp() + epsilon / 15
+    torch.testing.assert_close(smoothed.log_prob(every).exp(), expected, rtol=1e-12, atol=0)
+    assert float(expected.sum()) == pytest.approx(1.0, abs=1e-12)
+    drawn = smoothed.sample(20_000, seed=0)
+    observed = np.bincount(SampleFrequencies.from_topologies(every)._rows.find(drawn.children.reshape(20_000, -1)))
+    expected = expected.numpy() * 20_000
+    assert chi2.sf(((observed - expected) ** 2 / expected).sum(), 14) > FAILURE_RATE
+    assert (smoothed.most_probable_tree().children == base.most_probable_tree().children).all()
+    with pytest.raises(SettingsError, match="epsilon: 0"):
+        Smoothed(base, 0.0)
+
+
+def splits_with_sisters(topologies, index):
+    """Return the text that `why_not` would use for each clade of a rooted topology, and for each of its splits."""
+
+    def name(node):
+        held = [topologies.taxa[taxon] for taxon in clades.members(below[node])]
+        return "{" + ", ".join(held) + "}"
+
+    below = clades.below(topologies.children, topologies.num_taxa)[index]
+    children = topologies.children[index].tolist()
+    sister = {one: other for pair in children for one, other in (pair, pair[::-1])}
+    texts = {f"no tree of the support has the clade {name(node)}" for node in range(len(below))}
+    for place, pair in enumerate(children):
+        node = topologies.num_taxa + place
+        beside = f" beside {name(sister[node])}" if node in sister else ""
+        for one, other in (pair, pair[::-1]):
+            texts.add(
+                f"no tree of the support has the clade {name(node)} split into {name(one)} and {name(other)}{beside}"
+            )
+    return texts
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_splits_of_a_mixture_are_mixed(rooted):
+    every = all_topologies("ABCDEF" if not rooted else "ABCDE", rooted)
+    smoothed = Smoothed(SampleFrequencies.from_topologies(every[::9]), 0.3)
+    probability = smoothed.log_prob(every).exp().numpy()
+    found = smoothed.split_probabilities()
+    assert len(found.splits) > 5
+    for split, one in zip(found.splits, found.probabilities, strict=True):
+        assert one == pytest.approx(probability[(every.below == split).all(axis=-1).any(axis=1)].sum(), rel=1e-12)
+
+
+def test_a_mixture_says_what_to_save(tmp_path):
+    with pytest.raises(SettingsError, match="save its `base`"):
+        Smoothed(SampleFrequencies.from_topologies(all_topologies("ABCD")), 0.1).save(tmp_path / "mixture")
+
+
+def test_a_tree_sample_is_fitted(fit):
+    trees = [Tree.from_newick(text) for text in ("((A,B),C,D);", "((C,D),A,B);", "((A,C),B,D);")]
+    sample = TreeSample.from_trees(trees)
+    expected = fit(SimpleNamespace(topologies=sample.topologies, weights=[2, 1])).log_prob(sample.topologies)
+    assert torch.equal(fit(sample).log_prob(sample.topologies), expected)
+
+
+def test_what_is_missing_is_named():
+    every = all_topologies("ABCD", rooted=True)
+    sample = SampleFrequencies.from_topologies(every[[0, 1, 7, 10, 13]])
+    network = SubsplitBayesianNetwork.fit(sample)
+    known = set().union(*(splits_with_sisters(sample.topologies, index) for index in range(5)))
+    reasons = [network.why_not(every[index]) for index in range(len(every))]
+    outside = (network.log_prob(every) == -math.inf).tolist()
+    assert [reason is not None for reason in reasons] == outside
+    for index, reason in enumerate(reasons):
+        if reason is not None:
+            assert reason in splits_with_sisters(every, index)
+            assert reason not in known
+    assert any("beside" in reason for reason in reasons if reason)
+
+
+def test_what_is_missing_in_the_best_rooting_is_named():
+    trees = [Tree.from_newick(text) for text in ("(((A,B),C),D,(E,F));", "((A,B),(C,D),(E,F));")]
+    network = SubsplitBayesianNetwork.from_topologies(Topologies.from_trees(trees, "ABCDEF"))
+    assert [network.why_not(tree) for tree in trees] == [None, None]
+    # Three taxa change places: two more splits are there than needed, whose clades no other tree has.
+    reason = network.why_not(Tree.from_newick("(((A,B),D),C,(E,F));"))
+    assert reason == "no tree of the support has the clade {C, E, F}"
+
+
+def test_a_split_with_probability_zero_is_named():
+    topologies = all_topologies("ABCD")
+    network = SubsplitBayesianNetwork.from_topologies(topologies)
+    logits = network.logits.clone()
+    root = int(network.graph.starts[-2])
+    logits[root:-1] = -math.inf
+    only = SubsplitBayesianNetwork(network.graph, logits)
+    outside = int((only.log_prob(topologies) == -math.inf).nonzero()[0])
+    assert only.why_not(topologies[outside]).startswith("no tree of the support has the clade {A, B, C, D} split into")
+    with pytest.raises(ShapeError, match="there are 3 topologies"):
+        only.why_not(topologies)
+
+
+def test_topologies_that_do_not_fit_are_refused(fit):
+    unrooted, rooted = fit(sample_of(5)), fit(sample_of(5, rooted=True))
+    with pytest.raises(TreeError, match="are rooted, the distribution is over unrooted"):
+        unrooted.log_prob(all_topologies("ABCDE", rooted=True))
+    with pytest.raises(TreeError, match="are unrooted, the distribution is over rooted"):
+        rooted.log_prob(all_topologies("ABCDE"))
+    with pytest.raises(TreeError, match="A Tree has no root"):
+        rooted.log_prob(Tree.from_newick("((A,B),C,(D,E));"))
+    with pytest.raises(TreeError, match="taxa"):
+        unrooted.log_prob(Tree.from_newick("((A,B),C,(D,X));"))
+    with pytest.raises(ShapeError, match=r"does not end with \(3, 2\)"):
+        unrooted.log_prob(torch.zeros(4, 2, 2, dtype=torch.int64))
+    with pytest.raises(SettingsError, match="negative"):
+        unrooted.sample(-1, seed=0)
+
+
+def test_an_optimiser_moves_the_network_to_a_sample():
+    sample = sample_of(5)
+    network = SubsplitBayesianNetwork.from_topologies(sample.topologies)
+    network.logits.requires_grad_(True)
+    optimiser = torch.optim.Adam([network.logits], lr=0.1)
+    best = SubsplitBayesianNetwork.fit(sample, tolerance=1e-12)
+    weights = torch.from_numpy(sample.weights)
+    for _ in range(300):
+        optimiser.zero_grad()
+        (-weights @ network.log_prob(sample.topologies)).backward()
+        optimiser.step()
+    gap = float(weights @ (best.log_prob(sample.topologies) - network.log_prob(sample.topologies).detach()))
+    assert -1e-9 < gap < 0.01
+    # What was drawn before the last step is not what is drawn now.
+    assert torch.equal(
+        network.log_prob(sample.topologies),
+        SubsplitBayesianNetwork(network.graph, network.logits.detach().clone()).log_prob(sample.topologies),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_have_the_type_of_the_logits(dtype):
+    network = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCDE"))
+    logits = network.logits.to(dtype).requires_grad_(True)
+    log_prob = SubsplitBayesianNetwork(network.graph, logits).log_prob(all_topologies("ABCDE"))
+    log_prob.sum().backward()
+    assert log_prob.dtype == logits.grad.dtype == dtype
+
+
+def test_logits_that_are_none_are_refused():
+    network = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD"))
+    with pytest.raises(ShapeError, match="logits: shape"):
+        SubsplitBayesianNetwork(network.graph, torch.zeros(3))
+    with pytest.raises(SettingsError, match="not a number"):
+        SubsplitBayesianNetwork(network.graph, network.logits * math.nan).sample(1, seed=0)
+
+
+def test_splits_are_named_by_their_taxa():
+    trees = [Tree.from_newick("((A,B),C,(D,E));")]
+    splits = SampleFrequencies.from_topologies(Topologies.from_trees(trees)).split_probabilities()
+    assert splits.to_dict() == {("D", "E"): 1.0, ("C", "D", "E"): 1.0}
+    assert [clades.members(split) for split in splits.splits] == [[3, 4], [2, 3, 4]]
