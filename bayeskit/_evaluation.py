@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
@@ -180,7 +182,9 @@ def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: 
     beta = torch.ones(num_vectors, dtype=dtype, device=device)
     evaluate = with_gradient(joint)
     settle()
-    with one_thread():
+    # Left to itself, make_fx describes every node in a fake mode of its own, which takes up to half of the time.
+    shared = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
+    with one_thread(), tracing(shared):
         graph = make_fx(lambda u, beta: tuple(evaluate(u, beta)))(u, beta)
     _fail_apart(graph)
     _fold_masks(graph)

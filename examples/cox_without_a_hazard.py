@@ -18,6 +18,7 @@ import bayeskit as bk
 from bayeskit.inference.generalized import GibbsPosterior, information, losses, minimize
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
+LENGTHS = (100, 100) if SMALL else (500, 2000)  # of warm-up and of what is kept
 COVARIATES = ["fin", "age", "race", "wexp", "mar", "paro", "prio"]
 # The maximum of the partial likelihood with Efron's ties, from the R package survival (Fox and Weisberg 2011).
 PUBLISHED = [-0.37942, -0.05744, 0.31390, -0.14980, -0.43370, -0.08487, 0.09150]
@@ -39,7 +40,7 @@ def main() -> None:
     ratio = torch.linalg.eigvals(torch.linalg.solve(found.sandwich, found.posterior_covariance)).real
     print(f"posterior variance over sandwich variance, all directions: {ratio.min():.2f} to {ratio.max():.2f}")
 
-    draws = bk.sample(posterior, num_samples=250 if SMALL else 2000, seed=0, progress=False)
+    draws = bk.sample(posterior, 4, *LENGTHS, seed=0, progress=False)
     theta = draws.to_arviz().posterior["theta"].stack(all=("chain", "draw"))
     for name, values in zip(COVARIATES, theta, strict=True):
         mean, low, high = (float(x) for x in (values.mean(), values.quantile(0.025), values.quantile(0.975)))

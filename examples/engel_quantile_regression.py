@@ -18,6 +18,7 @@ import bayeskit as bk
 from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses, minimize
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
+REPLICATES, LENGTHS = (30, (100, 100)) if SMALL else (1000, (500, 1000))  # lengths of warm-up and of what is kept
 PUBLISHED = {0.1: (110.1416, 0.4018), 0.5: (81.4823, 0.5602), 0.9: (67.3509, 0.6863)}  # by linear programming
 
 
@@ -37,8 +38,8 @@ def main() -> None:
         print(f"level {level}: {at_zero:.4f} + {float(found[1]):.4f} income; published {intercept} + {slope} income")
         assert abs(at_zero - intercept) < 0.01 and abs(float(found[1]) - slope) < 1e-4
 
-        weight = calibrate.posterior_coverage(posterior, num_replicates=100 if SMALL else 1000, seed=0).weight
-        draws = bk.sample(posterior.with_weight(weight), num_samples=200 if SMALL else 1000, seed=0, progress=False)
+        weight = calibrate.posterior_coverage(posterior, num_replicates=REPLICATES, seed=0).weight
+        draws = bk.sample(posterior.with_weight(weight), 4, *LENGTHS, seed=0, progress=False)
         values = draws.to_arviz().posterior["theta"].stack(all=("chain", "draw"))[1]
         low, high = (float(values.quantile(q)) for q in (0.025, 0.975))
         print(f"    weight {weight:.1f}: slope {float(values.mean()):.4f}, 95 % interval {low:.4f} to {high:.4f}")

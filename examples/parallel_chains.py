@@ -24,7 +24,8 @@ def main() -> None:
 
     # Four groups of chains, each of which warms up by itself. num_groups is part of what is drawn; num_jobs is not.
     # A process needs seconds to start and to compile: it pays where a group works for minutes.
-    settings = {"num_chains": 16, "num_warmup": 200, "num_samples": 100 if SMALL else 1000, "num_groups": 4}
+    lengths = {"num_warmup": 80, "num_samples": 40} if SMALL else {"num_warmup": 200, "num_samples": 1000}
+    settings = {"num_chains": 16, "num_groups": 4, **lengths}
     here = bk.sample(density.target(), **settings)
     elsewhere = bk.sample(density.target(), **settings, num_jobs=2)
     print(f"{elsewhere}: {torch.equal(here.unconstrained, elsewhere.unconstrained)} to the last bit")
@@ -38,7 +39,7 @@ def main() -> None:
     # One model a task. Results are kept in the folder, so that a killed comparison goes on.
     models = {"density": density.target(), "adjusted density": adjusted.target()}
     with tempfile.TemporaryDirectory() as folder:
-        budget = Budget(16, 200, 200 if SMALL else 1000)
+        budget = Budget(16, 100 if SMALL else 200, 100 if SMALL else 1000)
         comparison = compare_models(models, "bridge_sampling", budget=budget, num_jobs=2, checkpoint=folder)
     print(comparison)
     factor, error = comparison.log_bayes_factor("adjusted density", "density")

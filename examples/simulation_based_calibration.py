@@ -18,7 +18,7 @@ import bayeskit as bk
 from bayeskit.workflows.simulation_based_calibration import sbc
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
-SIZE = {"num_replicates": 24, "num_draws": 15} if SMALL else {"num_replicates": 200, "num_draws": 63}
+SIZE = {"num_replicates": 20, "num_draws": 15} if SMALL else {"num_replicates": 200, "num_draws": 63}
 
 
 def dose_response(dose: torch.Tensor, deaths: torch.Tensor) -> None:

@@ -8,12 +8,15 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from bayeskit import parallel
 from bayeskit.models.vae import flows  # noqa: F401  before any test imports zuko, which switches validation off
 
 FAILURE_RATE = 1e-5
 
 # On small tensors a second thread only spins, and the suite runs in two processes anyway.
 torch.set_num_threads(1)
+# A worker needs seconds to import torch, so one that waits is kept for the next test with processes.
+parallel._IDLE_SECONDS = 600
 
 
 def _globals() -> dict[str, object]:

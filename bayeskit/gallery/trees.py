@@ -10,8 +10,8 @@ from bayeskit.errors import UnknownNameError
 if TYPE_CHECKING:
     from bayeskit.target import Target
 
-SUBSTITUTION_MODELS = ("JC69",)
-"""Substitution models without free parameters of their own, by name."""
+SUBSTITUTION_MODELS = ("JC69", "K80", "HKY85", "GTR")
+"""Substitution models by name; parameters of their own have the usual priors."""
 
 
 def primates_target() -> Target:

@@ -1,10 +1,20 @@
 """Phylogenetics: alignments, trees and samples of trees, substitution models and their likelihoods."""
 
 from bayeskit.models.phylogenetics.alignment import Alignment
+from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives
+from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics.consensus import ConsensusTree, greedy_consensus, majority_rule_consensus
 from bayeskit.models.phylogenetics.datasets import primates
+from bayeskit.models.phylogenetics.distributions import (
+    ConditionalCladeDistribution,
+    SampleFrequencies,
+    Smoothed,
+    SubsplitBayesianNetwork,
+)
 from bayeskit.models.phylogenetics.enumeration import all_topologies
-from bayeskit.models.phylogenetics.substitution import JC69
+from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites, SiteRates
+from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80, SubstitutionModel, empirical_frequencies
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.tree import Tree
 from bayeskit.models.phylogenetics.tree_distances import asdsf, robinson_foulds, split_frequencies
@@ -13,15 +23,30 @@ from bayeskit.models.phylogenetics.tree_plots import plot_credible_set, plot_spl
 from bayeskit.models.phylogenetics.tree_sample import TreeSample
 
 __all__ = [
+    "GTR",
+    "ForestLikelihood",
+    "HKY85",
     "JC69",
+    "K80",
     "Alignment",
+    "BranchDerivatives",
+    "ConditionalCladeDistribution",
+    "GammaDirichlet",
+    "GammaRates",
+    "InvariantSites",
+    "SiteRates",
+    "SubstitutionModel",
     "ConsensusTree",
+    "SampleFrequencies",
+    "Smoothed",
+    "SubsplitBayesianNetwork",
     "Topologies",
     "Tree",
     "TreeModel",
     "TreeSample",
     "all_topologies",
     "asdsf",
+    "empirical_frequencies",
     "greedy_consensus",
     "majority_rule_consensus",
     "plot_credible_set",

@@ -2,9 +2,10 @@
 
 The upward pass is Felsenstein's pruning algorithm over the rows of a schedule. Each partial
 likelihood is divided by its largest entry, so that neither many taxa nor short branches underflow;
-the logarithms of these scalers are added up with the number of sites that use each row. The
-downward pass carries the adjoints of all messages back. It treats the scalers as constants, which
-is exact: a scaler divides the likelihood and multiplies it again, so its derivative cancels.
+the logarithms of these scalers are added up, either all at once with the number of sites that use
+each row, or along the tree where the likelihood of each root row is wanted. The downward pass
+carries the adjoints of all messages back. It treats the scalers as constants, which is exact: a
+scaler divides the likelihood and multiplies it again, so its derivative cancels.
 
 References
 ----------
@@ -26,15 +27,40 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.schedule import Schedule
+from bayeskit.models.phylogenetics.schedule import Level, Schedule
 from bayeskit.models.phylogenetics.transport import States, Transport
 
 
 class Plan(NamedTuple):
-    """A schedule, and what edges do along it."""
+    """A schedule, and what edges do along it.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        The order of computing.
+    transport : Transport
+        What edges do to partial likelihoods.
+    scaler_rows : tuple of tuple of Tensor
+        For each level with inner rows and then for the root: which rows of the level below are the
+        factors of each row, one tensor `(rows,)` for each factor. The number after the last row
+        stands for tips, which have no scaler.
+    """
 
     schedule: Schedule
     transport: Transport
+    scaler_rows: tuple[tuple[Tensor, ...], ...]
+
+
+def make_plan(schedule: Schedule, transport: Transport) -> Plan:
+    """Join a schedule and a transport."""
+
+    def rows(factors: Sequence[tuple[Tensor, ...]], below: Level) -> tuple[Tensor, ...]:
+        inner = [lines[0] - below.num_tip_lines for lines in factors]
+        return tuple(torch.where(line < 0, below.num_rows, line % max(below.num_rows, 1)) for line in inner)
+
+    levels = schedule.levels
+    factors = [(level.left, level.right) for level in levels[1:]] + [schedule.root_factors]
+    return Plan(schedule, transport, tuple(rows(pair, below) for pair, below in zip(factors, levels, strict=True)))
 
 
 class _Upward(NamedTuple):
@@ -73,7 +99,7 @@ def _safe(values: Tensor) -> Tensor:
 
 def _upward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> _Upward:
     """Run the upward pass for inputs `(batch, edges, *shape)` and frequencies `(4, batch)`."""
-    schedule, transport = plan
+    schedule, transport = plan.schedule, plan.transport
     coefficients = transport.table(inputs)
     tip_messages = transport.tip_messages(coefficients)
     tables: list[Tensor] = []
@@ -96,15 +122,33 @@ def _upward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> _Upward:
     return _Upward(coefficients, tip_messages, tables, scalers, (terms[0] + terms[1]) + (terms[2] + terms[3]))
 
 
+def _weighted_sum(upward: _Upward, plan: Plan) -> Tensor:
+    """Return the log-likelihood of all sites together, shape `(1, batch)`."""
+    logs = torch.cat([*upward.scalers, upward.sites]).log()
+    # Thousands of terms are added up; in single precision their sum would lose two more digits.
+    return (plan.schedule.weights[:, None] * logs).sum(0, keepdim=True, dtype=torch.float64).to(logs.dtype)
+
+
+def _root_logs(upward: _Upward, plan: Plan) -> Tensor:
+    """Return the log-likelihood of each root row, shape `(root_rows, batch)`."""
+    none = torch.zeros_like(upward.sites[:1])
+    below = none
+    for values, factors in zip([*upward.scalers, upward.sites], plan.scaler_rows, strict=True):
+        logs = values.log()
+        for rows in factors:
+            logs = logs + below[rows]
+        below = torch.cat([logs, none])
+    return below[:-1]
+
+
 def _downward(
     inputs: Tensor, frequencies: Tensor, upward: _Upward, cotangent: Tensor, plan: Plan
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients by inputs and frequencies, times the cotangent `(batch,)`."""
-    schedule, transport = plan
+    """Return the gradients by inputs and frequencies of the sum of root rows times cotangents `(root_rows, batch)`."""
+    schedule, transport = plan.schedule, plan.transport
     coefficients = upward.coefficients
     batch = coefficients.shape[1]
-    sites = _safe(upward.sites)
-    share = torch.where(upward.sites > 0, schedule.root_weights[:, None] / sites, torch.zeros_like(sites))
+    share = torch.where(upward.sites > 0, cotangent / _safe(upward.sites), torch.zeros_like(cotangent))
     table = upward.tables[-1]
     factors = [[table[line] for line in factor] for factor in schedule.root_factors]
     by_frequency = [share * one * other * third for one, other, third in zip(*factors, strict=True)]
@@ -134,9 +178,8 @@ def _downward(
     terms = [transport.tip_terms(torch.cat(tip_adjoints), upward.tip_messages)]
     terms += [term for group in inner_terms for term in group]
     num_slots = inputs.shape[1:].numel()
-    sums = _scatter(torch.cat(terms), transport.slots, num_slots) * cotangent
-    frequency_gradient = torch.stack([term.sum(0) for term in by_frequency]) * cotangent
-    return transport.gradient(sums, inputs), frequency_gradient
+    sums = _scatter(torch.cat(terms), transport.slots, num_slots)
+    return transport.gradient(sums, inputs), torch.stack([term.sum(0) for term in by_frequency])
 
 
 def _scatter(values: Tensor, targets: Tensor, size: int) -> Tensor:
@@ -146,43 +189,40 @@ def _scatter(values: Tensor, targets: Tensor, size: int) -> Tensor:
 
 
 class _LogLikelihood(torch.autograd.Function):
-    """Log-likelihood `(*batch)` of inputs `(*batch, edges, *shape)` and frequencies `(*batch, 4)`.
+    """Log-likelihoods of inputs `(*batch, edges, *shape)` and frequencies `(*batch, 4)`.
 
-    The other outputs are what the downward pass needs, with the batch as the last dimensions.
+    The first output has shape `(root_rows, *batch)`, or `(1, *batch)` where `summed` asks for all sites
+    together. The others are what the downward pass needs, with the batch as the last dimensions, too.
     """
 
     @staticmethod
-    def forward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> tuple[Tensor, ...]:
+    def forward(inputs: Tensor, frequencies: Tensor, plan: Plan, summed: bool) -> tuple[Tensor, ...]:
         batch = frequencies.shape[:-1]
-        flat, flat_frequencies = _flatten(inputs, frequencies, batch)
-        upward = _upward(flat, flat_frequencies, plan)
-        logs = torch.cat([*upward.scalers, upward.sites]).log()
-        # Thousands of terms are added up; in single precision their sum would lose two more digits.
-        value = (plan.schedule.weights[:, None] * logs).sum(0, dtype=torch.float64).to(logs.dtype)
+        upward = _upward(*_flatten(inputs, frequencies, batch), plan)
+        value = _weighted_sum(upward, plan) if summed else _root_logs(upward, plan)
         saved = [upward.coefficients, upward.tip_messages, *upward.tables, *upward.scalers, upward.sites]
-        return (value.reshape(batch), *(tensor.reshape(tensor.shape[0], *batch) for tensor in saved))
+        return tuple(tensor.reshape(tensor.shape[0], *batch) for tensor in (value, *saved))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        values, frequencies, plan = inputs
-        ctx.plan = plan
+        values, frequencies, ctx.plan, ctx.summed = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(values, frequencies, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
         inputs, frequencies, *saved = ctx.saved_tensors
-        return (*_Gradient.apply(cotangent, inputs, frequencies, ctx.plan, *saved), None)
+        return (*_Gradient.apply(inputs, frequencies, ctx.plan, ctx.summed, cotangent, *saved), None, None)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], inputs: Tensor, frequencies: Tensor, plan: Plan
+        info: Any, in_dims: tuple[int | None, ...], inputs: Tensor, frequencies: Tensor, plan: Plan, summed: bool
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         inputs = _to_front(inputs, in_dims[0], info.batch_size)
         frequencies = _to_front(frequencies, in_dims[1], info.batch_size)
-        out = _LogLikelihood.apply(inputs, frequencies, plan)
-        # The saved tensors carry the batch dimensions behind their lines.
-        return out, (0, *(1 for _ in out[1:]))
+        out = _LogLikelihood.apply(inputs, frequencies, plan, summed)
+        # All outputs carry the batch dimensions behind their lines.
+        return out, tuple(1 for _ in out)
 
 
 class _Gradient(torch.autograd.Function):
@@ -190,15 +230,16 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        cotangent: Tensor, inputs: Tensor, frequencies: Tensor, plan: Plan, *saved: Tensor
+        inputs: Tensor, frequencies: Tensor, plan: Plan, summed: bool, *behind: Tensor
     ) -> tuple[Tensor, Tensor]:
         batch = frequencies.shape[:-1]
         flat, flat_frequencies = _flatten(inputs, frequencies, batch)
-        merged = [tensor.reshape(tensor.shape[0], batch.numel()) for tensor in saved]
-        coefficients, tip_messages, *middle, sites = merged
+        merged = [tensor.reshape(tensor.shape[0], batch.numel()) for tensor in behind]
+        cotangent, coefficients, tip_messages, *middle, sites = merged
         depth = len(plan.schedule.levels)
         upward = _Upward(coefficients, tip_messages, middle[:depth], middle[depth:], sites)
-        by_input, by_frequency = _downward(flat, flat_frequencies, upward, cotangent.reshape(batch.numel()), plan)
+        by_row = plan.schedule.root_weights[:, None] * cotangent if summed else cotangent
+        by_input, by_frequency = _downward(flat, flat_frequencies, upward, by_row, plan)
         return by_input.reshape(inputs.shape), by_frequency.T.reshape(frequencies.shape)
 
     @staticmethod
@@ -215,21 +256,19 @@ class _Gradient(torch.autograd.Function):
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        cotangent: Tensor,
         inputs: Tensor,
         frequencies: Tensor,
-        *rest: Any,
+        plan: Plan,
+        summed: bool,
+        *behind: Tensor,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        plan, *saved = rest
-        front = [
-            _to_front(tensor, dim, info.batch_size)
-            for tensor, dim in zip((cotangent, inputs, frequencies), in_dims, strict=False)
-        ]
-        behind = [
+        inputs = _to_front(inputs, in_dims[0], info.batch_size)
+        frequencies = _to_front(frequencies, in_dims[1], info.batch_size)
+        moved = [
             _to_front(tensor, dim, info.batch_size).movedim(0, 1)
-            for tensor, dim in zip(saved, in_dims[4:], strict=True)
+            for tensor, dim in zip(behind, in_dims[4:], strict=True)
         ]
-        return _Gradient.apply(*front, plan, *behind), (0, 0)
+        return _Gradient.apply(inputs, frequencies, plan, summed, *moved), (0, 0)
 
 
 def _flatten(inputs: Tensor, frequencies: Tensor, batch: torch.Size) -> tuple[Tensor, Tensor]:
@@ -262,7 +301,29 @@ def log_likelihood(inputs: Tensor, frequencies: Tensor, plan: Plan) -> Tensor:
     Tensor
         Log-likelihoods in nats, shape `(*batch)`.
     """
-    return _LogLikelihood.apply(inputs, frequencies, plan)[0]
+    return _LogLikelihood.apply(inputs, frequencies, plan, True)[0][0]
+
+
+def root_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> Tensor:
+    """Compute the log-likelihood of each root row, differentiable once by both arguments.
+
+    It may be mapped, differentiated, traced and compiled like `log_likelihood`.
+
+    Parameters
+    ----------
+    inputs : Tensor
+        What the plan's transport takes, shape `(*batch, edges)` or `(*batch, edges, 4, 4)`.
+    frequencies : Tensor
+        Frequencies of the bases at the root, shape `(*batch, 4)`.
+    plan : Plan
+        Schedule and transport.
+
+    Returns
+    -------
+    Tensor
+        Log-likelihoods in nats, shape `(root_rows, *batch)`; `plan.schedule.root_weights` counts the sites of each.
+    """
+    return _LogLikelihood.apply(inputs, frequencies, plan, False)[0]
 
 
 def pattern_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> Tensor:
@@ -283,10 +344,6 @@ def pattern_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> 
         Log-likelihoods in nats, shape `(*batch, patterns)`.
     """
     batch = frequencies.shape[:-1]
-    upward = _upward(*_flatten(inputs, frequencies, batch), plan)
-    total = upward.sites.log()[plan.schedule.root_of_pattern]
-    for level, scaler in zip(plan.schedule.levels[1:], upward.scalers, strict=True):
-        logs = scaler.log()
-        for rows in level.pattern_rows:
-            total = total + logs[rows]
-    return total.T.reshape(*batch, total.shape[0])
+    rows = _root_logs(_upward(*_flatten(inputs, frequencies, batch), plan), plan)
+    patterns = rows[plan.schedule.root_of_pattern]
+    return patterns.T.reshape(*batch, patterns.shape[0])

@@ -49,8 +49,6 @@ class Level:
         above each inner row, shape `(rows,)`.
     weights : Tensor
         Number of sites that use each inner row, shape `(rows,)`.
-    pattern_rows : Tensor
-        For each inner node, the row of each site pattern, shape `(nodes, patterns)`.
     """
 
     tips: slice
@@ -61,7 +59,6 @@ class Level:
     parents: Tensor
     slots: tuple[Tensor, ...]
     weights: Tensor
-    pattern_rows: Tensor
 
     @property
     def num_rows(self) -> int:
@@ -329,7 +326,6 @@ def build_schedule(
         flat = factors.reshape(2, -1)
         inner_edges = [np.full(rows[node].num_rows, edge_of[node]) for node in children_of]
         row_weights = [np.bincount(rows[node].rows, weights, rows[node].num_rows) for node in children_of]
-        pattern_rows = [start[node] + rows[node].rows for node in children_of]
         levels.append(
             Level(
                 tips=slice(tip_lines, tip_lines + 4 * counts[0]),
@@ -340,7 +336,6 @@ def build_schedule(
                 parents=index(np.tile(np.arange(flat.shape[1]), 2)),
                 slots=slots(np.concatenate([*inner_edges, np.zeros(0, dtype=np.int64)])),
                 weights=real(np.concatenate([*row_weights, np.zeros(0)])),
-                pattern_rows=index(np.concatenate([*pattern_rows, np.zeros(0)])).reshape(-1, len(weights)),
             )
         )
         tip_lines += 4 * counts[0]

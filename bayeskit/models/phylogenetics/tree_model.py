@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import pyro
 import torch
 from pyro.distributions import Exponential, TorchDistribution
@@ -9,8 +12,15 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics.alignment import Alignment
-from bayeskit.models.phylogenetics.pruning import Plan, log_likelihood, pattern_log_likelihoods
+from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives, Sites, branch_derivatives
+from bayeskit.models.phylogenetics.pruning import (
+    log_likelihood,
+    make_plan,
+    pattern_log_likelihoods,
+    root_log_likelihoods,
+)
 from bayeskit.models.phylogenetics.schedule import build_schedule
+from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates, mix, one_rate
 from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
 from bayeskit.models.phylogenetics.transport import MatrixTransport, UniformTransport
 from bayeskit.models.phylogenetics.tree import Tree, check_same_taxa
@@ -19,9 +29,10 @@ from bayeskit.models.phylogenetics.tree import Tree, check_same_taxa
 class TreeModel:
     """Pyro model of an alignment that evolved along a fixed unrooted topology.
 
-    Calling it samples one site, `"branch_lengths"` of shape `(edges,)`, with independent priors,
-    and adds the log-likelihood of the alignment as the factor `"alignment"`. Sites evolve
-    independently at one rate; gaps and unknown bases are missing data.
+    Calling it samples the site `"branch_lengths"` of shape `(edges,)` and one site for each parameter of the
+    substitution model and of the site rates that has no fixed value (such as `"kappa"` or `"shape"`), and adds the
+    log-likelihood of the alignment as the factor `"alignment"`. Sites evolve independently; gaps and unknown bases
+    are missing data.
 
     Parameters
     ----------
@@ -32,24 +43,35 @@ class TreeModel:
     substitution : SubstitutionModel, optional
         How bases change; Jukes-Cantor by default.
     branch_length_prior : pyro.distributions.TorchDistribution, optional
-        Prior of each branch length: a distribution over one positive number. Exponential with
-        rate 10 (mean 0.1 substitutions per site) by default.
+        Prior of each branch length, a distribution over one positive number, or of all together, one over vectors
+        `(edges,)` such as `GammaDirichlet.for_tree(tree)`. Exponential with rate 10 for each (mean 0.1 substitutions
+        per site) by default.
+    site_rates : SiteRates, optional
+        How the rate varies over sites; by default it does not.
     dtype : torch.dtype, optional
         Type of all computing, float64 by default.
     device : torch.device or str, optional
         Where to compute.
+
+    Attributes
+    ----------
+    priors : dict of str to TorchDistribution
+        Priors of the parameters that are sampled beside the branch lengths.
 
     Raises
     ------
     TreeError
         If tree and alignment have different taxa.
     SettingsError
-        If the prior is not over single numbers, or `dtype` is not a floating-point type.
+        If the prior is over something else, or `dtype` is not a floating-point type.
 
     References
     ----------
     J. Felsenstein (1981), Evolutionary trees from DNA sequences: a maximum likelihood approach,
     Journal of Molecular Evolution 17, 368-376.
+
+    Z. Yang (1994), Maximum likelihood phylogenetic estimation from DNA sequences with variable rates over sites:
+    approximate methods, Journal of Molecular Evolution 39, 306-314.
 
     Examples
     --------
@@ -57,6 +79,14 @@ class TreeModel:
     >>> model = TreeModel(alignment, Tree.from_newick("((A,B),C,D);"))
     >>> model.log_likelihood(torch.full((5,), 0.1, dtype=torch.float64)).exp()
     tensor(0.0057, dtype=torch.float64)
+
+    With parameters to sample:
+
+    >>> from bayeskit.models.phylogenetics.site_rates import GammaRates
+    >>> from bayeskit.models.phylogenetics.substitution import HKY85
+    >>> model = TreeModel(alignment, model.tree, HKY85(kappa=2.0), site_rates=GammaRates())
+    >>> sorted(model.priors)
+    ['base_frequencies', 'shape']
     """
 
     def __init__(
@@ -66,6 +96,7 @@ class TreeModel:
         substitution: SubstitutionModel | None = None,
         branch_length_prior: TorchDistribution | None = None,
         *,
+        site_rates: SiteRates | None = None,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -75,41 +106,50 @@ class TreeModel:
         self.alignment = alignment
         self.tree = tree
         self.substitution = JC69() if substitution is None else substitution
+        self.site_rates = site_rates
         self.dtype = dtype
         self.device = torch.device(device)
+        self._like = torch.empty(0, dtype=dtype, device=self.device)
         if branch_length_prior is None:
-            branch_length_prior = Exponential(torch.tensor(10.0, dtype=dtype, device=self.device))
-        if branch_length_prior.batch_shape or branch_length_prior.event_shape:
-            shapes = tuple(branch_length_prior.batch_shape), tuple(branch_length_prior.event_shape)
-            raise SettingsError(
-                "branch_length_prior must be over one number, but has batch_shape and event_shape "
-                f"{shapes}. Remedy: give one such as Exponential(10.0); it is repeated for every edge."
-            )
+            branch_length_prior = Exponential(self._like.new_tensor(10.0))
+        self._check_prior(branch_length_prior)
         self.branch_length_prior = branch_length_prior
+        self.priors = self.substitution.priors(self._like)
+        if site_rates is not None:
+            self.priors |= site_rates.priors(self._like)
         row = {taxon: position for position, taxon in enumerate(alignment.taxa)}
+        patterns = alignment.patterns[[row[taxon] for taxon in tree.taxa]]
         uniform = self.substitution.is_uniform
         kind = UniformTransport if uniform else MatrixTransport
         schedule = build_schedule(
             tree,
-            alignment.patterns.numpy()[[row[taxon] for taxon in tree.taxa]],
+            patterns.numpy(),
             alignment.weights.numpy(),
             kind.num_coefficients,
             uniform,
             dtype,
             self.device,
         )
-        self._plan = Plan(schedule, kind(schedule))
-        self._uniform = uniform
-        self._frequencies = self.substitution.frequencies(torch.empty(0, dtype=dtype, device=self.device))
+        self._plan = make_plan(schedule, kind(schedule))
+        allowed = (patterns.long()[:, None] >> torch.arange(4)[:, None]) & 1
+        self._sites = Sites(allowed.to(self._like), alignment.weights.to(self._like))
+        # A root row stands for patterns that are alike but for the names of bases; any of them will do.
+        first = torch.zeros(len(schedule.root_weights), dtype=torch.int64, device=self.device)
+        first[schedule.root_of_pattern] = torch.arange(alignment.num_patterns, device=self.device)
+        self._constant_patterns = self._sites.tips.amin(0).T
+        self._constant_rows = self._constant_patterns[first]
 
     def __call__(self) -> Tensor:
-        """Sample branch lengths, add the log-likelihood, and return the branch lengths."""
-        prior = self.branch_length_prior.expand([self.tree.num_edges]).to_event(1)
+        """Sample branch lengths and parameters, add the log-likelihood, and return the branch lengths."""
+        prior = self.branch_length_prior
+        if not prior.event_shape:
+            prior = prior.expand([self.tree.num_edges]).to_event(1)
         branch_lengths = pyro.sample("branch_lengths", prior)
-        pyro.factor("alignment", self.log_likelihood(branch_lengths))
+        parameters = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
+        pyro.factor("alignment", self.log_likelihood(branch_lengths, **parameters))
         return branch_lengths
 
-    def log_likelihood(self, branch_lengths: Tensor) -> Tensor:
+    def log_likelihood(self, branch_lengths: Tensor, **parameters: Tensor) -> Tensor:
         """Compute the log-likelihood of the alignment.
 
         Parameters
@@ -118,16 +158,21 @@ class TreeModel:
             Expected substitutions per site, in the order of `tree.edge_names`, shape
             `(*batch, edges)`, at least 0. Compiled code is fastest on batches of 32 to 128
             vectors, a multiple of 16.
+        **parameters : Tensor
+            A value for each of `priors`, shape `(*batch, *event_shape)`.
 
         Returns
         -------
         Tensor
-            Log-likelihoods in nats, shape `(*batch)`. Differentiable once.
+            Log-likelihoods in nats, shape `(*batch)`, broadcast over branch lengths and
+            parameters. Differentiable once.
 
         Raises
         ------
         ShapeError
-            If the last dimension is not the number of edges.
+            If the last dimension is not the number of edges, or parameters have other shapes.
+        SettingsError
+            If a parameter is missing, or is none of `priors`.
 
         Examples
         --------
@@ -136,18 +181,27 @@ class TreeModel:
         >>> model.log_likelihood(torch.full((2, 3), 0.1, dtype=torch.float64)).shape
         torch.Size([2])
         """
-        return log_likelihood(*self._inputs(branch_lengths), self._plan)
+        state = self._state(branch_lengths, parameters)
+        if state.categories is None:
+            return log_likelihood(self._inputs(state), state.frequencies, self._plan)
+        rows = root_log_likelihoods(self._inputs(state), state.frequencies_by_category, self._plan)
+        mixed = mix(rows, state.categories, state.frequencies, self._constant_rows)
+        weights = self._plan.schedule.root_weights
+        # Thousands of terms are added up; in single precision their sum would lose two more digits.
+        return torch.tensordot(weights.double(), mixed.double(), 1).to(self.dtype)
 
-    def pattern_log_likelihoods(self, branch_lengths: Tensor) -> Tensor:
+    def pattern_log_likelihoods(self, branch_lengths: Tensor, **parameters: Tensor) -> Tensor:
         """Compute the log-likelihood of each site pattern.
 
         Index the last dimension with `alignment.site_patterns` to get one value a site. This is
-        slower than `log_likelihood`.
+        slower than `log_likelihood`, and may be differentiated twice by branch lengths.
 
         Parameters
         ----------
         branch_lengths : Tensor
             Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+        **parameters : Tensor
+            A value for each of `priors`, shape `(*batch, *event_shape)`.
 
         Returns
         -------
@@ -158,7 +212,9 @@ class TreeModel:
         Raises
         ------
         ShapeError
-            If the last dimension is not the number of edges.
+            If the last dimension is not the number of edges, or parameters have other shapes.
+        SettingsError
+            If a parameter is missing, or is none of `priors`.
 
         Examples
         --------
@@ -167,15 +223,118 @@ class TreeModel:
         >>> model.pattern_log_likelihoods(torch.full((2, 3), 0.1, dtype=torch.float64)).shape
         torch.Size([2, 4])
         """
-        return pattern_log_likelihoods(*self._inputs(branch_lengths), self._plan)
+        state = self._state(branch_lengths, parameters)
+        if state.categories is None:
+            return pattern_log_likelihoods(self._inputs(state), state.frequencies, self._plan)
+        patterns = pattern_log_likelihoods(self._inputs(state), state.frequencies_by_category, self._plan)
+        logs = patterns.movedim(-1, 0)
+        return mix(logs, state.categories, state.frequencies, self._constant_patterns).movedim(0, -1)
 
-    def _inputs(self, branch_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def branch_derivatives(self, branch_lengths: Tensor, **parameters: Tensor) -> BranchDerivatives:
+        """Compute the log-likelihood and its first and second derivatives by each branch length.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor
+            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+        **parameters : Tensor
+            A value for each of `priors`, shape `(*batch, *event_shape)`.
+
+        Returns
+        -------
+        BranchDerivatives
+            `value` of shape `(*batch)`, `first` and `second` (the diagonal of the Hessian matrix) of shape
+            `(*batch, edges)`, from one pass upward and one downward.
+
+        Raises
+        ------
+        ShapeError
+            If the last dimension is not the number of edges, or parameters have other shapes.
+        SettingsError
+            If a parameter is missing, or is none of `priors`.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA", "C": "AC-A"})
+        >>> model = TreeModel(alignment, Tree.from_newick("(A,B,C);"))
+        >>> model.branch_derivatives(torch.full((3,), 0.1, dtype=torch.float64)).second
+        tensor([-92.0219,   1.5273,   1.1516], dtype=torch.float64)
+        """
+        state = self._state(branch_lengths, parameters)
+        lengths, categories = state.lengths, state.categories
+        if categories is None:
+            lengths, categories = lengths[None], one_rate(self._like)
+        return branch_derivatives(self.tree, self._sites, lengths, state.substitution, categories)
+
+    def _inputs(self, state: _State) -> Tensor:
+        """Return what the plan's transport takes."""
+        uniform = state.substitution.is_uniform
+        return state.lengths if uniform else state.substitution.transition_matrices(state.lengths)
+
+    def _state(self, branch_lengths: Tensor, parameters: Mapping[str, Tensor]) -> _State:
         edges = self.tree.num_edges
         if branch_lengths.dim() == 0 or branch_lengths.shape[-1] != edges:
             raise ShapeError(
                 f"branch_lengths: shape {tuple(branch_lengths.shape)} does not fit the tree. Remedy: give "
                 f"shape (*batch, {edges}), one length for each entry of tree.edge_names."
             )
-        lengths = branch_lengths.to(dtype=self.dtype, device=self.device)
-        inputs = lengths if self._uniform else self.substitution.transition_matrices(lengths)
-        return inputs, self._frequencies.expand(*lengths.shape[:-1], 4)
+        if parameters.keys() != self.priors.keys():
+            raise SettingsError(
+                f"The model's parameters are {sorted(self.priors)}, but values are given for {sorted(parameters)}. "
+                "Remedy: give one for each, by name; fixed parameters are set where the model is made."
+            )
+        lengths = branch_lengths.to(self._like)
+        values = {name: value.to(self._like) for name, value in parameters.items()}
+        substitution, site_rates = self.substitution.with_parameters(values), self.site_rates
+        batches = [lengths.shape[:-1], substitution.batch_shape]
+        if site_rates is not None:
+            site_rates = site_rates.with_parameters(values)
+            batches.append(site_rates.batch_shape)
+        try:
+            batch = torch.broadcast_shapes(*batches)
+        except RuntimeError as error:
+            shapes = ", ".join(str(tuple(shape)) for shape in batches)
+            raise ShapeError(
+                f"The batches of branch lengths, substitution model and site rates do not broadcast: {shapes}. "
+                "Remedy: give all parameters the same batch dimensions as branch_lengths, or none."
+            ) from error
+        lengths = lengths.expand(*batch, edges)
+        frequencies = substitution.frequencies(lengths).expand(*batch, 4)
+        if site_rates is None:
+            return _State(substitution, lengths, frequencies, None)
+        categories = site_rates.categories(lengths).expand(batch)
+        return _State(substitution, lengths * categories.rates.movedim(-1, 0)[..., None], frequencies, categories)
+
+    def _check_prior(self, prior: TorchDistribution) -> None:
+        shapes = tuple(prior.batch_shape), tuple(prior.event_shape)
+        if shapes not in (((), ()), ((), (self.tree.num_edges,))):
+            raise SettingsError(
+                "branch_length_prior must be over one number or over the vector of all branch lengths, but has "
+                f"batch_shape and event_shape {shapes}. Remedy: give one such as Exponential(10.0), which is repeated "
+                f"for every edge, or one over vectors ({self.tree.num_edges},) such as GammaDirichlet.for_tree(tree)."
+            )
+
+
+class _State(NamedTuple):
+    """A model at some branch lengths and parameters.
+
+    Attributes
+    ----------
+    substitution : SubstitutionModel
+        With values for all parameters.
+    lengths : Tensor
+        Branch lengths, `(*batch, edges)`; with site rates those of each category, `(categories, *batch, edges)`.
+    frequencies : Tensor
+        Stationary frequencies, `(*batch, 4)`.
+    categories : Categories or None
+        Site rates, batched as `(*batch)`; None for one rate.
+    """
+
+    substitution: SubstitutionModel
+    lengths: Tensor
+    frequencies: Tensor
+    categories: Categories | None
+
+    @property
+    def frequencies_by_category(self) -> Tensor:
+        return self.frequencies.expand(*self.lengths.shape[:-1], 4)

@@ -14,7 +14,17 @@ from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget
 from bayeskit.inference.samplers import Ladder, sample_ladder
 
-BUDGET = Budget(8, 250, 500, num_temperatures=30, ladder_chains=8, ladder_warmup=150, ladder_samples=250)
+BUDGET = Budget(
+    8,
+    200,
+    250,
+    num_temperatures=30,
+    ladder_chains=8,
+    ladder_warmup=120,
+    ladder_samples=150,
+    num_replicates=16,
+    num_live=100,
+)
 CONSISTENT = ("laplace_importance_sampling", "bridge_sampling", "path_sampling", "stepping_stone")
 
 
@@ -61,8 +71,8 @@ def test_the_table_has_its_columns_and_rows(compared):
 def linear():
     case = exact.get("linreg10")
     target = case.target()
-    draws = bk.sample(target, 8, 250, 1000, seed=2, progress=False)
-    ladder = sample_ladder(target, 40, 8, 150, 250, seed=2, progress=False)
+    draws = bk.sample(target, 8, 200, 400, seed=2, progress=False)
+    ladder = sample_ladder(target, 40, 8, 120, 150, seed=2, progress=False)
     return case, target, draws, ladder
 
 
@@ -79,7 +89,7 @@ def test_a_wrong_density_is_noticed(mutation, linear, limit):
     wrong = bk.Target.from_functions(
         lambda u: change(*right.evaluate(u), u)[0], lambda u: change(*right.evaluate(u), u)[1], right.dim
     )
-    draws = bk.sample(wrong, 4, 200, 300, seed=0, progress=False)
+    draws = bk.sample(wrong, 4, 150, 150, seed=0, progress=False)
     z = evidence.bridge_sampling(wrong, draws)
     assert abs(z.log_evidence - case.log_evidence) > limit() * z.standard_error
 
@@ -115,7 +125,7 @@ def test_plain_trapezoid_owns_up_to_its_bias(linear):
 
 def test_a_coarse_ladder_is_not_trusted():
     case = exact.get("linreg10")
-    ladder = sample_ladder(case.target(), 4, 8, 150, 200, seed=0, progress=False)
+    ladder = sample_ladder(case.target(), 4, 8, 120, 150, seed=0, progress=False)
     for estimate in (evidence.path_sampling, evidence.stepping_stone):
         z = estimate(ladder.draws.target, ladder)
         assert abs(z.log_evidence - case.log_evidence) < 3 * z.standard_error or not z.trusted

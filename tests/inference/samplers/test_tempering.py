@@ -63,10 +63,10 @@ def test_both_modes_get_their_weight(tempered, limit):
 
 def test_plain_chains_flag_the_modes_they_cannot_weigh(bimodal):
     with pytest.warns(SamplingWarning, match="chains disagree"):
-        draws = bk.sample(bimodal, 8, 300, 500, progress=False)
+        draws = bk.sample(bimodal, 8, 300, 200, progress=False)
     z = evidence.bridge_sampling(bimodal, draws)
     assert not z.trusted and "chains disagree" in z.warnings[0]
-    apart = sample_ladder(bimodal, 10, 8, 300, 500, seed=1, progress=False)
+    apart = sample_ladder(bimodal, 10, 8, 150, 150, seed=1, progress=False)
     assert not evidence.stepping_stone(bimodal, apart).trusted
 
 

@@ -62,13 +62,13 @@ class ConditionalCladeDistribution(GraphDistribution):
     """
 
     @classmethod
-    def fit(cls, sample: WeightedTopologies, order: Order = 1) -> Self:
+    def fit(cls, sample: WeightedTopologies | Topologies, order: Order = 1) -> Self:
         """Estimate the distribution in closed form.
 
         Parameters
         ----------
         sample : TreeSample
-            Topologies and weights.
+            Topologies and weights, or `Topologies` that count the same each.
         order : {0, 1, 2}, default 1
             What the parameters are; see the class.
 

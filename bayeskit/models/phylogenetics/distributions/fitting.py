@@ -12,8 +12,10 @@ from bayeskit.models.phylogenetics.distributions.choices import Choices
 from bayeskit.models.phylogenetics.distributions.rows import Floats
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
 
-#: By how much the stretching of steps grows, and how many steps are not stretched at first.
-_GROWTH, _PLAIN_ITERATIONS = 1.3, 10
+#: By how much the stretching of steps grows, how far it may, and how many steps are not stretched at first.
+_GROWTH, _LARGEST_STRETCH, _PLAIN_ITERATIONS = 1.3, 1e4, 10
+#: Log probability that no option of a sampled tree falls below: one may underflow on the way, but the graph makes it.
+_LEAST = -100.0
 
 
 class Fit(NamedTuple):
@@ -90,7 +92,10 @@ def expectation_maximization(
 
     Where an option turns from useless to useful its probability grows by the same small factor in each iteration, so
     that plain EM stands almost still for hundreds. After the first ten iterations, steps are therefore stretched in
-    the log probabilities, by more and more until a step goes down, which is taken back. The likelihood never falls.
+    the log probabilities, by more and more until a step goes down, which is taken back: a cycle, after which steps are
+    plain again. The objective, the likelihood times the prior, never falls; with a prior, the likelihood alone may.
+
+    A small gain bounds no distance: the climb to the maximum may take many more cycles that gain little each.
 
     Parameters
     ----------
@@ -101,7 +106,7 @@ def expectation_maximization(
     max_iterations : int
         When to stop in any case.
     tolerance : float
-        Gain of the objective by a step that is not stretched, in nats a tree, below which to stop.
+        Gain of the objective by a whole cycle, in nats a tree, below which to stop.
 
     Returns
     -------
@@ -127,25 +132,34 @@ def expectation_maximization(
         return _Point(log_probabilities, log_likelihood, log_likelihood + log_prior, target)
 
     point = evaluate(simple_average(graph, choices, weights).log_probabilities)
-    history, stretch, gain = [point.log_likelihood], 1.0, np.inf
+    history, stretch, start, gain = [point.log_likelihood], 1.0, point.objective, np.inf
     for iteration in range(1, max_iterations + 1):
         following = evaluate(point.target if stretch == 1.0 else _stretched(graph, point, stretch))
-        if stretch > 1.0 and not following.objective >= point.objective:
-            stretch = 1.0
-            continue
-        gain = following.objective - point.objective
-        point = following
-        history.append(point.log_likelihood)
-        if stretch == 1.0 and gain < tolerance:
-            return Fit(point.log_probabilities, np.array(history))
-        stretch *= _GROWTH if iteration >= _PLAIN_ITERATIONS else 1.0
+        ends = stretch > 1.0 and not following.objective >= point.objective
+        if not ends:
+            point = following
+            history.append(point.log_likelihood)
+            stretch *= _GROWTH if iteration >= _PLAIN_ITERATIONS else 1.0
+        # Where the maximum has a closed form, the first step leads there, and no other goes anywhere.
+        stands = np.array_equal(point.target, point.log_probabilities)
+        if ends or stands or stretch > _LARGEST_STRETCH:
+            gain, start, stretch = point.objective - start, point.objective, 1.0
+            if stands or gain < tolerance:
+                return _fit(graph, point, history)
+    # Of the cycle that was cut short, or of the last whole one if that just ended.
+    gain = point.objective - start or gain
     warnings.warn(
-        f"EM stopped after {max_iterations} iterations while it still gained {gain:.1e} nats a tree. Remedy: raise "
+        f"EM stopped after {max_iterations} iterations while it still gained {gain:.1e} nats a tree in a cycle. Remedy: raise "
         "max_iterations, or tolerance if that is near enough.",
         AccuracyWarning,
         stacklevel=3,
     )
-    return Fit(point.log_probabilities, np.array(history))
+    return _fit(graph, point, history)
+
+
+def _fit(graph: SubsplitGraph, point: _Point, history: list[float]) -> Fit:
+    """Return the point with every option possible; what this moves is far below rounding."""
+    return Fit(graph.normalised(np.maximum(point.log_probabilities, _LEAST)), np.array(history))
 
 
 def _stretched(graph: SubsplitGraph, point: _Point, stretch: float) -> Floats:

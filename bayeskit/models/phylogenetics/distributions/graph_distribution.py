@@ -37,17 +37,23 @@ class GraphDistribution(TopologyDistribution):
         The choices.
     logits : Tensor
         Log probabilities of the options, up to a constant for each group, `(options,)`.
+
+    Raises
+    ------
+    SettingsError
+        If the logits are no tensor of floating-point numbers.
+    ShapeError
+        If there is not one for each option.
     """
 
     def __init__(self, graph: SubsplitGraph, logits: Tensor) -> None:
-        if tuple(logits.shape) != (graph.num_options,):
-            raise ShapeError(
-                f"logits: shape {tuple(logits.shape)} does not fit. Remedy: give shape ({graph.num_options},), one "
-                "for each option of the graph."
-            )
+        _check_logits(logits, graph)
         self.graph, self.logits = graph, logits
         self._state: _State | None = None
         super().__init__(graph.taxa, graph.rooted)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {self.graph.num_options} options)"
 
     def choices(self, topologies: Topologies | Tree | Tensor) -> Choices:
         """Find the options that make topologies.
@@ -84,10 +90,11 @@ class GraphDistribution(TopologyDistribution):
         return self._current().log_probabilities
 
     def _current(self) -> _State:
-        """Return what follows from the logits, computed again where an optimiser has changed them."""
-        version = self.logits._version
-        if self._state is None or self._state.version != version:
-            self._state = _State(self.graph, self.logits.detach().to("cpu", torch.float64).numpy(), version)
+        """Return what follows from the logits, computed again where these have changed, by whatever means."""
+        # Fused optimisers and writes to `.data` leave no trace but the values themselves.
+        if self._state is None or not _same(self._state.logits, self.logits):
+            _check_logits(self.logits, self.graph)
+            self._state = _State(self.graph, self.logits.detach().clone())
         return self._state
 
     def why_not(self, tree: Topologies | Tree) -> str | None:
@@ -171,13 +178,29 @@ class GraphDistribution(TopologyDistribution):
         return cls(graph, tensors["logits"])
 
 
+def _check_logits(logits: Tensor, graph: SubsplitGraph) -> None:
+    if not (isinstance(logits, Tensor) and logits.is_floating_point()):
+        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise SettingsError(f"logits: {kind} is no tensor of real numbers. Remedy: give torch.as_tensor(...).double().")
+    if tuple(logits.shape) != (graph.num_options,):
+        raise ShapeError(
+            f"logits: shape {tuple(logits.shape)} does not fit. Remedy: give shape ({graph.num_options},), one "
+            "for each option of the graph."
+        )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    alike = isinstance(other, Tensor) and (one.dtype, one.device) == (other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
 class _State:
     """What follows from logits, as numbers."""
 
-    def __init__(self, graph: SubsplitGraph, logits: Floats, version: int) -> None:
-        self.version = version
+    def __init__(self, graph: SubsplitGraph, logits: Tensor) -> None:
+        self.logits = logits
         with np.errstate(invalid="ignore"):
-            self.log_probabilities = graph.normalised(logits)
+            self.log_probabilities = graph.normalised(logits.to("cpu", torch.float64).numpy())
         if np.isnan(self.log_probabilities).any():
             raise SettingsError(
                 "logits: one is not a number, or all of a group are minus infinity. Remedy: lower the learning rate "

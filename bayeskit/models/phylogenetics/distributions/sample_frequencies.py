@@ -18,6 +18,7 @@ from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     SplitProbabilities,
     TopologyDistribution,
     WeightedTopologies,
+    check_topologies,
     most_probable_splits,
     weighted,
 )
@@ -37,7 +38,7 @@ class SampleFrequencies(TopologyDistribution):
     Raises
     ------
     SettingsError
-        If the weights are not such probabilities.
+        If the weights are not such probabilities, or a topology stands twice.
 
     Examples
     --------
@@ -56,17 +57,19 @@ class SampleFrequencies(TopologyDistribution):
                 f"weights: they do not sum to one over {len(topologies)} topologies, or one is not above zero. "
                 "Remedy: use SampleFrequencies.fit."
             )
+        if len(topologies.distinct()[0]) < len(topologies):
+            raise SettingsError("topologies: one stands twice. Remedy: use SampleFrequencies.fit, which pools them.")
         self.topologies, self.weights = topologies, weights
         super().__init__(topologies.taxa, topologies.rooted)
 
     @classmethod
-    def fit(cls, sample: WeightedTopologies) -> Self:
+    def fit(cls, sample: WeightedTopologies | Topologies) -> Self:
         """Take over the weights of a sample.
 
         Parameters
         ----------
         sample : TreeSample
-            Topologies and weights.
+            Topologies and weights, or `Topologies` that count the same each.
 
         Returns
         -------
@@ -88,7 +91,13 @@ class SampleFrequencies(TopologyDistribution):
         -------
         SampleFrequencies
             The distribution.
+
+        Raises
+        ------
+        TreeError
+            If there is no topology, or something else is given.
         """
+        check_topologies(topologies)
         distinct, index = topologies.distinct()
         return cls(distinct, np.bincount(index) / len(index))
 
@@ -97,7 +106,7 @@ class SampleFrequencies(TopologyDistribution):
         return RowNumbers(self.topologies.children.reshape(len(self.topologies), -1))
 
     def _log_prob(self, topologies: Topologies) -> Tensor:
-        row = self._rows.find(topologies.children.astype(np.int32, copy=False).reshape(len(topologies), -1))
+        row = self._rows.find(topologies.children.reshape(len(topologies), -1))
         with np.errstate(divide="ignore"):
             return torch.from_numpy(np.log(np.append(self.weights, 0.0))[row])
 

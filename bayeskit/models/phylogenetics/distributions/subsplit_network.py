@@ -21,7 +21,11 @@ from bayeskit.models.phylogenetics.distributions.fitting import expectation_maxi
 from bayeskit.models.phylogenetics.distributions.graph_distribution import GraphDistribution
 from bayeskit.models.phylogenetics.distributions.rows import Floats
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
-from bayeskit.models.phylogenetics.distributions.topology_distribution import WeightedTopologies, weighted
+from bayeskit.models.phylogenetics.distributions.topology_distribution import (
+    WeightedTopologies,
+    check_topologies,
+    weighted,
+)
 from bayeskit.models.phylogenetics.topologies import Topologies
 
 #: Draws among which the most probable unrooted topology is looked for.
@@ -42,7 +46,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
     Use `fit` or `from_topologies` to make one.
 
     **Training by gradient.** `log_prob` is differentiable once by `logits`. Make a network for each step, or keep one:
-    it notices when an optimiser has changed its logits.
+    it notices when its logits have changed, by whatever means.
 
     Parameters
     ----------
@@ -94,7 +98,13 @@ class SubsplitBayesianNetwork(GraphDistribution):
         -------
         SubsplitBayesianNetwork
             The network.
+
+        Raises
+        ------
+        TreeError
+            If there is no topology, or something else is given.
         """
+        check_topologies(topologies)
         if topologies.rooted:
             return cls(graph_of_hanging(topologies, with_sisters=True))
         return cls(graph_of_rootings(topologies))
@@ -102,19 +112,19 @@ class SubsplitBayesianNetwork(GraphDistribution):
     @classmethod
     def fit(
         cls,
-        sample: WeightedTopologies,
+        sample: WeightedTopologies | Topologies,
         method: Literal["em", "simple_average"] = "em",
         *,
         alpha: float = 0.0,
         max_iterations: int = 2000,
-        tolerance: float = 1e-7,
+        tolerance: float = 1e-6,
     ) -> Self:
         """Estimate the network from sampled topologies, whose options make its support.
 
         Parameters
         ----------
         sample : TreeSample
-            Topologies and weights.
+            Topologies and weights, or `Topologies` that count the same each.
         method : {"em", "simple_average"}, default "em"
             For unrooted topologies: maximum likelihood by expectation maximisation, or all places of the root as
             equally probable. For rooted ones both are the maximum of the likelihood, in closed form.
@@ -123,8 +133,10 @@ class SubsplitBayesianNetwork(GraphDistribution):
             the simple average at the root, and elsewhere spreads evenly over the splits of each parent subsplit.
         max_iterations : int, default 2000
             When to stop in any case.
-        tolerance : float, default 1e-7
-            Gain in log likelihood (plus log prior) by a plain step of EM, in nats a tree, below which to stop.
+        tolerance : float, default 1e-6
+            Gain in log likelihood (plus log prior) by a cycle of plain and stretched steps of EM, in nats a tree, below
+            which to stop. It bounds this gain, not the distance to the maximum, which can be a thousand times as far:
+            lower it where the last of the likelihood matters.
 
         Returns
         -------
@@ -139,7 +151,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
         Warns
         -----
         AccuracyWarning
-            If the maximum is not reached within `max_iterations`.
+            If cycles still gain more than the tolerance after `max_iterations`.
         """
         _check_settings(method, alpha, max_iterations, tolerance)
         topologies, weights = weighted(sample)

@@ -40,6 +40,11 @@ class WeightedTopologies(Protocol):
         """Their weights, `(topologies,)`."""
 
 
+class _Equal(NamedTuple):
+    topologies: Topologies
+    weights: Floats
+
+
 class Estimate(NamedTuple):
     """A number and its Monte Carlo standard error, zero where the number is exact."""
 
@@ -112,6 +117,9 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         event = torch.Size((len(taxa) - (1 if rooted else 2), 2))
         super().__init__(torch.Size(), event, validate_args=False)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.taxa)} taxa, {'rooted' if self.rooted else 'unrooted'})"
+
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self) -> constraints.Constraint:
         """Return what the topologies with a probability above zero fulfil."""
@@ -168,19 +176,23 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         Returns
         -------
         Tensor
-            Shape `(topologies,)`, `()` for a tree, or `(*batch)` for a tensor `(*batch, internal, 2)`.
+            Shape `(topologies,)`, `()` for a tree, or, for a tensor `(*batch, internal, 2)`, its `batch` broadcast with
+            `batch_shape`.
 
         Raises
         ------
         TreeError
-            If the taxa differ, or rooted topologies meet a distribution over unrooted ones or the other way round.
+            If the taxa differ, rooted topologies meet a distribution over unrooted ones or the other way round, or a
+            tensor holds no topologies.
+        ShapeError
+            If the shape of a tensor does not fit.
         """
         topologies = self.read(value)
         starts = range(0, len(topologies), CHUNK)
         parts = [self._log_prob(topologies[start : start + CHUNK]) for start in starts]
         total = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
         if isinstance(value, Tensor):
-            return total.reshape(value.shape[:-2])
+            return total.reshape(value.shape[:-2]).expand(self._broadcast(value.shape[:-2]))
         return total[0] if isinstance(value, Tree) else total
 
     def read(self, value: Topologies | Tree | Tensor) -> Topologies:
@@ -197,8 +209,9 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
                     f"value: shape {tuple(value.shape)} does not end with {tuple(self.event_shape)}. Remedy: give the "
                     f"`children` of topologies of {len(self.taxa)} taxa."
                 )
-            children = value.detach().to("cpu", torch.int32).reshape(-1, *self.event_shape).numpy()
-            return Topologies(self.taxa, children, self.rooted)
+            children = value.detach().cpu().reshape(-1, *self.event_shape).numpy()
+            return Topologies.from_children(self.taxa, children, self.rooted)
+        check_topologies(value, empty=True)
         if value.rooted != self.rooted:
             kinds = ("unrooted", "rooted")
             raise TreeError(
@@ -206,6 +219,15 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
                 "Remedy: fit the distribution to topologies of the same kind, or convert these."
             )
         return value if value.taxa == self.taxa else value.with_taxa(self.taxa)[0]
+
+    def _broadcast(self, batch: torch.Size) -> torch.Size:
+        try:
+            return torch.broadcast_shapes(self.batch_shape, batch)
+        except RuntimeError as error:
+            raise ShapeError(
+                f"value: its batch {tuple(batch)} does not fit the distribution's, {tuple(self.batch_shape)}. Remedy: "
+                "give as many topologies."
+            ) from error
 
     def entropy(  # type: ignore[override]  # with its error
         self, *, num_samples: int = 10_000, seed: int | torch.Generator = 0
@@ -230,13 +252,13 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
             surprise = -self.log_prob(self.sample(num_samples, seed=seed)).to(torch.float64)
         return Estimate(float(surprise.mean()), float(surprise.std()) / math.sqrt(num_samples))
 
-    def kl_from(self, reference: WeightedTopologies, floor: float = 0.0) -> float:
+    def kl_from(self, reference: WeightedTopologies | Topologies, floor: float = 0.0) -> float:
         """Return the Kullback-Leibler divergence from a reference to this distribution, `KL(reference || self)`.
 
         Parameters
         ----------
         reference : WeightedTopologies
-            The true weights, such as a `TreeSample` or `SampleFrequencies`.
+            The true weights, such as a `TreeSample` or `SampleFrequencies`, or `Topologies` that count the same each.
         floor : float, default 0.0
             Probability that topologies outside the support are taken to have. With zero, the divergence is infinite
             as soon as the reference holds one. Zhang and Matsen (2018) take `numpy.finfo(float).eps`.
@@ -245,7 +267,14 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         -------
         float
             The divergence in nats.
+
+        Raises
+        ------
+        SettingsError
+            If the floor is no probability.
         """
+        if not 0.0 <= floor <= 1.0:
+            raise SettingsError(f"floor: {floor} is no probability. Remedy: give zero, or a tiny number.")
         topologies, weights = weighted(reference)
         with torch.no_grad():
             log_prob = self.log_prob(topologies).to("cpu", torch.float64).numpy()
@@ -315,13 +344,30 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         raise NotImplementedError
 
 
-def weighted(sample: WeightedTopologies) -> tuple[Topologies, Floats]:
+def check_topologies(topologies: object, empty: bool = False) -> None:
+    """Refuse what are no `Topologies`, or are none at all where they must not be empty.
+
+    Raises
+    ------
+    TreeError
+        If so.
+    """
+    if not isinstance(topologies, Topologies):
+        raise TreeError(
+            f"{type(topologies).__name__} is not Topologies. Remedy: give Topologies.from_trees(trees), or those of a "
+            "sample, sample.topologies."
+        )
+    if not (empty or len(topologies)):
+        raise TreeError("There is no topology. Remedy: give at least one.")
+
+
+def weighted(sample: WeightedTopologies | Topologies) -> tuple[Topologies, Floats]:
     """Return the distinct topologies with weights above zero, and these weights, which sum to one.
 
     Parameters
     ----------
     sample : WeightedTopologies
-        The topologies, which may repeat, and weights that are not negative.
+        The topologies, which may repeat, and weights that are not negative. `Topologies` count the same each.
 
     Returns
     -------
@@ -335,8 +381,17 @@ def weighted(sample: WeightedTopologies) -> tuple[Topologies, Floats]:
     ShapeError
         If there is not one weight for each topology.
     TreeError
-        If a weight is negative or not finite, or all are zero.
+        If a weight is negative or not finite, all are zero, there is no topology, or something else is given.
     """
+    if isinstance(sample, Topologies):
+        check_topologies(sample)
+        return weighted(_Equal(sample, np.ones(len(sample))))
+    if not (hasattr(sample, "topologies") and hasattr(sample, "weights")):
+        raise TreeError(
+            f"{type(sample).__name__} holds no weighted topologies. Remedy: make a sample by TreeSample.from_trees or "
+            "TreeSample.from_topologies; of a distribution, draw one by .sample(1000, seed=0)."
+        )
+    check_topologies(sample.topologies)
     topologies, given = sample.topologies, torch.as_tensor(sample.weights).detach().cpu().numpy().astype(np.float64)
     if given.shape != (len(topologies),):
         raise ShapeError(

@@ -1,0 +1,246 @@
+"""How to go through many topologies: where each hangs from, and which rows stand at which of its edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.forest_patterns import Renamings, Rows, join_rows, tip_rows
+from bayeskit.models.phylogenetics.topologies import Topologies
+
+#: Bytes that one pattern takes in a slot: a code, a representative, a weight and a stabiliser.
+_BYTES = 4 + 4 + 8 + 1
+_MOST_SLOTS = 2**16
+
+
+class Hanging(NamedTuple):
+    """Unrooted topologies, hung from the internal node in their middle.
+
+    Attributes
+    ----------
+    order : ndarray
+        The internal edges, so that what lies below an edge comes before it: `(topologies, n - 3)`, int32.
+    factors : ndarray
+        The two edges below each of them, `(topologies, n - 3, 2)`, int32.
+    roots : ndarray
+        The three edges at the root, `(topologies, 3)`, int32.
+    sets : ndarray
+        The taxa below each edge of `order`, `(topologies, n - 3, words)`, uint64.
+    """
+
+    order: NDArray[np.int32]
+    factors: NDArray[np.int32]
+    roots: NDArray[np.int32]
+    sets: clades.Bits
+
+
+def hang(topologies: Topologies) -> Hanging:
+    """Hang topologies from the node that no more than half of the taxa lie on any one side of.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.tree import Tree
+    >>> hanging = hang(Topologies.from_trees([Tree.from_newick("(A,B,(C,(D,(E,F))));")]))
+    >>> hanging.order.tolist(), hanging.roots.tolist()
+    ([[6, 8, 7]], [[3, 6, 7]])
+    """
+    num_taxa, num_edges = topologies.num_taxa, topologies.num_edges
+    trees = np.arange(len(topologies))
+    # Edge i has node i at its lower end while the tree hangs from its last node, which is no edge's lower end.
+    internal = topologies.below[:, num_taxa:]
+    large = 2 * clades.size(internal) >= num_taxa
+    root = num_taxa + np.where(large.any(axis=1), large.argmax(axis=1) if num_taxa > 3 else 0, num_edges - num_taxa)
+    last = root == num_edges
+    inside = internal[trees, np.minimum(root, num_edges - 1) - num_taxa] if num_taxa > 3 else internal[:, 0:0]
+    # Edges from the new root up to the old one are turned round.
+    turned = ((inside[:, None] & ~internal) == 0).all(axis=-1) & ~last[:, None] if num_taxa > 3 else large
+    edges = np.arange(num_taxa, num_edges)
+    order = np.argsort(np.where(turned, 2 * num_edges - edges, edges), axis=1, kind="stable")
+    parents = topologies.parents[:, num_taxa:]
+    siblings = topologies.children[trees[:, None], parents - num_taxa].sum(axis=-1) - edges
+    # Above the old root there is only the first taxon.
+    upper = np.where(parents == num_edges, 0, parents)
+    factors = np.where(turned[..., None], np.stack([siblings, upper], axis=-1), topologies.children[:, :-1])
+    sets = np.where(turned[..., None], clades.everything(num_taxa) & ~internal, internal)
+    roots = np.concatenate([topologies.children[trees, root - num_taxa], np.where(last, 0, root)[:, None]], axis=1)
+    return Hanging(
+        order=(order + num_taxa).astype(np.int32),
+        factors=np.take_along_axis(factors, order[..., None], axis=1).astype(np.int32),
+        roots=roots.astype(np.int32),
+        sets=np.take_along_axis(sets, order[..., None], axis=1),
+    )
+
+
+class SubPatterns:
+    """The rows of all sets of taxa met so far, each in a slot of some tables.
+
+    The tables have room for a limited number of sets; where they are full, the set that was used longest ago makes
+    room. Slot `i` belongs to taxon `i`, and slot `n` to all taxa together.
+
+    Parameters
+    ----------
+    taxa : sequence of str
+        The order of the taxa in sets.
+    masks : ndarray
+        Sets of bases as bits, in the order of `taxa`, shape `(taxa, patterns)`, uint8.
+    weights : ndarray
+        Number of sites of each pattern, shape `(patterns,)`.
+    interchangeable : bool
+        Whether patterns that differ by a renaming of the bases count as alike.
+    num_bytes : int
+        Size of the tables.
+
+    Attributes
+    ----------
+    codes : ndarray
+        For each slot and pattern `row * CODE_BASE + renaming`, `(slots, patterns)`, int32.
+    representatives : ndarray
+        For each slot and row a pattern that shows it, `(slots, patterns)`, int32; only the first `counts` are used.
+    weights : ndarray
+        Number of sites of each row, `(slots, patterns)`.
+    counts : ndarray
+        Number of rows of each slot, `(slots,)`, int64.
+    """
+
+    def __init__(
+        self,
+        taxa: Sequence[str],
+        masks: NDArray[np.uint8],
+        weights: NDArray[np.float64],
+        interchangeable: bool,
+        num_bytes: int,
+    ) -> None:
+        self.taxa, self.masks = tuple(taxa), np.ascontiguousarray(masks)
+        num_taxa, num_patterns = masks.shape
+        self.group = Renamings.of(interchangeable)
+        self._pattern_weights = weights
+        fixed = num_taxa + 1
+        # At least one topology fits.
+        self.capacity = max(fixed + num_taxa, min(num_bytes // (num_patterns * _BYTES), _MOST_SLOTS))
+        shape = (self.capacity, num_patterns)
+        # The system gives the memory of an empty table only when it is written to.
+        self.codes, self.representatives = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.int32)
+        self.weights, self._stabilizers = np.empty(shape), np.empty(shape, dtype=np.uint8)
+        self.counts = np.zeros(self.capacity, dtype=np.int64)
+        self._used = np.full(self.capacity, -1)  # number of the call that asked last
+        self._used[:fixed] = np.iinfo(np.int64).max
+        self._calls = 0
+        self._slot_of: dict[bytes, int] = {}
+        self._key_of: list[bytes] = [b""] * fixed
+        tips = [tip_rows(row, self.group) for row in self.masks]
+        for slot, rows in enumerate(tips):
+            self._store(slot, rows)
+        whole = tips[0]
+        for rows in tips[1:]:
+            whole = join_rows(whole, rows, self.group)
+        self._store(num_taxa, whole)
+        self._next = fixed
+
+    @property
+    def num_topologies(self) -> int:
+        """How many topologies fit into the tables at a time, even if they share no set."""
+        num_taxa = len(self.taxa)
+        return (self.capacity - num_taxa - 1) // max(1, num_taxa - 3)
+
+    def find(self, hanging: Hanging) -> NDArray[np.int32]:
+        """Return the slot of what lies below each edge, and find the rows of new sets.
+
+        Parameters
+        ----------
+        hanging : Hanging
+            No more than `num_topologies`.
+
+        Returns
+        -------
+        ndarray
+            Shape `(topologies, edges)`, int32. Valid until the next call.
+        """
+        count, internal = hanging.order.shape
+        num_taxa = len(self.taxa)
+        width = hanging.sets.shape[-1] * 8
+        text = hanging.sets.tobytes()
+        keys = [text[start : start + width] for start in range(0, len(text), width)]
+        known = self._slot_of
+        found = np.array([known.get(key, -1) for key in keys], dtype=np.int32).reshape(count, internal)
+        slots = np.empty((count, num_taxa + internal), dtype=np.int32)
+        slots[:, :num_taxa] = np.arange(num_taxa)
+        np.put_along_axis(slots, hanging.order, found, axis=1)
+        self._calls += 1
+        missing = np.flatnonzero(found < 0)
+        self._used[found[found >= 0]] = self._calls
+        for place in missing.tolist():
+            tree, position = divmod(place, internal)
+            slot = known.get(keys[place])
+            if slot is None:
+                one, other = slots[tree, hanging.factors[tree, position]]
+                slot = self._new_slot(keys[place])
+                self._store(slot, join_rows(self._load(one), self._load(other), self.group))
+            self._used[slot] = self._calls
+            slots[tree, hanging.order[tree, position]] = slot
+        return slots
+
+    def _new_slot(self, key: bytes) -> int:
+        if self._next < self.capacity:
+            slot = self._next
+            self._next += 1
+            self._key_of.append(key)
+        else:
+            slot = int(self._used.argmin())
+            del self._slot_of[self._key_of[slot]]
+            self._key_of[slot] = key
+        self._slot_of[key] = slot
+        self._used[slot] = self._calls
+        return slot
+
+    def _store(self, slot: int, rows: Rows) -> None:
+        count = len(rows.representatives)
+        self.counts[slot] = count
+        self.codes[slot] = rows.codes
+        self.representatives[slot, :count] = rows.representatives
+        self._stabilizers[slot, :count] = rows.stabilizers
+        self.weights[slot, :count] = np.bincount(rows.codes // 32, self._pattern_weights, count)
+
+    def _load(self, slot: int) -> Rows:
+        count = self.counts[slot]
+        return Rows(self.codes[slot], self.representatives[slot, :count], self._stabilizers[slot, :count])
+
+
+class Plan(NamedTuple):
+    """Some topologies, hung up, and the rows at their edges.
+
+    Attributes
+    ----------
+    patterns : SubPatterns
+        The tables of rows.
+    hanging : Hanging
+        The topologies.
+    slots : ndarray
+        The slot of what lies below each edge, `(topologies, edges)`, int32.
+    """
+
+    patterns: SubPatterns
+    hanging: Hanging
+    slots: NDArray[np.int32]
+
+
+def make_plan(topologies: Topologies, patterns: SubPatterns) -> Plan:
+    """Hang topologies up and find their rows.
+
+    Parameters
+    ----------
+    topologies : Topologies
+        Unrooted, no more than `patterns.num_topologies`.
+    patterns : SubPatterns
+        The tables, over the same taxa in the same order.
+
+    Returns
+    -------
+    Plan
+        Valid until the next one is made.
+    """
+    hanging = hang(topologies)
+    return Plan(patterns, hanging, patterns.find(hanging))

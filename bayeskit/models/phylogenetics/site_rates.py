@@ -1,0 +1,216 @@
+"""How the rate of evolution varies from site to site."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from pyro.distributions import Beta, Exponential, TorchDistribution
+from torch import Tensor
+
+from bayeskit._settings import whole_number
+from bayeskit.errors import SettingsError
+from bayeskit.models.phylogenetics.discrete_gamma import category_means, category_medians
+from bayeskit.models.phylogenetics.parameters import Given, Parameter, Parameterized
+
+#: Shape of the Gamma distribution; the usual prior is MrBayes'.
+SHAPE = Parameter(lambda like: Exponential(like.new_tensor(1.0)))
+#: Proportion of sites that cannot change; the usual prior is flat, as in MrBayes.
+PROPORTION = Parameter(lambda like: Beta(like.new_tensor(1.0), like.new_tensor(1.0)), upper=1.0)
+
+
+class Categories(NamedTuple):
+    """Categories of sites, each with one rate; the mean rate over all sites is one.
+
+    Attributes
+    ----------
+    rates : Tensor
+        Rates of the categories that change, shape `(*batch, categories)`.
+    weights : Tensor
+        Their probabilities, shape `(*batch, categories)`.
+    invariant : Tensor or None
+        Probability of a site that cannot change, shape `(*batch)`; None where every site can.
+    """
+
+    rates: Tensor
+    weights: Tensor
+    invariant: Tensor | None = None
+
+    def expand(self, batch: torch.Size) -> Categories:
+        """Return the same categories for a larger batch."""
+        sizes = (*batch, self.rates.shape[-1])
+        invariant = None if self.invariant is None else self.invariant.expand(batch)
+        return Categories(self.rates.expand(sizes), self.weights.expand(sizes), invariant)
+
+
+def one_rate(like: Tensor) -> Categories:
+    """Return the one category of sites that all have rate one, with the dtype and device of `like`."""
+    return Categories(like.new_ones(1), like.new_ones(1))
+
+
+class SiteRates(Parameterized, ABC):
+    """A distribution of rates over sites, with a mean of one.
+
+    Examples
+    --------
+    >>> isinstance(GammaRates(), SiteRates)
+    True
+    """
+
+    @abstractmethod
+    def categories(self, like: Tensor) -> Categories:
+        """Return the categories, with the dtype and device of `like`."""
+
+
+@dataclass(frozen=True, eq=False)
+class GammaRates(SiteRates):
+    """Rates from a Gamma distribution with mean one, cut into equally likely categories.
+
+    Parameters
+    ----------
+    shape : float, Tensor or TorchDistribution, optional
+        Shape of the Gamma distribution, shape `(*batch,)`: its variance is `1 / shape`. Or its prior; Exponential(1)
+        by default, as in MrBayes.
+    num_categories : int, optional
+        Number of categories.
+    median : bool, optional
+        Represent a category by its median (all scaled to a mean of one) instead of its mean.
+
+    Raises
+    ------
+    SettingsError
+        If the shape is not above 0, its prior is not over one such number, or `num_categories` is no positive integer.
+
+    References
+    ----------
+    Z. Yang (1994), Maximum likelihood phylogenetic estimation from DNA sequences with variable rates over sites:
+    approximate methods, Journal of Molecular Evolution 39, 306-314.
+
+    Examples
+    --------
+    >>> GammaRates(shape=0.5).categories(torch.zeros((), dtype=torch.float64)).rates
+    tensor([0.0334, 0.2519, 0.8203, 2.8944], dtype=torch.float64)
+    """
+
+    shape: Given = None
+    num_categories: int = 4
+    median: bool = False
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType({"shape": SHAPE})
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        object.__setattr__(self, "num_categories", whole_number("num_categories", self.num_categories, least=1))
+
+    def categories(self, like: Tensor) -> Categories:
+        """Return the categories, with the dtype and device of `like`."""
+        represent = category_medians if self.median else category_means
+        rates = represent(self._values("shape", like), self.num_categories).to(like.dtype)
+        return Categories(rates, torch.full_like(rates, 1.0 / self.num_categories))
+
+
+@dataclass(frozen=True, eq=False)
+class InvariantSites(SiteRates):
+    """A proportion of sites that cannot change; the rates of the others are raised to keep the mean at one.
+
+    Parameters
+    ----------
+    proportion : float, Tensor or TorchDistribution, optional
+        Probability that a site cannot change, shape `(*batch,)`, between 0 and 1. Or its prior; Beta(1, 1) by default,
+        as in MrBayes.
+    others : SiteRates, optional
+        Rates of the other sites, such as `GammaRates()`; all equal by default.
+
+    Raises
+    ------
+    SettingsError
+        If the proportion or its prior reaches outside 0 to 1, or `others` has invariant sites of its own.
+
+    References
+    ----------
+    X. Gu, Y.-X. Fu and W.-H. Li (1995), Maximum likelihood estimation of the heterogeneity of substitution rate among
+    nucleotide sites, Molecular Biology and Evolution 12, 546-557.
+
+    Examples
+    --------
+    >>> InvariantSites(proportion=0.2, others=GammaRates(shape=0.5)).categories(torch.zeros(())).rates
+    tensor([0.0417, 0.3149, 1.0253, 3.6180])
+    """
+
+    proportion: Given = None
+    others: SiteRates | None = None
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType({"proportion": PROPORTION})
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if isinstance(self.others, InvariantSites):
+            raise SettingsError(
+                "others: InvariantSites within InvariantSites are one proportion only. Remedy: give GammaRates() "
+                "or nothing."
+            )
+
+    def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
+        """Return the priors of all parameters that have no value, those of the other sites included."""
+        return {**super().priors(like), **({} if self.others is None else self.others.priors(like))}
+
+    def with_parameters(self, values: Mapping[str, Tensor]) -> Self:
+        """Return the same model with values for some of its parameters, those of the other sites included."""
+        made = super().with_parameters(values)
+        if self.others is not None:
+            object.__setattr__(made, "others", self.others.with_parameters(values))
+        return made
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The shape over which the values of the parameters are batched."""
+        others = torch.Size() if self.others is None else self.others.batch_shape
+        return torch.broadcast_shapes(super().batch_shape, others)
+
+    def categories(self, like: Tensor) -> Categories:
+        """Return the categories, with the dtype and device of `like`."""
+        proportion = self._values("proportion", like)
+        if self.others is None:
+            rates, weights, _ = one_rate(like)
+        else:
+            rates, weights, _ = self.others.categories(like)
+        left = (1.0 - proportion)[..., None]
+        return Categories(rates / left, weights * left, proportion)
+
+
+def mix(logs: Tensor, categories: Categories, frequencies: Tensor, constant: Tensor) -> Tensor:
+    """Return the log-likelihood of sites whose category is not known.
+
+    Parameters
+    ----------
+    logs : Tensor
+        Log-likelihood of each site in each category, shape `(sites, categories, *batch)`.
+    categories : Categories
+        Batched as `(*batch)`.
+    frequencies : Tensor
+        Stationary frequencies, shape `(*batch, 4)`.
+    constant : Tensor
+        The bases that all taxa allow at each site, shape `(sites, 4)`, entries 0 and 1.
+
+    Returns
+    -------
+    Tensor
+        Shape `(sites, *batch)`.
+    """
+    largest = logs.detach().amax(1, keepdim=True)
+    largest = torch.where(largest > -torch.inf, largest, torch.zeros_like(largest))
+    total = (categories.weights.movedim(-1, 0) * torch.exp(logs - largest)).sum(1)
+    possible = total > 0
+    mixed = torch.where(possible, torch.where(possible, total, 1.0).log() + largest[:, 0], -torch.inf)
+    if categories.invariant is None:
+        return mixed
+    unchanged = torch.tensordot(constant, frequencies.movedim(-1, 0), 1)
+    occurs = unchanged > 0
+    logs_unchanged = torch.where(occurs, unchanged, 1.0).log() + categories.invariant.log()
+    return torch.where(occurs, torch.logaddexp(mixed, logs_unchanged), mixed)
