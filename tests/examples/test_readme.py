@@ -35,8 +35,16 @@ def test_the_example_of_a_loss_runs(capsys):
 def test_the_example_of_a_wide_network_runs(capsys):
     scope = {}
     exec(BLOCKS[3], scope)
-    assert len(BLOCKS) == 4
     kernels = scope["kernel"].both(scope["x"])
     assert kernels.nngp.shape == kernels.ntk.shape == (8, 8)
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("NNGP posterior", "NTK ensemble", "NTK regression", "NTK posterior"))
+
+
+def test_the_example_of_trees_runs(capsys):
+    scope = {}
+    exec(BLOCKS[4], scope)
+    assert len(BLOCKS) == 5
+    best = scope["found"].to_pandas().iloc[0]
+    assert "(Homo_sapiens,Pan)" in best["newick"] and best["posterior_probability"] > 0.99
+    assert best["newick"] in capsys.readouterr().out

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayeskit.errors import ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.newick import quote
-from bayeskit.models.phylogenetics.tree import Tree, check_same_taxa
+from bayeskit.models.phylogenetics.tree import Tree, check_once, check_same_taxa
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,9 @@ class Topologies:
     rooted: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "taxa", tuple(self.taxa))
+        object.__setattr__(self, "children", np.ascontiguousarray(self.children, dtype=np.int32))
+        check_once(self.taxa, "taxa")
         expected = (len(self.children), len(self.taxa) - (1 if self.rooted else 2), 2)
         if self.children.shape != expected or len(self.taxa) < 3:
             raise ShapeError(
@@ -200,7 +203,9 @@ class Topologies:
 
     def distinct(self) -> tuple[Topologies, np.ndarray]:
         """Return every topology once, in order of first appearance, and which of them each one is."""
-        flat = np.ascontiguousarray(self.children.reshape(len(self), -1))
+        if not len(self):
+            return self, np.zeros(0, dtype=np.int64)
+        flat = self.children.reshape(len(self), -1)
         _, first, index = np.unique(flat, axis=0, return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty_like(order)
@@ -285,9 +290,10 @@ class Topologies:
         """
         ends = [""] * self.num_edges
         if branch_lengths is not None:
-            self._check_lengths(tuple(torch.as_tensor(branch_lengths).shape))
-            values = branch_lengths.tolist() if isinstance(branch_lengths, Tensor) else branch_lengths
-            ends = [f":{value!r}" for value in values]
+            # Of plain numbers, all digits are kept.
+            values = branch_lengths if isinstance(branch_lengths, Tensor) else np.asarray(branch_lengths)
+            self._check_lengths(tuple(values.shape))
+            ends = [f":{value!r}" for value in values.tolist()]
         texts = [quote(taxon) + end for taxon, end in zip(self.taxa, ends, strict=False)]
         *children, (left, right) = self.children[index].tolist()
         for (one, other), end in zip(children, ends[self.num_taxa :], strict=True):
@@ -398,7 +404,13 @@ class Topologies:
             if edge not in self.taxa:
                 raise TreeError(f"There is no taxon {edge!r}. Remedy: use one of {', '.join(self.taxa[:5])}, ...")
             edge = self.taxa.index(edge)
-        edges = np.broadcast_to(np.asarray(edge), len(self))
+        given = np.asarray(edge)
+        if not np.issubdtype(given.dtype, np.integer) or given.shape not in ((), (len(self),)):
+            raise TreeError(
+                f"edge: {given.dtype} of shape {given.shape} names no edges. Remedy: give a taxon, an integer, or one "
+                f"for each of the {len(self)} topologies."
+            )
+        edges = np.broadcast_to(given, len(self))
         if ((edges < 0) | (edges >= self.num_edges)).any():
             raise TreeError(f"There is no such edge. Remedy: use numbers from 0 to {self.num_edges - 1}.")
         everything = clades.everything(self.num_taxa)

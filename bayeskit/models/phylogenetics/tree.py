@@ -246,12 +246,14 @@ def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_n
     Raises
     ------
     TreeError
-        If they do.
+        If they do, or one names a taxon twice.
 
     Examples
     --------
     >>> check_same_taxa(("A", "B"), ("B", "A"), "the alignment", "the tree")
     """
+    check_once(one, name)
+    check_once(other, other_name)
     missing, extra = sorted(set(one) - set(other)), sorted(set(other) - set(one))
     if missing or extra:
         sides = ((f"only in {name}", missing), (f"only in {other_name}", extra))
@@ -316,10 +318,15 @@ def check_taxa(taxa: list[str], where: str) -> None:
     """Refuse too few taxa, and names that stand twice."""
     if len(taxa) < 3:
         raise TreeError(f"{where}: the tree has {len(taxa)} taxa. Remedy: give a tree of at least 3 taxa.")
+    check_once(taxa, where)
+
+
+def check_once(taxa: Sequence[str], where: str) -> None:
+    """Refuse names of taxa that stand twice."""
     seen: set[str] = set()
     for name in taxa:
         if name in seen:
-            raise TreeError(f"{where}: the taxon {name!r} stands twice in the tree. Remedy: make names unique.")
+            raise TreeError(f"{where}: the taxon {name!r} stands twice. Remedy: make names unique.")
         seen.add(name)
 
 

@@ -98,15 +98,11 @@ class SplitFrequencies:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The taxa on the smaller side of each split, or in the clade, joined by `|`."""
-        sides = self.splits
-        if not self.rooted:
-            large = 2 * clades.size(sides) > len(self.taxa)
-            sides = np.where(large[:, None], clades.everything(len(self.taxa)) & ~sides, sides)
-        return tuple("|".join(self.taxa[taxon] for taxon in clades.members(side)) for side in sides)
+        """The taxa of each split's side without the first taxon, or of each clade, joined by `|`."""
+        return tuple("|".join(self.taxa[taxon] for taxon in clades.members(side)) for side in self.splits)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table, a row for each split: its taxa, its size, and its frequency in each sample."""
+        """Return a table, a row for each split: the side that `names` gives, its size, its frequency in each sample."""
         import pandas as pd
 
         columns = {f"sample_{number}": values for number, values in enumerate(self.frequencies)}

@@ -6,6 +6,7 @@ import os
 import warnings
 from array import array
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -56,12 +57,15 @@ def read_runs(
     progress: bool,
 ) -> list[TreesRead]:
     """Read the trees of one file after another, the first one deciding taxa and kind; see `TreeSample.from_files`."""
+    asked = rooted
+    if isinstance(paths, (str, os.PathLike)):
+        raise SettingsError(f"paths: {os.fspath(paths)!r} is one path. Remedy: give a list of paths, or use from_file.")
     generator = new_generator(seed, stream="multifurcations") if resolve else None
     runs: list[TreesRead] = []
     for path in paths:
         if runs:
             taxa, rooted = runs[0].topologies.taxa, runs[0].topologies.rooted
-        reader = _Reader(taxa, rooted, generator)
+        reader = _Reader(taxa, rooted, generator, asked)
         runs.append(_read(path, burn_in, reader, progress))
         if reader.converted:
             warnings.warn(
@@ -147,9 +151,11 @@ def _num_dropped(texts: Sequence[TreeText], burn_in: float | None) -> int:
     if burn_in is None:
         # A list in Newick need not be a chain, and weighted trees are none.
         burn_in = 0 if weighted or texts[0].name is None else _BURN_IN
-    if not (0 <= burn_in < 1 or (isinstance(burn_in, int) and burn_in >= 1)):
+    whole = isinstance(burn_in, (int, np.integer)) and burn_in >= 0
+    if isinstance(burn_in, (bool, np.bool_)) or not (isinstance(burn_in, Real) and (0 <= burn_in < 1 or whole)):
         raise SettingsError(
-            f"burn_in={burn_in} is neither a fraction from 0 to below 1 nor a whole number of trees. Remedy: give one."
+            f"burn_in={burn_in!r} is neither a fraction from 0 to below 1 nor a whole number of trees. Remedy: give "
+            "one of these."
         )
     if weighted and burn_in:
         raise SettingsError(
@@ -167,13 +173,16 @@ def _num_dropped(texts: Sequence[TreeText], burn_in: float | None) -> int:
 class _Reader:
     """Turns one description after another into sets of taxa, the first one deciding taxa and kind."""
 
-    def __init__(self, taxa: Sequence[str] | None, rooted: bool | None, generator: torch.Generator | None) -> None:
-        self._rooted, self._generator = rooted, generator
+    def __init__(
+        self, taxa: Sequence[str] | None, rooted: bool | None, generator: torch.Generator | None, asked: bool | None
+    ) -> None:
+        # Only who asks for rooted trees has those read as such that say they are unrooted.
+        self._rooted, self._generator, self._trusts_marks = rooted, generator, not asked
         self._taxa: tuple[str, ...] = ()
         self._first = "taxa"
         if taxa is not None:
             self._set_taxa(taxa)
-        self._rows: dict[tuple[str, int], int] = {}
+        self._rows: dict[tuple[str, int, bool | None], int] = {}
         self._index: list[int] = []
         self._num_rows = 0
         self._sets = bytearray()
@@ -190,7 +199,7 @@ class _Reader:
 
     def add(self, text: TreeText) -> None:
         """Read a tree, or find that its text was read before."""
-        key = (text.newick, id(text.translate))
+        key = (text.newick, id(text.translate), text.rooted)
         row = self._rows.get(key)
         if row is None:
             row, self._num_rows = self._num_rows, self._num_rows + 1
@@ -238,9 +247,11 @@ class _Reader:
         rooted = forked if text.rooted is None else text.rooted
         if self._rooted is None:
             self._rooted = rooted
-        if self._rooted and not (rooted or forked):
+        marked = self._trusts_marks and text.rooted is False
+        if self._rooted and (marked or not (rooted or forked)):
             raise TreeError(
-                f"{where}: the tree is unrooted, but rooted ones are read. Remedy: read all with rooted=False."
+                f"{where}: the tree is unrooted, but rooted ones are read. Remedy: read all with rooted=False, or "
+                "with rooted=True where the mark [&U] is wrong."
             )
         if not self._rooted and rooted and forked:
             self.converted = self.converted or where

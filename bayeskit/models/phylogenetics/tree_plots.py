@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bayeskit._plots import BLUE, GREY, SKY
+from bayeskit.errors import TreeError
 from bayeskit.models.phylogenetics.consensus import ConsensusTree
 from bayeskit.models.phylogenetics.tree import Tree
 from bayeskit.models.phylogenetics.tree_distances import asdsf, split_frequencies
@@ -34,6 +35,11 @@ def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
     -------
     Axes
 
+    Raises
+    ------
+    TreeError
+        If something else is given.
+
     Examples
     --------
     >>> from matplotlib.figure import Figure
@@ -43,6 +49,11 @@ def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
     """
     from matplotlib.collections import LineCollection
 
+    if not isinstance(tree, (Tree, ConsensusTree)):
+        raise TreeError(
+            f"tree: {type(tree).__name__} is no single tree. Remedy: of unrooted topologies give one, .tree(0); of "
+            "rooted ones greedy_consensus(TreeSample.from_topologies(topologies[0]))."
+        )
     if ax is None:
         from matplotlib import pyplot
 

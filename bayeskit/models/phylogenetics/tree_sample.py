@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError, TreeError
+from bayeskit.models.phylogenetics.sample_weights import check_shares, shares
 from bayeskit.models.phylogenetics.topologies import Topologies, edges_of_trees
 from bayeskit.models.phylogenetics.tree import Tree
 from bayeskit.models.phylogenetics.tree_distances import comparable
@@ -37,6 +38,11 @@ class TreeSample:
         Branch lengths of each sampled tree in the order of the edges of its topology (see `Topologies`), shape
         `(samples, edges)`, float64.
 
+    Raises
+    ------
+    ShapeError, SettingsError
+        If shapes do not fit together, weights are negative or do not sum to one, or the index leads nowhere.
+
     Examples
     --------
     >>> trees = [Tree.from_newick(text) for text in ("((A,B),C,D);", "((A,C),B,D);", "((C,D),A,B);")]
@@ -60,6 +66,7 @@ class TreeSample:
                 f"{count} trees do not fit weights of shape {self.sample_weights.shape} and branch lengths of shape "
                 f"{shape}. Remedy: make samples by TreeSample.from_topologies."
             )
+        check_shares(self.sample_weights, self.index, len(self.topologies))
 
     @classmethod
     def from_file(
@@ -88,8 +95,8 @@ class TreeSample:
             quarter of a chain (a NEXUS file without weights), and nothing of weighted trees or of a list in Newick.
         rooted : bool, optional
             Whether to read rooted or unrooted topologies; by default what the first tree is: by its mark `[&R]` or
-            `[&U]`, or else rooted if its outermost parenthesis joins two nodes. Rooted trees are unrooted where
-            unrooted ones are read.
+            `[&U]`, or else rooted if its outermost parenthesis joins two nodes, as it is with True whatever its mark.
+            Rooted trees are unrooted where unrooted ones are read.
         taxa : sequence of str, optional
             The order of the taxa, such as `alignment.taxa`; by default that of the table of names in the file, or else
             of the first tree.
@@ -180,8 +187,7 @@ class TreeSample:
         TreeError
             If there is no sample, or they differ in taxa or in being rooted.
         """
-        samples = comparable(samples)
-        first = samples[0]
+        first, *_ = samples = comparable(samples)
         starts = np.cumsum([0, *(len(sample.topologies) for sample in samples[:-1])])
         children = np.concatenate([sample.topologies.children for sample in samples])
         lengths = [sample.branch_lengths for sample in samples if sample.branch_lengths is not None]
@@ -218,7 +224,7 @@ class TreeSample:
             If there are not as many weights, or one is negative.
         """
         topologies, edges = Topologies.from_edges(*edges_of_trees(trees, taxa), rooted=False)
-        lengths = [tree.branch_lengths for tree in trees if tree.branch_lengths is not None]
+        lengths = [tree.branch_lengths.detach().cpu() for tree in trees if tree.branch_lengths is not None]
         if len(lengths) not in (0, len(trees)):
             raise TreeError(
                 f"Only {len(lengths)} of {len(trees)} trees have branch lengths. Remedy: give all, or none."
@@ -247,7 +253,7 @@ class TreeSample:
         Raises
         ------
         TreeError
-            If there is no topology.
+            If there is no topology, or something else is given.
         SettingsError
             If there are not as many weights, or one is negative.
         ShapeError
@@ -259,8 +265,9 @@ class TreeSample:
         >>> TreeSample.from_topologies(all_topologies("ABCD"), [2, 1, 1]).weights.tolist()
         [0.5, 0.25, 0.25]
         """
-        if not len(topologies):
-            raise TreeError("There is no topology. Remedy: give at least one.")
+        if not (isinstance(topologies, Topologies) and len(topologies)):
+            kind = type(topologies).__name__
+            raise TreeError(f"There is no topology in this {kind}. Remedy: give Topologies; of trees, use from_trees.")
         lengths = None if branch_lengths is None else branch_lengths.detach().to("cpu", torch.float64)
         return cls._collected(topologies, np.arange(len(topologies)), weights, lengths)
 
@@ -272,14 +279,8 @@ class TreeSample:
         weights: Sequence[float] | np.ndarray | Tensor | None,
         lengths: Tensor | None,
     ) -> TreeSample:
-        values = np.ones(len(index)) if weights is None else np.asarray(weights, dtype=np.float64)
-        if values.shape != index.shape or not (values >= 0).all() or not 0 < values.sum() < np.inf:
-            raise SettingsError(
-                f"weights of shape {values.shape} are not those of {len(index)} trees, or not all at least zero with a "
-                "positive, finite sum. Remedy: give one non-negative weight for each tree."
-            )
         distinct, which = topologies.distinct()
-        return cls(distinct, which[index], values / values.sum(), lengths)
+        return cls(distinct, which[index], shares(weights, len(index)), lengths)
 
     def __repr__(self) -> str:
         kind = "rooted" if self.rooted else "unrooted"

@@ -321,3 +321,36 @@ def test_what_is_refused():
     for count, kind in ((2, False), (10, False), (9, True)):
         with pytest.raises(TreeError, match=f"{count} taxa"):
             all_topologies("ABCDEFGHIJ"[:count], rooted=kind)
+
+
+def test_lengths_are_written_as_plain_numbers():
+    unrooted = all_topologies("ABCD")
+    values = [0.1, 0.2, 1e-7, 0.5, 1 / 3]
+    expected = unrooted.to_newick(0, values)
+    assert "0.1" in expected and repr(1 / 3) in expected
+    needs_gradient = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    for lengths in (np.array(values), [np.float64(value) for value in values], needs_gradient):
+        assert unrooted.to_newick(0, lengths) == expected
+    assert unrooted.to_newick(0, np.arange(5)) == unrooted.to_newick(0, [0, 1, 2, 3, 4])
+
+
+def test_no_topologies_are_no_distinct_ones():
+    distinct, index = all_topologies("ABCD")[:0].distinct()
+    assert len(distinct) == len(index) == 0
+
+
+def test_taxa_that_stand_twice_are_refused():
+    every = all_topologies("ABCD")
+    with pytest.raises(TreeError, match="'D' stands twice"):
+        every.with_taxa("ABCDD")
+    with pytest.raises(TreeError, match="taxa: the taxon 'A' stands twice"):
+        Topologies(tuple("AACD"), every.children)
+    with pytest.raises(TreeError, match="'A' stands twice"):
+        all_topologies("AACD")
+
+
+def test_edges_that_are_none_are_refused():
+    every = all_topologies("ABCD")
+    for edge in ([0, 1], [[0, 1, 2]], 0.5, [0.0, 1.0, 2.0], True, None, ["A", "B", "C"]):
+        with pytest.raises(TreeError, match="names no edges"):
+            every.rooted_at(edge)

@@ -9,6 +9,7 @@ from dendropy.calculate import treecompare
 
 from bayeskit.errors import SettingsError, TreeError
 from bayeskit.models.phylogenetics import clades, tree_distances
+from bayeskit.models.phylogenetics.distributions import SampleFrequencies
 from bayeskit.models.phylogenetics.enumeration import all_topologies
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.tree import Tree
@@ -96,10 +97,15 @@ def test_table_of_split_frequencies():
     other = TreeSample.from_topologies(every[[1]]).with_taxa("EDCBA")
     frame = split_frequencies([one, other]).to_pandas()
     assert list(frame.columns) == ["split", "size", "sample_0", "sample_1"]
+    # Named by the side whose size is given, as by the distributions: that without the first taxon.
+    assert [len(split.split("|")) for split in frame["split"]] == frame["size"].tolist() and 3 in frame["size"].tolist()
+    named = SampleFrequencies.fit(one).split_probabilities().to_dict()
+    assert {"|".join(taxa): share for taxa, share in named.items()} == {
+        split: share for split, share in zip(frame["split"], frame["sample_0"], strict=True) if share
+    }
     for sample, column in ((one, "sample_0"), (other.with_taxa("ABCDE"), "sample_1")):
         for split, frequency in zip(frame["split"], frame[column], strict=True):
             side = set(split.split("|"))
-            assert len(side) == 2
             by_hand = sum(
                 weight
                 for tree, weight in zip(sample.trees, sample.weights, strict=True)

@@ -354,3 +354,152 @@ def test_splits_are_named_by_their_taxa():
     splits = SampleFrequencies.from_topologies(Topologies.from_trees(trees)).split_probabilities()
     assert splits.to_dict() == {("D", "E"): 1.0, ("C", "D", "E"): 1.0}
     assert [clades.members(split) for split in splits.splits] == [[3, 4], [2, 3, 4]]
+
+
+def step_of_a_fused_optimiser(network):
+    network.logits.grad = torch.linspace(-1, 1, len(network.logits), dtype=torch.float64)
+    torch.optim.Adam([network.logits], lr=0.5, fused=True).step()
+
+
+def write_to_data(network):
+    network.logits.data[:] = torch.linspace(-1, 1, len(network.logits), dtype=torch.float64)
+
+
+def replace_logits(network):
+    network.logits = torch.linspace(-1, 1, len(network.logits), dtype=torch.float64)
+
+
+def replace_logits_of_another_type(network):
+    network.logits = torch.linspace(-1, 1, len(network.logits))
+
+
+@pytest.mark.parametrize(
+    "change", [step_of_a_fused_optimiser, write_to_data, replace_logits, replace_logits_of_another_type]
+)
+def test_changed_logits_are_noticed(change):
+    every = all_topologies("ABCDE")
+    network = SubsplitBayesianNetwork.from_topologies(every)
+    network.logits.requires_grad_(True)
+    before = network.log_prob(every).detach()
+    entropy = network.most_probable_tree(), network.split_probabilities().probabilities
+    change(network)
+    again = SubsplitBayesianNetwork(network.graph, network.logits.detach().clone())
+    assert not torch.equal(again.log_prob(every), before.to(again.logits.dtype))
+    assert torch.equal(network.log_prob(every), again.log_prob(every))
+    np.testing.assert_array_equal(
+        network.split_probabilities().probabilities, again.split_probabilities().probabilities
+    )
+    assert not np.array_equal(network.split_probabilities().probabilities, entropy[1])
+    assert (network.sample(50, seed=0).children == again.sample(50, seed=0).children).all()
+
+
+def test_networks_work_in_inference_mode():
+    every = all_topologies("ABCDE")
+    with torch.inference_mode():
+        network = SubsplitBayesianNetwork.from_topologies(every)
+        assert float(network.log_prob(every).exp().sum()) == pytest.approx(1.0, abs=1e-12)
+        network.logits.copy_(torch.linspace(-1, 1, len(network.logits), dtype=torch.float64))
+        again = SubsplitBayesianNetwork(network.graph, network.logits.clone())
+        assert torch.equal(network.log_prob(every), again.log_prob(every))
+
+
+def test_logits_that_are_no_real_numbers_are_refused():
+    network = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD"))
+    for logits in (network.logits.numpy(), network.logits.long(), network.logits.tolist()):
+        with pytest.raises(SettingsError, match="logits: .*no tensor of real numbers"):
+            SubsplitBayesianNetwork(network.graph, logits)
+    network.logits = torch.zeros(3)
+    with pytest.raises(ShapeError, match="logits: shape"):
+        network.log_prob(all_topologies("ABCD"))
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_tensors_in_another_order_are_the_same_topologies(fit, rooted):
+    sample = sample_of(6, rooted)
+    distribution = fit(sample)
+    expected = distribution.log_prob(sample.topologies)
+    children = torch.from_numpy(sample.topologies.children.astype(np.int64))
+    assert torch.equal(distribution.log_prob(children.flip(-1)), expected)
+    # Nodes numbered as they close in the text: still children before parents.
+    renumbered = torch.stack([closing_order(one, 6) for one in children])
+    assert not torch.equal(renumbered, children)
+    assert torch.equal(distribution.log_prob(renumbered), expected)
+
+
+def closing_order(children, num_taxa):
+    """Number internal nodes as a walk from the root leaves them."""
+    pairs, found = children.tolist(), []
+
+    def number(node):
+        if node < num_taxa:
+            return node
+        found.append([number(child) for child in reversed(pairs[node - num_taxa])])
+        return num_taxa + len(found) - 1
+
+    number(num_taxa + len(pairs) - 1)
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize(
+    "children",
+    [
+        [[1, 2], [2, 3]],  # a taxon twice
+        [[0, 2], [3, 4]],  # the first taxon, which hangs from the last node
+        [[1, 5], [2, 3]],  # a child after its parent
+        [[1, 4], [2, 3]],  # a node below itself
+        [[-1, 2], [3, 4]],
+        [[1, 2], [3, 2**32 + 4]],
+    ],
+)
+def test_tensors_that_are_no_topologies_are_refused(children):
+    network = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD"))
+    assert network.log_prob(torch.tensor([[1, 2], [3, 4]])).shape == ()
+    with pytest.raises(TreeError, match="not used exactly once"):
+        network.log_prob(torch.tensor(children))
+    with pytest.raises(TreeError, match="numbers no nodes"):
+        network.log_prob(torch.tensor(children, dtype=torch.float64))
+
+
+def test_log_prob_has_the_batch_of_an_expanded_distribution(fit):
+    distribution = fit(sample_of(5))
+    one = torch.from_numpy(distribution.sample(1, seed=0).children[0])
+    expanded = distribution.expand([4])
+    assert torch.equal(expanded.log_prob(one), distribution.log_prob(one).expand(4))
+    assert expanded.log_prob(one.expand(3, 1, 3, 2)).shape == (3, 4)
+    assert distribution.expand([2, 1]).log_prob(one.expand(4, 3, 2)).shape == (2, 4)
+    with pytest.raises(ShapeError, match=r"\(3,\) does not fit the distribution's, \(4,\)"):
+        expanded.log_prob(one.expand(3, 3, 2))
+
+
+def test_topologies_of_wide_integers_are_found(fit):
+    sample = sample_of(5)
+    distribution = fit(sample)
+    wide = Topologies(sample.topologies.taxa, sample.topologies.children.astype(np.int64)[:, :, :])
+    assert wide.children.dtype == np.int32 and wide.children.flags.c_contiguous
+    assert torch.equal(distribution.log_prob(wide), distribution.log_prob(sample.topologies))
+    turned = Topologies(sample.topologies.taxa, np.asfortranarray(sample.topologies.children))
+    assert torch.equal(distribution.log_prob(turned), distribution.log_prob(sample.topologies))
+
+
+def test_what_are_no_topologies_is_refused(fit):
+    distribution = fit(sample_of(5))
+    every = all_topologies("ABCDE")
+    for other in (TreeSample.from_topologies(every), [every.tree(0)], every.children, distribution, "(A,B,C);"):
+        with pytest.raises(TreeError, match="is not Topologies.*Remedy"):
+            distribution.log_prob(other)
+
+
+def test_frequencies_of_a_topology_that_stands_twice_are_refused():
+    with pytest.raises(SettingsError, match="stands twice"):
+        SampleFrequencies(all_topologies("ABCD")[[0, 1, 0]], np.full(3, 1 / 3))
+
+
+def test_what_a_distribution_is_stands_in_its_name():
+    sample = sample_of(5)
+    network = SubsplitBayesianNetwork.fit(sample)
+    assert repr(network) == f"SubsplitBayesianNetwork(5 taxa, unrooted, {network.graph.num_options} options)"
+    assert repr(ConditionalCladeDistribution.fit(sample_of(5, True))).startswith(
+        "ConditionalCladeDistribution(5 taxa, rooted, "
+    )
+    assert repr(SampleFrequencies.fit(sample)) == "SampleFrequencies(5 taxa, unrooted, 6 topologies)"
+    assert repr(Smoothed(SampleFrequencies.fit(sample), 0.1)) == "Smoothed(5 taxa, unrooted, epsilon 0.1)"

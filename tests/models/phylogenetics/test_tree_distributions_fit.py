@@ -269,3 +269,64 @@ def test_samples_that_are_none_are_refused():
         SampleFrequencies.fit(SimpleNamespace(topologies=topologies, weights=[1.0]))
     with pytest.raises(SettingsError, match="order: 3"):
         ConditionalCladeDistribution.fit(random_sample(4), order=3)
+
+
+@pytest.mark.parametrize("tolerance", [1e-5, 1e-6])
+def test_em_does_not_stop_between_steps_that_gain_much(tolerance):
+    sample = random_sample(7, size=300)
+    history = SubsplitBayesianNetwork.fit(sample, tolerance=tolerance).log_likelihoods
+    # The last steps are of a cycle that gained less than the tolerance as a whole.
+    assert history[-1] - history[-6] < tolerance
+    assert history[-1] - history[0] > 1e4 * tolerance
+
+
+def test_em_stops_at_a_closed_form_after_one_step():
+    network = SubsplitBayesianNetwork.fit(random_sample(5, rooted=True, size=30), alpha=0.1)
+    assert len(network.log_likelihoods) == 2
+
+
+def test_every_tree_that_the_graph_can_make_is_possible_after_em(monkeypatch):
+    sample = random_sample(7, size=300)
+    network = SubsplitBayesianNetwork.fit(sample)
+    every = all_topologies("ABCDEFG")
+    can_be_made = SubsplitBayesianNetwork(network.graph).log_prob(every) > -math.inf
+    assert torch.equal(network.log_prob(every) > -math.inf, can_be_made)
+    made = int(can_be_made.nonzero()[-1])
+    assert network.why_not(every[made]) is None
+    # Neither the path nor the likelihood is another.
+    monkeypatch.setattr(fitting, "_LEAST", -math.inf)
+    underflown = SubsplitBayesianNetwork.fit(sample)
+    np.testing.assert_array_equal(network.log_likelihoods, underflown.log_likelihoods)
+    assert log_likelihood(network, sample) == pytest.approx(log_likelihood(underflown, sample), abs=1e-13)
+    assert np.isneginf(underflown.log_probabilities).any()
+    assert (underflown.log_prob(every)[can_be_made] == -math.inf).any()
+
+
+def test_topologies_alone_count_the_same_each():
+    topologies = all_topologies("ABCDE")[[0, 0, 3]]
+    for fit in (SampleFrequencies.fit, ConditionalCladeDistribution.fit, SubsplitBayesianNetwork.fit):
+        expected = fit(SimpleNamespace(topologies=topologies, weights=[1, 1, 1])).log_prob(topologies)
+        assert torch.equal(fit(topologies).log_prob(topologies), expected)
+    assert SampleFrequencies.fit(topologies).kl_from(topologies) == pytest.approx(0.0, abs=1e-14)
+
+
+def test_what_holds_no_weighted_topologies_is_refused():
+    network = SubsplitBayesianNetwork.fit(random_sample(4))
+    trees = [topology.tree(0) for topology in all_topologies("ABCD")]
+    for fit in (SampleFrequencies.fit, ConditionalCladeDistribution.fit, SubsplitBayesianNetwork.fit, network.kl_from):
+        for other in (network, trees, trees[0], None, SimpleNamespace(topologies=trees, weights=[1, 1, 1])):
+            with pytest.raises(TreeError, match="Remedy"):
+                fit(other)
+        with pytest.raises(TreeError, match="TreeSample.from_topologies"):
+            fit(trees)
+        with pytest.raises(TreeError, match="no topology"):
+            fit(all_topologies("ABCD")[:0])
+    for make in (SampleFrequencies.from_topologies, SubsplitBayesianNetwork.from_topologies):
+        for other in (SimpleNamespace(topologies=all_topologies("ABCD"), weights=[1, 1, 1]), trees, network):
+            with pytest.raises(TreeError, match="is not Topologies"):
+                make(other)
+        with pytest.raises(TreeError, match="no topology"):
+            make(all_topologies("ABCD")[:0])
+    for floor in (-1e-9, math.nan, 2.0):
+        with pytest.raises(SettingsError, match="floor"):
+            network.kl_from(random_sample(4), floor=floor)

@@ -124,3 +124,9 @@ def test_new_axes_go_through_pyplot():
     for ax in drawn:
         ax.figure.canvas.draw()
         pyplot.close(ax.figure)
+
+
+def test_several_topologies_are_no_tree_to_plot():
+    for topologies in (all_topologies("ABCD"), all_topologies("ABCD", rooted=True)):
+        with pytest.raises(TreeError, match=r"no single tree.*\.tree\(0\).*greedy_consensus"):
+            plot_tree(topologies)

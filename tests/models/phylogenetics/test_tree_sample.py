@@ -182,3 +182,29 @@ def test_what_is_refused(tmp_path):
         sample.to_file(tmp_path / "trees.txt")
     with pytest.raises(OutputError, match="missing"):
         sample.to_file(tmp_path / "missing" / "run.trees")
+
+
+def test_parts_that_do_not_belong_together_are_refused():
+    topologies = all_topologies("ABCD")
+    index = np.array([0, 2])
+    for weights in ([0.5, 0.6], [1.5, -0.5], [0.5, float("nan")]):
+        with pytest.raises(SettingsError, match="sample_weights"):
+            TreeSample(topologies, index, np.array(weights))
+    for places in ([0, 3], [-1, 0], [0.0, 1.0]):
+        with pytest.raises(SettingsError, match="index: .* 0 to 2"):
+            TreeSample(topologies, np.array(places), np.array([0.5, 0.5]))
+    for other in (list(topologies), TreeSample.from_topologies(topologies), None):
+        with pytest.raises(TreeError, match="no topology in this.*from_trees"):
+            TreeSample.from_topologies(other)
+
+
+def test_weights_and_lengths_that_need_gradients_are_taken():
+    topologies = all_topologies("ABCD")
+    weights = torch.tensor([1.0, 1.0, 2.0], requires_grad=True)
+    lengths = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
+    sample = TreeSample.from_topologies(topologies, weights, lengths)
+    assert sample.weights.tolist() == [0.25, 0.25, 0.5] and not sample.branch_lengths.requires_grad
+    trees = [topologies.tree(place) for place in range(3)]
+    trees = [Tree(tree.taxa, tree.children, one) for tree, one in zip(trees, lengths, strict=True)]
+    again = TreeSample.from_trees(trees, weights)
+    assert again.weights.tolist() == sample.weights.tolist() and not again.branch_lengths.requires_grad

@@ -320,3 +320,29 @@ def test_quoted_and_annotated_descriptions_are_left_to_dendropy():
     for text in ("('A':1,B:1,C:1)", "(A,B,C)(D,E)", "(A,B,C", "(A,B,C))", "(A,,C)", "A", "(A{1},B,C)", "(A:x,B,C)"):
         assert newick._read_plain(text) is None
     assert Tree.from_newick("('A b':1,B:1,C:1)").taxa == ("A b", "B", "C")
+
+
+def test_numbers_of_numpy_leave_out_trees_and_other_things_do_not(tmp_path):
+    path = write(tmp_path, MRBAYES)
+    for burn_in, left in ((np.int64(2), 2), (np.float32(0.5), 2), (np.int64(0), 4)):
+        assert TreeSample.from_file(path, burn_in).num_samples == left
+    for burn_in in (True, False, np.True_, "0.25", "1", [1], np.int64(-1)):
+        with pytest.raises(SettingsError, match="burn_in=.*Remedy"):
+            TreeSample.from_file(path, burn_in)
+    for paths in (path, str(path)):
+        with pytest.raises(SettingsError, match="one path.*from_file"):
+            TreeSample.from_files(paths)
+
+
+def test_trees_that_say_they_are_unrooted_are_not_read_as_rooted(tmp_path):
+    texts = ("[&R] ((A,B),(C,D));", "[&U] ((A,B),(C,D));", "((A,B),(C,D));")
+    path = write(tmp_path, "\n".join(texts))
+    with pytest.raises(TreeError, match="line 2: the tree is unrooted, but rooted ones are read"):
+        TreeSample.from_file(path)
+    assert TreeSample.from_file(path, rooted=True).rooted
+    one, other = write(tmp_path, texts[0], "one"), write(tmp_path, texts[1], "other")
+    with pytest.raises(TreeError, match="other, line 1: the tree is unrooted"):
+        TreeSample.from_files([one, other])
+    assert TreeSample.from_files([one, other], rooted=True).weights.tolist() == [1.0]
+    with pytest.warns(ConversionWarning, match="line 1"):
+        assert not TreeSample.from_file(path, rooted=False).rooted

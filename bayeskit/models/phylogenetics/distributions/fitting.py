@@ -149,8 +149,8 @@ def expectation_maximization(
     # Of the cycle that was cut short, or of the last whole one if that just ended.
     gain = point.objective - start or gain
     warnings.warn(
-        f"EM stopped after {max_iterations} iterations while it still gained {gain:.1e} nats a tree in a cycle. Remedy: raise "
-        "max_iterations, or tolerance if that is near enough.",
+        f"EM stopped after {max_iterations} iterations while it still gained {gain:.1e} nats a tree in a cycle. "
+        "Remedy: raise max_iterations, or tolerance if that is near enough.",
         AccuracyWarning,
         stacklevel=3,
     )

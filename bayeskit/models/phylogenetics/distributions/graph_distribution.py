@@ -52,8 +52,8 @@ class GraphDistribution(TopologyDistribution):
         self._state: _State | None = None
         super().__init__(graph.taxa, graph.rooted)
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, {self.graph.num_options} options)"
+    def _size(self) -> str:
+        return f"{self.graph.num_options} options"
 
     def choices(self, topologies: Topologies | Tree | Tensor) -> Choices:
         """Find the options that make topologies.

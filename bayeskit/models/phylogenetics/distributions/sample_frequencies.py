@@ -134,6 +134,9 @@ class SampleFrequencies(TopologyDistribution):
         frequencies = add_up(numbers, each, len(sets))
         return most_probable_splits(self.taxa, self.rooted, sets, frequencies)
 
+    def _size(self) -> str:
+        return f"{len(self.topologies)} topologies"
+
     def _tensors(self) -> dict[str, Tensor]:
         children = np.ascontiguousarray(self.topologies.children)
         return {"children": torch.from_numpy(children), "weights": torch.from_numpy(self.weights)}

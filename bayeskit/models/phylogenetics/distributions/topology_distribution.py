@@ -19,6 +19,7 @@ from bayeskit._files import load_tensors, save_tensors
 from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError, CheckpointError, SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.canonical import canonical_children
 from bayeskit.models.phylogenetics.distributions.rows import Floats, add_up
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.tree import Tree
@@ -118,7 +119,8 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         super().__init__(torch.Size(), event, validate_args=False)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.taxa)} taxa, {'rooted' if self.rooted else 'unrooted'})"
+        kind = "rooted" if self.rooted else "unrooted"
+        return f"{type(self).__name__}({len(self.taxa)} taxa, {kind}, {self._size()})"
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self) -> constraints.Constraint:
@@ -210,7 +212,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
                     f"`children` of topologies of {len(self.taxa)} taxa."
                 )
             children = value.detach().cpu().reshape(-1, *self.event_shape).numpy()
-            return Topologies.from_children(self.taxa, children, self.rooted)
+            return Topologies(self.taxa, canonical_children(children, len(self.taxa), self.rooted), self.rooted)
         check_topologies(value, empty=True)
         if value.rooted != self.rooted:
             kinds = ("unrooted", "rooted")
@@ -334,6 +336,10 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         raise NotImplementedError
 
     def _tensors(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def _size(self) -> str:
+        """Return what `repr` says about how large the distribution is."""
         raise NotImplementedError
 
     def _facts(self) -> dict[str, Any]:

@@ -136,6 +136,9 @@ class Smoothed(TopologyDistribution):
         mixed = (1 - self.epsilon) * found.probabilities + self.epsilon * uniform
         return most_probable_splits(self.taxa, self.rooted, found.splits, mixed)
 
+    def _size(self) -> str:
+        return f"epsilon {self.epsilon}"
+
     def save(self, path: str | Path) -> None:
         """Refuse: what is to be saved is the base.
 
