@@ -35,13 +35,14 @@ def leave_one_out_bound(log_weight: Tensor) -> Tensor:
     others = (known.sum(0) - known) / (count - 1)
     # One weight of zero among the others makes their geometric mean zero; taken from a sum it would make it NaN.
     others = torch.where((~finite).sum(0) > (~finite).long(), -torch.inf, others)
-    peak = torch.maximum(log_weight.amax(0), others.amax(0))
+    peak = log_weight.amax(0)
     weight = (log_weight - peak).exp()
-    # The sum without particle k is taken anew where subtracting would cancel.
-    without = weight.sum(0) - weight
-    top = weight.argmax(0, keepdim=True)
-    without = without.scatter(0, top, weight.scatter(0, top, 0.0).sum(0, keepdim=True))
-    return (without + (others - peak).exp()).log() + peak - math.log(count)
+    # The sum without particle k is taken anew where subtracting would cancel, and in logarithms throughout: the
+    # others may be too small for a number beside the largest.
+    without = (weight.sum(0) - weight).log() + peak
+    top = log_weight.argmax(0, keepdim=True)
+    without = without.scatter(0, top, log_weight.scatter(0, top, -torch.inf).logsumexp(0, keepdim=True))
+    return torch.logaddexp(without, others) - math.log(count)
 
 
 def importance_weighted_estimate(log_weight: Tensor, log_score: Tensor | None = None) -> Tensor:

@@ -370,7 +370,9 @@ def read_tree_texts(path: str | os.PathLike[str]) -> list[TreeText]:
         # DendroPy's own NEXUS reader takes a label such as '1' for the first taxon it has met, even
         # where no block numbers the taxa, so it gets the descriptions one by one.
         for block, head, line, rest, notes in _noted_commands(text, source, TreeError):
-            if block == "trees" and head == "translate":
+            if block == "taxa" and head == "taxlabels":
+                translate = _numbers(rest)
+            elif block == "trees" and head == "translate":
                 translate = _translation(rest, source, line)
             elif block == "trees" and head in ("tree", "utree"):
                 name = re.match(r"(?:[^'=]|'(?:[^']|'')*')*=", rest)
@@ -412,6 +414,12 @@ def _weight(notes: tuple[str, ...], source: str, line: int) -> float | None:
     return weight
 
 
+def _numbers(text: str) -> dict[str, str]:
+    """Let the number of each taxon of a TAXLABELS command stand for it, save where a taxon is called so."""
+    taxa = list(NexusTokenizer(StringIO(text), preserve_unquoted_underscores=True))
+    return {str(number): taxon for number, taxon in enumerate(taxa, start=1) if str(number) not in taxa}
+
+
 def _translation(text: str, source: str, line: int) -> dict[str, str]:
     translate: dict[str, str] = {}
     entry: list[str] = []
@@ -423,6 +431,10 @@ def _translation(text: str, source: str, line: int) -> dict[str, str]:
             raise TreeError(
                 f"{source}, line {line}: the translate entry {' '.join(entry)!r} is not a pair. "
                 "Remedy: write 'KEY NAME' pairs separated by ','."
+            )
+        if entry and entry[0] in translate:
+            raise TreeError(
+                f"{source}, line {line}: the translate key {entry[0]!r} stands twice. Remedy: give each name its own."
             )
         if entry:
             translate[entry[0]] = entry[1]

@@ -1,5 +1,18 @@
-"""What joins trees with inference: the evidence of many topologies."""
+"""What joins trees with inference: the evidence of many topologies, and variational inference over trees."""
 
 from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
+from bayeskit.workflows.phylogenetics.variational_flow import FlowLengths
+from bayeskit.workflows.phylogenetics.variational_inference import variational_inference
+from bayeskit.workflows.phylogenetics.variational_lengths import LogNormalLengths
+from bayeskit.workflows.phylogenetics.variational_posterior import VariationalPosterior
+from bayeskit.workflows.phylogenetics.variational_training import LearningRates
 
-__all__ = ["TopologyComparison", "compare_topologies"]
+__all__ = [
+    "FlowLengths",
+    "LearningRates",
+    "LogNormalLengths",
+    "TopologyComparison",
+    "VariationalPosterior",
+    "compare_topologies",
+    "variational_inference",
+]

@@ -103,3 +103,11 @@ def test_weights_of_zero_in_a_batch():
             by_hand = ((weights[rest].sum() + others) / 4).log()
             assert abs(bound[k, item] - by_hand) < 1e-12
         assert bound[kept, item].isfinite().all()
+
+
+def test_others_far_below_the_largest_weight_are_not_lost():
+    """Early on, one tree may be thousands of nats above all others; without it the bound is theirs."""
+    bound = leave_one_out_bound(torch.tensor([0.0, -1000.0, -3000.0], dtype=torch.float64))
+    # Without the largest: weights -2000 (the others' geometric mean), -1000 and -3000.
+    assert bound[0].item() == pytest.approx(-1000.0 - math.log(3), abs=1e-12)
+    assert bound[1].item() == pytest.approx(-math.log(3), abs=1e-12)

@@ -251,6 +251,7 @@ def test_only_multifurcations_are_resolved(tmp_path):
         ("#NEXUS\nbegin trees;\nend;\n", "holds no tree"),
         (MRBAYES[:-6], r"bad, line \d+: the file ends inside TREES.*truncated"),
         (MRBAYES[:-30], "truncated"),
+        (MRBAYES.replace("4 D", "3 D"), "line 5: the translate key '3' stands twice"),
         (MRBAYES.replace("4 D", "4 C"), "line 10: the taxon 'C' stands twice"),
         ("((A,B),C,D);\n\n((A,B),C,E);", r"bad, line 1 and .*bad, line 3 differ.*'D'.*'E'"),
         ("((A,B),C,D);\n((A,B),C,D,(E,F));", "bad, line 2 differ.*'E', 'F'"),
@@ -346,3 +347,16 @@ def test_trees_that_say_they_are_unrooted_are_not_read_as_rooted(tmp_path):
     assert TreeSample.from_files([one, other], rooted=True).weights.tolist() == [1.0]
     with pytest.warns(ConversionWarning, match="line 1"):
         assert not TreeSample.from_file(path, rooted=False).rooted
+
+
+def test_numbers_stand_for_labels_of_taxa(tmp_path):
+    block = "#NEXUS\nbegin taxa;\ndimensions ntax=4;\ntaxlabels D 'C c' B A_1;\nend;\nbegin trees;\n{}end;\n"
+    names = ("D", "C c", "B", "A_1")
+    for tree in ("((1,2),3,4)", "((D,'C c'),B,A_1)", "((1,'C c'),B,4)"):
+        sample = TreeSample.from_file(write(tmp_path, block.format(f"tree a = {tree};\n")), burn_in=0)
+        assert sample.taxa == names and named_sides(sample, 0) == {"BA_1"}
+    # A table of names in the block of trees counts alone, and a taxon that is called by a number is that taxon.
+    own = "translate x D, y 'C c', z B, 1 A_1;\ntree a = ((x,y),z,1);\n"
+    assert TreeSample.from_file(write(tmp_path, block.format(own)), burn_in=0).taxa == names
+    numbered = block.replace("D 'C c' B A_1", "4 3 2 1").format("tree a = ((4,3),2,1);\n")
+    assert TreeSample.from_file(write(tmp_path, numbered), burn_in=0).taxa == tuple("4321")

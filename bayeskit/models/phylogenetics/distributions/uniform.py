@@ -19,6 +19,7 @@ from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     most_probable_splits,
 )
 from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.tree import Tree
 
 
 def log_num_topologies(num_taxa: int, rooted: bool = False) -> float:
@@ -135,6 +136,16 @@ class Smoothed(TopologyDistribution):
         uniform = np.exp(log_share - log_num_topologies(num_taxa, self.rooted))
         mixed = (1 - self.epsilon) * found.probabilities + self.epsilon * uniform
         return most_probable_splits(self.taxa, self.rooted, found.splits, mixed)
+
+    def why_not(self, tree: Topologies | Tree) -> None:
+        """Return None, as no topology has probability zero; `base.why_not` says what the base lacks.
+
+        Parameters
+        ----------
+        tree : Topologies or Tree
+            Topologies over the same taxa.
+        """
+        self.read(tree)
 
     def _size(self) -> str:
         return f"epsilon {self.epsilon}"

@@ -1,0 +1,123 @@
+"""The approximation of a posterior of trees, and what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies
+from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologies
+from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.workflows.phylogenetics.variational_lengths import LengthFamily, Lengths
+from bayeskit.workflows.phylogenetics.variational_places import Places
+
+
+@dataclass(frozen=True, eq=False)
+class TreeTarget:
+    """The joint density of data, branch lengths and topology, all topologies equally probable before the data.
+
+    Parameters
+    ----------
+    likelihood : ForestLikelihood
+    branch_length_prior : TorchDistribution
+        Over one branch length or over the vector of all.
+    """
+
+    likelihood: ForestLikelihood
+    branch_length_prior: dist.TorchDistribution
+
+    def log_densities(self, topologies: Topologies, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood `(topologies,)` of trees with branch lengths `(topologies, edges)`."""
+        log_prior = self.branch_length_prior.log_prob(lengths)
+        if not self.branch_length_prior.event_shape:
+            log_prior = log_prior.sum(-1)
+        log_likelihood = self.likelihood.log_likelihood(topologies, lengths)
+        return log_prior - log_num_topologies(topologies.num_taxa), log_likelihood
+
+
+class DrawnTrees(NamedTuple):
+    """Trees drawn from an approximation.
+
+    Attributes
+    ----------
+    topologies : Topologies
+    lengths : Tensor
+        Shape `(trees, edges)`.
+    log_topology, log_lengths : Tensor
+        Log probability of each topology, and log density of its branch lengths: `(trees,)`.
+    """
+
+    topologies: Topologies
+    lengths: Tensor
+    log_topology: Tensor
+    log_lengths: Tensor
+
+
+class TreeFamily:
+    """A subsplit Bayesian network with branch lengths given the topology, all parameters in one vector.
+
+    Parameters
+    ----------
+    network : SubsplitBayesianNetwork
+        The support, and the logits at the start.
+    lengths : LengthFamily
+        The distributions of branch lengths.
+
+    Attributes
+    ----------
+    num_logits : int
+        How many of the parameters, the first ones, are logits of the network.
+    """
+
+    def __init__(self, network: SubsplitBayesianNetwork, lengths: LengthFamily) -> None:
+        self.network, self.lengths = network, lengths
+        self.places = Places(network, lengths.with_pairs)
+        self.num_logits = network.graph.num_options
+
+    def start(self, generator: torch.Generator) -> Tensor:
+        """Return the first parameters, a vector."""
+        logits = self.network.logits.detach().to("cpu", torch.float64)
+        return torch.cat([logits, self.lengths.start(self.places.num_features, generator)])
+
+    def topologies(self, parameters: Tensor) -> SubsplitBayesianNetwork:
+        """Return the distribution of topologies."""
+        return SubsplitBayesianNetwork(self.network.graph, parameters[: self.num_logits])
+
+    def draw(
+        self, parameters: Tensor, num_trees: int, generator: torch.Generator, *, reparameterized: bool = True
+    ) -> DrawnTrees:
+        """Draw trees.
+
+        Parameters
+        ----------
+        parameters : Tensor
+        num_trees : int
+        generator : torch.Generator
+        reparameterized : bool, default True
+            Whether branch lengths are differentiable by the parameters. If not, their density is, as that of given
+            numbers.
+
+        Returns
+        -------
+        DrawnTrees
+        """
+        network = self.topologies(parameters)
+        topologies = network.sample(num_trees, seed=generator)
+        choices, features = self.places.look_up(topologies)
+        log_topology = network.log_prob_of_choices(choices)
+        if reparameterized:
+            lengths = self.lengths.rsample(parameters[self.num_logits :], features, generator)
+        else:
+            with torch.no_grad():
+                value = self.lengths.rsample(parameters[self.num_logits :], features, generator).value
+            lengths = Lengths(value, self.lengths.log_prob(parameters[self.num_logits :], features, value))
+        return DrawnTrees(topologies, lengths.value, log_topology, lengths.log_prob)
+
+
+#: Log prior and log likelihood of trees, given topologies and branch lengths.
+LogDensities = Callable[[Topologies, Tensor], tuple[Tensor, Tensor]]

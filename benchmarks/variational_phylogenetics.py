@@ -1,0 +1,134 @@
+"""Fit a subsplit Bayesian network to DS1 by variational inference: steps a second, bounds and evidence as they grow.
+
+Usage::
+
+    python benchmarks/variational_phylogenetics.py --data DIR [--minutes 60] [--steps 200000] [--splits-only] [--wake]
+    python benchmarks/variational_phylogenetics.py --data DIR --speed-only [--peer-python PATH --peer DIR]
+
+`DIR` holds `DS1.fasta` and `tree_samples/DS1_short_run_rep1.trprobs`, whose topologies make the support. The run ends
+after `--steps`, or after `--minutes` if that comes first; the inverse temperature rises over the first half of the
+steps, so choose as many as fit. With `--checkpoint FILE` it goes on where it was ended.
+
+`PATH` is a Python with torch, ete3, biopython, bitarray and dendropy, and the peer's folder is `unrooted` of
+vbpi-torch; it is run as a separate program on the same support and with as many particles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+from bayeskit.errors import SamplingWarning  # noqa: E402
+from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep  # noqa: E402
+from bayeskit.models.phylogenetics import Alignment, TreeSample  # noqa: E402
+from bayeskit.workflows.phylogenetics.variational_inference import variational_inference  # noqa: E402
+from bayeskit.workflows.phylogenetics.variational_lengths import LogNormalLengths  # noqa: E402
+from bayeskit.workflows.phylogenetics.variational_posterior import VariationalPosterior  # noqa: E402
+from bayeskit.workflows.phylogenetics.variational_training import LearningRates  # noqa: E402
+
+#: Published lower bound of one sample, and log evidence.
+PUBLISHED_BOUND, PUBLISHED_EVIDENCE = -7110.24, -7108.42
+PEER = """
+import sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from dataManipulation import loadData
+from utils import get_support_from_mcmc, mcmc_treeprob
+from vbpi import VBPI
+trees, names, _ = mcmc_treeprob(sys.argv[3], "nexus", taxon="keep")
+data, taxa = loadData(sys.argv[2], "fasta")
+support = get_support_from_mcmc(taxa, trees, names)
+model = VBPI(taxa, *support, data, pden=np.ones(4) / 4, subModel=("JC", 1.0), psp=True)
+model.learn(0.001, maxiter=5, test_freq=1000)
+begin, used = time.perf_counter(), time.process_time()
+model.learn(0.001, maxiter=int(sys.argv[4]), test_freq=10**6, n_particles=int(sys.argv[5]))
+count = int(sys.argv[4])
+print("steps a second", count / (time.perf_counter() - begin), count / (time.process_time() - used))
+"""
+
+
+def report(found: VariationalPosterior, draws: int) -> None:
+    one, ten = found.lower_bound(1, draws), found.lower_bound(10, draws // 10)
+    print(f"lower bound, 1 sample    {one.value:.3f} +- {one.standard_error:.3f}   (published {PUBLISHED_BOUND})")
+    print(f"lower bound, 10 samples  {ten.value:.3f} +- {ten.standard_error:.3f}")
+    print(found.log_evidence(draws), f"  (published {PUBLISHED_EVIDENCE})")
+
+
+def run_peer(python: Path, folder: Path, data: Path, particles: int, steps: int) -> str:
+    inputs = [folder.resolve(), data / "DS1.fasta", data / "tree_samples" / "DS1_short_run_rep1.trprobs"]
+    arguments = [str(python.absolute()), "-c", PEER, *map(str, inputs), str(steps), str(particles)]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"the peer failed:\n{result.stderr[-2000:]}")
+    return result.stdout.strip().splitlines()[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the DS1 files")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--particles", type=int, default=10)
+    parser.add_argument("--draws", type=int, default=10_000, help="for bounds and evidence at the end")
+    parser.add_argument("--rate", type=float, default=0.001, help="learning rate at the start")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--splits-only", action="store_true", help="no primary subsplit pairs")
+    parser.add_argument("--wake", action="store_true", help="reweighted wake-sleep in place of the bound")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--speed-only", action="store_true", help="200 steps, and no bounds")
+    parser.add_argument("--peer-python", type=Path)
+    parser.add_argument("--peer", type=Path, help="the folder `unrooted` of vbpi-torch")
+    parser.add_argument("--peer-steps", type=int, default=30)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    data = options.data.resolve()
+    alignment = Alignment.from_file(data / "DS1.fasta")
+    support = TreeSample.from_file(data / "tree_samples" / "DS1_short_run_rep1.trprobs", taxa=alignment.taxa)
+    steps = 200 if options.speed_only else options.steps
+    kind = ReweightedWakeSleep if options.wake else IWAE
+    if options.speed_only:
+        # The first step compiles where the cache has no code.
+        variational_inference(alignment, support, num_steps=5, annealing=Linear(1000, start=0.001), progress=False)
+    used = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)  # the budget ends it
+        found = variational_inference(
+            alignment,
+            support,
+            lengths=LogNormalLengths(with_pairs=not options.splits_only),
+            objective=kind(options.particles),
+            num_steps=steps,
+            annealing=Linear(max(1, options.steps // 2), start=0.001),
+            learning_rates=LearningRates(options.rate, options.rate, every=max(1, options.steps // 10)),
+            seed=options.seed,
+            checkpoint=options.checkpoint,
+            checkpoint_seconds=60.0,
+            time_budget=60 * options.minutes,
+        )
+    used = time.process_time() - used
+    print(f"{found.num_steps} steps in {found.seconds:.1f} s: {found.num_steps / found.seconds:.1f} a second, ", end="")
+    print(f"{found.num_steps / used:.1f} a second of one core's own time (if not resumed)")
+    if options.peer_python and options.peer:
+        print("vbpi-torch, by the clock and by its own time:", end=" ")
+        print(run_peer(options.peer_python, options.peer, data, options.particles, options.peer_steps))
+    if options.speed_only:
+        return
+    print(f"\n{'step':>8} {'mean bound of ' + str(options.particles) + ' samples':>28}")
+    done = 0
+    for block in found.bounds.tensor_split(20):
+        done += len(block)
+        print(f"{done:>8} {float(block.mean()):>28.3f}")
+    report(found, options.draws)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Variational inference over trees against enumerated posteriors; resuming, output and bad input."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from tree_quadrature import log_evidence
+
+from bayeskit.errors import CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
+from bayeskit.inference.objectives import ELBO, IWAE, Linear, ReweightedWakeSleep
+from bayeskit.models.phylogenetics import HKY85, Alignment, SubsplitBayesianNetwork, TreeSample, all_topologies
+from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
+from bayeskit.workflows.phylogenetics import compare_topologies
+from bayeskit.workflows.phylogenetics.variational_flow import FlowLengths
+from bayeskit.workflows.phylogenetics.variational_inference import variational_inference
+from bayeskit.workflows.phylogenetics.variational_lengths import LogNormalLengths
+from bayeskit.workflows.phylogenetics.variational_training import LearningRates
+
+DOUBLE = torch.float64
+FOUR = Alignment.from_sequences(
+    {"A": "GTCATTATCCCGATAAAAAA", "B": "CTCATTTTCCCGAGGAAAGT", "C": "ATCACTTTCTCGGTGAAAGC", "D": "TTCATTCTRTCG-GCAAAGG"}
+)
+SIX = Alignment.from_sequences(
+    {
+        "A": "GTATCGGCTACCGCACGTATCGTACTCTACTTACGCCGGC",
+        "B": "GTATCGGCTACCGAACGAATAGTACCGTACTTTGCCGGGC",
+        "C": "GTATCGGCCACCGCAAAAATAGTACCCCAGTACCGCGGGA",
+        "D": "GTATCGGCGCCCGCAAATATAGTACCCTATTGCCGCAGGA",
+        "E": "GTACCGGCTCTAGCAAAAATAGTACCCTCTTTACGGGGGA",
+        "F": "CTACAAGCTCCAGCTAAAATACTACCCTCTTTCCGTGGCA",
+    }
+)
+
+
+def fitted(alignment, topologies=None, **settings):
+    support = SubsplitBayesianNetwork.from_topologies(topologies or all_topologies(alignment.taxa))
+    return variational_inference(alignment, support, progress=False, **settings)
+
+
+def kl(log_evidence, found):
+    log_p = log_evidence.log_softmax(0)
+    log_q = found.topologies.log_prob(all_topologies(found.topologies.taxa))
+    return float((log_p.exp() * (log_p - log_q)).sum())
+
+
+@pytest.fixture(scope="module")
+def four():
+    rates = LearningRates(0.03, 0.03, factor=0.5, every=200)
+    return fitted(FOUR, num_steps=1000, learning_rates=rates, annealing=Linear(250, start=0.01))
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return log_evidence(FOUR, all_topologies(FOUR.taxa))
+
+
+def test_three_topologies_are_those_of_quadrature(four, exact, limit):
+    assert kl(exact, four) < 0.01
+    found = four.log_evidence(8000)
+    truth = float(exact.logsumexp(0)) - math.log(3)
+    assert found.trusted and found.standard_error < 0.02
+    assert abs(found.log_evidence - truth) < limit() * found.standard_error
+    one, ten = four.lower_bound(1, 2000), four.lower_bound(10, 400)
+    error = math.hypot(one.standard_error, ten.standard_error)
+    assert one.value < ten.value + limit() * error and ten.value < truth + limit() * ten.standard_error
+
+
+def test_importance_weights_correct_the_topologies(four, exact, limit):
+    """What the weights make of draws is the exact posterior, each probability within its error."""
+    drawn = four.weighed_trees(8000, seed=1)
+    sample = TreeSample.from_topologies(drawn.topologies)
+    weights = drawn.log_weight.softmax(0)
+    for place, p in enumerate(exact.softmax(0).tolist()):
+        same = (sample.topologies.children == all_topologies(FOUR.taxa).children[place]).all(axis=(1, 2))
+        hit = torch.from_numpy(same[sample.index]).double()
+        found = float(weights @ hit)
+        error = float((weights.square() @ (hit - found).square()).sqrt())
+        assert abs(found - p) < limit(3) * error
+
+
+def test_a_hundred_topologies_of_six_taxa_by_reweighted_wake_sleep():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)  # of topologies that are next to impossible
+        truth = compare_topologies(SIX, all_topologies(SIX.taxa), num_draws=1000, progress=False)
+    probability, error = truth.posterior_probabilities, truth.posterior_errors
+    assert error.max() < 0.01 and probability.max() < 0.7
+    found = fitted(
+        SIX,
+        num_steps=1500,
+        objective=ReweightedWakeSleep(20),
+        learning_rates=LearningRates(0.1, 0.03, factor=0.5, every=250),
+        annealing=Linear(100, start=0.01),
+    )
+    assert kl(truth.log_evidence, found) < 0.01
+
+
+def test_a_prior_over_all_branch_lengths_and_another_substitution_model():
+    prior = GammaDirichlet(torch.ones(5, dtype=DOUBLE), 2.0, 4.0)
+    found = fitted(FOUR, num_steps=20, branch_length_prior=prior, substitution=HKY85(4.0, [0.3, 0.3, 0.2, 0.2]))
+    assert found.num_steps == 20 and math.isfinite(found.lower_bound(1, 20).value)
+
+
+@pytest.mark.parametrize(
+    ("objective", "lengths"),
+    [(IWAE(3), LogNormalLengths()), (ReweightedWakeSleep(3), LogNormalLengths(False)), (IWAE(3), FlowLengths())],
+    ids=["bound", "wake", "flow"],
+)
+def test_a_run_goes_on_bit_for_bit(objective, lengths, tmp_path):
+    settings = {"objective": objective, "lengths": lengths, "annealing": Linear(20, start=0.1), "seed": 3}
+    whole = fitted(FOUR, num_steps=25, **settings)
+    path = tmp_path / "run"
+    fitted(FOUR, num_steps=11, checkpoint=path, **settings)
+    rest = fitted(FOUR, num_steps=25, checkpoint=path, **settings)
+    assert torch.equal(whole.parameters, rest.parameters) and torch.equal(whole.bounds, rest.bounds)
+    assert not torch.equal(whole.parameters, fitted(FOUR, num_steps=25, **(settings | {"seed": 4})).parameters)
+    with pytest.raises(CheckpointError, match="seed"):
+        fitted(FOUR, num_steps=25, checkpoint=path, **(settings | {"seed": 4}))
+    with pytest.raises(CheckpointError, match="another model or of other data"):
+        fitted(FOUR, all_topologies("ABCD")[:2], num_steps=25, checkpoint=path, **settings)
+
+
+def test_a_time_budget_ends_a_run_and_says_so():
+    with pytest.warns(SamplingWarning, match="time budget"):
+        found = fitted(FOUR, num_steps=10**6, time_budget=0.2)
+    assert found.ending == "time budget" and found.num_steps < 10**6
+
+
+def test_training_starts_from_a_network_and_keeps_what_it_cannot_make():
+    topologies = all_topologies(FOUR.taxa)
+    network = SubsplitBayesianNetwork.fit(TreeSample.from_topologies(topologies, [6.0, 3.0, 1.0]))
+    rates = LearningRates(0.0, 0.01)
+    found = variational_inference(FOUR, network, num_steps=5, learning_rates=rates, progress=False)
+    assert torch.equal(found.topologies.log_prob(topologies), network.log_prob(topologies))
+    sample = TreeSample.from_topologies(topologies[:2])
+    found = variational_inference(FOUR, sample, num_steps=5, progress=False)
+    assert found.topologies.log_prob(topologies)[2] == -math.inf
+
+
+def test_samples_files_and_arviz(four, tmp_path):
+    sample = four.sample(50, seed=5)
+    path = tmp_path / "posterior.trees"
+    sample.to_file(path)
+    again = TreeSample.from_file(path, burn_in=0, taxa=sample.taxa, progress=False)
+    assert (again.topologies.children == sample.topologies.children).all() and (again.index == sample.index).all()
+    assert (again.branch_lengths / sample.branch_lengths - 1).abs().max() < 1e-6
+    weighted = four.sample(50, seed=5, weighted=True)
+    assert torch.equal(weighted.branch_lengths, sample.branch_lengths)
+    assert weighted.weights.sum() == pytest.approx(1, abs=1e-12) and len(weighted.credible_set(0.99)) > 1
+    data = four.to_arviz(50, seed=5)
+    posterior, stats = data["posterior"], data["sample_stats"]
+    assert posterior["tree_length"].values[0].tolist() == pytest.approx(sample.branch_lengths.sum(1).tolist())
+    ranks = posterior["topology"].values[0]
+    assert ranks.min() == 0 and (ranks == 0).sum() == round(50 * sample.weights.max())
+    assert stats["lp"].shape == stats["log_weight"].shape == (1, 50)
+
+
+def test_bad_input_is_named():
+    topologies = all_topologies(FOUR.taxa)
+    for support, message in (
+        (TreeSample.from_topologies(all_topologies("ABCD", rooted=True)), "rooted"),
+        (SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD", rooted=True)), "rooted"),
+        (TreeSample.from_topologies(all_topologies("ABCE")), "only in"),
+    ):
+        with pytest.raises(TreeError, match=message):
+            variational_inference(FOUR, support, num_steps=1)
+    for settings, message in (
+        ({"num_steps": 0}, "num_steps"),
+        ({"objective": IWAE(1)}, "num_particles=1"),
+        ({"objective": ELBO()}, "objective"),
+        ({"objective": ReweightedWakeSleep(5, sleep_phi=1.0, observed={"x": 0})}, "sleep"),
+        ({"substitution": HKY85()}, "kappa"),
+        ({"time_budget": -1.0}, "time_budget"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            fitted(FOUR, topologies, **({"num_steps": 1} | settings))
+    for make in (lambda: LearningRates(-1.0), lambda: LearningRates(factor=0.0), lambda: LearningRates(every=0)):
+        with pytest.raises(SettingsError):
+            make()
+    with pytest.raises(SettingsError, match="scale"):
+        LogNormalLengths(scale=0.0)
+    with pytest.raises(LossError, match="step"):
+        fitted(FOUR, num_steps=50, learning_rates=LearningRates(0.1, 1e6))
