@@ -117,7 +117,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
         *,
         alpha: float = 0.0,
         max_iterations: int = 2000,
-        tolerance: float = 1e-6,
+        tolerance: float = 3e-6,
     ) -> Self:
         """Estimate the network from sampled topologies, whose options make its support.
 
@@ -133,9 +133,9 @@ class SubsplitBayesianNetwork(GraphDistribution):
             the simple average at the root, and elsewhere spreads evenly over the splits of each parent subsplit.
         max_iterations : int, default 2000
             When to stop in any case.
-        tolerance : float, default 1e-6
+        tolerance : float, default 3e-6
             Gain in log likelihood (plus log prior) by a cycle of plain and stretched steps of EM, in nats a tree, below
-            which to stop. It bounds this gain, not the distance to the maximum, which can be a thousand times as far:
+            which to stop. It bounds this gain, not the distance to the maximum, which can be hundreds of times as far:
             lower it where the last of the likelihood matters.
 
         Returns
