@@ -112,8 +112,10 @@ class Evaluation:
         yield from tiles.each(self._block, self._blocks(), self.first.x.device)
 
     def _blocks(self) -> list[tiles.Block]:
-        length = tiles.side(_pairs_of_sites(self.graph, self.first.x))
-        return list(tiles.blocks(len(self.first.x), len(self.second.x), self.symmetric, length))
+        num_rows, num_columns = len(self.first.x), len(self.second.x)
+        sites = _pairs_of_sites(self.graph, self.first.x)
+        length = tiles.side(sites, tiles.shared_size(num_rows * num_columns * sites, self.first.x.device))
+        return list(tiles.blocks(num_rows, num_columns, self.symmetric, length))
 
     @torch.no_grad()
     def _block(self, block: tiles.Block) -> KernelBlock:
@@ -252,7 +254,7 @@ def _centred(graph: Graph, x: Tensor) -> Tensor:
 
 def _profile(graph: Graph, variances: Variances, x: Tensor, ntk: bool) -> tuple[Profile, Covariance]:
     """Return what layers need of single inputs, in pieces that fit into the cache."""
-    length = max(tiles.side(_pairs_of_sites(graph, x)) ** 2, 1)
+    length = max(tiles.side(_pairs_of_sites(graph, x), tiles.SIZE) ** 2, 1)
     if len(x) <= length or derivatives_wanted(variances, x):
         return graph.profile(x, variances, ntk)
     parts = [graph.profile(piece, variances, ntk) for piece in x.split(length)]

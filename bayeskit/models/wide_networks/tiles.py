@@ -12,6 +12,8 @@ import torch
 from bayeskit._torch import one_thread
 
 SIZE = 1 << 16  # covariances of pairs of sites that one block holds
+WIDE_SIZE = 1 << 18  # where threads share a large matrix: small blocks would have them wait for the interpreter's lock
+WIDE_BLOCKS = 8  # for each thread, at least, or blocks are small
 GROUP = 16  # blocks on a side of a larger square, all of which are computed before others: pages of files fill up
 BATCH = 32  # blocks for each thread before threads wait for each other
 
@@ -34,7 +36,13 @@ class Block(NamedTuple):
     mirrored: bool
 
 
-def side(num_pairs_of_sites: int, size: int = SIZE) -> int:
+def shared_size(num_covariances: int, device: torch.device) -> int:
+    """Return how many covariances a block of a matrix of so many holds, all threads working."""
+    workers = torch.get_num_threads() if device.type == "cpu" else 1
+    return WIDE_SIZE if workers > 1 and num_covariances >= WIDE_BLOCKS * workers * WIDE_SIZE else SIZE
+
+
+def side(num_pairs_of_sites: int, size: int) -> int:
     """Return how many inputs a block's side has, each pair of which has so many covariances."""
     return max(int(math.sqrt(size / max(num_pairs_of_sites, 1))), 1)
 

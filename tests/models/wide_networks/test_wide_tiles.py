@@ -26,7 +26,7 @@ def data(*shape, seed=0):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(tiles.side, "__defaults__", (49,))
+    monkeypatch.setattr(tiles, "SIZE", 49)
     monkeypatch.setattr(tiles, "GROUP", 3)
 
 
@@ -125,10 +125,28 @@ def test_the_check_of_windows_notices_one_that_is_shifted(monkeypatch):
         test_windows_of_pairs_are_those_of_a_convolution_of_products("zeros", 1, 1, 1)
 
 
+def test_threads_share_wider_blocks_of_large_matrices(monkeypatch):
+    kernel, x = dense(), data(60, 5)
+    whole = kernel.both(x)
+    cpu, before = torch.device("cpu"), torch.get_num_threads()
+    monkeypatch.setattr(tiles, "SIZE", 16)
+    monkeypatch.setattr(tiles, "WIDE_SIZE", 64)
+    monkeypatch.setattr(tiles, "WIDE_BLOCKS", 4)
+    try:
+        torch.set_num_threads(1)
+        assert tiles.shared_size(10**6, cpu) == 16
+        torch.set_num_threads(2)
+        assert tiles.shared_size(2 * 4 * 64 - 1, cpu) == 16 and tiles.shared_size(2 * 4 * 64, cpu) == 64
+        for found, expected in zip(kernel.both(x), whole, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_blocks_of_images_agree_with_one_block(monkeypatch):
     kernel, x = convolution(padding=1), data(9, 2, 3, 3)
     whole = kernel.both(x)
-    monkeypatch.setattr(tiles.side, "__defaults__", (4 * 81,))
+    monkeypatch.setattr(tiles, "SIZE", 4 * 81)
     for found, expected in zip(kernel.both(x), whole, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
 
