@@ -28,11 +28,11 @@ from torch import Tensor  # noqa: E402
 from tree_likelihood_speed import EXPECTED_NORM, EXPECTED_VALUE, make_peer_input, seconds, time_peer  # noqa: E402
 
 from bayeskit.models.phylogenetics import Alignment, Tree  # noqa: E402
-from bayeskit.models.phylogenetics.forest import ForestLikelihood  # noqa: E402
-from bayeskit.models.phylogenetics.forest_plan import make_plan  # noqa: E402
+from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood  # noqa: E402
+from bayeskit.models.phylogenetics.forest.plan import make_plan  # noqa: E402
+from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample  # noqa: E402
 from bayeskit.models.phylogenetics.substitution import HKY85, SubstitutionModel  # noqa: E402
-from bayeskit.models.phylogenetics.topologies import Topologies, edges_of_trees  # noqa: E402
-from bayeskit.models.phylogenetics.tree_sample import TreeSample  # noqa: E402
+from bayeskit.models.phylogenetics.trees.topologies import Topologies, edges_of_trees  # noqa: E402
 
 
 def lengths_for(topologies: Topologies, *sample: int) -> Tensor:

@@ -12,10 +12,10 @@ from bayeskit.inference.objectives import ELBO, IWAE, Linear, ReweightedWakeSlee
 from bayeskit.models.phylogenetics import HKY85, Alignment, SubsplitBayesianNetwork, TreeSample, all_topologies
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
 from bayeskit.workflows.phylogenetics import compare_topologies
-from bayeskit.workflows.phylogenetics.variational_flow import FlowLengths
-from bayeskit.workflows.phylogenetics.variational_inference import variational_inference
-from bayeskit.workflows.phylogenetics.variational_lengths import LogNormalLengths
-from bayeskit.workflows.phylogenetics.variational_training import LearningRates
+from bayeskit.workflows.phylogenetics.variational.flow import FlowLengths
+from bayeskit.workflows.phylogenetics.variational.inference import variational_inference
+from bayeskit.workflows.phylogenetics.variational.lengths import LogNormalLengths
+from bayeskit.workflows.phylogenetics.variational.training import LearningRates
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(

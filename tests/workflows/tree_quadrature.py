@@ -8,7 +8,7 @@ import torch
 from scipy.special import roots_sh_jacobi
 
 from bayeskit.models.phylogenetics import JC69
-from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
 
 RATE = 10.0
 

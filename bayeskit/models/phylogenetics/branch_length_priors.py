@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 
 class GammaDirichlet(TorchDistribution):  # type: ignore[misc]

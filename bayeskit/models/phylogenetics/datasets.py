@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import resources
 
-from bayeskit.models.phylogenetics.alignment import Alignment
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.alignments.alignment import Alignment
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 _PRIMATES_TOPOLOGY = "(2,(12,((11,(10,(9,8))),(7,(6,(5,(4,3)))))),1);"
 

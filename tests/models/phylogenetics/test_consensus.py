@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics.consensus import ConsensusTree, greedy_consensus, majority_rule_consensus
-from bayeskit.models.phylogenetics.enumeration import all_topologies
-from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.tree_sample import TreeSample
+from bayeskit.models.phylogenetics.samples.consensus import ConsensusTree, greedy_consensus, majority_rule_consensus
+from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
+from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 
 def random_newick(source: random.Random, num_taxa: int, at_root: int, keep: float) -> str:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from bayeskit.errors import CompilationWarning
-from bayeskit.models.phylogenetics import Alignment, Tree, forest_native
-from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics import Alignment, Tree
+from bayeskit.models.phylogenetics.forest import native as forest_native
+from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
 from bayeskit.models.phylogenetics.substitution import HKY85
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 has_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
 ROWS = {

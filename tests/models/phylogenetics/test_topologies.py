@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from bayeskit.errors import ConversionWarning, ShapeError, TreeError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.enumeration import all_topologies
-from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 NAMES = "ABCDEFGHI"
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bayeskit.errors import AccuracyWarning, SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
@@ -19,7 +18,8 @@ from bayeskit.models.phylogenetics.distributions import (
     fitting,
 )
 from bayeskit.models.phylogenetics.distributions.choices import EveryRoot
-from bayeskit.models.phylogenetics.enumeration import all_topologies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
 
 
 def random_sample(count, rooted=False, size=None, seed=0):

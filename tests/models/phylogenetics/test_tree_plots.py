@@ -7,12 +7,17 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from bayeskit.errors import SettingsError, TreeError
-from bayeskit.models.phylogenetics.consensus import greedy_consensus, majority_rule_consensus
-from bayeskit.models.phylogenetics.enumeration import all_topologies
-from bayeskit.models.phylogenetics.tree import Tree
-from bayeskit.models.phylogenetics.tree_distances import asdsf
-from bayeskit.models.phylogenetics.tree_plots import _round_length, plot_credible_set, plot_split_frequencies, plot_tree
-from bayeskit.models.phylogenetics.tree_sample import TreeSample
+from bayeskit.models.phylogenetics.samples.consensus import greedy_consensus, majority_rule_consensus
+from bayeskit.models.phylogenetics.samples.distances import asdsf
+from bayeskit.models.phylogenetics.samples.plots import (
+    _round_length,
+    plot_credible_set,
+    plot_split_frequencies,
+    plot_tree,
+)
+from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
+from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 
 def names_at(ax) -> dict[str, tuple[float, float]]:

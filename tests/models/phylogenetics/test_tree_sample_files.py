@@ -9,10 +9,11 @@ import pytest
 from scipy.stats import chisquare
 
 from bayeskit.errors import ConversionWarning, SettingsError, TreeError
-from bayeskit.models.phylogenetics import clades, newick, tree_files
-from bayeskit.models.phylogenetics.enumeration import all_topologies
-from bayeskit.models.phylogenetics.tree import Tree
-from bayeskit.models.phylogenetics.tree_sample import TreeSample
+from bayeskit.models.phylogenetics.samples import files as tree_files
+from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
+from bayeskit.models.phylogenetics.trees import clades, newick
+from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 TRPROBS = """#NEXUS
 [ID: 3010964466]

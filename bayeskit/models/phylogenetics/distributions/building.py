@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions.choices import (
     every_root_choices,
     every_root_sets,
@@ -13,7 +12,8 @@ from bayeskit.models.phylogenetics.distributions.choices import (
 )
 from bayeskit.models.phylogenetics.distributions.rows import RowNumbers
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 #: How many pairs of clades are compared at a time.
 _PAIRS = 4_000_000
@@ -24,7 +24,7 @@ def graph_of_hanging(topologies: Topologies, with_sisters: bool) -> SubsplitGrap
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> graph_of_hanging(all_topologies("ABCD", rooted=True), with_sisters=False).num_options
     25
     """
@@ -38,7 +38,7 @@ def graph_of_rootings(topologies: Topologies) -> SubsplitGraph:
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> graph_of_rootings(all_topologies("ABCD")).num_options
     37
     """
@@ -54,7 +54,7 @@ def graph_of_all_splits(topologies: Topologies) -> SubsplitGraph:
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> trees = all_topologies("ABCDE", rooted=True)[[0, 104]]
     >>> graph_of_hanging(trees, with_sisters=False).num_options, graph_of_all_splits(trees).num_options
     (8, 10)

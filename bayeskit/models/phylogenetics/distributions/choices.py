@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions.rows import Floats, Numbers, add_up
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 
 class Choices(Protocol):

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions import graph_passes
 from bayeskit.models.phylogenetics.distributions.building import graph_of_all_splits, graph_of_hanging
 from bayeskit.models.phylogenetics.distributions.choices import hanging_sets, one_root
@@ -16,7 +15,8 @@ from bayeskit.models.phylogenetics.distributions.graph_distribution import Graph
 from bayeskit.models.phylogenetics.distributions.rows import Floats, add_up
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
 from bayeskit.models.phylogenetics.distributions.topology_distribution import WeightedTopologies, weighted
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 Order = Literal[0, 1, 2]
 
@@ -52,7 +52,7 @@ class ConditionalCladeDistribution(GraphDistribution):
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
     >>> trees = all_topologies("ABCDE")
     >>> sample = SampleFrequencies.from_topologies(trees[[0, 0, 0, 7]])

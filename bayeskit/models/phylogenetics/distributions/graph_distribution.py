@@ -22,8 +22,8 @@ from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     TopologyDistribution,
     most_probable_splits,
 )
-from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 _ARRAYS = ("group_clade", "group_sister", "starts", "parts")
 

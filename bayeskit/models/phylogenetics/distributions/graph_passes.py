@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions.rows import Floats, Numbers, add_up
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 
 def log_sums(graph: SubsplitGraph, values: Floats) -> tuple[Floats, Floats]:
@@ -31,7 +31,7 @@ def log_sums(graph: SubsplitGraph, values: Floats) -> tuple[Floats, Floats]:
     Examples
     --------
     >>> from bayeskit.models.phylogenetics.distributions import SubsplitBayesianNetwork
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> graph = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD", rooted=True)).graph
     >>> round(float(np.exp(log_sums(graph, np.zeros(graph.num_options))[0][-1])))
     15

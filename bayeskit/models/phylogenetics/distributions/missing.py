@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions.choices import (
     Choices,
     EveryRoot,
@@ -16,7 +15,8 @@ from bayeskit.models.phylogenetics.distributions.choices import (
 )
 from bayeskit.models.phylogenetics.distributions.rows import Floats, Numbers
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 
 def describe_missing(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions.rows import Floats, RowNumbers, add_up
 from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     Estimate,
@@ -22,7 +21,8 @@ from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     most_probable_splits,
     weighted,
 )
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 
 class SampleFrequencies(TopologyDistribution):

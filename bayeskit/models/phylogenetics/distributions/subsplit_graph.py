@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bayeskit.errors import TreeError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.clades import Bits
 from bayeskit.models.phylogenetics.distributions.rows import Floats, Numbers, RowNumbers, find_sorted
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.clades import Bits
 
 
 class Level(NamedTuple):
@@ -60,7 +60,7 @@ class SubsplitGraph:
     Examples
     --------
     >>> from bayeskit.models.phylogenetics.distributions import SubsplitBayesianNetwork
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> graph = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD")).graph
     >>> graph.num_options, graph.describe_clade(graph.clades[5])
     (37, '{A, C}')

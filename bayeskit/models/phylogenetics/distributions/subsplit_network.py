@@ -26,7 +26,7 @@ from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     check_topologies,
     weighted,
 )
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 #: Draws among which the most probable unrooted topology is looked for.
 _CANDIDATES = 4096
@@ -67,7 +67,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
     >>> trees = all_topologies("ABCD")
     >>> network = SubsplitBayesianNetwork.fit(SampleFrequencies.from_topologies(trees[[0, 0, 0, 1]]))

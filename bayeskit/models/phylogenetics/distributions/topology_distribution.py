@@ -18,11 +18,11 @@ from torch.distributions import constraints
 from bayeskit._files import load_tensors, save_tensors
 from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError, CheckpointError, SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.canonical import canonical_children
 from bayeskit.models.phylogenetics.distributions.rows import Floats, add_up
-from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.canonical import canonical_children
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 #: How many topologies are worked on at a time.

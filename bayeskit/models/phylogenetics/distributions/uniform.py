@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions.rows import Numbers
 from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     SplitProbabilities,
     TopologyDistribution,
     most_probable_splits,
 )
-from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 
 def log_num_topologies(num_taxa: int, rooted: bool = False) -> float:
@@ -87,7 +87,7 @@ class Smoothed(TopologyDistribution):
     Examples
     --------
     >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> topologies = all_topologies("ABCD")
     >>> Smoothed(SampleFrequencies.from_topologies(topologies[:2]), epsilon=0.3).log_prob(topologies).exp()
     tensor([0.4500, 0.4500, 0.1000], dtype=torch.float64)

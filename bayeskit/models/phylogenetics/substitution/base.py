@@ -9,8 +9,8 @@ from pyro.distributions import Dirichlet
 from torch import Tensor
 
 from bayeskit.errors import AlignmentError
-from bayeskit.models.phylogenetics.alignment import Alignment
-from bayeskit.models.phylogenetics.parameters import Parameter, Parameterized
+from bayeskit.models.phylogenetics.alignments.alignment import Alignment
+from bayeskit.models.phylogenetics.substitution.parameters import Parameter, Parameterized
 
 #: The order of the bases in every vector and matrix.
 BASE_ORDER = "ACGT"

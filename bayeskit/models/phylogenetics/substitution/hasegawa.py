@@ -11,7 +11,6 @@ import torch
 from pyro.distributions import LogNormal
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.parameters import Given, Parameter
 from bayeskit.models.phylogenetics.substitution.base import (
     BASE_FREQUENCIES,
     SubstitutionModel,
@@ -19,6 +18,7 @@ from bayeskit.models.phylogenetics.substitution.base import (
     normalised,
     reversible_rate_matrix,
 )
+from bayeskit.models.phylogenetics.substitution.parameters import Given, Parameter
 
 #: Ratio of the rates of transitions and transversions. The usual prior is BEAST's, with median 2.7 and 95 % of its
 #: mass between 0.23 and 31; it leaves the data to decide and yet keeps away from 0 and infinity.

@@ -11,7 +11,6 @@ import torch
 from pyro.distributions import Dirichlet
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.parameters import Given, Parameter
 from bayeskit.models.phylogenetics.substitution.base import (
     BASE_FREQUENCIES,
     SubstitutionModel,
@@ -19,6 +18,7 @@ from bayeskit.models.phylogenetics.substitution.base import (
     normalised,
     reversible_rate_matrix,
 )
+from bayeskit.models.phylogenetics.substitution.parameters import Given, Parameter
 
 #: Exchangeabilities, which count up to a common factor; the usual prior is flat, as in MrBayes.
 EXCHANGEABILITIES = Parameter(lambda like: Dirichlet(like.new_ones(6)), size=6)

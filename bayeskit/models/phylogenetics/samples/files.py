@@ -17,10 +17,10 @@ from bayeskit._files import write_atomically
 from bayeskit._progress import progress_bar
 from bayeskit._torch import new_generator
 from bayeskit.errors import ConversionWarning, SettingsError, TreeError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.newick import ParsedTree, TreeText, parse_newick, quote, read_tree_texts
-from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.tree import check_lengths, check_same_taxa, check_taxa, describe_node, tip_name
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.newick import ParsedTree, TreeText, parse_newick, quote, read_tree_texts
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.tree import check_lengths, check_same_taxa, check_taxa, describe_node, tip_name
 
 #: Share of a chain that is left out unless the user says otherwise.
 _BURN_IN = 0.25

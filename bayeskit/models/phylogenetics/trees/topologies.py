@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import ShapeError, TreeError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.newick import quote
-from bayeskit.models.phylogenetics.tree import Tree, check_once, check_same_taxa
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.newick import quote
+from bayeskit.models.phylogenetics.trees.tree import Tree, check_once, check_same_taxa
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +98,10 @@ class Topologies:
         taxa : sequence of str
             Names of the tips.
         below : ndarray
-            For each internal node the taxa below it as a bitset (see :mod:`~bayeskit.models.phylogenetics.clades`),
-            in any order: shape `(topologies, internal, words)`, uint64. Unrooted topologies hang from the first taxon,
-            which is in none of the sets.
+            For each internal node the taxa below it as a bitset
+            (see :mod:`~bayeskit.models.phylogenetics.trees.clades`), in any order: shape
+            `(topologies, internal, words)`, uint64. Unrooted topologies hang from the first taxon, which is in none of
+            the sets.
         rooted : bool
             Whether the topologies are rooted.
 

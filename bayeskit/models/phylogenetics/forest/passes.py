@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.forest_patterns import CODE_BASE
-from bayeskit.models.phylogenetics.forest_plan import Plan
+from bayeskit.models.phylogenetics.forest.patterns import CODE_BASE
+from bayeskit.models.phylogenetics.forest.plan import Plan
 
 
 class Level(NamedTuple):

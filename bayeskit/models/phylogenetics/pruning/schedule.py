@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.rooting import choose_root, count_sub_patterns, neighbors_of
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.trees.rooting import choose_root, count_sub_patterns, neighbors_of
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 _ALL_RENAMINGS = np.array(list(itertools.permutations(range(4))))
 _NO_RENAMING = np.arange(4)[None]

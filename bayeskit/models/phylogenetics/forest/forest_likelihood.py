@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from bayeskit.errors import SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics import forest_native, forest_passes
-from bayeskit.models.phylogenetics.alignment import Alignment
-from bayeskit.models.phylogenetics.forest_plan import Plan, SubPatterns, make_plan
+from bayeskit.models.phylogenetics.alignments.alignment import Alignment
+from bayeskit.models.phylogenetics.forest import native as forest_native
+from bayeskit.models.phylogenetics.forest import passes as forest_passes
+from bayeskit.models.phylogenetics.forest.plan import Plan, SubPatterns, make_plan
 from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
-from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.tree import check_same_taxa
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.tree import check_same_taxa
 
 #: Numbers in the largest table of the tensor operations.
 _TABLE_SIZE = 2**22

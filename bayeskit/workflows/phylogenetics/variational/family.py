@@ -12,9 +12,9 @@ from torch import Tensor
 
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies
 from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologies
-from bayeskit.models.phylogenetics.forest import ForestLikelihood
-from bayeskit.workflows.phylogenetics.variational_lengths import LengthFamily, Lengths
-from bayeskit.workflows.phylogenetics.variational_places import Places
+from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
+from bayeskit.workflows.phylogenetics.variational.lengths import LengthFamily, Lengths
+from bayeskit.workflows.phylogenetics.variational.places import Places
 
 
 @dataclass(frozen=True, eq=False)

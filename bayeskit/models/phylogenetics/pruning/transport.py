@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.schedule import Level, Schedule
+from bayeskit.models.phylogenetics.pruning.schedule import Level, Schedule
 
 States = list[Tensor]
 

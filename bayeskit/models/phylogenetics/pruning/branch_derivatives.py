@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.site_rates import Categories, mix
 from bayeskit.models.phylogenetics.substitution import SubstitutionModel
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.substitution.site_rates import Categories, mix
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 
 class BranchDerivatives(NamedTuple):

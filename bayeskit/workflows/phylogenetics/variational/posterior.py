@@ -25,7 +25,7 @@ from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, 
 from bayeskit.inference.samplers.driver import Ending
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies, TreeSample
 from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.workflows.phylogenetics.variational_family import TreeFamily, TreeTarget
+from bayeskit.workflows.phylogenetics.variational.family import TreeFamily, TreeTarget
 
 #: Trees that are drawn at a time.
 _AT_ONCE = 500

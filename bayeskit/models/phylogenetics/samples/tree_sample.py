@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics.sample_weights import check_shares, shares
-from bayeskit.models.phylogenetics.topologies import Topologies, edges_of_trees
-from bayeskit.models.phylogenetics.tree import Tree
-from bayeskit.models.phylogenetics.tree_distances import comparable
-from bayeskit.models.phylogenetics.tree_files import read_runs, write_chain, write_topologies
+from bayeskit.models.phylogenetics.samples.distances import comparable
+from bayeskit.models.phylogenetics.samples.files import read_runs, write_chain, write_topologies
+from bayeskit.models.phylogenetics.samples.weights import check_shares, shares
+from bayeskit.models.phylogenetics.trees.topologies import Topologies, edges_of_trees
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -261,7 +261,7 @@ class TreeSample:
 
         Examples
         --------
-        >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+        >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
         >>> TreeSample.from_topologies(all_topologies("ABCD"), [2, 1, 1]).weights.tolist()
         [0.5, 0.25, 0.25]
         """
@@ -370,7 +370,7 @@ class TreeSample:
 
         Examples
         --------
-        >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+        >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
         >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 6, 3])
         >>> chosen = sample.credible_set(0.9)
         >>> chosen.tolist(), sample.weights[chosen].tolist(), len(sample.topologies[chosen])
@@ -392,7 +392,7 @@ class TreeSample:
 
         Examples
         --------
-        >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+        >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
         >>> TreeSample.from_topologies(all_topologies("ABC", rooted=True)).unrooted()
         TreeSample(3 trees, 1 unrooted topologies, 3 taxa)
         """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import ConversionWarning, ShapeError, TreeError
-from bayeskit.models.phylogenetics.newick import ParsedTree, parse_newick, quote, read_tree_texts
+from bayeskit.models.phylogenetics.trees.newick import ParsedTree, parse_newick, quote, read_tree_texts
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from bayeskit.inference.objectives.importance_weighted import importance_weighte
 from bayeskit.inference.objectives.objective import log_mean_exp
 from bayeskit.inference.objectives.reweighted_wake_sleep import reweighted_estimate
 from bayeskit.inference.samplers.driver import Ending, Records
-from bayeskit.workflows.phylogenetics.variational_family import LogDensities, TreeFamily
+from bayeskit.workflows.phylogenetics.variational.family import LogDensities, TreeFamily
 
 #: Adam's averages and what keeps its steps finite.
 FIRST_DECAY, SECOND_DECAY, FLOOR = 0.9, 0.999, 1e-8

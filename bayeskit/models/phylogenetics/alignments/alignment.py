@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import AlignmentError
-from bayeskit.models.phylogenetics.alignment_files import BASES, Record, read_records
+from bayeskit.models.phylogenetics.alignments.files import BASES, Record, read_records
 
 _MASK_OF_BYTE = np.zeros(256, dtype=np.uint8)
 for _symbol, _mask in BASES.items():

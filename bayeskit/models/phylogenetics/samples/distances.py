@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bayeskit.errors import SettingsError, TreeError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.tree import check_same_taxa
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.tree import check_same_taxa
 
 if TYPE_CHECKING:
     import pandas as pd
     from scipy.sparse import csr_array
 
-    from bayeskit.models.phylogenetics.tree_sample import TreeSample
+    from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
 
 
 def robinson_foulds(one: Topologies, other: Topologies | None = None) -> np.ndarray:
@@ -48,7 +48,7 @@ def robinson_foulds(one: Topologies, other: Topologies | None = None) -> np.ndar
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> robinson_foulds(all_topologies("ABCD")).tolist()
     [[0, 2, 2], [2, 0, 2], [2, 2, 0]]
     """
@@ -83,8 +83,8 @@ class SplitFrequencies:
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
-    >>> from bayeskit.models.phylogenetics.tree_sample import TreeSample
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
     >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [6, 3, 1])
     >>> table = split_frequencies([sample])
     >>> table.names, table.frequencies.tolist()
@@ -203,8 +203,8 @@ def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> Spli
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
-    >>> from bayeskit.models.phylogenetics.tree_sample import TreeSample
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
     >>> runs = [TreeSample.from_topologies(all_topologies("ABCD"), weights) for weights in ([4, 6, 0], [6, 4, 0])]
     >>> round(asdsf(runs).average, 6), round(asdsf(runs).maximum, 6)
     (0.141421, 0.141421)

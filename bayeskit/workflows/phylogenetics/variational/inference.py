@@ -14,13 +14,13 @@ from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep, Sch
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, drive, say_early
 from bayeskit.inference.training.checkpoint import described
 from bayeskit.models.phylogenetics import JC69, Alignment, SubsplitBayesianNetwork, TreeSample
-from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
 from bayeskit.models.phylogenetics.substitution import SubstitutionModel
-from bayeskit.models.phylogenetics.tree import check_same_taxa
-from bayeskit.workflows.phylogenetics.variational_family import TreeFamily, TreeTarget
-from bayeskit.workflows.phylogenetics.variational_lengths import LengthFamily, LogNormalLengths
-from bayeskit.workflows.phylogenetics.variational_posterior import VariationalPosterior
-from bayeskit.workflows.phylogenetics.variational_training import LearningRates, Training
+from bayeskit.models.phylogenetics.trees.tree import check_same_taxa
+from bayeskit.workflows.phylogenetics.variational.family import TreeFamily, TreeTarget
+from bayeskit.workflows.phylogenetics.variational.lengths import LengthFamily, LogNormalLengths
+from bayeskit.workflows.phylogenetics.variational.posterior import VariationalPosterior
+from bayeskit.workflows.phylogenetics.variational.training import LearningRates, Training
 
 #: Inverse temperature of the likelihood at the first step.
 _HOTTEST = 0.001

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics.discrete_gamma import category_means, category_medians
-from bayeskit.models.phylogenetics.parameters import Given, Parameter, Parameterized
+from bayeskit.models.phylogenetics.substitution.discrete_gamma import category_means, category_medians
+from bayeskit.models.phylogenetics.substitution.parameters import Given, Parameter, Parameterized
 
 #: Shape of the Gamma distribution; the usual prior is MrBayes'.
 SHAPE = Parameter(lambda like: Exponential(like.new_tensor(1.0)))

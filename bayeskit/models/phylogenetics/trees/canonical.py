@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayeskit.errors import TreeError
-from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.trees import clades
 
 
 def canonical_children(children: NDArray[Any], num_taxa: int, rooted: bool) -> NDArray[np.int32]:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.newick import quote
-from bayeskit.models.phylogenetics.tree_distances import split_frequencies
+from bayeskit.models.phylogenetics.samples.distances import split_frequencies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.newick import quote
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bayeskit.models.phylogenetics.tree_sample import TreeSample
+    from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,8 @@ class ConsensusTree:
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.tree_sample import TreeSample
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 1, 6])
     >>> majority_rule_consensus(sample).newick
     '(A,B,(C,D)0.75);'
@@ -80,7 +80,7 @@ class ConsensusTree:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the tree with its supports; see `plot_tree`."""
-        from bayeskit.models.phylogenetics.tree_plots import plot_tree
+        from bayeskit.models.phylogenetics.samples.plots import plot_tree
 
         return plot_tree(self, ax)
 
@@ -111,8 +111,8 @@ def majority_rule_consensus(sample: TreeSample, threshold: float = 0.5) -> Conse
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.tree_sample import TreeSample
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [2, 2, 4])
     >>> majority_rule_consensus(sample).newick
     '(A,B,C,D);'
@@ -156,8 +156,8 @@ def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> Cons
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.tree_sample import TreeSample
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [3, 3, 4])
     >>> greedy_consensus(sample).newick
     '(A,B,(C,D)0.4);'

@@ -9,10 +9,10 @@ import numpy as np
 
 from bayeskit._plots import BLUE, GREY, SKY
 from bayeskit.errors import TreeError
-from bayeskit.models.phylogenetics.consensus import ConsensusTree
-from bayeskit.models.phylogenetics.tree import Tree
-from bayeskit.models.phylogenetics.tree_distances import asdsf, split_frequencies
-from bayeskit.models.phylogenetics.tree_sample import TreeSample
+from bayeskit.models.phylogenetics.samples.consensus import ConsensusTree
+from bayeskit.models.phylogenetics.samples.distances import asdsf, split_frequencies
+from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +146,7 @@ def plot_split_frequencies(one: TreeSample, other: TreeSample, ax: Axes | None =
     Examples
     --------
     >>> from matplotlib.figure import Figure
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> runs = [TreeSample.from_topologies(all_topologies("ABCD"), weights) for weights in ([4, 6, 0], [6, 4, 0])]
     >>> plot_split_frequencies(*runs, Figure().subplots()).get_title()
     'ASDSF 0.1414, maximum 0.1414'
@@ -193,7 +193,7 @@ def plot_credible_set(sample: TreeSample, level: float = 0.95, ax: Axes | None =
     Examples
     --------
     >>> from matplotlib.figure import Figure
-    >>> from bayeskit.models.phylogenetics.enumeration import all_topologies
+    >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [6, 3, 1])
     >>> plot_credible_set(sample, 0.9, Figure().subplots()).get_title()
     '2 of 3 topologies have probability 0.900'

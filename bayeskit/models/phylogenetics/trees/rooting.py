@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bayeskit.models.phylogenetics.tree import Tree
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 #: Cost of one more level, in rows: a level costs a fixed number of calls and kernels to compile.
 _LEVEL_COST = 30

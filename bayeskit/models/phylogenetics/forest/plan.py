@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.forest_patterns import Renamings, Rows, join_rows, tip_rows
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.forest.patterns import Renamings, Rows, join_rows, tip_rows
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 #: Bytes that one pattern takes in a slot: a code, a representative, a weight and a stabiliser.
 _BYTES = 4 + 4 + 8 + 1
@@ -43,7 +43,7 @@ def hang(topologies: Topologies) -> Hanging:
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.tree import Tree
+    >>> from bayeskit.models.phylogenetics.trees.tree import Tree
     >>> hanging = hang(Topologies.from_trees([Tree.from_newick("(A,B,(C,(D,(E,F))));")]))
     >>> hanging.order.tolist(), hanging.roots.tolist()
     ([[6, 8, 7]], [[3, 6, 7]])

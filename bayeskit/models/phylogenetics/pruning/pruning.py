@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.schedule import Level, Schedule
-from bayeskit.models.phylogenetics.transport import States, Transport
+from bayeskit.models.phylogenetics.pruning.schedule import Level, Schedule
+from bayeskit.models.phylogenetics.pruning.transport import States, Transport
 
 
 class Plan(NamedTuple):

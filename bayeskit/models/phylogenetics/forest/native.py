@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import CompilationWarning
-from bayeskit.models.phylogenetics.forest_patterns import CODE_BASE
-from bayeskit.models.phylogenetics.forest_plan import Plan
+from bayeskit.models.phylogenetics.forest.patterns import CODE_BASE
+from bayeskit.models.phylogenetics.forest.plan import Plan
 
-_SOURCE = Path(__file__).with_name("forest_kernel.cpp")
+_SOURCE = Path(__file__).with_name("kernel.cpp")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _COMPILE_SECONDS = 120
 _NAMES = {torch.float64: "double", torch.float32: "float"}

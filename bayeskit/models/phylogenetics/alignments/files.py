@@ -18,7 +18,7 @@ from dendropy.dataio.nexusreader import NexusReader
 from dendropy.utility.error import DataParseError
 
 from bayeskit.errors import AlignmentError, SettingsError
-from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, read_text, unquoted
+from bayeskit.models.phylogenetics.trees.newick import QUOTED, nexus_commands, read_text, unquoted
 
 #: Sets of bases as bits (A=1, C=2, G=4, T=8) for each IUPAC code; gaps and unknowns are all four.
 BASES = {

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bayeskit.errors import TreeError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 
 def all_topologies(taxa: Sequence[str], rooted: bool = False) -> Topologies:

@@ -1,0 +1,1 @@
+"""Alignments of sequences, and the files they come in."""

@@ -1,0 +1,1 @@
+"""Samples of trees: their files, distances, consensus trees and plots."""

@@ -1,0 +1,1 @@
+"""Trees: one with its branch lengths, and arrays of topologies with their clades."""

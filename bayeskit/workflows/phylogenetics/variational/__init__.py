@@ -1,0 +1,1 @@
+"""Variational inference over topologies and branch lengths."""
