@@ -24,6 +24,7 @@ from bayeskit.inference.objectives.gate import Gate
 from bayeskit.inference.objectives.layout import PARTICLES, Layout, Plate, masked, reduced
 from bayeskit.inference.objectives.particles import Particles
 from bayeskit.inference.objectives.sites import Compatibility, Site, log_density, unwrapped
+from bayeskit.inference.objectives.weighting import Weighting, weight
 
 SUMMED_OUT = "_summed_out"
 
@@ -255,7 +256,7 @@ def _summed_out(
             )
     if enumerated.in_guide:
         weights = {
-            number: enumerated.factor(guide_sites[name], _density(guide_sites[name]), layout, bare=True)
+            number: enumerated.factor(guide_sites[name], _weight(guide_sites[name]), layout, bare=True)
             for number, name in enumerated.variables.items()
         }
         closed = closed_forms(model_sites, guide_sites) if analytic_kl else []
@@ -294,7 +295,7 @@ class _Run:
         function = _WithinNesting(self.nesting)(function)
         if self.num_particles > 1:
             function = pyro.plate(PARTICLES, self.num_particles, dim=-self.nesting - 1)(function)
-        with Enumeration(first_available_dim=-self.nesting - 2 if first else None):
+        with Enumeration(first_available_dim=-self.nesting - 2 if first else None), Weighting():
             return poutine.trace(function).get_trace(*self.args, **self.kwargs)
 
     def layout(self, *traces: Mapping[str, Site]) -> Layout:
@@ -337,6 +338,12 @@ def _density(site: Site) -> Tensor:
     term = log_density(site["fn"], site["value"])
     site["term"] = masked(site, term.detach())  # what a mask takes out is nobody's fault
     return term
+
+
+def _weight(site: Site) -> Tensor:
+    """Return what each point of an enumerated site of the guide counts for."""
+    drawn = weight(site)
+    return _density(site).exp() if drawn is None else drawn
 
 
 def closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[tuple[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -91,7 +92,7 @@ class Enumerated:
         ----------
         cost : Factor
         own : mapping
-            The log probability of each enumerated site under the guide.
+            The weight of each point of an enumerated site of the guide, such as its probability.
         layout : Layout
 
         Raises
@@ -114,9 +115,8 @@ class Enumerated:
         labels = tuple(dict.fromkeys((*cost.labels, *(x for n in needed for x in own[n].labels))))
         value = align(cost, labels)
         if needed:
-            log_weight = sum((align(own[n], labels) for n in needed), torch.zeros(()))
-            weight = log_weight.exp()
-            value = torch.where(weight > 0, weight * value, weight.new_zeros(()))
+            weight = math.prod((align(own[n], labels) for n in needed), start=torch.ones(()))
+            value = torch.where(weight != 0, weight * value, weight.new_zeros(()))
         kept = layout.labels
         drop = [i for i, label in enumerate(labels) if label not in kept]
         value = value.sum(drop) if drop else value

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bayeskit.models.phylogenetics import Tree
-from bayeskit.models.phylogenetics.forest.patterns import CODE_BASE, Renamings, join_rows, tip_rows
+from bayeskit.models.phylogenetics.forest.patterns import CODE_BASE, Renamings, Rows, join_rows, tip_rows
 from bayeskit.models.phylogenetics.forest.plan import SubPatterns, hang, make_plan
 from bayeskit.models.phylogenetics.trees import clades
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
@@ -82,6 +82,16 @@ def test_two_joined_parts_share_one_renaming():
     left, right = join_rows(tips[0], tips[1], group), join_rows(tips[2], tips[3], group)
     assert len(left.representatives) == len(right.representatives) == 1
     assert len(join_rows(left, right, group).representatives) == 2
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_rows_of_long_alignments_stay_apart(dtype):
+    # The product of both counts, times the base of codes, leaves 32 bits: there, rows met by chance.
+    count, group = 20_000, Renamings.of(False)
+    one = Rows((np.arange(count) * CODE_BASE).astype(dtype), np.arange(count), np.zeros(count, dtype=np.int64))
+    order = np.random.default_rng(0).permutation(count)
+    other = Rows((order * CODE_BASE).astype(dtype), order.argsort(), np.zeros(count, dtype=np.int64))
+    assert len(join_rows(one, other, group).representatives) == count
 
 
 def test_stabilizers_are_the_fifteen_groups_of_partitions():

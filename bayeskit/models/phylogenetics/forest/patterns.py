@@ -121,8 +121,9 @@ def tip_rows(masks: NDArray[np.uint8], group: Renamings) -> Rows:
 
 def join_rows(one: Rows, other: Rows, group: Renamings) -> Rows:
     """Find the rows of the union of two disjoint sets of taxa."""
-    row_a, renaming_a = np.divmod(one.codes, CODE_BASE)
-    row_b, renaming_b = np.divmod(other.codes, CODE_BASE)
+    # Codes may be stored in 32 bits, which the keys of pairs of rows leave.
+    row_a, renaming_a = np.divmod(one.codes.astype(np.int64), CODE_BASE)
+    row_b, renaming_b = np.divmod(other.codes.astype(np.int64), CODE_BASE)
     kept_a, kept_b = one.stabilizers[row_a], other.stabilizers[row_b]
     # Two pairs of sub-patterns are alike if their parts are, and one renaming serves both parts.
     between = group.coset[kept_a, kept_b, group.relative[renaming_a, renaming_b]]

@@ -1,0 +1,180 @@
+"""What every gradient estimator is: a rule that draws weighted points."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from bayeskit._torch import new_generator
+from bayeskit.errors import ShapeError
+from bayeskit.inference.gradients.space import Space, space_of
+
+#: What is averaged: points `(points, *batch, *event)` to values `(points, *batch)`.
+Function = Callable[[Tensor], Tensor]
+
+
+class WeightedPoints(NamedTuple):
+    r"""Points :math:`z_i` with weights :math:`w_i` such that :math:`\sum_i w_i f(z_i)` estimates :math:`E f(z)`.
+
+    Its gradient, by weights and by relaxed points, estimates that of the expectation. This holds for every `f`.
+
+    Attributes
+    ----------
+    values : Tensor
+        Shape `(points, *batch, *event)`.
+    weights : Tensor
+        Shape `(points, *batch)`; some may be negative.
+    """
+
+    values: Tensor
+    weights: Tensor
+
+
+class GradientEstimator(ABC):
+    """A rule for the gradient of an expectation over a discrete variable; subclasses are frozen dataclasses.
+
+    Attributes
+    ----------
+    unbiased : bool
+        Whether the expectation of what it returns is the gradient.
+    """
+
+    unbiased: ClassVar[bool] = True
+
+    @abstractmethod
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Draw weighted points.
+
+        Parameters
+        ----------
+        space : Space
+        generator : torch.Generator, optional
+            torch's global one by default, as Pyro has it.
+
+        Returns
+        -------
+        WeightedPoints
+        """
+
+    @abstractmethod
+    def num_evaluations(self, space: Space) -> int:
+        """Return how many points the function is evaluated at."""
+
+    def surrogate(
+        self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return an estimate of the expectation whose gradient estimates that of the expectation.
+
+        Parameters
+        ----------
+        distribution : Distribution or Tensor
+            Bernoulli, Categorical or OneHotCategorical, alone or made one event, or `Autoregressive`; or logits of a
+            Categorical, `(*batch, categories)`.
+        f : callable
+            From values `(points, *batch, *event)` to numbers `(points, *batch)`. Indices for a Categorical; relaxed
+            estimators give it points between corners, one-hot.
+        generator : torch.Generator, optional
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch)`.
+
+        Raises
+        ------
+        ShapeError
+            If `f` returns another shape.
+        SettingsError
+            If the distribution is none that the estimator knows.
+        """
+        drawn = self.points(space_of(distribution), generator)
+        return (drawn.weights * evaluated(f, drawn)).sum(0)
+
+    def estimate(self, distribution: Distribution | Space | Tensor, f: Function | Tensor, seed: int = 0) -> Tensor:
+        """Return an estimate of the gradient of the expectation with respect to the logits.
+
+        Parameters
+        ----------
+        distribution : Distribution or Tensor
+            As of :meth:`surrogate`.
+        f : callable or Tensor
+            Function, or its values at the categories.
+        seed : int, default 0
+
+        Returns
+        -------
+        Tensor
+            Of the shape of the logits.
+        """
+        with torch.enable_grad():
+            space = space_of(_with_gradient(distribution))
+            function = Table(f) if isinstance(f, Tensor) else f
+            generator = new_generator(seed, space.parameter.device, stream="gradient estimate")
+            total = self.surrogate(space, function, generator).sum()
+            (gradient,) = torch.autograd.grad(total, space.parameter, allow_unused=True)
+        return torch.zeros_like(space.parameter) if gradient is None else gradient
+
+
+class Table:
+    """A function of one categorical variable, given by its values.
+
+    Parameters
+    ----------
+    values : Tensor
+        Of the categories, shape `(*batch, categories)`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> function = Table(torch.tensor([1.0, 5.0]))
+    >>> function(torch.tensor([1, 0])), function(torch.tensor([[0.5, 0.5]]))
+    (tensor([5., 1.]), tensor([3.]))
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return the values at indices `(points, *batch)`, or interpolated at points `(points, *batch, categories)`."""
+        if z.is_floating_point():
+            return (z * self.values).sum(-1)
+        return self.values.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).squeeze(-1)
+
+
+def evaluated(f: Function, drawn: WeightedPoints) -> Tensor:
+    """Return a function's values at points, of the shape of their weights.
+
+    Raises
+    ------
+    ShapeError
+        If the function returns another.
+    """
+    found = f(drawn.values)
+    if not isinstance(found, Tensor) or found.shape != drawn.weights.shape:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ShapeError(
+            f"the function returned {shape} for points of shape {tuple(drawn.values.shape)}; it must return one number "
+            f"for each: {tuple(drawn.weights.shape)}"
+        )
+    return found
+
+
+def magic(log_probability: Tensor) -> Tensor:
+    """Return ones whose gradient is that of the log probability, the score (Foerster et al. 2018)."""
+    return (log_probability - log_probability.detach()).exp()
+
+
+def _with_gradient(distribution: Distribution | Space | Tensor) -> Distribution | Space | Tensor:
+    if isinstance(distribution, Tensor):
+        return distribution.detach().requires_grad_(True)
+    space = space_of(distribution)
+    if space.parameter.requires_grad:
+        return space
+    raise ShapeError(
+        f"the logits of {type(space.distribution).__name__} require no gradient; make them with requires_grad_() first"
+    )

@@ -1,0 +1,228 @@
+"""The score function, with and without baselines that leave it unbiased."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from bayeskit._settings import real_number, whole_number
+from bayeskit.errors import SettingsError
+from bayeskit.inference.gradients.estimator import Function, GradientEstimator, WeightedPoints, evaluated, magic
+from bayeskit.inference.gradients.space import Space, space_of
+
+
+class Baseline(Protocol):
+    """What is subtracted from values before they are multiplied by scores."""
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return a number for each of the batch, `(*batch)` or one that broadcasts, that knows nothing of this draw.
+
+        Parameters
+        ----------
+        values : Tensor
+            Those of this draw, `(points, *batch)`: only what comes later may learn from them.
+        """
+        ...
+
+
+class MovingAverage:
+    """The exponentially weighted mean of the values of earlier draws, one for the whole batch.
+
+    Parameters
+    ----------
+    decay : float, default 0.9
+        In [0, 1).
+
+    Raises
+    ------
+    SettingsError
+        If the decay lies outside.
+
+    Examples
+    --------
+    >>> import torch
+    >>> baseline = MovingAverage(0.5)
+    >>> [float(baseline(torch.tensor([x]))) for x in (4.0, 8.0, 0.0)]
+    [0.0, 4.0, 6.0]
+    """
+
+    def __init__(self, decay: float = 0.9) -> None:
+        if not 0 <= real_number("decay", decay) < 1:
+            raise SettingsError(f"decay must lie in [0, 1), not {decay}; 0.9 remembers some ten draws")
+        self.decay = decay
+        self.mean: Tensor | None = None
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return the mean so far, zero at first, and take up the values."""
+        new = values.detach().mean()
+        before = self.mean
+        self.mean = new if before is None else before.lerp(new, 1 - self.decay)
+        return torch.zeros_like(new) if before is None else before
+
+
+@dataclass(frozen=True)
+class ScoreFunction(GradientEstimator):
+    """Independent draws, each value times the score of its point (REINFORCE).
+
+    Parameters
+    ----------
+    num_samples : int, default 1
+    baseline : callable, optional
+        Subtracted from values; such as :class:`MovingAverage`, which learns from draw to draw.
+
+    Raises
+    ------
+    SettingsError
+        If there is nothing to draw.
+
+    References
+    ----------
+    Williams, R. J. (1992). Simple statistical gradient-following algorithms for connectionist reinforcement learning.
+    Machine Learning 8, 229-256.
+
+    Examples
+    --------
+    >>> import torch
+    >>> gradient = ScoreFunction(num_samples=1000).estimate(torch.zeros(2), torch.tensor([1.0, 3.0]), seed=0)
+    >>> bool((gradient - torch.tensor([-0.5, 0.5])).abs().max() < 0.2)
+    True
+    """
+
+    num_samples: int = 1
+    baseline: Baseline | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("num_samples", self.num_samples, least=1)
+
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Draw points."""
+        codes = space.sample(self.num_samples, generator)
+        return WeightedPoints(space.value(codes), magic(space.log_prob(codes)) / self.num_samples)
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return the number of draws."""
+        return self.num_samples
+
+    def surrogate(
+        self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return an estimate of the expectation whose gradient estimates that of the expectation."""
+        drawn = self.points(space_of(distribution), generator)
+        values = evaluated(f, drawn)
+        return (drawn.weights * values).sum(0) + self.correction(drawn.weights, values)
+
+    def correction(self, weights: Tensor, values: Tensor) -> Tensor | float:
+        """Return what the baseline adds: zero in value, and in expectation of its gradient."""
+        if self.baseline is None:
+            return 0.0
+        baseline = self.baseline(values.detach()).detach()
+        return -((weights - weights.detach()) * baseline).sum(0)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(GradientEstimator):
+    """Independent draws, from each value of which the mean of the others is subtracted.
+
+    Parameters
+    ----------
+    num_samples : int, default 4
+        At least 2.
+
+    Raises
+    ------
+    SettingsError
+        If there are no others.
+
+    References
+    ----------
+    Kool, W., van Hoof, H., Welling, M. (2019). Buy 4 REINFORCE samples, get a baseline for free! ICLR workshop on deep
+    reinforcement learning meets structured prediction.
+
+    Examples
+    --------
+    >>> import torch
+    >>> LeaveOneOut(num_samples=3).estimate(torch.zeros(2), torch.tensor([7.0, 7.0]))
+    tensor([0., 0.])
+    """
+
+    num_samples: int = 4
+
+    def __post_init__(self) -> None:
+        whole_number("num_samples", self.num_samples, least=2)
+
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Draw points."""
+        count = self.num_samples
+        codes = space.sample(count, generator)
+        score = magic(space.log_prob(codes))
+        others = (score.sum(0) - score) / (count - 1)
+        # The value of a weight is 1 / count; its gradient, the score less the mean of the others'.
+        return WeightedPoints(space.value(codes), (1 + score - others) / count)
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return the number of draws."""
+        return self.num_samples
+
+
+@dataclass(frozen=True)
+class ControlVariate(GradientEstimator):
+    """The score function of what another function leaves over, plus the exact gradient of that one's expectation.
+
+    Parameters
+    ----------
+    function : callable
+        Like the one whose expectation is wanted, and cheaper: from values `(points, *batch, *event)` to
+        `(points, *batch)`.
+    expectation : callable
+        From the distribution to the expectation of `function`, `(*batch)`, differentiable.
+    num_samples : int, default 1
+
+    Raises
+    ------
+    SettingsError
+        If there is nothing to draw.
+
+    References
+    ----------
+    Paisley, J., Blei, D., Jordan, M. (2012). Variational Bayesian inference with stochastic search. ICML.
+
+    Examples
+    --------
+    >>> import torch
+    >>> def linear(z):
+    ...     return 2.0 * z
+    >>> estimator = ControlVariate(linear, lambda q: 2.0 * q.probs)
+    >>> logits = torch.zeros((), requires_grad=True)
+    >>> estimator.estimate(torch.distributions.Bernoulli(logits=logits), linear)
+    tensor(0.5000)
+    """
+
+    function: Function
+    expectation: Callable[[Distribution], Tensor]
+    num_samples: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number("num_samples", self.num_samples, least=1)
+
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Draw points, of which the control variate knows nothing."""
+        codes = space.sample(self.num_samples, generator)
+        return WeightedPoints(space.value(codes), magic(space.log_prob(codes)) / self.num_samples)
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return the number of draws."""
+        return self.num_samples
+
+    def surrogate(
+        self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return an estimate of the expectation whose gradient estimates that of the expectation."""
+        space = space_of(distribution)
+        drawn = self.points(space, generator)
+        left = evaluated(f, drawn) - evaluated(self.function, drawn).detach()
+        return (drawn.weights * left).sum(0) + self.expectation(space.distribution)

@@ -1,0 +1,290 @@
+"""A discrete distribution as a sequence of categorical variables: what every estimator sees of it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, OneHotCategorical
+from torch.nn.functional import logsigmoid
+
+from bayeskit._settings import whole_number
+from bayeskit.errors import DataError, SettingsError, ShapeError
+
+#: Points that are enumerated at most, unless more are allowed.
+LIMIT = 1 << 16
+
+
+class Space(ABC):
+    """A distribution over codes: whole numbers, one for each of its variables, `num_variables` by value.
+
+    Parameters
+    ----------
+    distribution : Distribution
+        What values look like.
+    num_variables, num_categories : int
+        Each variable has as many categories.
+
+    Attributes
+    ----------
+    batch_shape : torch.Size
+        Of independent repetitions.
+    """
+
+    def __init__(self, distribution: Distribution, num_variables: int, num_categories: int) -> None:
+        self.distribution = distribution
+        self.num_variables = num_variables
+        self.num_categories = num_categories
+        self.batch_shape = distribution.batch_shape
+
+    @property
+    @abstractmethod
+    def parameter(self) -> Tensor:
+        """The logits whose gradient is estimated."""
+
+    @property
+    def size(self) -> int:
+        """How many points there are."""
+        return int(self.num_categories**self.num_variables)
+
+    @abstractmethod
+    def conditional(self, codes: Tensor) -> Tensor:
+        """Return log probabilities of the next variable.
+
+        Parameters
+        ----------
+        codes : Tensor
+            Those of the variables before it, shape `(points, *batch, variables before)`.
+
+        Returns
+        -------
+        Tensor
+            Shape `(points, *batch, categories)`, or one that broadcasts to it.
+        """
+
+    @abstractmethod
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """Return log probabilities of points: `(points, *batch, variables)` to `(points, *batch)`."""
+
+    def fixed_log_prob(self, codes: Tensor) -> Tensor:
+        """Return log probabilities of points in double precision and without a gradient, for weights made of them."""
+        return self.log_prob(codes).detach().double()
+
+    def log_rest(self, codes: Tensor) -> Tensor:
+        """Return the log probability, in double precision, of everything but some different points.
+
+        Parameters
+        ----------
+        codes : Tensor
+            Shape `(points, *batch, variables)`.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch)`; minus infinity where there is nothing else.
+        """
+        taken = self.fixed_log_prob(codes).logsumexp(0).clamp_max(0.0)
+        if len(codes) == self.size:
+            return torch.full_like(taken, -torch.inf)
+        return log_complement(taken)
+
+    @abstractmethod
+    def value(self, codes: Tensor) -> Tensor:
+        """Return points as the distribution has them: `(points, *batch, variables)` to `(points, *batch, *event)`."""
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Return codes of independent draws, shape `(num_samples, *batch, variables)`."""
+        shape = (num_samples, *self.batch_shape)
+        codes = torch.zeros(*shape, 0, dtype=torch.int64, device=self.parameter.device)
+        with torch.no_grad():
+            for _ in range(self.num_variables):
+                log_probability = self.conditional(codes)
+                noise = gumbel((*shape, self.num_categories), log_probability, generator)
+                codes = torch.cat([codes, (log_probability + noise).argmax(-1, keepdim=True)], -1)
+        return codes
+
+    def enumerate(self, limit: int = LIMIT) -> Tensor:
+        """Return the codes of all points, shape `(size, *batch, variables)`.
+
+        Raises
+        ------
+        SettingsError
+            If there are more than the limit, naming their number.
+        """
+        check_size(self.size, limit)
+        single = torch.arange(self.num_categories, device=self.parameter.device)
+        codes = torch.cartesian_prod(*[single] * self.num_variables).reshape(self.size, self.num_variables)
+        ones = (1,) * len(self.batch_shape)
+        return codes.reshape(self.size, *ones, self.num_variables).expand(self.size, *self.batch_shape, -1)
+
+
+class Factorised(Space):
+    """Independent variables: torch's Categorical, OneHotCategorical and Bernoulli, alone or made one event.
+
+    Parameters
+    ----------
+    distribution : Distribution
+
+    Raises
+    ------
+    SettingsError
+        If it is another distribution, or has categories of probability zero.
+    """
+
+    def __init__(self, distribution: Distribution) -> None:
+        base, events = distribution, 0
+        while isinstance(base, Independent):
+            base, events = base.base_dist, events + base.reinterpreted_batch_ndims
+        self.base = base
+        logits = _logits(base)
+        self._parameter = logits
+        _check_logits(logits.detach())
+        self.binary = isinstance(base, Bernoulli)
+        if self.binary:
+            log_probabilities = torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1)
+        else:
+            log_probabilities = logits.log_softmax(-1)
+        own = log_probabilities.shape[log_probabilities.dim() - 1 - events : -1]
+        self._event = tuple(own)
+        shape = (*distribution.batch_shape, math.prod(own), log_probabilities.shape[-1])
+        self.log_probabilities = log_probabilities.reshape(shape)
+        # In single precision probabilities do not sum to one closely enough for what few points leave over.
+        exact = logits.detach().double()
+        exact = torch.stack([logsigmoid(-exact), logsigmoid(exact)], -1) if self.binary else exact.log_softmax(-1)
+        self._exact = exact.reshape(shape)
+        super().__init__(distribution, shape[-2], shape[-1])
+
+    @property
+    def parameter(self) -> Tensor:
+        """The distribution's logits."""
+        return self._parameter
+
+    def conditional(self, codes: Tensor) -> Tensor:
+        """Return log probabilities of the next variable, the same whatever came before: `(1, *batch, categories)`."""
+        return self.log_probabilities[..., codes.shape[-1], :].unsqueeze(0)
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """Return log probabilities of points."""
+        return _gathered(self.log_probabilities, codes)
+
+    def fixed_log_prob(self, codes: Tensor) -> Tensor:
+        """Return log probabilities of points in double precision and without a gradient."""
+        return _gathered(self._exact, codes)
+
+    def log_rest(self, codes: Tensor) -> Tensor:
+        """Return the log probability of everything but some different points."""
+        if self.num_variables > 1:
+            return super().log_rest(codes)
+        left = self._exact.squeeze(-2).scatter(-1, codes.squeeze(-1).movedim(0, -1), -torch.inf)
+        return left.logsumexp(-1)
+
+    def value(self, codes: Tensor) -> Tensor:
+        """Return points as the distribution has them."""
+        codes = codes.reshape(*codes.shape[:-1], *self._event)
+        if self.binary:
+            return codes.to(self._parameter.dtype)
+        if isinstance(self.base, OneHotCategorical):
+            return torch.nn.functional.one_hot(codes, self.num_categories).to(self._parameter.dtype)
+        return codes
+
+    def soft(self, relaxed: Tensor) -> Tensor:
+        """Return relaxed points as the distribution would have them, were they at corners.
+
+        Parameters
+        ----------
+        relaxed : Tensor
+            Probabilities of the categories of each variable, `(points, *batch, variables, categories)`.
+
+        Returns
+        -------
+        Tensor
+            `(points, *batch, *event)`; those of a Categorical, whose values are numbers, as of a OneHotCategorical.
+        """
+        relaxed = relaxed.reshape(*relaxed.shape[:-2], *self._event, self.num_categories)
+        return relaxed[..., 1] if self.binary else relaxed
+
+
+def space_of(distribution: Distribution | Space | Tensor) -> Space:
+    """Return a distribution as estimators see it; logits stand for a Categorical.
+
+    Raises
+    ------
+    SettingsError
+        If it is none that can be taken apart, or has categories of probability zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> space_of(torch.zeros(3)).size
+    3
+    >>> bits = torch.distributions.Independent(torch.distributions.Bernoulli(logits=torch.zeros(4)), 1)
+    >>> space_of(bits).size
+    16
+    """
+    if isinstance(distribution, Space):
+        return distribution
+    if isinstance(distribution, Tensor):
+        if not distribution.dim() or not distribution.is_floating_point():
+            raise ShapeError(
+                f"logits of shape {tuple(distribution.shape)} and {distribution.dtype} have no categories; give "
+                "floating-point numbers of shape (*batch, categories)"
+            )
+        distribution = Categorical(logits=distribution, validate_args=False)
+    own = getattr(distribution, "space", None)
+    if callable(own):
+        space = own()
+        assert isinstance(space, Space)
+        return space
+    return Factorised(distribution)
+
+
+def gumbel(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return standard Gumbel draws of a shape, with the dtype and device of a tensor."""
+    exponential = torch.empty(shape, dtype=like.dtype, device=like.device).exponential_(generator=generator)
+    return -exponential.clamp_min_(torch.finfo(like.dtype).tiny).log_()
+
+
+def log_complement(log_probability: Tensor) -> Tensor:
+    """Return log(1 - exp(x)) for x up to zero, in the form that keeps its digits."""
+    near = (-torch.expm1(log_probability)).log()
+    far = torch.log1p(-log_probability.exp())
+    return torch.where(log_probability > -math.log(2), near, far)
+
+
+def check_size(size: int, limit: int) -> None:
+    """Refuse to enumerate more points than a limit."""
+    whole_number("limit", limit, least=1)
+    if size > limit:
+        count = str(size) if size < 10**9 else f"about 1e{len(str(size)) - 1}"
+        raise SettingsError(
+            f"there are {count} points to enumerate, more than the limit of {limit}; use an estimator that draws, or "
+            "raise the limit"
+        )
+
+
+def _gathered(table: Tensor, codes: Tensor) -> Tensor:
+    table = table.expand(len(codes), *table.shape)
+    return table.gather(-1, codes.unsqueeze(-1)).squeeze(-1).sum(-1)
+
+
+def _logits(base: Distribution) -> Tensor:
+    if isinstance(base, (Categorical, OneHotCategorical, Bernoulli)):
+        logits: Tensor = base.logits
+        return logits
+    raise SettingsError(
+        f"{type(base).__name__} is no distribution that gradient estimators know; use Bernoulli, Categorical or "
+        "OneHotCategorical, alone or with .to_event, or Autoregressive"
+    )
+
+
+def _check_logits(logits: Tensor) -> None:
+    good = logits.isfinite()
+    if bool(good.all()):
+        return
+    where = tuple(int(i) for i in (~good).nonzero()[0])
+    raise DataError(
+        f"the logit at {where} is {float(logits[where])}; categories of probability zero have no gradient: leave them "
+        "out, or give them a large negative logit"
+    )
