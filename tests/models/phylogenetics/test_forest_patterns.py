@@ -87,7 +87,7 @@ def test_two_joined_parts_share_one_renaming():
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_rows_of_long_alignments_stay_apart(dtype):
     # The product of both counts, times the base of codes, leaves 32 bits: there, rows met by chance.
-    count, group = 20_000, Renamings.of(False)
+    count, group = 60_000, Renamings.of(False)
     one = Rows((np.arange(count) * CODE_BASE).astype(dtype), np.arange(count), np.zeros(count, dtype=np.int64))
     order = np.random.default_rng(0).permutation(count)
     other = Rows((order * CODE_BASE).astype(dtype), order.argsort(), np.zeros(count, dtype=np.int64))
