@@ -102,7 +102,8 @@ class DisARM(_Antithetic):
 
     References
     ----------
-    Dong, Z., Mnih, A., Tucker, G. (2020). DisARM: an antithetic gradient estimator for binary latent variables. NeurIPS.
+    Dong, Z., Mnih, A., Tucker, G. (2020). DisARM: an antithetic gradient estimator for binary latent variables.
+    NeurIPS.
 
     Examples
     --------
@@ -122,7 +123,7 @@ def _bits(space: Space, name: str) -> Tensor:
     """Return logits `(*batch, bits)`."""
     if not isinstance(space, Factorised) or not space.binary:
         raise SettingsError(
-            f"{name} draws bits, but the distribution is a {type(space.distribution).__name__}; use Bernoulli, alone or "
-            "with .to_event, or another estimator such as UnorderedSet"
+            f"{name} draws bits, but the distribution is a {type(space.distribution).__name__}; use Bernoulli, alone "
+            "or with .to_event, or another estimator such as UnorderedSet"
         )
     return space.parameter.reshape(*space.batch_shape, space.num_variables)

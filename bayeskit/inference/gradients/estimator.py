@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bayeskit._torch import new_generator
-from bayeskit.errors import ShapeError
-from bayeskit.inference.gradients.space import Space, space_of
+from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.inference.gradients.space import LIMIT, Space, space_of
 
 #: What is averaged: points `(points, *batch, *event)` to values `(points, *batch)`.
 Function = Callable[[Tensor], Tensor]
@@ -42,9 +42,12 @@ class GradientEstimator(ABC):
     ----------
     unbiased : bool
         Whether the expectation of what it returns is the gradient.
+    relaxed : bool
+        Whether points may lie between corners, or carry gradients themselves: bits and one-hot vectors only.
     """
 
     unbiased: ClassVar[bool] = True
+    relaxed: ClassVar[bool] = False
 
     @abstractmethod
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
@@ -95,6 +98,26 @@ class GradientEstimator(ABC):
         drawn = self.points(space_of(distribution), generator)
         return (drawn.weights * evaluated(f, drawn)).sum(0)
 
+    def expectation(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
+        """Return what the estimator is about, by enumeration: the expectation, differentiable, `(*batch)`.
+
+        Parameters
+        ----------
+        distribution, f
+            As of :meth:`surrogate`.
+        limit : int, default 65,536
+            Number of points beyond which it is refused.
+
+        Raises
+        ------
+        SettingsError
+            If there are more points, naming their number.
+        """
+        space = space_of(distribution)
+        codes = space.enumerate(limit)
+        points = WeightedPoints(space.value(codes), space.log_prob(codes).exp())
+        return (points.weights * evaluated(f, points)).sum(0)
+
     def estimate(self, distribution: Distribution | Space | Tensor, f: Function | Tensor, seed: int = 0) -> Tensor:
         """Return an estimate of the gradient of the expectation with respect to the logits.
 
@@ -112,12 +135,12 @@ class GradientEstimator(ABC):
             Of the shape of the logits.
         """
         with torch.enable_grad():
-            space = space_of(_with_gradient(distribution))
+            space, logits = _with_gradient(distribution)
             function = Table(f) if isinstance(f, Tensor) else f
-            generator = new_generator(seed, space.parameter.device, stream="gradient estimate")
+            generator = new_generator(seed, logits.device, stream="gradient estimate")
             total = self.surrogate(space, function, generator).sum()
-            (gradient,) = torch.autograd.grad(total, space.parameter, allow_unused=True)
-        return torch.zeros_like(space.parameter) if gradient is None else gradient
+            (gradient,) = torch.autograd.grad(total, logits, allow_unused=True)
+        return torch.zeros_like(logits) if gradient is None else gradient
 
 
 class Table:
@@ -169,12 +192,16 @@ def magic(log_probability: Tensor) -> Tensor:
     return (log_probability - log_probability.detach()).exp()
 
 
-def _with_gradient(distribution: Distribution | Space | Tensor) -> Distribution | Space | Tensor:
+def _with_gradient(distribution: Distribution | Space | Tensor) -> tuple[Space, Tensor]:
     if isinstance(distribution, Tensor):
-        return distribution.detach().requires_grad_(True)
+        distribution = distribution.detach().requires_grad_(True)
     space = space_of(distribution)
-    if space.parameter.requires_grad:
-        return space
-    raise ShapeError(
-        f"the logits of {type(space.distribution).__name__} require no gradient; make them with requires_grad_() first"
-    )
+    if space.parameter is not None and space.parameter.requires_grad:
+        return space, space.parameter
+    name = type(space.distribution).__name__
+    if space.parameter is None:
+        raise SettingsError(
+            f"{name} has no logits of its own to differentiate by; use surrogate(...), and let autograd find the "
+            "gradient of what its logits are made of"
+        )
+    raise SettingsError(f"the logits of {name} require no gradient; make them with requires_grad_() first")

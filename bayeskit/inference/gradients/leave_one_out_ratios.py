@@ -18,7 +18,7 @@ from torch import Tensor
 #: Sets up to this size are summed exactly over the orders in which they may have been drawn.
 EXACT_SIZE = 4
 #: The integral over log t starts where the integrand has vanished, in steps that resolve it.
-_FIRST, _STEP = -40.0, 0.125
+_FIRST, _STEP = -36.0, 0.2
 #: Log rates below which 1 - exp(-rate) is the rate.
 _SMALL = -36.0
 
@@ -53,20 +53,18 @@ def leave_one_out_ratios(log_probability: Tensor, rest: Tensor, order: int = 1) 
     """
     count = len(log_probability)
     method = _by_orders if count <= EXACT_SIZE else _by_quadrature
-    everyone = torch.ones(count, dtype=torch.bool, device=log_probability.device)
-    without = everyone & ~torch.eye(count, dtype=torch.bool, device=log_probability.device)
+    out = torch.eye(count, dtype=torch.bool, device=log_probability.device)
     if order == 1:
-        sets = torch.cat([everyone.unsqueeze(0), without])
-        found = method(log_probability, rest, sets)
+        found = method(log_probability, rest, torch.cat([torch.zeros_like(out[:1]), out]))
         return (found[1:] - found[0]).exp()
-    pairs = (without.unsqueeze(1) & without.unsqueeze(0)).flatten(0, 1)
-    found = method(log_probability, rest, torch.cat([without, pairs]))
+    pairs = (out.unsqueeze(1) | out.unsqueeze(0)).flatten(0, 1)
+    found = method(log_probability, rest, torch.cat([out, pairs]))
     one, two = found[:count], found[count:].unflatten(0, (count, count))
     return (two - one.unsqueeze(1)).exp()
 
 
-def _by_quadrature(log_probability: Tensor, rest: Tensor, sets: Tensor) -> Tensor:
-    """Return the log of the integral for each set, `(sets, *batch)`.
+def _by_quadrature(log_probability: Tensor, rest: Tensor, left_out: Tensor) -> Tensor:
+    """Return the log of the integral without some of the factors, `(cases, k)` to `(cases, *batch)`.
 
     Over log t the integrand is analytic and falls off doubly exponentially on one side and exponentially on the other,
     so that the trapezoid rule is exact to rounding.
@@ -79,31 +77,36 @@ def _by_quadrature(log_probability: Tensor, rest: Tensor, sets: Tensor) -> Tenso
     x = x.reshape(-1, *[1] * log_probability.dim())
     log_rate = (log_probability - rest + x).clamp_max(50.0)
     factor = torch.where(log_rate < _SMALL, log_rate, (-torch.expm1(-log_rate.clamp_min(_SMALL).exp())).log())
-    product = torch.einsum("sk,nk...->ns...", sets.to(factor.dtype), factor)
-    x = x.squeeze(1)
-    density = x - x.exp()
-    return (product + density.unsqueeze(1)).logsumexp(0) - density.logsumexp(0)
+    density = (x - x.exp()).squeeze(1)
+    everyone = factor.sum(1) + density
+    total = density.logsumexp(0)
+    cases = [
+        (everyone - factor[:, case].sum(1) if any(case) else everyone).logsumexp(0) - total
+        for case in left_out.tolist()
+    ]
+    return torch.stack(cases)
 
 
-def _by_orders(log_probability: Tensor, rest: Tensor, sets: Tensor) -> Tensor:
+def _by_orders(log_probability: Tensor, rest: Tensor, left_out: Tensor) -> Tensor:
     """Return the log of the probability of each set by adding its members one after the other.
 
-    Each set is drawn from a support of its members and the rest. All terms are positive: nothing cancels.
+    Those left out are not in the support either. All terms are positive: nothing cancels.
     """
     count = len(log_probability)
-    found = []
-    for members in sets.tolist():
-        chosen = [i for i in range(count) if members[i]]
-        reached = {0: torch.zeros_like(rest)}
-        for size in range(len(chosen)):
-            following: dict[int, list[Tensor]] = {}
-            for subset, log_reached in reached.items():
-                if subset.bit_count() != size:
-                    continue
-                left = [i for i in chosen if not subset >> i & 1]
-                remaining = torch.logaddexp(rest, log_probability[left].logsumexp(0))
-                for i in left:
-                    following.setdefault(subset | 1 << i, []).append(log_reached + log_probability[i] - remaining)
-            reached = {subset: torch.stack(terms).logsumexp(0) for subset, terms in following.items()}
-        found.append(next(iter(reached.values())))
-    return torch.stack(found)
+    ones = (1,) * rest.dim()
+    member = torch.where(left_out.reshape(*left_out.shape, *ones), -torch.inf, log_probability)  # (cases, k, *batch)
+    subsets = torch.arange(1 << count, device=rest.device)
+    drawn = (subsets.unsqueeze(1) >> torch.arange(count, device=rest.device) & 1).bool()  # (subsets, k)
+    waiting = torch.where(drawn.reshape(len(drawn), 1, count, *ones), -torch.inf, member)
+    remaining = torch.logaddexp(waiting.logsumexp(2), rest)  # (subsets, cases, *batch)
+    reached = torch.full_like(remaining, -torch.inf)
+    reached[0] = 0.0
+    sizes = drawn.sum(1)
+    for size in range(1, count + 1):
+        level = subsets[sizes == size]
+        before = level.unsqueeze(1) & ~(1 << torch.arange(count, device=rest.device))  # (level, k)
+        step = reached[before] + member.movedim(1, 0) - remaining[before]
+        ways = drawn[level].reshape(*before.shape, 1, *ones) & (member.movedim(1, 0) > -torch.inf)
+        reached[level] = torch.where(ways, step, -torch.inf).logsumexp(1)
+    whole = ((~left_out).long() << torch.arange(count, device=rest.device)).sum(1)
+    return reached[whole, torch.arange(len(left_out), device=rest.device)]

@@ -178,7 +178,7 @@ class ControlVariate(GradientEstimator):
     function : callable
         Like the one whose expectation is wanted, and cheaper: from values `(points, *batch, *event)` to
         `(points, *batch)`.
-    expectation : callable
+    mean : callable
         From the distribution to the expectation of `function`, `(*batch)`, differentiable.
     num_samples : int, default 1
 
@@ -203,7 +203,7 @@ class ControlVariate(GradientEstimator):
     """
 
     function: Function
-    expectation: Callable[[Distribution], Tensor]
+    mean: Callable[[Distribution], Tensor]
     num_samples: int = 1
 
     def __post_init__(self) -> None:
@@ -225,4 +225,4 @@ class ControlVariate(GradientEstimator):
         space = space_of(distribution)
         drawn = self.points(space, generator)
         left = evaluated(f, drawn) - evaluated(self.function, drawn).detach()
-        return (drawn.weights * left).sum(0) + self.expectation(space.distribution)
+        return (drawn.weights * left).sum(0) + self.mean(space.distribution)

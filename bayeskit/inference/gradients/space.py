@@ -40,9 +40,14 @@ class Space(ABC):
         self.batch_shape = distribution.batch_shape
 
     @property
+    def parameter(self) -> Tensor | None:
+        """The logits, one tensor for all; None where the distribution has none such."""
+        return None
+
+    @property
     @abstractmethod
-    def parameter(self) -> Tensor:
-        """The logits whose gradient is estimated."""
+    def like(self) -> Tensor:
+        """A tensor with the dtype and device of log probabilities."""
 
     @property
     def size(self) -> int:
@@ -97,7 +102,7 @@ class Space(ABC):
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Return codes of independent draws, shape `(num_samples, *batch, variables)`."""
         shape = (num_samples, *self.batch_shape)
-        codes = torch.zeros(*shape, 0, dtype=torch.int64, device=self.parameter.device)
+        codes = torch.zeros(*shape, 0, dtype=torch.int64, device=self.like.device)
         with torch.no_grad():
             for _ in range(self.num_variables):
                 log_probability = self.conditional(codes)
@@ -114,7 +119,7 @@ class Space(ABC):
             If there are more than the limit, naming their number.
         """
         check_size(self.size, limit)
-        single = torch.arange(self.num_categories, device=self.parameter.device)
+        single = torch.arange(self.num_categories, device=self.like.device)
         codes = torch.cartesian_prod(*[single] * self.num_variables).reshape(self.size, self.num_variables)
         ones = (1,) * len(self.batch_shape)
         return codes.reshape(self.size, *ones, self.num_variables).expand(self.size, *self.batch_shape, -1)
@@ -161,6 +166,11 @@ class Factorised(Space):
         """The distribution's logits."""
         return self._parameter
 
+    @property
+    def like(self) -> Tensor:
+        """The logits."""
+        return self._parameter
+
     def conditional(self, codes: Tensor) -> Tensor:
         """Return log probabilities of the next variable, the same whatever came before: `(1, *batch, categories)`."""
         return self.log_probabilities[..., codes.shape[-1], :].unsqueeze(0)
@@ -188,6 +198,19 @@ class Factorised(Space):
         if isinstance(self.base, OneHotCategorical):
             return torch.nn.functional.one_hot(codes, self.num_categories).to(self._parameter.dtype)
         return codes
+
+    def least_probability(self) -> Tensor:
+        """Return how probable the rarer of both events is that a logit decides between, of the logits' shape."""
+        probability = self._exact.exp()
+        least = probability.amin(-1) if self.binary else torch.minimum(probability, 1 - probability)
+        return least.reshape(self._parameter.shape)
+
+    def copies(self, shape: tuple[int, ...]) -> Factorised:
+        """Return independent copies with logits of their own, which require a gradient: batch `(*shape, *batch)`."""
+        logits = self._parameter.detach().expand(*shape, *self._parameter.shape).clone().requires_grad_(True)
+        copied = type(self.base)(logits=logits, validate_args=False)
+        events = len(self._event)
+        return Factorised(Independent(copied, events, validate_args=False) if events else copied)
 
     def soft(self, relaxed: Tensor) -> Tensor:
         """Return relaxed points as the distribution would have them, were they at corners.
@@ -271,6 +294,12 @@ def _gathered(table: Tensor, codes: Tensor) -> Tensor:
 
 def _logits(base: Distribution) -> Tensor:
     if isinstance(base, (Categorical, OneHotCategorical, Bernoulli)):
+        given = vars(base).get("probs")
+        if isinstance(given, Tensor):
+            # torch's logits of such probabilities are finite, those of slightly different ones.
+            edge = (given <= 0) | ((given >= 1) & isinstance(base, Bernoulli))
+            if bool(edge.any()):
+                raise _impossible("probability", given.detach(), edge)
         logits: Tensor = base.logits
         return logits
     raise SettingsError(
@@ -281,10 +310,13 @@ def _logits(base: Distribution) -> Tensor:
 
 def _check_logits(logits: Tensor) -> None:
     good = logits.isfinite()
-    if bool(good.all()):
-        return
-    where = tuple(int(i) for i in (~good).nonzero()[0])
-    raise DataError(
-        f"the logit at {where} is {float(logits[where])}; categories of probability zero have no gradient: leave them "
+    if not bool(good.all()):
+        raise _impossible("logit", logits, ~good)
+
+
+def _impossible(what: str, values: Tensor, where: Tensor) -> DataError:
+    place = tuple(int(i) for i in where.nonzero()[0])
+    return DataError(
+        f"the {what} at {place} is {float(values[place])}; categories of probability zero have no gradient: leave them "
         "out, or give them a large negative logit"
     )

@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 
 from bayeskit._settings import whole_number
 from bayeskit.inference.gradients.estimator import Function, GradientEstimator, WeightedPoints, evaluated
+from bayeskit.inference.gradients.multi_sample import importance_weighted_estimate
 from bayeskit.inference.gradients.space import LIMIT, Space, check_size, space_of
 
 
@@ -19,7 +20,7 @@ class VIMCO(GradientEstimator):
     r"""Gradient of the expected log of the mean of several values' exponentials, with leave-one-out baselines.
 
     What it estimates is not the gradient of :math:`E f` but of
-    :math:`E \log \frac{1}{K} \sum_k \exp f(z_k)`; :meth:`exact` gives that by enumeration.
+    :math:`E \log \frac{1}{K} \sum_k \exp f(z_k)`; :meth:`expectation` gives that by enumeration.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ class VIMCO(GradientEstimator):
     --------
     >>> import torch
     >>> f = torch.tensor([0.0, 1.0])
-    >>> exact = VIMCO(num_samples=2).exact(torch.zeros(2), lambda z: f[z])
+    >>> exact = VIMCO(num_samples=2).expectation(torch.zeros(2), lambda z: f[z])
     >>> f.exp().mean().log() > exact > f.mean()
     tensor(True)
     """
@@ -64,7 +65,6 @@ class VIMCO(GradientEstimator):
     ) -> Tensor:
         """Return an estimate of the bound whose gradient estimates that of the expected bound."""
         # The objectives know gradients, so that what they have can only be taken from them here.
-        from bayeskit.inference.objectives.importance_weighted import importance_weighted_estimate
 
         space = space_of(distribution)
         codes = space.sample(self.num_samples, generator)
@@ -72,7 +72,7 @@ class VIMCO(GradientEstimator):
         values = evaluated(f, WeightedPoints(space.value(codes), log_probability))
         return importance_weighted_estimate(values, log_probability)
 
-    def exact(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
+    def expectation(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
         """Return the expected bound by enumeration of all tuples of points, differentiable, `(*batch)`.
 
         Raises

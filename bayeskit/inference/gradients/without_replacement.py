@@ -65,7 +65,7 @@ def stochastic_beam_search(space: Space, k: int, generator: torch.Generator | No
     sampling sequences without replacement. ICML.
     """
     check_k(whole_number("k", k, least=1), space)
-    like = space.parameter
+    like = space.like
     root = (1, *space.batch_shape)
     codes = torch.zeros(*root, 0, dtype=torch.int64, device=like.device)
     log_probability = torch.zeros(root, dtype=like.dtype, device=like.device)
@@ -120,7 +120,7 @@ def most_probable(space: Space, k: int) -> Tensor:
     """
     check_k(whole_number("k", k, least=1), space)
     with torch.no_grad():
-        like = space.parameter
+        like = space.like
         root = (1, *space.batch_shape)
         codes = torch.zeros(*root, 0, dtype=torch.int64, device=like.device)
         log_probability = torch.zeros(root, dtype=like.dtype, device=like.device)

@@ -23,10 +23,18 @@ from bayeskit.inference.objectives.enumeration import Enumerated
 from bayeskit.inference.objectives.gate import Gate
 from bayeskit.inference.objectives.layout import PARTICLES, Layout, Plate, masked, reduced
 from bayeskit.inference.objectives.particles import Particles
-from bayeskit.inference.objectives.sites import Compatibility, Site, log_density, unwrapped
-from bayeskit.inference.objectives.weighting import Weighting, weight
+from bayeskit.inference.objectives.sites import (
+    RELAXED,
+    Compatibility,
+    Site,
+    log_density,
+    relaxed_log_density,
+    unwrapped,
+)
+from bayeskit.inference.objectives.weighting import Weighting, baseline_terms, weight
 
 SUMMED_OUT = "_summed_out"
+BASELINES = "_baselines"
 
 
 class _WithinNesting(Messenger):
@@ -60,7 +68,9 @@ class _Values(Messenger):
         if name in self._values and not message["is_observed"]:
             # Plates draw their subsamples as sites, too, which have no support to compare.
             if self._compatibility is not None and isinstance(message["fn"], TorchDistributionMixin):
-                self._compatibility.site(name, message["fn"], self._sites[name]["fn"], self._values[name])
+                site = self._sites[name]
+                value = None if site["infer"].get(RELAXED) else self._values[name]
+                self._compatibility.site(name, message["fn"], site["fn"], value)
             message["value"], message["done"] = self._values[name], True
             message["infer"] = self._sites[name]["infer"]
 
@@ -265,6 +275,12 @@ def _summed_out(
             {name: enumerated.expected(factor, weights, layout) for name, factor in part.items()}
             for part in (factors, own, costs)
         )
+        baselines = [
+            enumerated.added_up(enumerated.factor(guide_sites[name], term, layout, bare=True), layout)
+            for name, term in baseline_terms(guide_sites, terms, log_guide, kl).items()
+        ]
+        if baselines:
+            terms[BASELINES] = sum(baselines[1:], baselines[0])
         scores = [log_guide[name] for name in scored]
         first = next(iter(enumerated.variables.values()))
         return _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites, first)
@@ -335,7 +351,10 @@ def _term(site: Site, layout: Layout) -> Tensor:
 
 
 def _density(site: Site) -> Tensor:
-    term = log_density(site["fn"], site["value"])
+    if site["infer"].get(RELAXED):
+        term = relaxed_log_density(site["name"], site["fn"], site["value"])
+    else:
+        term = log_density(site["fn"], site["value"])
     site["term"] = masked(site, term.detach())  # what a mask takes out is nobody's fault
     return term
 

@@ -117,8 +117,12 @@ class Enumerated:
         if needed:
             weight = math.prod((align(own[n], labels) for n in needed), start=torch.ones(()))
             value = torch.where(weight != 0, weight * value, weight.new_zeros(()))
+        return self.added_up(Factor(value, labels, cost.plates), layout)
+
+    def added_up(self, term: Factor, layout: Layout) -> Tensor:
+        """Sum a term over everything but particles and data: ``(K, *batch)``."""
         kept = layout.labels
-        drop = [i for i, label in enumerate(labels) if label not in kept]
-        value = value.sum(drop) if drop else value
-        left = tuple(label for label in labels if label in kept)
+        drop = [i for i, label in enumerate(term.labels) if label not in kept]
+        value = term.tensor.sum(drop) if drop else term.tensor
+        left = tuple(label for label in term.labels if label in kept)
         return layout.shaped(align(Factor(value, left, frozenset(kept)), kept))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.inference.objectives.importance_weighted import leave_one_out_bound
+from bayeskit.inference.gradients.multi_sample import leave_one_out_bound
 from bayeskit.inference.objectives.objective import Draw, Objective, log_mean_exp, with_gradient_of
 
 # Below this power the log of the mean of powers is expanded about the mean log weight.

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, Independent, constraints
+from torch.distributions import Bernoulli, Distribution, Independent, OneHotCategorical, constraints
 from torch.nn.functional import softplus
 
 from bayeskit.errors import GuideError
 
 Site = dict[str, Any]
+
+#: Marks sites whose values may lie between the points of their support.
+RELAXED = "_relaxed"
 
 
 def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
@@ -34,6 +37,28 @@ def log_density(fn: Any, value: Tensor) -> Tensor:
             dims = tuple(range(-events, 0))
             return _BernoulliLogDensity.apply(base.logits, value.to(base.logits.dtype), dims)
     return fn.log_prob(value)
+
+
+def relaxed_log_density(name: str, fn: Any, value: Tensor) -> Tensor:
+    """Return the log density of bits or one-hot vectors, continued linearly to points between these.
+
+    Raises
+    ------
+    GuideError
+        If the site has another distribution.
+    """
+    base, events = unwrapped(fn)
+    if isinstance(base, Bernoulli):
+        terms = value * base.logits - softplus(base.logits)
+    elif isinstance(base, OneHotCategorical):
+        terms = (value * base.logits.log_softmax(-1)).sum(-1)
+    else:
+        raise GuideError(
+            f"site {name!r}: the guide draws points between corners, at which {type(base).__name__} has no density; "
+            "use Bernoulli or OneHotCategorical in guide and model, or an estimator that is not relaxed, such as "
+            "UnorderedSet"
+        )
+    return terms.sum(tuple(range(-events, 0))) if events else terms
 
 
 class _BernoulliLogDensity(torch.autograd.Function):
@@ -77,8 +102,8 @@ class Compatibility:
         if self._is_new(tuple((n, s["is_observed"]) for sites in (model, guide) for n, s in sites.items())):
             _check_names(model, guide)
 
-    def site(self, name: str, prior: Any, posterior: Any, value: Tensor) -> None:
-        """Check that the model can have drawn what the guide drew for one site."""
+    def site(self, name: str, prior: Any, posterior: Any, value: Tensor | None) -> None:
+        """Check that the model can have drawn what the guide drew for one site; a relaxed value is no draw."""
         shapes = prior.event_shape, posterior.event_shape
         if self._is_new((name, type(unwrapped(prior)[0]), type(unwrapped(posterior)[0]), *shapes)):
             _check_support(name, prior, posterior, value)
@@ -113,7 +138,7 @@ def _names(names: list[str]) -> str:
     return ("site " if len(names) == 1 else "sites ") + ", ".join(repr(name) for name in names)
 
 
-def _check_support(name: str, prior: Any, posterior: Any, value: Tensor) -> None:
+def _check_support(name: str, prior: Any, posterior: Any, value: Tensor | None) -> None:
     wanted, given = _bare(prior.support), _bare(posterior.support)
     # What a chain of transforms can reach, torch knows only roughly: there the values decide.
     vague = type(unwrapped(posterior)[0]).__name__ in ("TransformedDistribution", "Delta")
@@ -129,7 +154,7 @@ def _check_support(name: str, prior: Any, posterior: Any, value: Tensor) -> None
             f"site {name!r}: a draw of the guide has shape {tuple(shapes[1])}, one of the model {tuple(shapes[0])}; "
             "let .to_event agree"
         )
-    if not bool(value.isnan().any()) and not bool(wanted.check(value).all()):
+    if value is not None and not bool(value.isnan().any()) and not bool(wanted.check(value).all()):
         raise GuideError(f"site {name!r}: the guide drew a value outside the support {wanted} of the model")
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pyro.distributions import TorchDistribution
+from pyro.distributions import Categorical, TorchDistribution
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from bayeskit.errors import GuideError
-from bayeskit.inference.gradients import GradientEstimator, space_of
+from bayeskit.inference.gradients import GradientEstimator, ScoreFunction, space_of
+from bayeskit.inference.objectives.sites import RELAXED, Site, unwrapped
 
 GRADIENT = "gradient"
 WEIGHTS = "_weights"
@@ -54,11 +56,18 @@ class Weighting(Messenger):
                 f"site {name!r} is a {type(fn).__name__}, which has no discrete support for the gradient estimator; "
                 "leave infer['gradient'] out"
             )
+        _check_estimator(name, estimator)
+        if estimator.relaxed and isinstance(unwrapped(fn)[0], Categorical):
+            raise GuideError(
+                f"site {name!r} is a Categorical, whose values are whole numbers; {type(estimator).__name__} draws "
+                "points between corners: use OneHotCategorical in guide and model"
+            )
         values, weights = estimator.points(space_of(fn))
         if len(weights) == 1:
             # A dimension of size one would not show which terms depend on the site: the point comes twice, at half.
             values, weights = torch.cat([values, values]), torch.cat([weights, weights]) / 2
         message["infer"] = {**message["infer"], "enumerate": "parallel", WEIGHTS: weights}
+        message["infer"][RELAXED] = estimator.relaxed
         message["fn"] = _Drawn(fn, values)
 
     def _pyro_post_sample(self, message: Any) -> None:
@@ -68,6 +77,75 @@ class Weighting(Messenger):
             weights, dim = message["infer"][WEIGHTS], message["infer"]["_enumerate_dim"]
             gap = -dim - weights.dim()
             message["infer"][WEIGHTS] = weights.reshape(weights.shape[0], *[1] * gap, *weights.shape[1:])
+
+
+def _check_estimator(name: str, estimator: GradientEstimator) -> None:
+    """Refuse estimators that are more than weighted points, unless what they add is known here."""
+    plain = type(estimator).surrogate is GradientEstimator.surrogate
+    if not plain and not isinstance(estimator, ScoreFunction):
+        raise GuideError(
+            f"site {name!r}: {type(estimator).__name__} adds terms to its weighted points that need the site's own "
+            "function, so it works in surrogate and estimate alone; use such as LeaveOneOut, UnorderedSet or REBAR "
+            "here, or IWAE without infer['gradient'] for the multi-sample bound"
+        )
+
+
+def baseline_terms(
+    sites: Mapping[str, Site],
+    log_model: Mapping[str, Tensor],
+    log_guide: Mapping[str, Tensor],
+    kl: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return what the baselines of sites add to the bound: zero in value, and in expectation of the gradient.
+
+    Parameters
+    ----------
+    sites : mapping of Site
+        Those of the guide.
+    log_model, log_guide, kl : mapping of Tensor
+        What the bound is made of, by site. It is linear in the weights of each, so that its derivative by these is
+        what each point is worth.
+
+    Returns
+    -------
+    dict of Tensor
+        By site, the shape of its density without the dimension of its points.
+
+    Raises
+    ------
+    GuideError
+        If this is computed again in the backward pass, where a baseline would learn once more.
+    """
+    found: dict[str, Tensor] = {}
+    with_baseline: dict[str, tuple[ScoreFunction, Tensor]] = {}
+    for name, site in sites.items():
+        estimator, weights = site["infer"].get(GRADIENT), weight(site)
+        if weights is not None and isinstance(estimator, ScoreFunction) and estimator.baseline is not None:
+            with_baseline[name] = estimator, weights
+    if not with_baseline or not torch.is_grad_enabled():
+        return found
+    plus = [term.sum() for name, term in log_model.items() if name not in kl]
+    minus = [term.sum() for name, term in log_guide.items() if name not in kl] + [term.sum() for term in kl.values()]
+    bound = torch.stack(plus).sum() - torch.stack(minus).sum()
+    for name, (estimator, weights) in with_baseline.items():
+        if weights.requires_grad:
+            _check_once(name)
+            (worth,) = torch.autograd.grad(bound, weights, retain_graph=True, allow_unused=True)
+            if worth is not None:
+                found[name] = torch.as_tensor(estimator.correction(weights, worth))
+    return found
+
+
+def _check_once(name: str) -> None:
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("computed again"):
+            return
+    except RuntimeError:
+        raise GuideError(
+            f"site {name!r}: its baseline learns from draw to draw, and would learn twice from particles that are "
+            "computed again in the backward pass; leave chunk_size out, or use LeaveOneOut, whose baseline is its own "
+            "draws"
+        ) from None
 
 
 def weight(site: Any) -> Tensor | None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bayeskit._torch import global_stream, new_generator
+from bayeskit.inference.gradients.multi_sample import leave_one_out_bound
 from bayeskit.inference.objectives import STL, VCD
 from bayeskit.inference.objectives import sticking_the_landing as landing
 from bayeskit.inference.objectives import variational_contrastive_divergence as contrastive
-from bayeskit.inference.objectives.importance_weighted import leave_one_out_bound
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from torch.nn.functional import logsigmoid
 
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.errors import SettingsError
+from bayeskit.inference.gradients.multi_sample import importance_weighted_estimate
 from bayeskit.inference.objectives import IWAE
-from bayeskit.inference.objectives.importance_weighted import importance_weighted_estimate
 from bayeskit.inference.objectives.objective import log_mean_exp
 from bayeskit.inference.objectives.renyi import Renyi, leave_one_out_renyi, renyi_bound, renyi_estimate
 from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep, reweighted_estimate
