@@ -10,7 +10,9 @@ because Gumbel noise makes arrival times of exponentials: all of :math:`S` arriv
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ _FIRST, _STEP = -36.0, 0.2
 _SMALL = -36.0
 
 
-def leave_one_out_ratios(log_probability: Tensor, rest: Tensor, order: int = 1) -> Tensor:
+def leave_one_out_ratios(log_probability: Tensor, rest: Tensor) -> Tensor:
     r"""Return :math:`R(S, s) = p^{D \setminus s}(S \setminus s) / p(S)` for each of a set.
 
     Parameters
@@ -32,13 +34,11 @@ def leave_one_out_ratios(log_probability: Tensor, rest: Tensor, order: int = 1) 
         Of the members, shape `(k, *batch)`.
     rest : Tensor
         Log of the probability of all others, `(*batch)`; minus infinity where there are none.
-    order : int, default 1
-        2 for :math:`R^{D \setminus s}(S, s')`, where one draw is known already; ones on the diagonal.
 
     Returns
     -------
     Tensor
-        Shape `(k, *batch)`, or `(k, k, *batch)` with the draw known already first.
+        Shape `(k, *batch)`.
 
     References
     ----------
@@ -51,20 +51,73 @@ def leave_one_out_ratios(log_probability: Tensor, rest: Tensor, order: int = 1) 
     >>> leave_one_out_ratios(torch.tensor([0.5, 0.3]).log(), torch.tensor(0.2).log())
     tensor([1.1667, 1.3889])
     """
+    whole, one = _log_probabilities(log_probability, rest, (0, 1))
+    return (one - whole).exp()
+
+
+def second_order_ratios(log_probability: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return the ratios of :func:`leave_one_out_ratios`, and those where one draw is known already.
+
+    Parameters
+    ----------
+    log_probability, rest : Tensor
+        As there; `k` is at least 2.
+
+    Returns
+    -------
+    first : Tensor
+        :math:`R(S, s)`, shape `(k, *batch)`.
+    second : Tensor
+        :math:`R^{D \setminus s}(S, s')`, shape `(k, k, *batch)` with `s` first; ones on the diagonal.
+    """
     count = len(log_probability)
-    method = _by_orders if count <= EXACT_SIZE else _by_quadrature
-    out = torch.eye(count, dtype=torch.bool, device=log_probability.device)
-    if order == 1:
-        found = method(log_probability, rest, torch.cat([torch.zeros_like(out[:1]), out]))
-        return (found[1:] - found[0]).exp()
-    pairs = (out.unsqueeze(1) | out.unsqueeze(0)).flatten(0, 1)
-    found = method(log_probability, rest, torch.cat([out, pairs]))
-    one, two = found[:count], found[count:].unflatten(0, (count, count))
-    return (two - one.unsqueeze(1)).exp()
+    whole, one, two = _log_probabilities(log_probability, rest, (0, 1, 2))
+    number = torch.zeros(count, count, dtype=torch.int64)
+    first, second = _choices(count, 2).T
+    number[first, second] = number[second, first] = torch.arange(len(first))
+    ratio = (two[number] - one.unsqueeze(1)).exp()
+    ones = torch.eye(count, dtype=torch.bool, device=ratio.device).reshape(count, count, *[1] * rest.dim())
+    return (one - whole).exp(), torch.where(ones, 1.0, ratio)
 
 
-def _by_quadrature(log_probability: Tensor, rest: Tensor, left_out: Tensor) -> Tensor:
-    """Return the log of the integral without some of the factors, `(cases, k)` to `(cases, *batch)`.
+def _log_probabilities(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:
+    """Return the log probability of all of a set but so many, drawn from a support without these, for each choice."""
+    method = _by_orders if len(log_probability) <= EXACT_SIZE else _by_quadrature
+    return method(log_probability, rest, left_out)
+
+
+@cache
+def _choices(count: int, size: int) -> Tensor:
+    """Return the members that may be left out, `(choices, size)`."""
+    found = list(itertools.combinations(range(count), size))
+    return torch.tensor(found, dtype=torch.int64).reshape(len(found), size)
+
+
+@cache
+def _orders(count: int, left_out: int) -> Tensor:
+    """Return the orders of the members that are left, `(choices, orders, members)`."""
+    found = [
+        list(itertools.permutations([i for i in range(count) if i not in out]))
+        for out in itertools.combinations(range(count), left_out)
+    ]
+    return torch.tensor(found, dtype=torch.int64).reshape(len(found), len(found[0]), count - left_out)
+
+
+def _by_orders(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:
+    """Return sums over the orders in which members may have been drawn: all terms are positive, nothing cancels."""
+    found = []
+    for size in left_out:
+        drawn = log_probability[_orders(len(log_probability), size)]  # (choices, orders, members, *batch)
+        if not drawn.shape[2]:
+            found.append(drawn.new_zeros((1, *rest.shape)))
+            continue
+        remaining = torch.logaddexp(drawn.flip(2).logcumsumexp(2).flip(2), rest)
+        found.append((drawn - remaining).sum(2).logsumexp(1))
+    return found
+
+
+def _by_quadrature(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:
+    """Return the integral without some of the factors.
 
     Over log t the integrand is analytic and falls off doubly exponentially on one side and exponentially on the other,
     so that the trapezoid rule is exact to rounding.
@@ -78,35 +131,6 @@ def _by_quadrature(log_probability: Tensor, rest: Tensor, left_out: Tensor) -> T
     log_rate = (log_probability - rest + x).clamp_max(50.0)
     factor = torch.where(log_rate < _SMALL, log_rate, (-torch.expm1(-log_rate.clamp_min(_SMALL).exp())).log())
     density = (x - x.exp()).squeeze(1)
-    everyone = factor.sum(1) + density
+    everyone = (factor.sum(1) + density).unsqueeze(1)
     total = density.logsumexp(0)
-    cases = [
-        (everyone - factor[:, case].sum(1) if any(case) else everyone).logsumexp(0) - total
-        for case in left_out.tolist()
-    ]
-    return torch.stack(cases)
-
-
-def _by_orders(log_probability: Tensor, rest: Tensor, left_out: Tensor) -> Tensor:
-    """Return the log of the probability of each set by adding its members one after the other.
-
-    Those left out are not in the support either. All terms are positive: nothing cancels.
-    """
-    count = len(log_probability)
-    ones = (1,) * rest.dim()
-    member = torch.where(left_out.reshape(*left_out.shape, *ones), -torch.inf, log_probability)  # (cases, k, *batch)
-    subsets = torch.arange(1 << count, device=rest.device)
-    drawn = (subsets.unsqueeze(1) >> torch.arange(count, device=rest.device) & 1).bool()  # (subsets, k)
-    waiting = torch.where(drawn.reshape(len(drawn), 1, count, *ones), -torch.inf, member)
-    remaining = torch.logaddexp(waiting.logsumexp(2), rest)  # (subsets, cases, *batch)
-    reached = torch.full_like(remaining, -torch.inf)
-    reached[0] = 0.0
-    sizes = drawn.sum(1)
-    for size in range(1, count + 1):
-        level = subsets[sizes == size]
-        before = level.unsqueeze(1) & ~(1 << torch.arange(count, device=rest.device))  # (level, k)
-        step = reached[before] + member.movedim(1, 0) - remaining[before]
-        ways = drawn[level].reshape(*before.shape, 1, *ones) & (member.movedim(1, 0) > -torch.inf)
-        reached[level] = torch.where(ways, step, -torch.inf).logsumexp(1)
-    whole = ((~left_out).long() << torch.arange(count, device=rest.device)).sum(1)
-    return reached[whole, torch.arange(len(left_out), device=rest.device)]
+    return [(everyone - factor[:, _choices(count, size)].sum(2)).logsumexp(0) - total for size in left_out]

@@ -8,7 +8,7 @@ import torch
 
 from bayeskit._settings import whole_number
 from bayeskit.inference.gradients.estimator import GradientEstimator, WeightedPoints
-from bayeskit.inference.gradients.leave_one_out_ratios import leave_one_out_ratios
+from bayeskit.inference.gradients.leave_one_out_ratios import leave_one_out_ratios, second_order_ratios
 from bayeskit.inference.gradients.space import Space
 from bayeskit.inference.gradients.without_replacement import check_k, stochastic_beam_search
 
@@ -62,13 +62,14 @@ class UnorderedSet(GradientEstimator):
         """Return the points of one set with their weights, codes `(k, *batch, variables)`."""
         probability = space.log_prob(codes).exp()
         fixed, rest = space.fixed_log_prob(codes), space.log_rest(codes)
-        weights = probability * leave_one_out_ratios(fixed, rest).to(probability.dtype)
-        if self.baseline:
-            # Each member's value has the others' mean subtracted: a term without value, whose gradient is the score's.
-            second = leave_one_out_ratios(fixed, rest, order=2) * fixed.exp()
-            moved = (weights - weights.detach()).unsqueeze(1) * second.to(weights.dtype)
-            weights = weights - moved.sum(0)
-        return WeightedPoints(space.value(codes), weights)
+        if not self.baseline:
+            ratio = leave_one_out_ratios(fixed, rest).to(probability.dtype)
+            return WeightedPoints(space.value(codes), probability * ratio)
+        first, second = second_order_ratios(fixed, rest)
+        weights = probability * first.to(probability.dtype)
+        # Each member's value has the others' mean subtracted: a term without value, whose gradient is the score's.
+        moved = (weights - weights.detach()).unsqueeze(1) * (second * fixed.exp()).to(weights.dtype)
+        return WeightedPoints(space.value(codes), weights - moved.sum(0))
 
     def num_evaluations(self, space: Space) -> int:
         """Return the size of the set."""

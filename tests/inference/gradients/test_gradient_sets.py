@@ -81,7 +81,7 @@ def test_a_ratio_of_another_set_is_seen(monkeypatch):
     original = ratios.leave_one_out_ratios
     monkeypatch.setattr(
         "bayeskit.inference.gradients.unordered_set.leave_one_out_ratios",
-        lambda log_p, rest, order=1: original(log_p, rest - 0.05, order),
+        lambda log_p, rest: original(log_p, rest - 0.05),
     )
     exact = gradients.Enumeration().estimate(LOGITS, VALUES)
     _, gradient, _ = summed(gradients.UnorderedSet(2), LOGITS, VALUES)
@@ -89,21 +89,23 @@ def test_a_ratio_of_another_set_is_seen(monkeypatch):
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0, 60.0])
-@pytest.mark.parametrize("k", [1, 3, 7])
+@pytest.mark.parametrize("k", [1, 3, 6])
 def test_both_ways_to_the_ratios_agree(k, spread):
     generator = torch.Generator().manual_seed(k)
     log_p = (spread * torch.randn(12, 4, generator=generator, dtype=DTYPE)).log_softmax(0)
     chosen, rest = log_p[:k], log_p[k:].logsumexp(0)
-    everyone = torch.zeros(1, k, dtype=torch.bool)
-    by_orders = ratios._by_orders(chosen, rest, everyone)
-    torch.testing.assert_close(ratios._by_quadrature(chosen, rest, everyone), by_orders, rtol=1e-13, atol=1e-11)
+    sizes = (0, 1, 2)[: k + 1]
+    for orders, integral in zip(
+        ratios._by_orders(chosen, rest, sizes), ratios._by_quadrature(chosen, rest, sizes), strict=True
+    ):
+        torch.testing.assert_close(integral, orders, rtol=1e-13, atol=1e-11)
 
 
 def test_many_improbable_members_keep_their_digits():
     # Members of probability e each of which the rest dwarfs: p(S) = k! e^k to first order.
     for k in (10, 60):
         log_p = torch.full((k,), -30.0, dtype=DTYPE)
-        found = ratios._by_quadrature(log_p, torch.zeros((), dtype=DTYPE), torch.zeros(1, k, dtype=torch.bool))
+        (found,) = ratios._by_quadrature(log_p, torch.zeros((), dtype=DTYPE), (0,))
         assert abs(float(found) - (math.lgamma(k + 1) - 30.0 * k)) < 1e-9
 
 
