@@ -41,9 +41,8 @@ def quadratic(z: Tensor) -> Tensor:
     return ((z - 0.499) * weights).sum(-1).square()
 
 
-def wave(z: Tensor) -> Tensor:
-    """Return a function of ten categories."""
-    return (torch.sin(1.0 + 3.0 * torch.arange(10.0, dtype=torch.float64)) * 3.0 + 1.0)[z]
+#: Values of ten categories.
+WAVE = torch.sin(1.0 + 3.0 * torch.arange(10.0, dtype=torch.float64)) * 3.0 + 1.0
 
 
 def problems() -> dict[str, Problem]:
@@ -60,8 +59,8 @@ def problems() -> dict[str, Problem]:
         "3 bits, extreme": (bits(5.0, -4.0, 0.5), quadratic),
         "8 bits, uniform": (bits(*[0.0] * 8), quadratic),
         "8 bits, extreme": (bits(5.0, -4.0, 0.5, 3.0, -3.0, 2.0, -5.0, 1.0), quadratic),
-        "10 categories, uniform": (category(*[0.0] * 10), wave),
-        "10 categories, extreme": (category(6.0, 5.0, 0.0, 2.0, 1.0, 4.0, -1.0, 3.0, 0.5, 1.5), wave),
+        "10 categories, uniform": (category(*[0.0] * 10), gradients.Table(WAVE)),
+        "10 categories, extreme": (category(6.0, 5.0, 0.0, 2.0, 1.0, 4.0, -1.0, 3.0, 0.5, 1.5), gradients.Table(WAVE)),
     }
 
 
@@ -109,7 +108,7 @@ def single(estimator: GradientEstimator, logits: Tensor, values: Tensor) -> floa
 def speed(options: argparse.Namespace) -> None:
     """Print the time of one gradient of ten categories with four evaluations, in turns with the peer."""
     logits = torch.zeros(10, dtype=torch.float64)
-    values = wave(torch.arange(10))
+    values = WAVE
     ours = {
         "score function": gradients.LeaveOneOut(4),
         "unordered set": gradients.UnorderedSet(4),

@@ -6,8 +6,12 @@ from bayeskit.inference.gradients.compare import GradientComparison, GradientSta
 from bayeskit.inference.gradients.enumeration import Enumeration
 from bayeskit.inference.gradients.estimator import GradientEstimator, Table, WeightedPoints
 from bayeskit.inference.gradients.importance import ImportanceWithoutReplacement
+from bayeskit.inference.gradients.rebar import REBAR
+from bayeskit.inference.gradients.relax import RELAX
+from bayeskit.inference.gradients.relaxed import GumbelSoftmax, StraightThrough
 from bayeskit.inference.gradients.score_function import ControlVariate, LeaveOneOut, MovingAverage, ScoreFunction
 from bayeskit.inference.gradients.space import Space, space_of
+from bayeskit.inference.gradients.temperature import Annealed, ExponentialDecay
 from bayeskit.inference.gradients.top_k import RaoBlackwell, best_k
 from bayeskit.inference.gradients.unordered_set import UnorderedSet
 from bayeskit.inference.gradients.vimco import VIMCO
@@ -20,6 +24,12 @@ __all__ = [
     "DisARM",
     "ImportanceWithoutReplacement",
     "RaoBlackwell",
+    "REBAR",
+    "RELAX",
+    "GumbelSoftmax",
+    "StraightThrough",
+    "Annealed",
+    "ExponentialDecay",
     "best_k",
     "compare",
     "ControlVariate",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class RELAX(Tunable):
 
     control: Function
     temperature: Temperature = 0.5
-    scale: float | Tensor = field(default=1.0)
+    scale: float | Tensor = 1.0
     num_samples: int = 1
 
     def __post_init__(self) -> None:

@@ -311,7 +311,8 @@ class _Run:
         function = _WithinNesting(self.nesting)(function)
         if self.num_particles > 1:
             function = pyro.plate(PARTICLES, self.num_particles, dim=-self.nesting - 1)(function)
-        with Enumeration(first_available_dim=-self.nesting - 2 if first else None), Weighting():
+        enumeration = Enumeration(first_available_dim=-self.nesting - 2 if first else None)
+        with enumeration, Weighting() if first else nullcontext():  # the model has no weights: its sites are given
             return poutine.trace(function).get_trace(*self.args, **self.kwargs)
 
     def layout(self, *traces: Mapping[str, Site]) -> Layout:

@@ -34,7 +34,8 @@ class _Drawn(TorchDistribution):  # type: ignore[misc]
 class Weighting(Messenger):
     """Let sites marked ``infer={"gradient": estimator}`` run through points that the estimator draws.
 
-    Stands right inside of the messenger that enumerates, which gives the points a dimension of their own.
+    Stands right inside of the messenger that enumerates, which gives the points a dimension of their own. Relaxed
+    points lie between the corners of the support, where densities are continued linearly.
     """
 
     def _pyro_sample(self, message: Any) -> None:

@@ -1,0 +1,343 @@
+"""Change points: where the parameters of a sequence change, exactly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bayeskit._settings import real_number, whole_number
+from bayeskit._torch import new_generator
+from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.sequences.conjugate_segments import SegmentModel
+from bayeskit.models.discrete.sequences.segments import (
+    Choice,
+    follow_numbered,
+    numbered_probabilities,
+    numbered_sums,
+)
+from bayeskit.models.discrete.sequences.semirings import LogSum, Max, draw
+
+
+class ChangePointPrior(Protocol):
+    """A prior over change points: a weight for each segment, and one for their number."""
+
+    def largest(self, n: int) -> int:
+        """Return the largest number of change points among ``n`` data."""
+
+    def segment_weights(self, n: int, max_length: int) -> Tensor:
+        """Return log weights of segments, ``(n, max_length)``, float64."""
+
+    def number_weights(self, totals: Tensor) -> Tensor:
+        """Return log weights of the number of change points, so that the prior sums to one.
+
+        Parameters
+        ----------
+        totals : Tensor
+            For each number the log of the sum of the segments' weights over all ways to place the change points.
+
+        Returns
+        -------
+        Tensor
+            ``(numbers,)``.
+        """
+
+
+@dataclass(frozen=True)
+class NumberOfChanges:
+    """The number of change points has given probabilities; given their number, all places are equally probable.
+
+    Parameters
+    ----------
+    probabilities : tuple of float
+        Of 0, 1, 2, ... change points, not negative; they are normalised.
+
+    Raises
+    ------
+    SettingsError
+        If a probability is negative or not finite, or all are zero.
+
+    Examples
+    --------
+    >>> from bayeskit.models.discrete.sequences import NumberOfChanges
+    >>> NumberOfChanges.exactly(1), NumberOfChanges.up_to(2)
+    (NumberOfChanges(probabilities=(0.0, 1.0)), NumberOfChanges(probabilities=(1.0, 1.0, 1.0)))
+    """
+
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "probabilities", tuple(float(p) for p in self.probabilities))
+        if not all(0 <= p < math.inf for p in self.probabilities) or not sum(self.probabilities) > 0:
+            raise SettingsError(
+                f"probabilities={self.probabilities}; give numbers of at least 0 that are finite and not all zero"
+            )
+
+    @classmethod
+    def exactly(cls, number: int) -> NumberOfChanges:
+        """Fix the number of change points."""
+        return cls((0.0,) * whole_number("number", number, least=0) + (1.0,))
+
+    @classmethod
+    def up_to(cls, number: int) -> NumberOfChanges:
+        """Make every number of change points up to this one equally probable."""
+        return cls((1.0,) * (whole_number("number", number, least=0) + 1))
+
+    def largest(self, n: int) -> int:
+        """Return the largest number of change points."""
+        return len(self.probabilities) - 1
+
+    def segment_weights(self, n: int, max_length: int) -> Tensor:
+        """Return log weights of segments: all the same."""
+        return torch.zeros(n, max_length, dtype=torch.float64)
+
+    def number_weights(self, totals: Tensor) -> Tensor:
+        """Return log weights of numbers.
+
+        Raises
+        ------
+        SettingsError
+            If so many change points have no room.
+        """
+        probabilities = torch.tensor(self.probabilities, dtype=torch.float64)
+        for number in ((probabilities > 0) & (totals == -math.inf)).nonzero().flatten().tolist():
+            raise SettingsError(
+                f"the prior allows {number} change points, but there is no room for {number + 1} segments; lower the "
+                "number, or change min_length or max_length"
+            )
+        logarithms = (probabilities / probabilities.sum()).log()
+        return torch.where(probabilities > 0, logarithms - totals, -math.inf)
+
+
+@dataclass(frozen=True)
+class NegativeBinomialLengths:
+    r"""Lengths of segments are independent and negative binomial; the last one is cut off by the end of the data.
+
+    A segment has length :math:`l` with probability :math:`\binom{l-1}{r-1} p^r (1-p)^{l-r}`. With :math:`r=1` every
+    place is a change point with probability :math:`p`, independently of the others.
+
+    Parameters
+    ----------
+    probability : float
+        :math:`p`, between 0 and 1.
+    successes : int, default 1
+        :math:`r`, also the shortest length.
+    most : int, optional
+        The largest number of change points: the prior is conditioned on there being no more. By default as many as have
+        room, which takes time proportional to the cube of the number of data.
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain.
+
+    Examples
+    --------
+    >>> from bayeskit.models.discrete.sequences import NegativeBinomialLengths
+    >>> NegativeBinomialLengths(0.25).segment_weights(3, 3).exp()[0, 0]
+    tensor(0.2500, dtype=torch.float64)
+    """
+
+    probability: float
+    successes: int = 1
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        real_number("probability", self.probability, (0.0, 1.0))
+        whole_number("successes", self.successes, least=1)
+        if self.most is not None:
+            whole_number("most", self.most, least=0)
+
+    def largest(self, n: int) -> int:
+        """Return the largest number of change points."""
+        room = (n - 1) // self.successes
+        return room if self.most is None else min(room, self.most)
+
+    def segment_weights(self, n: int, max_length: int) -> Tensor:
+        """Return log probabilities of lengths, for segments that end with the data of being at least so long."""
+        length = torch.arange(1, n + 1, dtype=torch.float64)
+        r, p = self.successes, self.probability
+        ways = torch.lgamma(length) - torch.lgamma((length - r + 1).clamp_min(1)) - math.lgamma(r)
+        mass = torch.where(length >= r, ways + r * math.log(p) + (length - r) * math.log1p(-p), -math.inf)
+        # At least as long means fewer than r successes so far: a sum of at most r terms, none of them negative.
+        failures = torch.arange(r, dtype=torch.float64)
+        before = (length - 1).unsqueeze(1)
+        terms = (
+            torch.lgamma(before + 1) - torch.lgamma(failures + 1) - torch.lgamma((before - failures + 1).clamp_min(1))
+        )
+        terms = terms + failures * math.log(p) + (before - failures) * math.log1p(-p)
+        survival = torch.where(failures <= before, terms, -math.inf).logsumexp(1)
+        weights = mass[:max_length].expand(n, max_length).clone()
+        weights[-1] = survival[:max_length]
+        return weights
+
+    def number_weights(self, totals: Tensor) -> Tensor:
+        """Return log weights of numbers: what conditions the prior on the restrictions."""
+        return -totals.logsumexp(0).expand(totals.shape)
+
+
+class ChangePoints:
+    r"""Posterior of change points, their number and places, exactly.
+
+    The data of each segment are independent of those of the others, with parameters integrated out. A dynamic programme
+    sums over the places of change points for each of their numbers.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape ``(n,)``, in the order of time.
+    segments : SegmentModel
+        For instance :class:`NormalSegments` or :class:`PoissonSegments`.
+    prior : ChangePointPrior
+        :class:`NumberOfChanges` or :class:`NegativeBinomialLengths`, conditioned on the following restrictions.
+    min_length : int, default 1
+        Of a segment.
+    max_length : int, optional
+        Of a segment; by default there is no limit.
+
+    Attributes
+    ----------
+    log_evidence : Tensor
+        Log marginal likelihood of the data, a number.
+    log_evidence_by_number : Tensor
+        The same given 0, 1, 2, ... change points, ``(largest + 1,)``; NaN where the prior gives none of the number.
+    number_probabilities : Tensor
+        Posterior of the number of change points, ``(largest + 1,)``.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` is not a sequence of numbers, or the segment model returns another shape.
+    SettingsError
+        If a setting lies outside its domain, or the prior allows no segmentation.
+    DataError
+        If the data do not fit the segment model, or have probability zero.
+
+    References
+    ----------
+    Fearnhead, P. (2006). Exact and efficient Bayesian inference for multiple changepoint problems. Statistics and
+    Computing 16, 203-213.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import ChangePoints, NormalSegments, NumberOfChanges
+    >>> x = torch.tensor([0.1, -0.2, 0.3, 0.0, 5.1, 4.8, 5.3], dtype=torch.float64)
+    >>> posterior = ChangePoints(x, NormalSegments(0.0, 0.1, 2.0, 1.0), NumberOfChanges.up_to(2))
+    >>> posterior.most_probable()
+    tensor([False, False, False,  True, False, False])
+    >>> posterior.number_probabilities
+    tensor([3.8632e-05, 7.3731e-01, 2.6265e-01], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        segments: SegmentModel,
+        prior: ChangePointPrior,
+        *,
+        min_length: int = 1,
+        max_length: int | None = None,
+    ) -> None:
+        if x.dim() != 1 or not len(x):
+            raise ShapeError(f"x has shape {tuple(x.shape)}; give a sequence of numbers, (n,)")
+        n = len(x)
+        shortest = whole_number("min_length", min_length, least=1)
+        longest = n if max_length is None else min(n, whole_number("max_length", max_length, least=1))
+        if shortest > longest:
+            raise SettingsError(f"min_length={shortest} exceeds the longest segment possible, {longest}; lower it")
+        self.x, self.segments, self.longest = x, segments, longest
+        marginals = _checked_marginals(segments.log_marginals(x, longest), n, longest)
+        weights = prior.segment_weights(n, longest).to(marginals)
+        weights = torch.where(torch.arange(1, longest + 1, device=weights.device) >= shortest, weights, -math.inf)
+        self._most = prior.largest(n) + 1
+        totals = numbered_sums(LogSum(), weights, self._most)[1:, -1]
+        if not bool((totals > -math.inf).any()):
+            raise SettingsError("the prior and the limits of length allow no segmentation of so many data; relax them")
+        self._number_weights = prior.number_weights(totals.cpu()).to(marginals)
+        self._weights = weights + marginals
+        self._sums = numbered_sums(LogSum(), self._weights, self._most)
+        ends = self._sums[1:, -1]
+        allowed = self._number_weights > -math.inf
+        self.log_evidence_by_number = torch.where(allowed, ends - totals, math.nan)
+        joint = ends + self._number_weights
+        self.log_evidence = LogSum().sum(joint, -1)
+        if not bool(self.log_evidence > -math.inf):
+            raise DataError("the data have probability zero under the segment model and the prior; relax one of them")
+        self.number_probabilities = joint.softmax(-1)
+
+    def segment_probabilities(self) -> Tensor:
+        """Return the probability of each segment, ``(n, max_length)``: the gradient of the log evidence.
+
+        Entry ``[j, l]`` is that of the segment of ``l + 1`` data up to and including ``x[j]``.
+        """
+        return numbered_probabilities(self._sums, self._weights, self.number_probabilities)
+
+    def place_probabilities(self) -> Tensor:
+        """Return the probability that a segment ends with each datum and another begins, ``(n - 1,)``."""
+        return self.segment_probabilities().sum(-1)[:-1]
+
+    def levels(self) -> Tensor:
+        """Return the posterior mean of the mean of each datum, averaged over all segmentations, ``(n,)``."""
+        share = self.segment_probabilities()
+        parts = share * torch.where(share > 0, self.segments.levels(self.x, self.longest), 0.0)
+        n = len(self.x)
+        start = torch.arange(n, device=parts.device).unsqueeze(1) - torch.arange(self.longest, device=parts.device)
+        rises = parts.new_zeros(n).index_add(0, start.clamp_min(0).flatten(), parts.flatten())
+        falls = torch.cat([parts.new_zeros(1), parts.sum(1)[:-1]])
+        return (rises - falls).cumsum(0)
+
+    def most_probable(self) -> Tensor:
+        """Return the most probable change points, their number included.
+
+        Returns
+        -------
+        Tensor of bool
+            ``(n - 1,)``: True where a segment ends with the datum and another begins.
+        """
+        sums = numbered_sums(Max(), self._weights, self._most)
+        number = (sums[1:, -1] + self._number_weights).argmax() + 1
+        return self._places(sums, number, lambda logits: logits.argmax(-1))
+
+    def sample(self, num_samples: int, *, seed: int | torch.Generator) -> Tensor:
+        """Draw independent sets of change points from the posterior.
+
+        Parameters
+        ----------
+        num_samples : int
+        seed : int or torch.Generator
+
+        Returns
+        -------
+        Tensor of bool
+            ``(num_samples, n - 1)``: True where a segment ends with the datum and another begins.
+
+        Raises
+        ------
+        SettingsError
+            If ``num_samples`` is not a whole number of at least 1.
+        """
+        num_samples = whole_number("num_samples", num_samples, least=1)
+        generator = new_generator(seed, self.x.device, stream="change_points")
+        number = draw(self._sums[1:, -1] + self._number_weights, num_samples, generator) + 1
+        return self._places(self._sums, number, lambda logits: draw(logits, 1, generator)[0])
+
+    def _places(self, sums: Tensor, number: Tensor, choose: Choice) -> Tensor:
+        with torch.no_grad():
+            return follow_numbered(sums, self._weights, number, choose)[..., :-1]
+
+
+def _checked_marginals(marginals: Tensor, n: int, longest: int) -> Tensor:
+    if marginals.shape != (n, longest):
+        raise ShapeError(f"the segment model returns log marginals {tuple(marginals.shape)} instead of {(n, longest)}")
+    bad = (marginals.isnan() | (marginals == math.inf)).tril()
+    if bool(bad.any()):
+        place, length = bad.nonzero()[0].tolist()
+        raise DataError(
+            f"the log marginal of the {length + 1} data up to x[{place}] is {float(marginals[place, length])}; a "
+            "segment model must return finite numbers or minus infinity"
+        )
+    return marginals.detach()

@@ -1,0 +1,291 @@
+"""All segmentations of sequences, each with the product of its segments' weights."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayeskit._settings import whole_number
+from bayeskit._torch import new_generator
+from bayeskit.errors import DataError, ShapeError
+from bayeskit.models.discrete.sequences.segments import continuations, follow, prefix_sums, segment_lengths, totals
+from bayeskit.models.discrete.sequences.semirings import Counting, Expectation, LogSum, Max, Semiring, draw, surprisal
+
+
+class Segmentations:
+    r"""Distribution over the segmentations of sequences.
+
+    A segmentation cuts a sequence into consecutive segments :math:`s_1, \dots, s_m`. With weights :math:`w(s) \ge 0`,
+    for instance probabilities of words or marginal likelihoods of data,
+
+    .. math:: p(s_1, \dots, s_m) = \frac{1}{Z} \prod_{i=1}^m w(s_i), \qquad Z = \sum \prod_i w(s_i),
+
+    and all that follows is exact, in time proportional to the length times the maximum length of a segment.
+
+    Parameters
+    ----------
+    log_weights : Tensor
+        Shape ``(*batch, n, L)``: entry ``[j, l]`` is the log weight of the segment of length ``l + 1`` whose last place
+        is ``j``; minus infinity forbids it. ``L`` is the maximum length. Entries that would begin before the sequence,
+        with ``l > j``, are not read.
+    lengths : Tensor of int, optional
+        Shape ``(*batch)``, of the sequences, from 1 to ``n``; what comes after is not read. By default all have ``n``.
+        Fewer batch dimensions are broadcast.
+
+    Raises
+    ------
+    ShapeError
+        If ``log_weights`` has fewer than two dimensions, or one of size zero, or ``lengths`` does not fit its batch.
+    DataError
+        If a length is not from 1 to ``n``.
+
+    References
+    ----------
+    Goodman, J. (1999). Semiring parsing. Computational Linguistics 25, 573-605.
+
+    Kong, L., Dyer, C., Smith, N. A. (2016). Segmental recurrent neural networks. ICLR.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import Segmentations
+    >>> segmentations = Segmentations(torch.zeros(10, 3))
+    >>> segmentations.count(), segmentations.entropy()
+    (tensor(274), tensor(5.6131))
+    """
+
+    def __init__(self, log_weights: Tensor, lengths: Tensor | None = None) -> None:
+        if log_weights.dim() < 2 or not log_weights.shape[-1] or not log_weights.shape[-2]:
+            raise ShapeError(
+                f"log_weights has shape {tuple(log_weights.shape)}; give (*batch, n, L), a row for each place and a "
+                "column for each length of a segment that ends there"
+            )
+        self.log_weights = log_weights
+        self.lengths = checked_lengths(lengths, log_weights.shape[:-2], log_weights.shape[-2], log_weights.device)
+
+    def log_normalizer(self) -> Tensor:
+        """Return the log marginal: the log of the sum over segmentations of their weights, ``(*batch)``.
+
+        It is minus infinity where no segmentation has a weight above zero, and differentiable with respect to the log
+        weights; its gradient is the probability of each segment.
+        """
+        return self._total(LogSum(), self.log_weights)
+
+    def segment_probabilities(self) -> Tensor:
+        """Return the probability that each segment is part of the segmentation, ``(*batch, n, L)``.
+
+        They are the gradient of :meth:`log_normalizer`, and differentiable if the log weights are.
+
+        Raises
+        ------
+        DataError
+            If a sequence has no segmentation.
+        """
+        self.check()
+        follows = self.log_weights.requires_grad
+        with torch.enable_grad():
+            weights = self.log_weights if follows else self.log_weights.detach().requires_grad_()
+            total = Segmentations(weights, self.lengths).log_normalizer().sum()
+            return torch.autograd.grad(total, weights, create_graph=follows)[0]
+
+    def boundary_probabilities(self) -> Tensor:
+        """Return the probability that a segment ends at each place, ``(*batch, n)``.
+
+        Raises
+        ------
+        DataError
+            If a sequence has no segmentation.
+        """
+        return self.segment_probabilities().sum(-1)
+
+    def most_probable(self) -> Tensor:
+        """Return the most probable segmentation: True where a segment ends, ``(*batch, n)``.
+
+        Of several equally probable ones it is one of them.
+
+        Raises
+        ------
+        DataError
+            If a sequence has no segmentation.
+        """
+        self.check()
+        with torch.no_grad():
+            logits = continuations(Max(), prefix_sums(Max(), self.log_weights), self.log_weights)
+            return follow(logits.argmax(-1) + 1, self.lengths)
+
+    def sample(self, num_samples: int, *, seed: int | torch.Generator) -> Tensor:
+        """Draw independent segmentations: True where a segment ends, ``(num_samples, *batch, n)``.
+
+        Parameters
+        ----------
+        num_samples : int
+        seed : int or torch.Generator
+
+        Raises
+        ------
+        SettingsError
+            If ``num_samples`` is not a whole number of at least 1.
+        DataError
+            If a sequence has no segmentation.
+        """
+        num_samples = whole_number("num_samples", num_samples, least=1)
+        self.check()
+        generator = new_generator(seed, self.log_weights.device, stream="segmentations")
+        with torch.no_grad():
+            logits = continuations(LogSum(), prefix_sums(LogSum(), self.log_weights), self.log_weights)
+            return follow(draw(logits, num_samples, generator) + 1, self.lengths)
+
+    def log_prob(self, ends: Tensor) -> Tensor:
+        """Return the log probability of segmentations, ``(*sample, *batch, n)`` to ``(*sample, *batch)``.
+
+        Parameters
+        ----------
+        ends : Tensor of bool
+            True where a segment ends, as :meth:`sample` returns it. The last place of a sequence must be an end.
+
+        Raises
+        ------
+        ShapeError
+            If ``ends`` has another number of places.
+        DataError
+            If a sequence has no segmentation.
+        """
+        self.check()
+        return self.log_weight(ends) - self.log_normalizer()
+
+    def log_weight(self, ends: Tensor) -> Tensor:
+        """Return the log weight of segmentations: :meth:`log_prob` without the normaliser.
+
+        Parameters
+        ----------
+        ends : Tensor of bool
+            ``(*sample, *batch, n)``.
+
+        Raises
+        ------
+        ShapeError
+            If ``ends`` has another number of places.
+        """
+        n, longest = self.log_weights.shape[-2:]
+        if ends.shape[-1:] != (n,) or ends.dtype != torch.bool:
+            raise ShapeError(f"ends is {ends.dtype} of shape {tuple(ends.shape)}; give a mask (*sample, *batch, {n})")
+        place = torch.arange(1, n + 1, device=ends.device)
+        inside = place <= self.lengths.unsqueeze(-1)
+        length = torch.where(inside, segment_lengths(ends), 0)
+        index = (length - 1).clamp(0, longest - 1).unsqueeze(-1)
+        weights = self.log_weights.expand(*length.shape, longest).gather(-1, index).squeeze(-1)
+        weights = torch.where(length > longest, -math.inf, torch.where(length > 0, weights, 0.0))
+        finished = (ends & (place == self.lengths.unsqueeze(-1))).any(-1)
+        return torch.where(finished, weights.sum(-1), -math.inf)
+
+    def count(self) -> Tensor:
+        """Return the number of segmentations with a weight above zero, int64, ``(*batch)``.
+
+        Raises
+        ------
+        DataError
+            If there are more than 64 bits can count; the message gives the logarithm.
+        """
+        possible = self.log_weights.detach() > -math.inf
+        logarithm = self._total(LogSum(), torch.where(possible, 0.0, -math.inf).double())
+        if float(logarithm.max()) > 62 * math.log(2):
+            raise DataError(
+                f"there are about exp({float(logarithm.max()):.6g}) segmentations, more than 64 bits can count; "
+                "for the logarithm give weights of one and ask log_normalizer()"
+            )
+        return self._total(Counting(), possible.long())
+
+    def expectation(self, values: Tensor) -> Tensor:
+        """Return the mean over segmentations of the sum of their segments' values, ``(*batch)``.
+
+        Differentiable with respect to values and log weights. Values of one give the mean number of segments.
+
+        Parameters
+        ----------
+        values : Tensor
+            Finite, broadcast to ``(*batch, n, L)``.
+
+        Raises
+        ------
+        DataError
+            If a sequence has no segmentation.
+        """
+        self.check()
+        semiring = Expectation()
+        pairs = semiring.elements(self.log_weights, values.expand(self.log_weights.shape).to(self.log_weights))
+        return self._total(semiring, pairs)[1]
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of the distribution over segmentations in nats, ``(*batch)``, differentiable.
+
+        Raises
+        ------
+        DataError
+            If a sequence has no segmentation.
+        """
+        return self.log_normalizer() + self.expectation(surprisal(self.log_weights))
+
+    def check(self) -> None:
+        """Raise an error that names the first sequence without a segmentation, and where it cannot go on.
+
+        Raises
+        ------
+        DataError
+            If there is one, or a log weight that is read is NaN or plus infinity.
+        """
+        weights = self.log_weights.detach()
+        bad = self._read() & (weights.isnan() | (weights == math.inf))
+        if bool(bad.any()):
+            index = tuple(int(i) for i in bad.nonzero()[0])
+            *sequence, place, length = index
+            raise DataError(
+                f"the log weight of the segment of length {length + 1} that ends at place {place}{_of(sequence)} is "
+                f"{float(weights[index])}; give finite log weights, or minus infinity to forbid it"
+            )
+        reachable = prefix_sums(Max(), weights) > -math.inf
+        lost = ~reachable.gather(-1, self.lengths.unsqueeze(-1)).squeeze(-1)
+        if bool(lost.any()):
+            sequence = [int(i) for i in lost.nonzero()[0]]
+            row = reachable[tuple(sequence)]
+            place = int(row[: int(self.lengths[tuple(sequence)]) + 1].nonzero()[-1])
+            raise DataError(
+                f"no segmentation{_of(sequence)} has a weight above zero: no segment that begins at place {place} and "
+                "ends within the sequence has one, and no segmentation gets past it; allow such a segment, or longer "
+                "ones"
+            )
+
+    def _read(self) -> Tensor:
+        """Mark the entries that lie within their sequence, ``(*batch, n, L)``."""
+        n, longest = self.log_weights.shape[-2:]
+        place = torch.arange(n, device=self.lengths.device).unsqueeze(-1)
+        return (torch.arange(longest, device=self.lengths.device) <= place) & (place < self.lengths[..., None, None])
+
+    def _total(self, semiring: Semiring, elements: Tensor) -> Tensor:
+        return totals(semiring, elements, self.lengths)
+
+
+def _of(sequence: list[int]) -> str:
+    return f" of sequence {tuple(sequence) if len(sequence) > 1 else sequence[0]}" if sequence else ""
+
+
+def checked_lengths(lengths: Tensor | None, batch: torch.Size, n: int, device: torch.device) -> Tensor:
+    """Return the lengths of sequences in a tensor of ``n`` places, int64, ``(*batch)``; by default ``n``.
+
+    Raises
+    ------
+    ShapeError
+        If they cannot be broadcast to the batch.
+    DataError
+        If one is not from 1 to ``n``.
+    """
+    if lengths is None:
+        return torch.full(batch, n, dtype=torch.int64, device=device)
+    lengths = torch.as_tensor(lengths, device=device).to(torch.int64)
+    if bool(((lengths < 1) | (lengths > n)).any()):
+        raise DataError(f"lengths go from {int(lengths.min())} to {int(lengths.max())}; each must be from 1 to {n}")
+    try:
+        return lengths.expand(batch)
+    except RuntimeError:
+        raise ShapeError(f"lengths has shape {tuple(lengths.shape)}; the batch has {tuple(batch)}") from None
