@@ -72,7 +72,8 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is truncated or not a file of bayeskit ({error}); delete it to start anew"
+            f"{path} is truncated or not a file of bayeskit ({error}); give another path, and where it is a checkpoint "
+            "that was cut off, one that does not exist yet starts anew"
         ) from error
     return tensors, facts
 

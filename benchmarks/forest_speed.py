@@ -32,7 +32,8 @@ from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelih
 from bayeskit.models.phylogenetics.forest.plan import make_plan  # noqa: E402
 from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample  # noqa: E402
 from bayeskit.models.phylogenetics.substitution import HKY85, SubstitutionModel  # noqa: E402
-from bayeskit.models.phylogenetics.trees.topologies import Topologies, edges_of_trees  # noqa: E402
+from bayeskit.models.phylogenetics.trees.edge_orders import edges_of_trees  # noqa: E402
+from bayeskit.models.phylogenetics.trees.topologies import Topologies  # noqa: E402
 
 
 def lengths_for(topologies: Topologies, *sample: int) -> Tensor:

@@ -12,14 +12,33 @@ from tree_quadrature import log_evidence
 from bayeskit.errors import SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget
 from bayeskit.inference.evidence.laplus import gamma_laplus
-from bayeskit.models.phylogenetics import HKY85, Alignment, Tree, TreeModel, all_topologies, primates
-from bayeskit.workflows.phylogenetics import compare_topologies
+from bayeskit.models.phylogenetics import (
+    HKY85,
+    Alignment,
+    ForestLikelihood,
+    GammaRates,
+    InvariantSites,
+    Topologies,
+    Tree,
+    TreeModel,
+    all_topologies,
+    primates,
+)
+from bayeskit.workflows.phylogenetics import compare_topologies, topology_comparison
+from bayeskit.workflows.phylogenetics.defence import share_of_tail
 from bayeskit.workflows.phylogenetics.modes import climb_to_modes
 from bayeskit.workflows.phylogenetics.proposal import Proposal
 
 DOUBLE = torch.float64
-FOUR = Alignment.from_sequences(
-    {"A": "GTCATTATCCCGATAAAAAA", "B": "CTCATTTTCCCGAGGAAAGT", "C": "ATCACTTTCTCGGTGAAAGC", "D": "TTCATTCTRTCG-GCAAAGG"}
+SEQUENCES = {
+    "A": "GTCATTATCCCGATAAAAAA",
+    "B": "CTCATTTTCCCGAGGAAAGT",
+    "C": "ATCACTTTCTCGGTGAAAGC",
+    "D": "TTCATTCTRTCG-GCAAAGG",
+}
+FOUR = Alignment.from_sequences(SEQUENCES)
+FIFTEEN_SITES = Alignment.from_sequences(
+    {"A": "GTCAAATCCCGGGTT", "B": "CTCAAATCCCGGGTT", "C": "ATCAAATCTCGGATT", "D": "TTCAAATCTCGGACT"}
 )
 FIVE = Alignment.from_sequences({"A": "CCTCATCG", "B": "CCTCATCT", "C": "CCAGTGAT", "D": "GCAGTGCC", "E": "CTCGR-CA"})
 
@@ -53,6 +72,32 @@ def test_evidence_and_posterior_probabilities_are_exact(alignment, limit):
     assert (p * (p.log() - found.posterior_probabilities.log())).sum() < 1e-3
 
 
+def test_evidence_with_invariant_sites_is_exact(limit, monkeypatch):
+    """Three taxa by hand, and by either way of estimating; a comparison that forgets the rates is noticed."""
+    alike, p = Alignment.from_sequences({"A": "A", "B": "A", "C": "A"}), 0.2
+    mean = (7.5 * (1 - p)) / (7.5 * (1 - p) + 1)
+    exact = p / 4 + (1 - p) * (1 + 9 * mean**2 + 6 * mean**3) / 64
+    assert log_evidence(alike, all_topologies("ABC"), p).exp().item() == pytest.approx(exact, rel=1e-13)
+    truth = log_evidence(FIFTEEN_SITES, all_topologies("ABCD"), p)
+    one_rate = log_evidence(FIFTEEN_SITES, all_topologies("ABCD"))
+    rates = InvariantSites(p)
+    batch = compared(FIFTEEN_SITES, num_draws=20_000, site_rates=rates)
+    single = compared(FIFTEEN_SITES, method="naive_monte_carlo", budget=Budget(4, 50, 200), site_rates=rates)
+    for found in (batch, single):
+        assert ((found.log_evidence - truth) / found.standard_error).abs().max() < limit(6)
+    monkeypatch.setattr(topology_comparison, "ForestLikelihood", lambda a, s, site_rates: ForestLikelihood(a, s))
+    found = compared(FIFTEEN_SITES, num_draws=20_000, site_rates=rates)
+    assert ((found.log_evidence - truth) / found.standard_error).abs().max() > limit(3)
+    assert ((found.log_evidence - one_rate) / found.standard_error).abs().max() < limit(3)
+
+
+def test_rates_with_a_prior_are_sampled_by_other_methods_only():
+    with pytest.raises(SettingsError, match=r"parameters \['shape'\]"):
+        compared(FOUR, site_rates=GammaRates())
+    found = compared(FOUR, method="naive_monte_carlo", budget=Budget(2, 20, 20), site_rates=InvariantSites())
+    assert found.log_evidence.isfinite().all()
+
+
 def test_a_proposal_that_is_not_what_was_drawn_from_is_noticed(limit, monkeypatch):
     """The mutation: draws 5 % longer than their density says."""
     original = Proposal.sample
@@ -70,8 +115,71 @@ def test_the_proposal_is_a_distribution(limit):
     log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
     weights = log_weights.exp()
     assert abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()
-    assert weights.max() < 1 / proposal.share**2
-    assert float((1 - proposal.share) ** 2) == pytest.approx(0.8, abs=1e-15)
+    # The density is at most 2.4 times that of the heavy tail.
+    share = share_of_tail(2)
+    assert weights.max() < (2.4 / share) ** 2 and (1 - share) ** 2 == pytest.approx(0.8, abs=1e-15)
+
+
+def test_a_proposal_finds_gamma_distributions_from_draws():
+    """Also from weighted draws of a density without a mean; nothing is learned from one effective draw."""
+    shape, rate = torch.tensor([[0.1, 3.0]], dtype=DOUBLE), torch.tensor([[20.0, 8.0]], dtype=DOUBLE)
+    x = torch.distributions.Gamma(shape, rate)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        draws = x.sample((100_000,))
+    found = Proposal(torch.ones(1, 2, dtype=DOUBLE), torch.ones(1, 2, dtype=DOUBLE)).refitted(
+        draws, torch.zeros(100_000, 1, dtype=DOUBLE)
+    )
+    # The variance of a logarithm errs by a few thousandths.
+    assert (found.shape / shape - 1).abs().max() < 0.05 and (found.rate / rate - 1).abs().max() < 0.1
+    wide = torch.tensor([[[1e-3, 1e-3]], [[1e90, 1e-3]]], dtype=DOUBLE)
+    kept = Proposal(shape, rate).refitted(wide, torch.tensor([[-800.0], [0.0]], dtype=DOUBLE))
+    assert kept.shape.isfinite().all() and (kept.rate > 0).all()
+
+
+#: Exact evidence by Gauss quadrature for the measure of exp(-4 t / 3), its moments with fifty digits.
+HARD_PRIORS = {
+    "a power of -0.9 at zero": (dist.Gamma(0.1, 10.0), (-98.2289786138383, -98.52216980827659, -97.96032352071008)),
+    "a power of -0.5 at zero": (dist.Gamma(0.5, 5.0), (-88.88555444400338, -89.21855933973448, -88.49029385191842)),
+    "long branches": (dist.Exponential(0.1), (-100.18049234012152, -100.28924915921188, -99.77604909801892)),
+    "no mean": (dist.HalfCauchy(0.1), (-88.13044688894985, -88.45227924784746, -87.70243149004122)),
+}
+
+
+@pytest.mark.parametrize(("prior", "exact"), HARD_PRIORS.values(), ids=HARD_PRIORS)
+def test_priors_that_are_infinite_at_zero_or_have_heavy_tails(prior, exact, limit):
+    alignment = Alignment.from_sequences({**SEQUENCES, "D": "TTCATTCTATCG-GCAAAGG"})
+    topologies = Topologies.from_trees(
+        [Tree.from_newick(text) for text in ("(A,C,(B,D));", "(A,D,(B,C));", "(A,B,(C,D));")]
+    )
+    z = []
+    for seed in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            found = compare_topologies(
+                alignment, topologies, branch_length_prior=prior, num_draws=5000, seed=seed, progress=False
+            )
+        trusted = torch.tensor([one.trusted for one in found.comparison.results.values()])
+        z += ((found.log_evidence - torch.tensor(exact, dtype=DOUBLE)) / found.standard_error)[trusted].tolist()
+    assert len(z) >= 5 and max(map(abs, z)) < limit(len(z))
+
+
+def test_a_prior_that_is_infinite_at_zero_taken_for_another_is_noticed(limit, monkeypatch):
+    """The mutation: gamma distributions matched at the mode itself, which is at zero whatever the data."""
+    prior, exact = HARD_PRIORS["a power of -0.9 at zero"]
+    monkeypatch.setattr(topology_comparison, "_is_infinite_at_zero", lambda *arguments: False)
+    with pytest.raises(AssertionError):
+        test_priors_that_are_infinite_at_zero_or_have_heavy_tails(prior, exact, limit)
+
+
+def test_the_sum_over_all_topologies_and_the_file(tmp_path):
+    found = compared(FOUR, num_draws=500)
+    total = found.total_log_evidence
+    assert total.value == pytest.approx(float(found.log_evidence.logsumexp(0)) - math.log(3), abs=1e-12)
+    assert 0 < total.standard_error < float(found.standard_error.max())
+    path = tmp_path / "topologies.csv"
+    found.to_csv(path)
+    assert "newick" in path.read_text().splitlines()[0] and repr(found) == str(found.comparison)
 
 
 def test_any_other_estimator_works_on_one_topology_after_another(limit):
@@ -118,17 +226,29 @@ def test_the_table_the_sample_and_the_plot():
     assert len(found.plot(Figure().subplots()).get_yticklabels()) == 3
 
 
-def test_doubtful_estimates_are_warned_of():
-    with pytest.warns(SamplingWarning, match="effective weights"):
-        compare_topologies(FOUR, all_topologies(FOUR.taxa), num_draws=60, progress=False)
+def test_doubtful_estimates_are_warned_of_once():
+    with pytest.warns(SamplingWarning, match="3 of 3 topologies.*effective weights") as told:
+        found = compare_topologies(FOUR, all_topologies(FOUR.taxa), num_draws=60, progress=False)
+    assert len(told) == 1 and all(z.num_evaluations > 3060 for z in found.comparison.results.values())
+
+
+def test_weights_that_are_not_a_number_are_no_zeros_in_silence(monkeypatch):
+    original = ForestLikelihood.log_likelihood
+
+    def broken(self, topologies, lengths, **parameters):
+        found = original(self, topologies, lengths, **parameters)
+        return torch.where(lengths[..., 0] > 0.3, torch.nan, found)
+
+    monkeypatch.setattr(ForestLikelihood, "log_likelihood", broken)
+    found = compared(FOUR, num_draws=500)
+    assert all("NaN" in z.warnings[0] for z in found.comparison.results.values())
 
 
 def test_bad_input_is_named():
     topologies = all_topologies(FOUR.taxa)
     for trees, message in (
         ([topologies.tree(0)], "at least two"),
-        ([topologies.tree(0), topologies.tree(1), topologies.tree(0)], "trees 0 and 2 are the same"),
-        (all_topologies(FOUR.taxa, rooted=True), "rooted"),
+        ([topologies.tree(0), topologies.tree(1), topologies.tree(0)], "tree 1 and tree 3 are the same"),
     ):
         with pytest.raises(SettingsError, match=message):
             compare_topologies(FOUR, trees)

@@ -3,14 +3,23 @@
 import math
 import warnings
 
+import pyro.distributions as dist
 import pytest
 import torch
 from tree_quadrature import log_evidence
 
 from bayeskit.errors import CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.objectives import ELBO, IWAE, Linear, ReweightedWakeSleep
-from bayeskit.models.phylogenetics import HKY85, Alignment, SubsplitBayesianNetwork, TreeSample, all_topologies
-from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics import (
+    HKY85,
+    Alignment,
+    GammaDirichlet,
+    GammaRates,
+    InvariantSites,
+    SubsplitBayesianNetwork,
+    TreeSample,
+    all_topologies,
+)
 from bayeskit.workflows.phylogenetics import compare_topologies
 from bayeskit.workflows.phylogenetics.variational.flow import FlowLengths
 from bayeskit.workflows.phylogenetics.variational.inference import variational_inference
@@ -120,8 +129,32 @@ def test_a_run_goes_on_bit_for_bit(objective, lengths, tmp_path):
         fitted(FOUR, all_topologies("ABCD")[:2], num_steps=25, checkpoint=path, **settings)
 
 
+def test_rates_over_sites_reach_the_evidence_and_the_checkpoint(limit, tmp_path):
+    rates = LearningRates(0.05, 0.05, factor=0.5, every=80)
+    found = fitted(FOUR, num_steps=320, learning_rates=rates, site_rates=InvariantSites(0.2)).log_evidence(4000)
+    truth = log_evidence(FOUR, all_topologies(FOUR.taxa), 0.2)
+    other = log_evidence(FOUR, all_topologies(FOUR.taxa))
+    z = [(found.log_evidence - float(one.logsumexp(0)) + math.log(3)) / found.standard_error for one in (truth, other)]
+    assert found.trusted and abs(z[0]) < limit() < abs(z[1])
+    path = tmp_path / "run"
+    fitted(FOUR, num_steps=2, checkpoint=path, site_rates=GammaRates(0.5))
+    for others in (GammaRates(0.6), GammaRates(0.5, 3), InvariantSites(0.1, GammaRates(0.5)), None):
+        with pytest.raises(CheckpointError, match="another model or of other data"):
+            fitted(FOUR, num_steps=2, checkpoint=path, site_rates=others)
+
+
+@pytest.mark.parametrize("kind", [dist.LogNormal, dist.Gamma])
+def test_a_checkpoint_belongs_to_one_prior(kind, tmp_path):
+    path, numbers = tmp_path / "run", torch.ones(2, 5, dtype=DOUBLE)
+    for make in (lambda a, b: kind(a[0], b[0]), lambda a, b: kind(a, b).to_event(1)):
+        path.unlink(missing_ok=True)
+        fitted(FOUR, num_steps=2, checkpoint=path, branch_length_prior=make(*numbers))
+        with pytest.raises(CheckpointError, match="another model or of other data"):
+            fitted(FOUR, num_steps=2, checkpoint=path, branch_length_prior=make(numbers[0], 2 * numbers[1]))
+
+
 def test_a_time_budget_ends_a_run_and_says_so():
-    with pytest.warns(SamplingWarning, match="time budget"):
+    with pytest.warns(SamplingWarning, match=r"time budget.* with 0\.1 % of the log likelihood"):
         found = fitted(FOUR, num_steps=10**6, time_budget=0.2)
     assert found.ending == "time budget" and found.num_steps < 10**6
 
@@ -144,8 +177,8 @@ def test_samples_files_and_arviz(four, tmp_path):
     again = TreeSample.from_file(path, burn_in=0, taxa=sample.taxa, progress=False)
     assert (again.topologies.children == sample.topologies.children).all() and (again.index == sample.index).all()
     assert (again.branch_lengths / sample.branch_lengths - 1).abs().max() < 1e-6
-    weighted = four.sample(50, seed=5, weighted=True)
-    assert torch.equal(weighted.branch_lengths, sample.branch_lengths)
+    weighted = four.sample(500, seed=5, weighted=True)
+    assert torch.equal(weighted.branch_lengths, four.weighed_trees(500, seed=5).lengths)
     assert weighted.weights.sum() == pytest.approx(1, abs=1e-12) and len(weighted.credible_set(0.99)) > 1
     data = four.to_arviz(50, seed=5)
     posterior, stats = data["posterior"], data["sample_stats"]
@@ -153,12 +186,13 @@ def test_samples_files_and_arviz(four, tmp_path):
     ranks = posterior["topology"].values[0]
     assert ranks.min() == 0 and (ranks == 0).sum() == round(50 * sample.weights.max())
     assert stats["lp"].shape == stats["log_weight"].shape == (1, 50)
+    best = sample.topologies.to_newick(int(sample.weights.argmax()))
+    assert data["constant_data"]["newick"].values[0] == best and posterior.attrs["seed_of_draws"] == 5
 
 
 def test_bad_input_is_named():
     topologies = all_topologies(FOUR.taxa)
     for support, message in (
-        (TreeSample.from_topologies(all_topologies("ABCD", rooted=True)), "rooted"),
         (SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD", rooted=True)), "rooted"),
         (TreeSample.from_topologies(all_topologies("ABCE")), "only in"),
     ):
@@ -170,6 +204,7 @@ def test_bad_input_is_named():
         ({"objective": ELBO()}, "objective"),
         ({"objective": ReweightedWakeSleep(5, sleep_phi=1.0, observed={"x": 0})}, "sleep"),
         ({"substitution": HKY85()}, "kappa"),
+        ({"site_rates": GammaRates()}, "shape"),
         ({"time_budget": -1.0}, "time_budget"),
     ):
         with pytest.raises(SettingsError, match=message):

@@ -1,7 +1,8 @@
 """Exact evidence of small alignments: under Jukes-Cantor and exponential branch lengths, a polynomial's integral.
 
 The likelihood is linear in `a = exp(-4 t / 3)` for each edge and site, and where t is exponential with rate 10, a has
-density `7.5 a ** 6.5` on the unit interval. Gauss-Jacobi quadrature with n nodes is exact up to `2 n - 1` sites.
+density `7.5 a ** 6.5` on the unit interval. Gauss-Jacobi quadrature with n nodes is exact up to `2 n - 1` sites. Where
+a proportion p of sites cannot change, all others have rate `r = 1 / (1 - p)`, and the same holds of `a ** r`.
 """
 
 import torch
@@ -9,17 +10,20 @@ from scipy.special import roots_sh_jacobi
 
 from bayeskit.models.phylogenetics import JC69
 from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
+from bayeskit.models.phylogenetics.substitution.site_rates import InvariantSites
 
 RATE = 10.0
 
 
-def log_evidence(alignment, topologies):
+def log_evidence(alignment, topologies, proportion=0.0):
     """Log evidence of each topology, shape (topologies,)."""
-    nodes, weights = roots_sh_jacobi(alignment.num_sites // 2 + 1, 0.75 * RATE, 0.75 * RATE)
-    lengths = -0.75 * torch.from_numpy(nodes).log()
+    power = 0.75 * RATE * (1 - proportion)
+    nodes, weights = roots_sh_jacobi(alignment.num_sites // 2 + 1, power, power)
+    lengths = -0.75 * (1 - proportion) * torch.from_numpy(nodes).log()
     log_weights = torch.from_numpy(weights / weights.sum()).log()
     grid = torch.cartesian_prod(*[torch.arange(len(nodes))] * topologies.num_edges)
-    likelihood = ForestLikelihood(alignment, JC69())
+    rates = InvariantSites(proportion) if proportion else None
+    likelihood = ForestLikelihood(alignment, JC69(), site_rates=rates)
     parts = []
     for some in grid.split(20_000):
         x = lengths[some][:, None].expand(-1, len(topologies), -1)

@@ -80,8 +80,9 @@ class Particles:
             raise RuntimeError("log weights need particles drawn without analytic_kl")
         if self.in_expectation is not None:
             raise GuideError(
-                f"site {self.in_expectation!r} is enumerated in the guide, but this objective weighs draws; take the "
-                "mark out of the guide, or use ELBO"
+                f"site {self.in_expectation!r} is enumerated in the guide, or drawn as weighted points, but this "
+                "objective weighs draws; take the mark out of the guide (infer['enumerate'] or infer['gradient']), or "
+                "use ELBO"
             )
         return self.log_model - self.log_guide_total
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import copy
+from typing import Any, Self, cast
 
 import torch
+import torch.distributions
 from pyro.distributions import Dirichlet, Gamma, TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
@@ -145,10 +147,14 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
         if self._validate_args:
             self._validate_sample(value)
         length = value.sum(-1)
+        # An infinite tree cannot be divided.
+        infinite = length == torch.inf
+        value, length = torch.where(infinite[..., None], 1.0, value), torch.where(infinite, value.shape[-1], length)
         shares = value / length[..., None]
         # Lengths are `length * shares`, of which all shares but the last count: the Jacobian is length^(edges - 1).
         jacobian = (value.shape[-1] - 1) * length.log()
-        return self._length.log_prob(length) + self._shares.log_prob(shares) - jacobian
+        log_prob = self._length.log_prob(length) + self._shares.log_prob(shares) - jacobian
+        return torch.where(infinite, -torch.inf, log_prob)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Draw branch lengths, shape `(*sample_shape, *batch, edges)`, differentiable by the parameters."""
@@ -171,3 +177,117 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
     @property
     def _shares(self) -> Dirichlet:
         return Dirichlet(self.concentration, validate_args=False)
+
+
+def check_branch_length_prior(prior: object, num_edges: int) -> None:
+    """Refuse what is no prior of branch lengths.
+
+    Parameters
+    ----------
+    prior : object
+        To be a distribution over one positive number, or over the vector of so many.
+    num_edges : int
+
+    Raises
+    ------
+    SettingsError
+        If it is something else: no distribution, one with batch dimensions or over vectors of another size, discrete,
+        or one that allows negative numbers.
+
+    Examples
+    --------
+    >>> check_branch_length_prior(Gamma(2.0, 20.0), num_edges=5)
+    """
+    remedy = (
+        "Remedy: give one such as Exponential(torch.tensor(10.0)), which is repeated for every edge, or one over "
+        f"vectors ({num_edges},) such as GammaDirichlet.for_tree(tree)."
+    )
+    if not isinstance(prior, torch.distributions.Distribution):
+        raise SettingsError(f"branch_length_prior: {prior!r:.80} is no distribution. {remedy}")
+    shapes = tuple(prior.batch_shape), tuple(prior.event_shape)
+    if shapes not in (((), ()), ((), (num_edges,))):
+        raise SettingsError(
+            "branch_length_prior must be over one number or over the vector of all branch lengths, but has "
+            f"batch_shape and event_shape {shapes}. {remedy}"
+        )
+    kind = type(prior).__name__
+    below_zero = -torch.logspace(-9, 3, 49, dtype=torch.float64)
+    if prior.event_shape:
+        below_zero = below_zero[:, None].expand(-1, num_edges)
+    prior = cast(TorchDistribution, prior)
+    if _support(prior).is_discrete or bool(_support(prior).check(below_zero).any()):
+        raise SettingsError(f"branch_length_prior: {kind} is not over positive numbers only. {remedy}")
+    # Of lengths that must add up to a given number, none can change alone.
+    near = torch.stack([allowed_lengths(prior, num_edges) * factor for factor in (0.999, 1.001)])
+    if not bool(log_prior_of_lengths(prior, near).isfinite().any()):
+        raise SettingsError(f"branch_length_prior: no branch lengths have a density under {kind}. {remedy}")
+
+
+def in_double_precision(prior: TorchDistribution) -> TorchDistribution:
+    """Return a prior with parameters of double precision; some round what they are asked about to that of their own.
+
+    Examples
+    --------
+    >>> prior = in_double_precision(Gamma(0.5, 5.0))
+    >>> prior.log_prob(torch.tensor(0.1, dtype=torch.float64)).dtype, prior.rate.dtype
+    (torch.float64, torch.float64)
+    """
+    made = copy.copy(prior)
+    for name, value in vars(prior).items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            made.__dict__[name] = value.double()
+        elif isinstance(value, torch.distributions.Distribution):
+            made.__dict__[name] = in_double_precision(cast(TorchDistribution, value))
+    return made
+
+
+def log_prior_of_lengths(prior: TorchDistribution, lengths: Tensor) -> Tensor:
+    """Return the log prior density of the branch lengths of trees.
+
+    Parameters
+    ----------
+    prior : TorchDistribution
+        That `check_branch_length_prior` lets pass.
+    lengths : Tensor
+        Shape `(*batch, edges)`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(*batch)`; minus infinity where the prior allows a length not.
+
+    Examples
+    --------
+    >>> log_prior_of_lengths(torch.distributions.Uniform(0.0, 0.5), torch.tensor([[0.1, 0.2], [0.1, 0.6]]))
+    tensor([1.3863,   -inf])
+    """
+    allowed = _support(prior).check(lengths)
+    if bool(allowed.all()):
+        log_prob = prior.log_prob(lengths)
+    else:
+        # A gradient must not meet a density that is not there.
+        inside = allowed[..., None] if prior.event_shape else allowed
+        safe = torch.where(inside, lengths, allowed_lengths(prior, lengths.shape[-1]).to(lengths))
+        log_prob = torch.where(allowed, prior.log_prob(safe), -torch.inf)
+    return log_prob if prior.event_shape else log_prob.sum(-1)
+
+
+def allowed_lengths(prior: TorchDistribution, num_edges: int) -> Tensor:
+    """Return branch lengths that a prior allows, 0.05 each or the nearest to it, shape `(edges,)`, float64.
+
+    Examples
+    --------
+    >>> allowed_lengths(torch.distributions.Uniform(0.0, 0.01), 2) < 0.01
+    tensor([True, True])
+    """
+    factor = torch.logspace(0, 9, 181, dtype=torch.float64)
+    tried = 0.05 * torch.stack([factor, 1 / factor], -1).flatten()
+    points = tried[:, None].expand(-1, num_edges)
+    if prior.event_shape and not bool(_support(prior).check(points).any()):
+        points = prior.mean.to(points).expand(1, num_edges)  # edges of different ranges
+    allowed = _support(prior).check(points).reshape(len(points), -1).all(-1)
+    return points[int(allowed.int().argmax())]
+
+
+def _support(prior: TorchDistribution) -> constraints.Constraint:
+    return cast(constraints.Constraint, prior.support)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics.alignments.alignment import Alignment
+from bayeskit.models.phylogenetics.branch_length_priors import check_branch_length_prior
 from bayeskit.models.phylogenetics.pruning.branch_derivatives import BranchDerivatives, Sites, branch_derivatives
 from bayeskit.models.phylogenetics.pruning.pruning import (
     log_likelihood,
@@ -39,7 +40,10 @@ class TreeModel:
     alignment : Alignment
         The sequences.
     tree : Tree
-        The topology, over the same taxa in any order. Its branch lengths are not used.
+        The topology, over the same taxa in any order. Its branch lengths are not used. **The order of its edges is
+        that of all branch lengths here**, `tree.edge_names`; those of `TreeSample.branch_lengths` and of
+        `ForestLikelihood` stand in another order, that of `Topologies`, and are brought into this one by
+        `sample.sampled_tree(i).branch_lengths` or `topologies.tree_edges(i)`.
     substitution : SubstitutionModel, optional
         How bases change; Jukes-Cantor by default.
     branch_length_prior : pyro.distributions.TorchDistribution, optional
@@ -63,7 +67,8 @@ class TreeModel:
     TreeError
         If tree and alignment have different taxa.
     SettingsError
-        If the prior is over something else, or `dtype` is not a floating-point type.
+        If an argument is of another kind, the prior is over something else or allows negative numbers, or `dtype` is
+        not a floating-point type.
 
     References
     ----------
@@ -100,8 +105,9 @@ class TreeModel:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> None:
-        if not dtype.is_floating_point:
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise SettingsError(f"dtype={dtype} is not a floating-point type. Remedy: use torch.float64 or float32.")
+        _check_arguments(alignment, tree, substitution, branch_length_prior, site_rates)
         check_same_taxa(alignment.taxa, tree.taxa, "the alignment", "the tree")
         self.alignment = alignment
         self.tree = tree
@@ -112,7 +118,7 @@ class TreeModel:
         self._like = torch.empty(0, dtype=dtype, device=self.device)
         if branch_length_prior is None:
             branch_length_prior = Exponential(self._like.new_tensor(10.0))
-        self._check_prior(branch_length_prior)
+        check_branch_length_prior(branch_length_prior, tree.num_edges)
         self.branch_length_prior = branch_length_prior
         self.priors = self.substitution.priors(self._like)
         if site_rates is not None:
@@ -139,6 +145,12 @@ class TreeModel:
         self._constant_patterns = self._sites.tips.amin(0).T
         self._constant_rows = self._constant_patterns[first]
 
+    def __repr__(self) -> str:
+        parts = [repr(self.alignment), type(self.substitution).__name__]
+        parts += [] if self.site_rates is None else [type(self.site_rates).__name__]
+        sampled = ", ".join(["branch_lengths", *self.priors])
+        return f"TreeModel({', '.join(parts)}, {self.tree.num_edges} branches; sampled: {sampled})"
+
     def __call__(self) -> Tensor:
         """Sample branch lengths and parameters, add the log-likelihood, and return the branch lengths."""
         prior = self.branch_length_prior
@@ -156,8 +168,9 @@ class TreeModel:
         ----------
         branch_lengths : Tensor
             Expected substitutions per site, in the order of `tree.edge_names`, shape
-            `(*batch, edges)`, at least 0. Compiled code is fastest on batches of 32 to 128
-            vectors, a multiple of 16.
+            `(*batch, edges)`, at least 0: below it, and where a length is not a number, the result
+            is not a number either. Not the order of `Topologies`, see there. Compiled code is
+            fastest on batches of 32 to 128 vectors, a multiple of 16.
         **parameters : Tensor
             A value for each of `priors`, shape `(*batch, *event_shape)`.
 
@@ -273,6 +286,7 @@ class TreeModel:
 
     def _state(self, branch_lengths: Tensor, parameters: Mapping[str, Tensor]) -> _State:
         edges = self.tree.num_edges
+        _check_tensors({"branch_lengths": branch_lengths, **parameters})
         if branch_lengths.dim() == 0 or branch_lengths.shape[-1] != edges:
             raise ShapeError(
                 f"branch_lengths: shape {tuple(branch_lengths.shape)} does not fit the tree. Remedy: give "
@@ -283,7 +297,9 @@ class TreeModel:
                 f"The model's parameters are {sorted(self.priors)}, but values are given for {sorted(parameters)}. "
                 "Remedy: give one for each, by name; fixed parameters are set where the model is made."
             )
+        # A negative length has no likelihood; one that is no number must not look like an impossible one.
         lengths = branch_lengths.to(self._like)
+        lengths = torch.where(lengths >= 0, lengths, torch.nan)
         values = {name: value.to(self._like) for name, value in parameters.items()}
         substitution, site_rates = self.substitution.with_parameters(values), self.site_rates
         batches = [lengths.shape[:-1], substitution.batch_shape]
@@ -305,13 +321,36 @@ class TreeModel:
         categories = site_rates.categories(lengths).expand(batch)
         return _State(substitution, lengths * categories.rates.movedim(-1, 0)[..., None], frequencies, categories)
 
-    def _check_prior(self, prior: TorchDistribution) -> None:
-        shapes = tuple(prior.batch_shape), tuple(prior.event_shape)
-        if shapes not in (((), ()), ((), (self.tree.num_edges,))):
-            raise SettingsError(
-                "branch_length_prior must be over one number or over the vector of all branch lengths, but has "
-                f"batch_shape and event_shape {shapes}. Remedy: give one such as Exponential(10.0), which is repeated "
-                f"for every edge, or one over vectors ({self.tree.num_edges},) such as GammaDirichlet.for_tree(tree)."
+
+def _check_arguments(
+    alignment: object, tree: object, substitution: object, branch_length_prior: object, site_rates: object
+) -> None:
+    """Refuse arguments of another kind."""
+    if isinstance(alignment, Tree) and isinstance(tree, Alignment):
+        raise SettingsError("alignment and tree are swapped. Remedy: give the alignment first.")
+    if isinstance(branch_length_prior, SiteRates):
+        kind = type(branch_length_prior).__name__
+        raise SettingsError(
+            f"branch_length_prior: {kind} is a model of site rates. Remedy: pass site_rates={kind}(...)."
+        )
+    expected = (
+        ("alignment", alignment, Alignment, "read a file by Alignment.from_file(path)"),
+        ("tree", tree, Tree, "read a file by Tree.from_file(path); of Topologies take one by .tree(0)"),
+        ("substitution", substitution, SubstitutionModel | None, "give an instance such as JC69(), HKY85() or GTR()"),
+        ("site_rates", site_rates, SiteRates | None, "give an instance such as GammaRates() or InvariantSites()"),
+    )
+    for name, given, kinds, remedy in expected:
+        if not isinstance(given, kinds):
+            what = f"the class {given.__name__}" if isinstance(given, type) else f"{type(given).__name__} {given!r:.60}"
+            raise SettingsError(f"{name}: {what} does not fit. Remedy: {remedy}.")
+
+
+def _check_tensors(values: Mapping[str, object]) -> None:
+    """Refuse branch lengths and parameters that are no tensors."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ShapeError(
+                f"{name}: {type(value).__name__} is no tensor. Remedy: give torch.tensor(..., dtype=torch.float64)."
             )
 
 

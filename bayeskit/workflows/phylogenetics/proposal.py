@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.distributions import Gamma
 
-#: The share of draws that have a branch length from the heavy tail.
-DEFENCE = 0.2
-#: The median of the heavy tail, in expected substitutions per site.
-MEDIAN = 0.1
+from bayeskit.workflows.phylogenetics.defence import defended_draws, defended_log_prob
+
 #: Effective draws that count as much as what was there before.
 STEADY = 20.0
+#: The smallest shape of a gamma distribution.
+FLATTEST = 0.01
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Independent gamma distributions of positive coordinates, with a little of a heavy tail.
-
-    Data say little about a very long branch, so that its posterior falls off as slowly as its prior; a gamma
-    distribution matched to the mode may fall off faster, and a weight could be of any size. A share of each
-    coordinate has density `median / (x + median) ** 2` instead, such that in one of five draws one coordinate at
-    least comes from there: weights are bounded for every prior that falls off faster than that.
+    """Independent gamma distributions of positive coordinates, with a little of a heavy tail (see `defence`).
 
     Attributes
     ----------
     shape, rate : Tensor
         Of the gamma distributions, shape `(*batch, dim)`.
-
-    References
-    ----------
-    Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture distributions. Technometrics 37,
-    185-194.
 
     Examples
     --------
@@ -48,28 +37,43 @@ class Proposal:
     shape: Tensor
     rate: Tensor
 
-    @property
-    def share(self) -> float:
-        """Probability that a coordinate comes from the heavy tail."""
-        return 1.0 - float((1.0 - DEFENCE) ** (1.0 / self.shape.shape[-1]))
+    @classmethod
+    def matched_in_logarithms(cls, mode: Tensor, first: Tensor, second: Tensor) -> Proposal:
+        """Match gamma distributions at the mode of the logarithms, which a gamma distribution always has.
+
+        Parameters
+        ----------
+        mode : Tensor
+            Of `log_density(x) + log(x).sum(-1)`, shape `(*batch, dim)`.
+        first, second : Tensor
+            Derivatives of that by each coordinate, not by its logarithm.
+
+        Returns
+        -------
+        Proposal
+
+        Examples
+        --------
+        Of a gamma distribution itself, with shape 0.5 and rate 10:
+
+        >>> mode = torch.tensor([0.05], dtype=torch.float64)
+        >>> found = Proposal.matched_in_logarithms(mode, torch.zeros_like(mode), -0.5 / mode**2)
+        >>> found.shape, found.rate
+        (tensor([0.5000], dtype=torch.float64), tensor([10.], dtype=torch.float64))
+        """
+        shape = (-(second * mode + first) * mode).clamp(min=FLATTEST)
+        return cls(shape, shape / mode)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw points, shape `(num_draws, *batch, dim)`."""
         full = (num_draws, *self.shape.shape)
         # torch's sampler takes a generator, its distribution does not.
         near = torch._standard_gamma(self.shape.expand(full), generator=generator) / self.rate
-        uniform = torch.rand((2, *full), generator=generator, dtype=self.shape.dtype, device=self.shape.device)
-        # A uniform number of zero or one has no length.
-        finest = torch.finfo(self.shape.dtype).eps
-        share = uniform[0].clamp(finest, 1 - finest)
-        far = MEDIAN * share / (1.0 - share)
-        return torch.where(uniform[1] < self.share, far, near).clamp(min=torch.finfo(self.shape.dtype).tiny)
+        return defended_draws(near.clamp(min=torch.finfo(near.dtype).tiny), generator)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return log densities, `(*sample, *batch, dim) -> (*sample, *batch)`."""
-        near = Gamma(self.shape, self.rate, validate_args=False).log_prob(x) + math.log1p(-self.share)
-        far = math.log(self.share * MEDIAN) - 2.0 * (x + MEDIAN).log()
-        return torch.logaddexp(near, far).sum(-1)
+        return defended_log_prob(Gamma(self.shape, self.rate, validate_args=False).log_prob(x), x)
 
     def refitted(self, x: Tensor, log_weights: Tensor) -> Proposal:
         """Match the gamma distributions to weighted draws.
@@ -84,13 +88,32 @@ class Proposal:
         Returns
         -------
         Proposal
-            With the weighted mean and variance of each coordinate.
+            With the weighted mean and variance of the logarithm of each coordinate.
         """
         weights = log_weights.softmax(0)[..., None]
         effective = 1.0 / weights.square().sum(0)
         trust = effective / (effective + STEADY)
-        mean = (weights * x).sum(0)
-        variance = (weights * (x - mean).square()).sum(0)
-        mean = trust * mean + (1.0 - trust) * self.shape / self.rate
-        variance = trust * variance + (1.0 - trust) * self.shape / self.rate.square()
-        return Proposal(mean.square() / variance, mean / variance)
+        # Of the logarithms, which have moments even where the prior has none.
+        log_x = x.log()
+        mean = (weights * log_x).sum(0)
+        variance = (weights * (log_x - mean).square()).sum(0)
+        mean = trust * mean + (1.0 - trust) * (self.shape.digamma() - self.rate.log())
+        variance = trust * variance + (1.0 - trust) * torch.polygamma(1, self.shape)
+        shape = _inverse_trigamma(variance).clamp(min=FLATTEST)
+        return Proposal(shape, (shape.digamma() - mean).exp())
+
+
+def _inverse_trigamma(value: Tensor) -> Tensor:
+    """Return where the second derivative of the log of the gamma function has this value, by Newton's method.
+
+    Examples
+    --------
+    >>> bool((torch.polygamma(1, _inverse_trigamma(torch.tensor([1e-3, 1.0, 1e3]).double())) > 0).all())
+    True
+    """
+    x = 0.5 + 1.0 / value
+    for _ in range(20):
+        found = torch.polygamma(1, x)
+        # The reciprocal is close to a straight line.
+        x = x + found * (1.0 - found / value) / torch.polygamma(2, x)
+    return x

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from bayeskit._files import write_atomically
 from bayeskit._progress import progress_bar
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit._statistics import (
     independent_log_mean_exp_error,
     log_mean_exp,
@@ -25,23 +26,33 @@ from bayeskit._statistics import (
     weight_effective_sample_size,
 )
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import SamplingWarning, SettingsError
+from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence
-from bayeskit.inference.evidence.checks import weight_problems, with_rounding
+from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.laplus import gamma_laplus
+from bayeskit.inference.evidence.methods import METHODS
 from bayeskit.models.phylogenetics import (
-    JC69,
     Alignment,
     ForestLikelihood,
+    SiteRates,
     SubstitutionModel,
     Topologies,
     Tree,
     TreeModel,
     TreeSample,
 )
+from bayeskit.models.phylogenetics.branch_length_priors import (
+    allowed_lengths,
+    check_branch_length_prior,
+    in_double_precision,
+    log_prior_of_lengths,
+)
+from bayeskit.models.phylogenetics.distributions import Estimate
+from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologies
 from bayeskit.target import Target
 from bayeskit.workflows.model_comparison import ModelComparison, compare_models
-from bayeskit.workflows.phylogenetics.modes import Modes, climb_to_modes
+from bayeskit.workflows.phylogenetics.inputs import check_models, unrooted_topologies
+from bayeskit.workflows.phylogenetics.modes import SHORTEST, Modes, climb_to_modes
 from bayeskit.workflows.phylogenetics.proposal import Proposal
 
 if TYPE_CHECKING:
@@ -52,16 +63,19 @@ IN_ONE_BATCH = "gamma_laplus_importance_sampling"
 #: Branch-length vectors, over all topologies, that are weighed at a time.
 _VECTORS = 4096
 PILOTS, PILOT_DRAWS = 3, 1000
+DRAWS = 10_000
+#: A prior whose density rises faster than this power of a length towards zero is infinite there.
+_RISES = -0.01
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopologyComparison:
     """Evidence and posterior probability of each of several topologies.
 
     Attributes
     ----------
     topologies : Topologies
-        What was compared.
+        What was compared, the taxa in the order of the alignment.
     comparison : ModelComparison
         The estimates, under the names "tree 1", "tree 2", ...
     settings : dict
@@ -93,6 +107,18 @@ class TopologyComparison:
         return self._column(error for _, error in self.comparison.posterior_probabilities.values())
 
     @property
+    def total_log_evidence(self) -> Estimate:
+        """Log evidence where all topologies there are, `(2n-5)!!` of `n` taxa, are equally probable before the data.
+
+        In nats, with its standard error. Topologies that were not compared are left out: it is to be set beside that of
+        `variational_inference` with the same support.
+        """
+        known = self.log_evidence.isfinite()
+        values, errors = self.log_evidence[known], self.standard_error[known]
+        error = float((values.softmax(0) * errors).square().sum().sqrt())
+        return Estimate(float(values.logsumexp(0)) - log_num_topologies(self.topologies.num_taxa), error)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What makes the estimates doubtful, with the remedy."""
         return self.comparison.warnings
@@ -107,11 +133,21 @@ class TopologyComparison:
         table = self.comparison.to_pandas().rename(columns={"model": "topology"})
         return table.assign(newick=table["topology"].map(texts))
 
+    def to_csv(self, path: str | Path) -> None:
+        """Write the table, whole or not at all.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot log Bayes factors against the best topology with 95 % intervals."""
         return self.comparison.plot(ax)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return str(self.comparison)
 
     @staticmethod
@@ -125,9 +161,10 @@ def compare_topologies(
     method: str = IN_ONE_BATCH,
     *,
     substitution: SubstitutionModel | None = None,
+    site_rates: SiteRates | None = None,
     branch_length_prior: dist.TorchDistribution | None = None,
     prior_probabilities: Sequence[float] | None = None,
-    num_draws: int = 10_000,
+    num_draws: int | None = None,
     budget: Budget | None = None,
     seed: int = 0,
     num_jobs: int = 1,
@@ -140,20 +177,25 @@ def compare_topologies(
     ----------
     alignment : Alignment
     trees : TreeSample, Topologies or sequence of Tree
-        At least two distinct unrooted topologies over the taxa of the alignment. Weights of a sample are not used.
+        At least two distinct topologies over the taxa of the alignment; rooted ones are unrooted. Weights of a sample
+        are not used.
     method : str, default "gamma_laplus_importance_sampling"
         By default importance sampling from gamma distributions matched to the posterior mode of the branch lengths,
         with a little of a heavier tail so that weights are bounded, for all topologies as one batch; or the name of a
         function in :mod:`bayeskit.inference.evidence`, which works on one topology after another, or several at a
         time with `num_jobs`.
     substitution : SubstitutionModel, optional
-        Jukes-Cantor by default.
+        Jukes-Cantor by default. The default method needs values for all of its parameters; others sample those that
+        have a prior.
+    site_rates : SiteRates, optional
+        How the rate varies over sites; by default it does not. As for `substitution`, the default method needs values.
     branch_length_prior : TorchDistribution, optional
-        Over one branch length or over the vector of all; Exponential with rate 10 by default.
+        Over one positive branch length; or over the vector of all in the order of edges of `Topologies`, the branches
+        to the tips first, in the alignment's order of taxa. Exponential with rate 10 by default.
     prior_probabilities : sequence of float, optional
         Of the topologies, scaled to add up to one; equal by default.
-    num_draws : int, default 10,000
-        Of branch lengths on each topology, for the default method.
+    num_draws : int, optional
+        10,000 by default. Of branch lengths on each topology, for the default method.
     budget : Budget, optional
         Of each topology, for other methods.
     seed : int, default 0
@@ -170,7 +212,11 @@ def compare_topologies(
     Raises
     ------
     SettingsError
-        If there are fewer than two topologies or one stands twice, or a setting is out of range.
+        If there are fewer than two topologies or one stands twice, a setting is out of range, or the default method
+        lacks the value of a parameter. If the prior of branch lengths is none, or a setting is given that the method
+        does not use.
+    UnknownNameError
+        If no method has that name.
     TreeError
         If the taxa are not those of the alignment.
 
@@ -178,6 +224,8 @@ def compare_topologies(
     -----
     SamplingWarning
         If an estimate is not to be trusted.
+    ConversionWarning
+        Once, if the topologies are rooted.
 
     References
     ----------
@@ -192,27 +240,26 @@ def compare_topologies(
     >>> result.comparison.best, len(result.posterior_probabilities)
     ('tree 1', 3)
     """
-    topologies = _topologies(trees)
+    substitution = check_models(alignment, substitution, site_rates)
+    topologies = unrooted_topologies(trees, alignment)
+    _check_distinct(topologies)
     names = [f"tree {place + 1}" for place in range(len(topologies))]
-    substitution = JC69() if substitution is None else substitution
-    prior = branch_length_prior or dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
+    if branch_length_prior is None:
+        branch_length_prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
+    check_branch_length_prior(branch_length_prior, topologies.num_edges)
+    model = _Model(alignment, substitution, site_rates, in_double_precision(branch_length_prior))
     seed = whole_number("seed", seed)
     weights = _weights(prior_probabilities, names)
+    given = {"budget": budget, "checkpoint": checkpoint, "num_jobs": None if num_jobs == 1 else num_jobs}
+    _check_method(method, given if method == IN_ONE_BATCH else {"num_draws": num_draws})
     settings: dict[str, Any] = {"method": method, "seed": seed}
     if method == IN_ONE_BATCH:
-        number = whole_number("num_draws", num_draws, 1)
-        results = _gamma_laplus_importance_sampling(
-            alignment, topologies, substitution, prior, num_draws=number, seed=seed, progress=progress
-        )
+        number = DRAWS if num_draws is None else whole_number("num_draws", num_draws, 1)
+        results = _gamma_laplus_importance_sampling(model, topologies, num_draws=number, seed=seed, progress=progress)
         comparison = ModelComparison(dict(zip(names, results, strict=True)), weights, settings | {"num_draws": number})
-        for warning in comparison.warnings:
-            if "not told apart" not in warning:
-                warnings.warn(warning, SamplingWarning, stacklevel=2)
+        _warn(comparison)
     else:
-        models = {
-            name: partial(_target, alignment, topologies.tree(place), substitution, prior)
-            for place, name in enumerate(names)
-        }
+        models = {name: partial(_target, model, _in_order(topologies, place)) for place, name in enumerate(names)}
         comparison = compare_models(
             models,
             method,
@@ -226,24 +273,24 @@ def compare_topologies(
     return TopologyComparison(topologies, comparison, comparison.settings)
 
 
-def _topologies(trees: TreeSample | Topologies | Sequence[Tree]) -> Topologies:
-    if isinstance(trees, TreeSample):
-        trees = trees.topologies
-    found = trees if isinstance(trees, Topologies) else Topologies.from_trees(trees)
-    if found.rooted:
-        raise SettingsError("The topologies are rooted. Remedy: give unrooted ones, such as topologies.unrooted().")
+def _check_distinct(found: Topologies) -> None:
     index = found.distinct()[1].tolist()
     for place, number in enumerate(index):
-        if index.index(number) < place:
-            first = index.index(number)
-            raise SettingsError(f"trees {first} and {place} are the same topology. Remedy: give each once.")
+        first = index.index(number)
+        if first < place:
+            raise SettingsError(f"tree {first + 1} and tree {place + 1} are the same topology. Remedy: give each once.")
     if len(found) < 2:
         raise SettingsError(f"give at least two topologies to compare, not {len(found)}")
-    return found
+
+
+def _in_order(topologies: Topologies, place: int) -> Tree:
+    """Return a tree whose edges are in the order of `Topologies`, so that a prior of all means the same ones."""
+    *inner, last = topologies.children[place].tolist()
+    return Tree(topologies.taxa, (*map(tuple, inner), (0, *last)))
 
 
 def _weights(given: Sequence[float] | None, names: list[str]) -> dict[str, float]:
-    values = [1.0] * len(names) if given is None else [float(value) for value in given]
+    values = [1.0] * len(names) if given is None else [real_number("prior_probabilities", value) for value in given]
     if len(values) != len(names) or not all(0 <= v < math.inf for v in values) or sum(values) <= 0:
         raise SettingsError(
             f"prior_probabilities must give each of the {len(names)} topologies a nonnegative number, some above zero"
@@ -251,31 +298,62 @@ def _weights(given: Sequence[float] | None, names: list[str]) -> dict[str, float
     return {name: value / sum(values) for name, value in zip(names, values, strict=True)}
 
 
-def _target(alignment: Alignment, tree: Tree, substitution: SubstitutionModel, prior: dist.TorchDistribution) -> Target:
-    return Target.from_pyro(TreeModel(alignment, tree, substitution, prior))
+def _check_method(method: str, unused: dict[str, Any]) -> None:
+    """Refuse an unknown method, and settings that it does not use."""
+    if method != IN_ONE_BATCH and method not in METHODS:
+        raise UnknownNameError(f"no method is called {method!r}. Known are: {', '.join([IN_ONE_BATCH, *METHODS])}.")
+    for name, value in unused.items():
+        if value is not None:
+            raise SettingsError(f"{name} is not used by the method {method}. Remedy: leave it out.")
+
+
+def _warn(comparison: ModelComparison) -> None:
+    """Say once for all topologies what makes estimates doubtful."""
+    reasons: dict[str, list[str]] = {}
+    for name, found in comparison.results.items():
+        if not found.trusted:
+            reasons.setdefault("; ".join(found.warnings) or "it is not finite", []).append(name)
+    if not reasons:
+        return
+    names = [name for group in reasons.values() for name in group]
+    probability = sum(comparison.posterior_probabilities[name][0] for name in names)
+    most = max(names, key=lambda name: comparison.posterior_probabilities[name])
+    why = next(reason for reason, group in reasons.items() if most in group)
+    some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    warnings.warn(
+        f"the evidence of {len(names)} of {len(comparison.results)} topologies, which have {probability:.2g} of the "
+        f"posterior probability, is not to be trusted: {some}. Of {most}: {why}",
+        SamplingWarning,
+        stacklevel=3,
+    )
+
+
+class _Model(NamedTuple):
+    """All but the topology."""
+
+    alignment: Alignment
+    substitution: SubstitutionModel
+    site_rates: SiteRates | None
+    branch_length_prior: dist.TorchDistribution
+
+
+def _target(model: _Model, tree: Tree) -> Target:
+    alignment, substitution, site_rates, prior = model
+    return Target.from_pyro(TreeModel(alignment, tree, substitution, prior, site_rates=site_rates))
 
 
 def _gamma_laplus_importance_sampling(
-    alignment: Alignment,
-    topologies: Topologies,
-    substitution: SubstitutionModel,
-    prior: dist.TorchDistribution,
-    *,
-    num_draws: int,
-    seed: int,
-    progress: bool,
+    model: _Model, topologies: Topologies, *, num_draws: int, seed: int, progress: bool
 ) -> list[Evidence]:
     begin = time.monotonic()
-    likelihood = ForestLikelihood(alignment, substitution)
+    prior = model.branch_length_prior
+    likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
 
     def log_density(x: Tensor) -> Tensor:
-        log_prior = prior.log_prob(x)
-        return likelihood.log_likelihood(topologies, x) + (log_prior if prior.event_shape else log_prior.sum(-1))
+        return likelihood.log_likelihood(topologies, x) + log_prior_of_lengths(prior, x)
 
-    start = torch.full((len(topologies), topologies.num_edges), 0.05, dtype=torch.float64)
     with one_thread():
-        modes = climb_to_modes(log_density, start)
-        proposal = Proposal(*gamma_laplus(modes.position, modes.gradient, modes.second))
+        modes, proposal = _first_proposal(log_density, prior, topologies)
         generator = new_generator(seed, stream="gamma laplus importance sampling")
         with torch.no_grad():
             for _ in range(PILOTS):
@@ -292,23 +370,50 @@ def _gamma_laplus_importance_sampling(
                 bar.update(first + size)
     seconds = (time.monotonic() - begin) / len(topologies)
     log_density_values, log_weights = (torch.cat(column) for column in zip(*parts, strict=True))
+    evaluations = num_draws + PILOTS * PILOT_DRAWS + modes.num_evaluations
     return [
-        _estimate(log_density_values[:, place], log_weights[:, place], modes, place, seconds)
+        _estimate(log_density_values[:, place], log_weights[:, place], modes, place, evaluations, seconds)
         for place in range(len(topologies))
     ]
 
 
-def _estimate(log_density: Tensor, log_weights: Tensor, modes: Modes, place: int, seconds: float) -> Evidence:
-    usable = torch.where(log_weights.isnan(), -torch.inf, log_weights)
+def _first_proposal(
+    log_density: Callable[[Tensor], Tensor], prior: dist.TorchDistribution, topologies: Topologies
+) -> tuple[Modes, Proposal]:
+    """Return modes and the gamma distributions that are matched there."""
+    start = allowed_lengths(prior, topologies.num_edges).expand(len(topologies), -1)
+    if not _is_infinite_at_zero(prior, topologies.num_edges):
+        modes = climb_to_modes(log_density, start)
+        return modes, Proposal(*gamma_laplus(modes.position, modes.gradient, modes.second))
+    # The mode is at zero whatever the data; that of the logarithms is where the probability is.
+    modes = climb_to_modes(lambda x: log_density(x) + x.log().sum(-1), start)
+    proposal = Proposal.matched_in_logarithms(modes.position, modes.gradient, modes.second)
+    return modes._replace(value=modes.value - modes.position.log().sum(-1)), proposal
+
+
+def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
+    lengths = allowed_lengths(prior, num_edges).expand(num_edges, -1).clone()
+    lengths.diagonal().fill_(SHORTEST)
+    lengths.requires_grad_()
+    with torch.enable_grad():
+        # A uniform density does not depend on them.
+        (gradient,) = torch.autograd.grad((log_prior_of_lengths(prior, lengths) + 0.0 * lengths.sum(-1)).sum(), lengths)
+    return bool((gradient.diagonal() * SHORTEST < _RISES).any())
+
+
+def _estimate(
+    log_density: Tensor, log_weights: Tensor, modes: Modes, place: int, num_evaluations: int, seconds: float
+) -> Evidence:
+    usable, problems = without_nan(log_weights)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
-    problems = [*weight_problems(shape, effective)]
+    problems += weight_problems(shape, effective)
     if not bool(modes.converged[place]):
         problems.append("the search for the mode of the branch lengths did not converge: use bridge sampling")
     return Evidence(
         IN_ONE_BATCH,
         float(log_mean_exp(usable[None])),
         with_rounding(float(independent_log_mean_exp_error(usable[None])), log_density),
-        len(usable) + modes.num_evaluations,
+        num_evaluations,
         tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective, "log_density_at_the_mode": float(modes.value[place])},
         seconds,

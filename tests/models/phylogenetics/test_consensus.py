@@ -2,17 +2,20 @@
 
 import itertools
 import random
+import re
 
 import dendropy
 import numpy as np
 import pytest
 import torch
 
-from bayeskit.errors import SettingsError
+from bayeskit.errors import OutputError, SettingsError, TreeError
 from bayeskit.models.phylogenetics.samples.consensus import ConsensusTree, greedy_consensus, majority_rule_consensus
+from bayeskit.models.phylogenetics.samples.plots import plot_credible_set
 from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
 from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.trees.tree import Tree
 
 
 def random_newick(source: random.Random, num_taxa: int, at_root: int, keep: float) -> str:
@@ -161,6 +164,52 @@ def test_newick_of_a_consensus(tmp_path):
             assert node.edge_length == expected[side][1]
     quoted = Topologies(("it's", "a b", "C", "D"), all_topologies("ABCD").children)
     assert majority_rule_consensus(TreeSample.from_topologies(quoted)).newick == "('it''s','a b',C,D);"
+
+
+@pytest.mark.parametrize("suffix", [".nwk", ".nex"])
+def test_a_consensus_is_read_back(tmp_path, suffix):
+    sample, _ = read(tmp_path, 8, False)
+    tree = majority_rule_consensus(sample, 0.9)
+    path = tmp_path / f"consensus{suffix}"
+    tree.to_file(path)
+    with pytest.raises(TreeError, match="resolve=True"):
+        Tree.from_file(path)
+    again = TreeSample.from_trees([Tree.from_file(path, resolve=True, seed=seed) for seed in range(20)])
+    assert len(again.topologies) > 1
+    back = majority_rule_consensus(again.with_taxa(tree.taxa), 1.0)
+    found, expected = edges(back), edges(tree)
+    assert found.keys() == expected.keys()
+    assert all(abs(found[side][1] - expected[side][1]) < 1e-14 for side in found)
+    assert re.sub(r"\)[0-9.]+:", "):", tree.to_newick()) == tree.to_newick(supports=False)
+    with pytest.raises(OutputError):
+        tree.to_file(tmp_path / "missing" / "tree.nwk")
+
+
+def test_an_outgroup_keeps_supports_and_lengths(tmp_path):
+    sample, _ = read(tmp_path, 8, False)
+    tree = majority_rule_consensus(sample)
+    for taxon in tree.taxa:
+        rooted = tree.rooted_at(taxon)
+        outgroup = rooted.taxa.index(taxon)
+        root = rooted.children[-1]
+        assert rooted.rooted and len(root) == 2 and outgroup in root
+        assert rooted.branch_lengths[root[0]] == rooted.branch_lengths[root[1]]
+        # As the consensus of rooted trees has them.
+        expected = majority_rule_consensus(sample.rooted_at(taxon))
+        assert rooted.children == expected.children
+        np.testing.assert_allclose(rooted.supports, expected.supports, rtol=0, atol=1e-12)
+        torch.testing.assert_close(rooted.branch_lengths, expected.branch_lengths, rtol=1e-12, atol=0)
+    with pytest.raises(TreeError, match="has a root"):
+        rooted.rooted_at("t1")
+    with pytest.raises(TreeError, match="no taxon 'X'"):
+        tree.rooted_at("X")
+
+
+@pytest.mark.parametrize("wrong", ["run.t", None, Tree.from_newick("(A,B,C);")])
+def test_only_samples_have_a_consensus(wrong):
+    for call in (majority_rule_consensus, greedy_consensus, plot_credible_set):
+        with pytest.raises(TreeError, match=r"is no sample of trees.*TreeSample\.from_file"):
+            call(wrong)
 
 
 @pytest.mark.parametrize("threshold", [0.49, 1.01, float("nan")])

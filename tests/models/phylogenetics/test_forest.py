@@ -262,7 +262,7 @@ def test_chunks_of_vectors_do_not_matter(monkeypatch):
     topologies, alignment = random_topologies(8, 5), random_alignment(8, 25)
     forest, lengths = ForestLikelihood(alignment, compile=False), lengths_for(topologies, 7)
     expected = evaluate(forest, topologies, lengths)
-    monkeypatch.setattr("bayeskit.models.phylogenetics.forest.forest_likelihood._TABLE_SIZE", 2000)
+    monkeypatch.setattr("bayeskit.models.phylogenetics.forest.evaluation._TABLE_SIZE", 2000)
     for found, reference in zip(evaluate(forest, topologies, lengths), expected, strict=True):
         torch.testing.assert_close(found, reference, rtol=1e-13, atol=1e-11)
 

@@ -116,6 +116,7 @@ BAD = {
         ">a\nacgt\n>b\nACGT\n>a\nACGT\n",
         r"line 5: the taxon 'a' stands twice \(first in line 1\)",
     ),
+    "names that end at a blank": (">a one\nacgt\n>a two\nACGT\n", "line 3: the taxon 'a' stands twice.*first blank"),
     "no name": (">\nacgt\n", "line 1: a sequence has no name"),
     "no sites": (">a\n>b\n", "there is no site"),
     "nexus character": (nexus("a acgt\nb AC!T"), r"line 7: unknown character '!' in taxon 'b' at site 3"),
@@ -137,7 +138,12 @@ BAD = {
         r"line 4: the data are of type 'protein'",
     ),
     "nexus equate": (nexus("a acgt\nb ACGT", ' equate="z=A"'), "line 4: the format option 'EQUATE'"),
-    "nexus without matrix": ("#NEXUS\nbegin trees;\ntree a=(1,2);\nend;\n", "no DATA block"),
+    "nexus without matrix": ("#NEXUS\nbegin trees;\ntree a=(1,2);\nend;\n", "a file of trees.*TreeSample"),
+    "nexus eliminate": (nexus("a acgt\nb ACGT").replace("matrix", "eliminate 2;\nmatrix"), "line 5: .*ELIMINATE"),
+    "second matrix": (nexus("a acgt\nb ACGT") + nexus("a aaaa\nb AAAA")[7:], r"line \d+: this is a second MATRIX"),
+    "no labels": (nexus("a acgt\nb ACGT", " nolabels"), "the format option 'NOLABELS'"),
+    "labels on the right": (nexus("a acgt\nb ACGT", " labels=right"), "the format option 'LABELS'"),
+    "phylip one too many": ("2 4\na acgt\nb acgt\nc acgt\n", "line 1: 2 taxa are announced, but 3 follow"),
     "match character in front": (
         nexus("a .cgt\nb ACGT", " matchchar=."),
         "line 6: taxon 'a' has the match character",
@@ -221,3 +227,5 @@ def test_some_of_the_taxa_make_an_alignment_of_their_own():
     for wrong, message in ((["A", "X"], "no taxon 'X'"), (["A", "A"], "named once"), ([], "one at least")):
         with pytest.raises(AlignmentError, match=f"{message}.*Remedy"):
             alignment.select(wrong)
+    with pytest.raises(AlignmentError, match=r"'A' is one name.*\['A'\]"):
+        alignment.select("A")

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from bayeskit.errors import ConversionWarning, ShapeError, TreeError
-from bayeskit.models.phylogenetics import Tree
+from bayeskit.models.phylogenetics import Topologies, Tree
 
 NEXUS = """#NEXUS
 [ID: 1 [nested]]
@@ -169,7 +170,7 @@ BAD = {
     "": "there is no complete tree",
     "A;": "1 taxa",
     "(A,B);": "2 taxa",
-    "(A,B,C,D);": r"above \(A, B, C, D\) joins 4 subtrees.*polytomies",
+    "(A,B,C,D);": r"above \(A, B, C, D\) joins 4 subtrees.*resolve=True",
     "((A,B,E),C,D);": r"above \(A, B, E\) joins 3 subtrees",
     "((A),C,D);": "joins 1 subtrees",
     "((A,B,C,D,E,F),G,H);": r"\(A, B, C, D, \.\.\.\)",
@@ -232,11 +233,30 @@ def test_malformed_files(tmp_path, content, message):
 
 
 def test_unreadable_files(tmp_path):
-    with pytest.raises(TreeError, match="cannot be read.*Remedy"):
+    with pytest.raises(TreeError, match=r"missing\.nwk: there is no such file\. Remedy"):
         Tree.from_file(tmp_path / "missing.nwk")
     (tmp_path / "binary").write_bytes(bytes(range(128, 256)))
     with pytest.raises(TreeError, match="cannot be read"):
         Tree.from_file(tmp_path / "binary")
+
+
+def test_multifurcations_are_resolved_every_way_alike():
+    counts: dict[str, int] = {}
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(1500):
+        tree = Tree.from_newick("(A:1,B:2,C:3,D:4,E:5);", resolve=True, seed=generator)
+        assert sorted(tree.branch_lengths.tolist()) == [0, 0, 1, 2, 3, 4, 5] and tree.branch_lengths[:5].sum() == 15
+        counts[text] = counts.get(text := Topologies.from_trees([tree], "ABCDE").to_newick(0), 0) + 1
+    assert len(counts) == 15 and chisquare(list(counts.values())).pvalue > 1e-5
+    # The mutation: one of the ways twice as often.
+    assert chisquare([2 * counts.pop(text), *counts.values()]).pvalue < 1e-5
+    inner = Tree.from_newick("((A,B,C,D),E,F);", resolve=True)
+    assert inner.num_taxa == 6 and inner.branch_lengths is None
+    assert Tree.from_newick(inner.to_newick()).children == inner.children
+    with pytest.warns(ConversionWarning, match="rooted"):
+        assert Tree.from_newick("((A:1,B:1,C:1):1,D:2);", resolve=True).branch_lengths.sum() == 6
+    with pytest.raises(TreeError, match="remove the node"):
+        Tree.from_newick("((A),B,C,D);", resolve=True)
 
 
 def test_dendropy_reads_what_is_written():

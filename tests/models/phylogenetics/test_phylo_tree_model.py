@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -9,7 +10,17 @@ import torch
 from pyro import poutine
 
 from bayeskit.errors import SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
+from bayeskit.models.phylogenetics import (
+    GTR,
+    HKY85,
+    JC69,
+    Alignment,
+    GammaRates,
+    Topologies,
+    Tree,
+    TreeModel,
+    primates,
+)
 
 TREE = Tree.from_newick("((A,B),C,D);")
 ALIGNMENT = Alignment.from_sequences({"D": "ACGT", "B": "ACGA", "C": "AC-A", "A": "ACCA"})
@@ -60,6 +71,49 @@ def test_different_taxa_are_named_on_both_sides():
         TreeModel(ALIGNMENT, tree)
     with pytest.raises(TreeError, match=r"only in the alignment: 'D'\. Remedy"):
         TreeModel(ALIGNMENT, Tree.from_newick("(A,B,C);"))
+
+
+WRONG = {
+    "a name": (lambda: TreeModel(ALIGNMENT, TREE, "HKY85"), "substitution: str 'HKY85' does not fit.*HKY85"),
+    "a class": (lambda: TreeModel(ALIGNMENT, TREE, GTR), "substitution: the class GTR does not fit.*GTR()"),
+    "rates as a name": (lambda: TreeModel(ALIGNMENT, TREE, site_rates="gamma"), "site_rates: str.*GammaRates()"),
+    "rates of another kind": (lambda: TreeModel(ALIGNMENT, TREE, site_rates=JC69()), "site_rates: JC69"),
+    "rates as the prior": (lambda: TreeModel(ALIGNMENT, TREE, JC69(), GammaRates()), "site_rates=GammaRates"),
+    "a number as the prior": (lambda: TreeModel(ALIGNMENT, TREE, branch_length_prior=10.0), "no distribution"),
+    "a prior below zero": (
+        lambda: TreeModel(ALIGNMENT, TREE, branch_length_prior=dist.Normal(0.1, 0.1)),
+        "Normal is not over positive numbers",
+    ),
+    "a path": (lambda: TreeModel("a.fasta", TREE), r"alignment: str 'a\.fasta'.*Alignment\.from_file"),
+    "another path": (lambda: TreeModel(ALIGNMENT, "a.nwk"), r"tree: str.*Tree\.from_file"),
+    "topologies": (lambda: TreeModel(ALIGNMENT, Topologies.from_trees([TREE])), r"tree: Topologies.*\.tree\(0\)"),
+    "swapped": (lambda: TreeModel(TREE, ALIGNMENT), "alignment and tree are swapped"),
+    "a type's name": (lambda: TreeModel(ALIGNMENT, TREE, dtype="float64"), "floating-point type"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_arguments_of_another_kind_are_refused(case):
+    call, message = WRONG[case]
+    with pytest.raises(SettingsError, match=message) as error:
+        call()
+    assert "Remedy" in str(error.value)
+
+
+def test_only_tensors_are_evaluated():
+    model = TreeModel(ALIGNMENT, TREE)
+    for wrong in ([0.1] * 5, np.full(5, 0.1), None, 0.1):
+        for call in (model.log_likelihood, model.pattern_log_likelihoods, model.branch_derivatives):
+            with pytest.raises(ShapeError, match=f"branch_lengths: {type(wrong).__name__} is no tensor.*torch.tensor"):
+                call(wrong)
+    with pytest.raises(ShapeError, match="shape: float is no tensor"):
+        TreeModel(ALIGNMENT, TREE, site_rates=GammaRates()).log_likelihood(torch.ones(5), shape=1.0)
+
+
+def test_representation():
+    model = TreeModel(ALIGNMENT, TREE, HKY85(kappa=2.0), site_rates=GammaRates())
+    expected = "Alignment(4 taxa, 4 sites, 4 patterns), HKY85, GammaRates, 5 branches; sampled: branch_lengths"
+    assert repr(model) == f"TreeModel({expected}, base_frequencies, shape)"
 
 
 def test_settings_are_checked():

@@ -281,9 +281,9 @@ def test_dendropy_reads_what_is_written():
 
 def test_what_is_refused():
     trees = [Tree.from_newick("((A,B),C,D);"), Tree.from_newick("((A,B),C,E);")]
-    with pytest.raises(TreeError, match=r"only in tree 0: 'D'; only in tree 1: 'E'.*Remedy"):
+    with pytest.raises(TreeError, match=r"only in tree 1: 'D'; only in tree 2: 'E'.*Remedy"):
         Topologies.from_trees(trees)
-    with pytest.raises(TreeError, match="only in taxa: 'X'"):
+    with pytest.raises(TreeError, match="only in the order asked for: 'X'"):
         Topologies.from_trees(trees[:1], "ABCX")
     with pytest.raises(TreeError, match="no tree"):
         Topologies.from_trees([])

@@ -1,5 +1,6 @@
 """Robinson-Foulds distances and split frequencies, beside DendroPy's."""
 
+import pathlib
 import random
 
 import dendropy
@@ -161,6 +162,36 @@ def test_runs_that_agree():
     assert found.average <= found.maximum < 1e-12
 
 
+def test_distances_of_single_trees():
+    one, other = (Tree.from_newick(text) for text in ("((A,B),(C,D),E);", "((B,C),(A,D),E);"))
+    assert robinson_foulds(one, other) == 4 and isinstance(robinson_foulds(one, other), int)
+    assert robinson_foulds(one, one) == 0
+    every = all_topologies("EDCBA")
+    rows = robinson_foulds(one, every)
+    assert rows.shape == (1, 15) and np.array_equal(robinson_foulds(every, one), rows.T)
+    assert rows.min() == 0 and robinson_foulds(one).tolist() == [[0]]
+    for wrong in ("((A,B),C,D);", [one], None):
+        with pytest.raises(TreeError, match=r"neither a Tree nor Topologies.*from_trees"):
+            robinson_foulds(wrong, one)
+
+
+def test_runs_given_one_by_one_or_as_paths():
+    four = TreeSample.from_topologies(all_topologies("ABCD"))
+    for call in (lambda: asdsf(four, four), lambda: asdsf(four), lambda: asdsf([four, four], four)):
+        with pytest.raises(SettingsError, match=r"asdsf\(\[one, other\]\)"):
+            call()
+    with pytest.raises(TreeError, match=r"str is no sample of trees.*TreeSample\.from_file"):
+        asdsf(["one.t", "other.t"])
+    with pytest.raises(TreeError, match="PosixPath is no sample"):
+        split_frequencies(pathlib.PosixPath("one.t"))
+
+
+def test_representations():
+    runs = [TreeSample.from_topologies(all_topologies("ABCD"), weights) for weights in ([4, 6, 0], [6, 4, 0])]
+    assert repr(asdsf(runs)) == "SplitDeviations(ASDSF 0.1414, maximum 0.1414, 2 splits in 2 runs)"
+    assert repr(split_frequencies(runs)) == "SplitFrequencies(3 splits in 2 samples, 4 taxa)"
+
+
 def test_what_is_refused():
     four = TreeSample.from_topologies(all_topologies("ABCD"))
     for number in (0, 1):
@@ -174,7 +205,7 @@ def test_what_is_refused():
     three = TreeSample.from_topologies(all_topologies("ABC"))
     with pytest.raises(SettingsError, match="at least four taxa"):
         asdsf([three, three], 0.0)
-    with pytest.raises(TreeError, match="only in sample 1: 'E'"):
+    with pytest.raises(TreeError, match="only in sample 2: 'E'"):
         asdsf([four, TreeSample.from_topologies(all_topologies("ABCE"))])
     with pytest.raises(TreeError, match="no sample"):
         split_frequencies([])

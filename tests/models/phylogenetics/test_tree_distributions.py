@@ -18,6 +18,7 @@ from bayeskit.models.phylogenetics.distributions import (
     SampleFrequencies,
     Smoothed,
     SubsplitBayesianNetwork,
+    TopologyDistribution,
 )
 from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologies, uniform_topologies
 from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
@@ -118,14 +119,18 @@ def test_the_order_of_taxa_does_not_matter(fit, rooted):
 def test_saved_and_loaded_it_is_the_same(fit, rooted, tmp_path):
     sample = sample_of(5, rooted)
     distribution = fit(sample)
-    if isinstance(distribution, Smoothed):
-        distribution = distribution.base
     path = tmp_path / "distribution.safetensors"
+    every = all_topologies(sample.topologies.taxa, rooted)
+    # Mixtures of any of them, too.
+    for saved in (distribution, Smoothed(distribution, 0.3)):
+        saved.save(path)
+        for kind in (type(saved), TopologyDistribution):
+            loaded = kind.load(path)
+            assert type(loaded) is type(saved) and repr(loaded) == repr(saved)
+            assert torch.equal(loaded.log_prob(every), saved.log_prob(every))
+            assert (loaded.sample(20, seed=0).children == saved.sample(20, seed=0).children).all()
     distribution.save(path)
     loaded = type(distribution).load(path)
-    every = all_topologies(sample.topologies.taxa, rooted)
-    assert torch.equal(loaded.log_prob(every), distribution.log_prob(every))
-    assert (loaded.sample(20, seed=0).children == distribution.sample(20, seed=0).children).all()
     if isinstance(distribution, SubsplitBayesianNetwork):
         assert (loaded.log_likelihoods == distribution.log_likelihoods).all()
 
@@ -216,27 +221,6 @@ def test_smoothing_is_a_mixture(epsilon):
         Smoothed(base, 0.0)
 
 
-def splits_with_sisters(topologies, index):
-    """Return the text that `why_not` would use for each clade of a rooted topology, and for each of its splits."""
-
-    def name(node):
-        held = [topologies.taxa[taxon] for taxon in clades.members(below[node])]
-        return "{" + ", ".join(held) + "}"
-
-    below = clades.below(topologies.children, topologies.num_taxa)[index]
-    children = topologies.children[index].tolist()
-    sister = {one: other for pair in children for one, other in (pair, pair[::-1])}
-    texts = {f"no tree of the support has the clade {name(node)}" for node in range(len(below))}
-    for place, pair in enumerate(children):
-        node = topologies.num_taxa + place
-        beside = f" beside {name(sister[node])}" if node in sister else ""
-        for one, other in (pair, pair[::-1]):
-            texts.add(
-                f"no tree of the support has the clade {name(node)} split into {name(one)} and {name(other)}{beside}"
-            )
-    return texts
-
-
 @pytest.mark.parametrize("rooted", [False, True])
 def test_splits_of_a_mixture_are_mixed(rooted):
     every = all_topologies("ABCDEF" if not rooted else "ABCDE", rooted)
@@ -248,9 +232,27 @@ def test_splits_of_a_mixture_are_mixed(rooted):
         assert one == pytest.approx(probability[(every.below == split).all(axis=-1).any(axis=1)].sum(), rel=1e-12)
 
 
-def test_a_mixture_says_what_to_save(tmp_path):
-    with pytest.raises(SettingsError, match="save its `base`"):
-        Smoothed(SampleFrequencies.from_topologies(all_topologies("ABCD")), 0.1).save(tmp_path / "mixture")
+def test_files_of_mixtures_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "mixture"
+    Smoothed(SampleFrequencies.from_topologies(all_topologies("ABCD")), 0.1).save(path)
+    with pytest.raises(CheckpointError, match="holds Smoothed, not SampleFrequencies"):
+        SampleFrequencies.load(path)
+    tensors = {name: one.clone() for name, one in load_file(path).items()}
+    facts = {"kind": "Smoothed", "taxa": list("ABCD"), "rooted": False, "epsilon": 0.1}
+    base = {"kind": "SampleFrequencies"}
+    for broken in (
+        facts,
+        {**facts, "base": {"kind": "Path"}},
+        {**facts, "base": {"kind": "SubsplitBayesianNetwork", "with_sisters": True}},
+        {**facts, "base": base, "epsilon": 2.0},
+        {**facts, "base": base, "epsilon": None},
+        {**facts, "base": base, "taxa": list("ABCDE")},
+    ):
+        save_file(tensors, path, metadata={"bayeskit": json.dumps(broken)})
+        with pytest.raises(CheckpointError, match="do not fit together"):
+            Smoothed.load(path)
+    save_file(tensors, path, metadata={"bayeskit": json.dumps({**facts, "base": base})})
+    assert Smoothed.load(path).epsilon == 0.1
 
 
 def test_a_tree_sample_is_fitted(fit):
@@ -258,43 +260,6 @@ def test_a_tree_sample_is_fitted(fit):
     sample = TreeSample.from_trees(trees)
     expected = fit(SimpleNamespace(topologies=sample.topologies, weights=[2, 1])).log_prob(sample.topologies)
     assert torch.equal(fit(sample).log_prob(sample.topologies), expected)
-
-
-def test_what_is_missing_is_named():
-    every = all_topologies("ABCD", rooted=True)
-    sample = SampleFrequencies.from_topologies(every[[0, 1, 7, 10, 13]])
-    network = SubsplitBayesianNetwork.fit(sample)
-    known = set().union(*(splits_with_sisters(sample.topologies, index) for index in range(5)))
-    reasons = [network.why_not(every[index]) for index in range(len(every))]
-    outside = (network.log_prob(every) == -math.inf).tolist()
-    assert [reason is not None for reason in reasons] == outside
-    for index, reason in enumerate(reasons):
-        if reason is not None:
-            assert reason in splits_with_sisters(every, index)
-            assert reason not in known
-    assert any("beside" in reason for reason in reasons if reason)
-
-
-def test_what_is_missing_in_the_best_rooting_is_named():
-    trees = [Tree.from_newick(text) for text in ("(((A,B),C),D,(E,F));", "((A,B),(C,D),(E,F));")]
-    network = SubsplitBayesianNetwork.from_topologies(Topologies.from_trees(trees, "ABCDEF"))
-    assert [network.why_not(tree) for tree in trees] == [None, None]
-    # Three taxa change places: two more splits are there than needed, whose clades no other tree has.
-    reason = network.why_not(Tree.from_newick("(((A,B),D),C,(E,F));"))
-    assert reason == "no tree of the support has the clade {C, E, F}"
-
-
-def test_a_split_with_probability_zero_is_named():
-    topologies = all_topologies("ABCD")
-    network = SubsplitBayesianNetwork.from_topologies(topologies)
-    logits = network.logits.clone()
-    root = int(network.graph.starts[-2])
-    logits[root:-1] = -math.inf
-    only = SubsplitBayesianNetwork(network.graph, logits)
-    outside = int((only.log_prob(topologies) == -math.inf).nonzero()[0])
-    assert only.why_not(topologies[outside]).startswith("no tree of the support has the clade {A, B, C, D} split into")
-    with pytest.raises(ShapeError, match="there are 3 topologies"):
-        only.why_not(topologies)
 
 
 def test_topologies_that_do_not_fit_are_refused(fit):
@@ -313,104 +278,11 @@ def test_topologies_that_do_not_fit_are_refused(fit):
         unrooted.sample(-1, seed=0)
 
 
-def test_an_optimiser_moves_the_network_to_a_sample():
-    sample = sample_of(5)
-    network = SubsplitBayesianNetwork.from_topologies(sample.topologies)
-    network.logits.requires_grad_(True)
-    optimiser = torch.optim.Adam([network.logits], lr=0.1)
-    best = SubsplitBayesianNetwork.fit(sample, tolerance=1e-12)
-    weights = torch.from_numpy(sample.weights)
-    for _ in range(300):
-        optimiser.zero_grad()
-        (-weights @ network.log_prob(sample.topologies)).backward()
-        optimiser.step()
-    gap = float(weights @ (best.log_prob(sample.topologies) - network.log_prob(sample.topologies).detach()))
-    assert -1e-9 < gap < 0.01
-    # What was drawn before the last step is not what is drawn now.
-    assert torch.equal(
-        network.log_prob(sample.topologies),
-        SubsplitBayesianNetwork(network.graph, network.logits.detach().clone()).log_prob(sample.topologies),
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numbers_have_the_type_of_the_logits(dtype):
-    network = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCDE"))
-    logits = network.logits.to(dtype).requires_grad_(True)
-    log_prob = SubsplitBayesianNetwork(network.graph, logits).log_prob(all_topologies("ABCDE"))
-    log_prob.sum().backward()
-    assert log_prob.dtype == logits.grad.dtype == dtype
-
-
-def test_logits_that_are_none_are_refused():
-    network = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD"))
-    with pytest.raises(ShapeError, match="logits: shape"):
-        SubsplitBayesianNetwork(network.graph, torch.zeros(3))
-    with pytest.raises(SettingsError, match="not a number"):
-        SubsplitBayesianNetwork(network.graph, network.logits * math.nan).sample(1, seed=0)
-
-
 def test_splits_are_named_by_their_taxa():
     trees = [Tree.from_newick("((A,B),C,(D,E));")]
     splits = SampleFrequencies.from_topologies(Topologies.from_trees(trees)).split_probabilities()
     assert splits.to_dict() == {("D", "E"): 1.0, ("C", "D", "E"): 1.0}
     assert [clades.members(split) for split in splits.splits] == [[3, 4], [2, 3, 4]]
-
-
-def step_of_a_fused_optimiser(network):
-    network.logits.grad = torch.linspace(-1, 1, len(network.logits), dtype=torch.float64)
-    torch.optim.Adam([network.logits], lr=0.5, fused=True).step()
-
-
-def write_to_data(network):
-    network.logits.data[:] = torch.linspace(-1, 1, len(network.logits), dtype=torch.float64)
-
-
-def replace_logits(network):
-    network.logits = torch.linspace(-1, 1, len(network.logits), dtype=torch.float64)
-
-
-def replace_logits_of_another_type(network):
-    network.logits = torch.linspace(-1, 1, len(network.logits))
-
-
-@pytest.mark.parametrize(
-    "change", [step_of_a_fused_optimiser, write_to_data, replace_logits, replace_logits_of_another_type]
-)
-def test_changed_logits_are_noticed(change):
-    every = all_topologies("ABCDE")
-    network = SubsplitBayesianNetwork.from_topologies(every)
-    network.logits.requires_grad_(True)
-    before = network.log_prob(every).detach()
-    old_splits = network.split_probabilities().probabilities
-    change(network)
-    again = SubsplitBayesianNetwork(network.graph, network.logits.detach().clone())
-    assert not torch.equal(again.log_prob(every), before.to(again.logits.dtype))
-    assert torch.equal(network.log_prob(every), again.log_prob(every))
-    splits = network.split_probabilities().probabilities
-    np.testing.assert_array_equal(splits, again.split_probabilities().probabilities)
-    assert not np.array_equal(splits, old_splits)
-    assert (network.sample(50, seed=0).children == again.sample(50, seed=0).children).all()
-
-
-def test_networks_work_in_inference_mode():
-    every = all_topologies("ABCDE")
-    with torch.inference_mode():
-        network = SubsplitBayesianNetwork.from_topologies(every)
-        assert float(network.log_prob(every).exp().sum()) == pytest.approx(1.0, abs=1e-12)
-        network.logits.copy_(torch.linspace(-1, 1, len(network.logits), dtype=torch.float64))
-        again = SubsplitBayesianNetwork(network.graph, network.logits.clone())
-        assert torch.equal(network.log_prob(every), again.log_prob(every))
-
-
-def test_logits_that_are_no_real_numbers_are_refused():
-    network = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD"))
-    for logits in (network.logits.numpy(), network.logits.long(), network.logits.tolist()):
-        with pytest.raises(SettingsError, match="logits: .*no tensor of real numbers"):
-            SubsplitBayesianNetwork(network.graph, logits)
-    network.logits = torch.zeros(3)
-    with pytest.raises(ShapeError, match="logits: shape"):
-        network.log_prob(all_topologies("ABCD"))
 
 
 @pytest.mark.parametrize("rooted", [False, True])

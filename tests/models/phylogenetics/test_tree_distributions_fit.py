@@ -16,6 +16,7 @@ from bayeskit.models.phylogenetics.distributions import (
     Smoothed,
     SubsplitBayesianNetwork,
     fitting,
+    topology_distribution,
 )
 from bayeskit.models.phylogenetics.distributions.choices import EveryRoot
 from bayeskit.models.phylogenetics.trees import clades
@@ -236,13 +237,39 @@ def test_divergence_is_that_of_the_sums_and_infinite_outside_the_support():
     assert SampleFrequencies.fit(reference).kl_from(reference) == pytest.approx(0.0, abs=1e-14)
 
     some = SampleFrequencies.fit(SimpleNamespace(topologies=reference.topologies[:14], weights=np.ones(14)))
-    assert some.kl_from(reference) == math.inf
+    missing = rf"1 of the reference's 15 topologies, with probability {reference.weights[14]:.3g} together.*Smoothed"
+    with pytest.warns(AccuracyWarning, match=missing):
+        assert some.kl_from(reference) == math.inf
     weights = reference.weights
     floored = weights[:14] @ np.log(weights[:14] * 14) + weights[14] * (math.log(weights[14]) - math.log(1e-16))
     assert some.kl_from(reference, floor=1e-16) == pytest.approx(floored, rel=1e-12)
     smoothed = (1 - 0.1) / 14 + 0.1 / 15
     mixed = weights[:14] @ np.log(weights[:14] / smoothed) + weights[14] * math.log(weights[14] / (0.1 / 15))
     assert Smoothed(some, 0.1).kl_from(reference) == pytest.approx(mixed, rel=1e-12)
+
+
+def test_divergence_from_a_distribution_is_exact_or_has_an_error(monkeypatch, limit):
+    true = SubsplitBayesianNetwork.fit(random_sample(6, seed=3))
+    other = Smoothed(ConditionalCladeDistribution.fit(random_sample(6, seed=4)), 0.05)
+    every = all_topologies(true.taxa)
+    weights = true.log_prob(every).exp().numpy()
+    held = weights > 0
+    expected = weights[held] @ (np.log(weights[held]) - other.log_prob(every[held]).numpy())
+    exact = other.kl_from(true)
+    assert exact == pytest.approx((expected, 0.0), abs=1e-12)
+    monkeypatch.setattr(topology_distribution, "_LISTED_TAXA", 5)
+    estimate = other.kl_from(true, num_samples=4000, seed=1)
+    assert 0 < estimate.standard_error < 0.1 * expected
+    assert abs(estimate.value - expected) < limit() * estimate.standard_error
+    # The mutation: frequencies of few draws have a divergence of their own.
+    draws = SampleFrequencies.from_topologies(true.sample(300, seed=1))
+    assert other.kl_from(draws) - expected > limit() * estimate.standard_error
+    with pytest.raises(SettingsError, match="num_samples"):
+        other.kl_from(true, num_samples=1)
+    alone = SampleFrequencies.from_topologies(every[:3])
+    with pytest.warns(AccuracyWarning, match="infinite.*epsilon"):
+        assert alone.kl_from(true) == (math.inf, 0.0)
+    assert alone.kl_from(true, floor=1e-9).value < math.inf
 
 
 @pytest.mark.parametrize(
@@ -315,6 +342,8 @@ def test_what_holds_no_weighted_topologies_is_refused():
     trees = [topology.tree(0) for topology in all_topologies("ABCD")]
     for fit in (SampleFrequencies.fit, ConditionalCladeDistribution.fit, SubsplitBayesianNetwork.fit, network.kl_from):
         for other in (network, trees, trees[0], None, SimpleNamespace(topologies=trees, weights=[1, 1, 1])):
+            if other is network and fit == network.kl_from:
+                continue  # which takes distributions
             with pytest.raises(TreeError, match="Remedy"):
                 fit(other)
         with pytest.raises(TreeError, match="TreeSample.from_topologies"):

@@ -103,9 +103,9 @@ def test_pooling_gives_each_run_the_same_weight():
     assert pooled.branch_lengths[:, 0].tolist() == [1, 1, 2, 2, 2, 2]
     bare = TreeSample.from_topologies(every[[2]])
     assert TreeSample.pooled([one, bare]).branch_lengths is None
-    with pytest.raises(TreeError, match="Sample 1 and sample 0: only one is rooted"):
+    with pytest.raises(TreeError, match="Sample 2 and sample 1: only one is rooted"):
         TreeSample.pooled([one, TreeSample.from_topologies(every.rooted_at(0))])
-    with pytest.raises(TreeError, match="only in sample 1: 'E'"):
+    with pytest.raises(TreeError, match="only in sample 2: 'E'"):
         TreeSample.pooled([one, TreeSample.from_topologies(all_topologies("ABCE"))])
     with pytest.raises(TreeError, match="no sample"):
         TreeSample.pooled([])
@@ -157,6 +157,46 @@ def test_weighted_topologies_are_read_back_as_they_were(tmp_path, rooted):
     largest = float(sample.weights.max())
     head = f"tree tree_1 [p = {largest:.3f}, P = {largest:.3f}] = [&W {largest!r}] {'[&R]' if rooted else '[&U]'} ("
     assert head in (tmp_path / "all.trprobs").read_text()
+
+
+def test_an_outgroup_and_back():
+    sample = random_sample(9, 6, seed=3)
+    for taxon in ("t0", "t5"):
+        rooted = sample.rooted_at(taxon)
+        assert rooted.rooted and len(rooted) == 6
+        for number in range(6):
+            lengths = rooted.branch_lengths[number]
+            row = rooted.topologies[int(rooted.index[number])]
+            one, other = row.children[0, -1]
+            # The two edges at the root are halves of the outgroup's.
+            assert rooted.taxa.index(taxon) in (one, other) and lengths[one] == lengths[other]
+        again = rooted.unrooted()
+        assert np.array_equal(again.topologies.children, sample.topologies.children)
+        torch.testing.assert_close(again.branch_lengths, sample.branch_lengths, rtol=1e-15, atol=0)
+    assert random_sample(5, 3, seed=1).rooted_at("t1").unrooted().num_samples == 3
+    bare = TreeSample.from_topologies(all_topologies("ABCD")).rooted_at("C")
+    assert bare.branch_lengths is None and bare.topologies.to_newick(0).startswith("(C,")
+    with pytest.raises(TreeError, match="no taxon 'X'"):
+        sample.rooted_at("X")
+    with pytest.raises(TreeError, match="have a root"):
+        bare.rooted_at("A")
+
+
+def test_table_of_topologies():
+    sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 6, 3])
+    table = sample.to_pandas()
+    assert table.columns.tolist() == ["topology", "weight", "cumulative", "newick"]
+    assert table["topology"].tolist() == [1, 2, 0] and table["weight"].tolist() == sample.weights[[1, 2, 0]].tolist()
+    assert table["cumulative"].tolist() == pytest.approx([0.6, 0.9, 1.0], abs=1e-15)
+    assert table["newick"].tolist() == [sample.topologies.to_newick(place) for place in (1, 2, 0)]
+    assert len(sample) == 3
+
+
+def test_samples_that_are_not_there():
+    sample = random_sample(5, 3, seed=1)
+    for number in (3, 9999, -4, 1.5):
+        with pytest.raises(SettingsError, match=f"sample={number}.*0 to 2"):
+            sample.sampled_tree(number)
 
 
 def test_what_is_refused(tmp_path):

@@ -1,14 +1,18 @@
 """Files of trees as samplers write them: MrBayes, BEAST, lists in Newick; and every malformed one."""
 
 import random
+import re
 import warnings
 
 import dendropy
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
-from bayeskit.errors import ConversionWarning, SettingsError, TreeError
+from bayeskit.errors import AlignmentError, CheckpointError, ConversionWarning, SettingsError, TreeError
+from bayeskit.models.phylogenetics.alignments.alignment import Alignment
+from bayeskit.models.phylogenetics.distributions import SampleFrequencies
 from bayeskit.models.phylogenetics.samples import files as tree_files
 from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
 from bayeskit.models.phylogenetics.trees import clades, newick
@@ -280,8 +284,53 @@ def test_malformed_files(tmp_path, content, message):
     assert "Remedy" in str(error.value) and "bad" in str(error.value)
 
 
+@pytest.mark.parametrize("text", [MRBAYES, BEAST, "((A,B),C,D);\n((A,C),B,D);\n((A,D),B,C);\n((A,B),C,D);\n"])
+def test_files_that_are_still_written(tmp_path, text):
+    """Cut a file inside its last tree at every place: those that are complete are read, or the option is named."""
+    *_, start, end = (match.end() for match in re.finditer(r"\)[^()]*?;", text))
+    expected = TreeSample.from_file(write(tmp_path, text), burn_in=0)
+    complete = expected.num_samples - 1
+    first = expected.topologies[expected.index[:complete]].distinct()[0]
+    for cut in range(start + 2, end):
+        path = write(tmp_path, text[:cut], "cut")
+        with pytest.warns(ConversionWarning, match=rf"cut: the file ends too early\. Its {complete} complete trees"):
+            sample = TreeSample.from_file(path, burn_in=0, incomplete="warn")
+        assert np.array_equal(sample.topologies.children, first.children)
+        if sample.branch_lengths is not None:
+            assert torch.equal(sample.branch_lengths, expected.branch_lengths[:complete])
+        if text.startswith("#NEXUS") or 3 < cut - start < end - start - 1:
+            with pytest.raises(TreeError, match="incomplete='warn'"):
+                TreeSample.from_file(path, burn_in=0)
+    assert np.array_equal(TreeSample.from_file(write(tmp_path, text), 0, incomplete="warn").index, expected.index)
+    with pytest.raises(SettingsError, match="incomplete='yes'"):
+        TreeSample.from_file(write(tmp_path, text), incomplete="yes")
+
+
+def test_other_files_are_told_apart(tmp_path):
+    nexus = "#NEXUS\nbegin data;\ndimensions ntax=3 nchar=2;\nformat datatype=dna;\nmatrix A ac B ac C ac;\nend;\n"
+    for text in (">A\nacgt\n>B\nacgt\n", "3 2\nA ac\nB ac\nC ac\n", nexus):
+        for reader in (TreeSample.from_file, Tree.from_file):
+            with pytest.raises(TreeError, match=r"this is an alignment.*Alignment\.from_file"):
+                reader(write(tmp_path, text))
+    for text in (MRBAYES, TRPROBS, "((A,B),C,D);", "0.5 ((A,B),C,D);", "[&R] ((A,B),C,D);"):
+        with pytest.raises(AlignmentError, match=r"this is a file of trees.*TreeSample\.from_file"):
+            Alignment.from_file(write(tmp_path, text))
+    for text in ("tree.nwk", "/data/tree", "a/b.tre"):
+        with pytest.raises(TreeError, match=r"is a path, not a tree.*Tree\.from_file"):
+            Tree.from_newick(text)
+    with pytest.raises(TreeError, match=r"PosixPath is no text.*Tree\.from_file"):
+        Tree.from_newick(tmp_path)
+    with pytest.raises(CheckpointError, match="not a file of bayeskit") as error:
+        SampleFrequencies.load(write(tmp_path, MRBAYES))
+    assert "delete" not in str(error.value)
+    with pytest.raises(TreeError, match=r"^[^ ]*none\.t: there is no such file\. Remedy"):
+        TreeSample.from_file(tmp_path / "none.t")
+    with pytest.raises(TreeError, match="trees by ';'"):
+        TreeSample.from_file(write(tmp_path, "((A,B),C,D)\n((A,C),B,D)\n"))
+
+
 def test_taxa_asked_for_must_be_those_of_the_trees(tmp_path):
-    with pytest.raises(TreeError, match=r"taxa and .*run\.nex, line 1 differ; only in taxa: 'X'"):
+    with pytest.raises(TreeError, match=r"order asked for and .*run\.nex, line 1 differ; only in the order .*: 'X'"):
         TreeSample.from_file(write(tmp_path, "((A,B),C,D);"), taxa="ABCX")
     with pytest.raises(TreeError, match="'A' stands twice"):
         TreeSample.from_file(write(tmp_path, "((A,B),C,D);"), taxa="AACX")
@@ -331,6 +380,8 @@ def test_numbers_of_numpy_leave_out_trees_and_other_things_do_not(tmp_path):
     for burn_in in (True, False, np.True_, "0.25", "1", [1], np.int64(-1)):
         with pytest.raises(SettingsError, match="burn_in=.*Remedy"):
             TreeSample.from_file(path, burn_in)
+    assert repr(TreeSample.from_file(path, 1)).endswith("; 1 trees left out as burn-in)")
+    assert TreeSample.from_files([path, path], 0.5).num_burn_in == 4
     for paths in (path, str(path)):
         with pytest.raises(SettingsError, match="one path.*from_file"):
             TreeSample.from_files(paths)

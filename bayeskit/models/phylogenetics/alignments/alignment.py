@@ -18,7 +18,7 @@ for _symbol, _mask in BASES.items():
     _MASK_OF_BYTE[ord(_symbol)] = _MASK_OF_BYTE[ord(_symbol.lower())] = _mask
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Alignment:
     """Aligned nucleotide sequences, with equal columns stored once.
 
@@ -43,12 +43,17 @@ class Alignment:
     (3, 5, 4)
     >>> alignment.patterns[2].tolist(), alignment.weights.tolist()
     ([5, 2, 15, 1], [1.0, 1.0, 1.0, 2.0])
+    >>> alignment
+    Alignment(3 taxa, 5 sites, 4 patterns)
     """
 
     taxa: tuple[str, ...]
     patterns: Tensor
     weights: Tensor
     site_patterns: Tensor
+
+    def __repr__(self) -> str:
+        return f"Alignment({self.num_taxa} taxa, {self.num_sites} sites, {self.num_patterns} patterns)"
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], format: str | None = None) -> Alignment:
@@ -126,7 +131,8 @@ class Alignment:
                 raise AlignmentError(
                     f"{_at(source, record.line)}: the taxon {record.name!r} stands twice"
                     + (f" (first in line {first_seen[record.name].line})" if record.line else "")
-                    + ". Remedy: make names unique."
+                    + ". Remedy: make names unique"
+                    + (" (a FASTA name ends at its first blank)." if record.line else ".")
                 )
             first_seen[record.name] = record
             masks = _masks(record, source)
@@ -171,7 +177,7 @@ class Alignment:
         Raises
         ------
         AlignmentError
-            If a name is not in the alignment, or stands twice, or there is none.
+            If a name is not in the alignment, or stands twice, or there is none; if one string is given.
 
         Examples
         --------
@@ -179,6 +185,8 @@ class Alignment:
         >>> alignment.select(["C", "A"]).num_patterns
         4
         """
+        if isinstance(taxa, str):
+            raise AlignmentError(f"taxa: {taxa!r} is one name. Remedy: give a list of names, such as [{taxa!r}].")
         row = {taxon: place for place, taxon in enumerate(self.taxa)}
         unknown = [taxon for taxon in taxa if taxon not in row]
         if unknown or not taxa or len(set(taxa)) < len(taxa):

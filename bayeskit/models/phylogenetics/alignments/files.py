@@ -18,7 +18,7 @@ from dendropy.dataio.nexusreader import NexusReader
 from dendropy.utility.error import DataParseError
 
 from bayeskit.errors import AlignmentError, SettingsError
-from bayeskit.models.phylogenetics.trees.newick import QUOTED, nexus_commands, read_text, unquoted
+from bayeskit.models.phylogenetics.trees.statements import QUOTED, nexus_commands, read_text, unquoted
 
 #: Sets of bases as bits (A=1, C=2, G=4, T=8) for each IUPAC code; gaps and unknowns are all four.
 BASES = {
@@ -35,6 +35,7 @@ _SUFFIXES = {
     **dict.fromkeys((".nex", ".nexus", ".nxs"), "nexus"),
     **dict.fromkeys((".phy", ".phylip", ".ph"), "phylip"),
 }
+_TREE_FILE = "this is a file of trees. Remedy: read it by Tree.from_file or TreeSample.from_file."
 
 
 class _Misread(Exception):
@@ -116,6 +117,8 @@ def _guess(text: str, source: str) -> str:
         return "nexus"
     if re.match(r"\d+\s+\d+", start):
         return "phylip"
+    if re.match(r"(\[[^\]]*\]\s*)?([0-9.eE+-]+\s+)?\(", start):
+        raise AlignmentError(f"{source}: {_TREE_FILE}")
     suffix = Path(source).suffix.lower()
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
@@ -245,6 +248,15 @@ def _read_phylip(text: str, source: str) -> list[Record]:
             "them, or give format=."
         )
     num_taxa, num_sites = int(match.group(1)), int(match.group(2))
+    if (
+        len(body) > num_taxa
+        and len(body) % num_taxa
+        and all(_sites(_first_word(row)[1]) == num_sites for _, row in body)
+    ):
+        raise AlignmentError(
+            f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} follow. Remedy: correct the "
+            "number."
+        )
     if len(body) < num_taxa:
         raise AlignmentError(
             f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} lines follow. "
@@ -280,14 +292,26 @@ def _read_phylip(text: str, source: str) -> list[Record]:
 def _read_nexus(text: str, source: str) -> list[Record]:
     settings: dict[str, str] = {}
     records: list[Record] | None = None
+    has_trees = False
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
+        has_trees = has_trees or (block == "trees" and head in ("tree", "utree"))
+        if block in ("data", "characters") and head == "eliminate":
+            raise AlignmentError(
+                f"{source}, line {line}: the command ELIMINATE is not supported. Remedy: write the matrix without the "
+                "columns that it leaves out."
+            )
+        if block in ("data", "characters") and head == "matrix" and records is not None:
+            raise AlignmentError(
+                f"{source}, line {line}: this is a second MATRIX. Remedy: give a file with one, or join the two."
+            )
         if block in ("data", "characters") and head in ("dimensions", "format"):
             settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
             _check_format(settings, source, line)
-        elif block in ("data", "characters") and head == "matrix" and records is None:
+        elif block in ("data", "characters") and head == "matrix":
             records = _nexus_matrix(rest, source, line, settings)
     if records is None:
-        raise AlignmentError(f"{source}: there is no DATA block with a MATRIX. Remedy: add one.")
+        problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add one."
+        raise AlignmentError(f"{source}: {problem}")
     return records
 
 
@@ -298,8 +322,8 @@ def _check_format(settings: dict[str, str], source: str, line: int) -> None:
             f"{source}, line {line}: the data are of type {kind!r}. Remedy: give nucleotide sequences "
             "(datatype=dna); protein and other data have no substitution model here."
         )
-    for key in ("equate", "transpose", "tokens"):
-        if key in settings:
+    for key in ("equate", "transpose", "tokens", "nolabels", "labels"):
+        if key in settings and (key != "labels" or settings[key].lower() not in ("", "left")):
             raise AlignmentError(
                 f"{source}, line {line}: the format option {key.upper()!r} is not supported. Remedy: write "
                 "the matrix without it."

@@ -14,7 +14,7 @@ from bayeskit.models.phylogenetics.distributions.choices import hanging_sets, on
 from bayeskit.models.phylogenetics.distributions.graph_distribution import GraphDistribution
 from bayeskit.models.phylogenetics.distributions.rows import Floats, add_up
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
-from bayeskit.models.phylogenetics.distributions.topology_distribution import WeightedTopologies, weighted
+from bayeskit.models.phylogenetics.distributions.weighted import WeightedTopologies, weighted
 from bayeskit.models.phylogenetics.trees import clades
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 

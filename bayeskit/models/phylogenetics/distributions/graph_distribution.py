@@ -15,12 +15,11 @@ from bayeskit.models.phylogenetics.distributions import graph_passes
 from bayeskit.models.phylogenetics.distributions.choices import Choices, every_root, one_root
 from bayeskit.models.phylogenetics.distributions.missing import describe_missing
 from bayeskit.models.phylogenetics.distributions.rows import Floats, Numbers
+from bayeskit.models.phylogenetics.distributions.split_probabilities import SplitProbabilities, most_probable_splits
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
 from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     Estimate,
-    SplitProbabilities,
     TopologyDistribution,
-    most_probable_splits,
 )
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 from bayeskit.models.phylogenetics.trees.tree import Tree

@@ -12,15 +12,9 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics.distributions.rows import Floats, RowNumbers, add_up
-from bayeskit.models.phylogenetics.distributions.topology_distribution import (
-    Estimate,
-    SplitProbabilities,
-    TopologyDistribution,
-    WeightedTopologies,
-    check_topologies,
-    most_probable_splits,
-    weighted,
-)
+from bayeskit.models.phylogenetics.distributions.split_probabilities import SplitProbabilities, most_probable_splits
+from bayeskit.models.phylogenetics.distributions.topology_distribution import Estimate, TopologyDistribution
+from bayeskit.models.phylogenetics.distributions.weighted import WeightedTopologies, check_topologies, weighted
 from bayeskit.models.phylogenetics.trees import clades
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 

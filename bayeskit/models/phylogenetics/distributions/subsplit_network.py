@@ -21,11 +21,7 @@ from bayeskit.models.phylogenetics.distributions.fitting import expectation_maxi
 from bayeskit.models.phylogenetics.distributions.graph_distribution import GraphDistribution
 from bayeskit.models.phylogenetics.distributions.rows import Floats
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
-from bayeskit.models.phylogenetics.distributions.topology_distribution import (
-    WeightedTopologies,
-    check_topologies,
-    weighted,
-)
+from bayeskit.models.phylogenetics.distributions.weighted import WeightedTopologies, check_topologies, weighted
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 #: Draws among which the most probable unrooted topology is looked for.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, overload
+from typing import Any, ClassVar, NamedTuple, Self, overload
 
 import numpy as np
 import torch
@@ -17,33 +17,20 @@ from torch.distributions import constraints
 
 from bayeskit._files import load_tensors, save_tensors
 from bayeskit._torch import new_generator
-from bayeskit.errors import BayeskitError, CheckpointError, SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics.distributions.rows import Floats, add_up
-from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.errors import AccuracyWarning, BayeskitError, CheckpointError, SettingsError, ShapeError, TreeError
+from bayeskit.models.phylogenetics.distributions.rows import Floats
+from bayeskit.models.phylogenetics.distributions.split_probabilities import SplitProbabilities
+from bayeskit.models.phylogenetics.distributions.weighted import WeightedTopologies, check_topologies, weighted
 from bayeskit.models.phylogenetics.trees.canonical import canonical_children
+from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 from bayeskit.models.phylogenetics.trees.tree import Tree
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 #: How many topologies are worked on at a time.
 CHUNK = 10_000
-
-
-class WeightedTopologies(Protocol):
-    """Topologies with weights, such as a `TreeSample`."""
-
-    @property
-    def topologies(self) -> Topologies:
-        """The topologies."""
-
-    @property
-    def weights(self) -> Any:
-        """Their weights, `(topologies,)`."""
-
-
-class _Equal(NamedTuple):
-    topologies: Topologies
-    weights: Floats
+#: Of so many taxa all unrooted topologies, 10,395, are listed where a sum over them is wanted.
+_LISTED_TAXA = 8
 
 
 class Estimate(NamedTuple):
@@ -51,31 +38,6 @@ class Estimate(NamedTuple):
 
     value: float
     standard_error: float
-
-
-@dataclass(frozen=True, eq=False)
-class SplitProbabilities:
-    """How probable splits are, most probable first.
-
-    Attributes
-    ----------
-    taxa : tuple of str
-        Names of the taxa.
-    splits : ndarray
-        The side of each split without the first taxon, or the clade of rooted topologies, as bitsets: shape
-        `(splits, words)`. Those that every tree has are left out.
-    probabilities : ndarray
-        Their probabilities, `(splits,)`.
-    """
-
-    taxa: tuple[str, ...]
-    splits: clades.Bits
-    probabilities: Floats
-
-    def to_dict(self) -> dict[tuple[str, ...], float]:
-        """Return the probability of each split by the names of its taxa, in the order of `taxa`."""
-        names = (tuple(self.taxa[taxon] for taxon in clades.members(split)) for split in self.splits)
-        return dict(zip(names, self.probabilities.tolist(), strict=True))
 
 
 class TopologyConstraint(constraints.Constraint):
@@ -254,34 +216,102 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
             surprise = -self.log_prob(self.sample(num_samples, seed=seed)).to(torch.float64)
         return Estimate(float(surprise.mean()), float(surprise.std()) / math.sqrt(num_samples))
 
-    def kl_from(self, reference: WeightedTopologies | Topologies, floor: float = 0.0) -> float:
+    @overload
+    def kl_from(self, reference: WeightedTopologies | Topologies, floor: float = ...) -> float: ...
+    @overload
+    def kl_from(
+        self,
+        reference: TopologyDistribution,
+        floor: float = ...,
+        *,
+        num_samples: int = ...,
+        seed: int | torch.Generator = ...,
+    ) -> Estimate: ...
+
+    def kl_from(
+        self,
+        reference: WeightedTopologies | Topologies | TopologyDistribution,
+        floor: float = 0.0,
+        *,
+        num_samples: int = 10_000,
+        seed: int | torch.Generator = 0,
+    ) -> float | Estimate:
         """Return the Kullback-Leibler divergence from a reference to this distribution, `KL(reference || self)`.
 
         Parameters
         ----------
-        reference : WeightedTopologies
+        reference : WeightedTopologies or TopologyDistribution
             The true weights, such as a `TreeSample` or `SampleFrequencies`, or `Topologies` that count the same each.
+            Of another distribution the divergence is summed over all topologies of up to 8 taxa (7 if rooted), and
+            estimated of more; frequencies of its draws would give too large a value.
         floor : float, default 0.0
             Probability that topologies outside the support are taken to have. With zero, the divergence is infinite
             as soon as the reference holds one. Zhang and Matsen (2018) take `numpy.finfo(float).eps`.
+        num_samples : int, default 10_000
+            Draws from a distribution of more taxa, at least two. A topology outside the support that is not among them
+            goes unnoticed.
+        seed : int or torch.Generator, default 0
+            Source of randomness.
 
         Returns
         -------
-        float
-            The divergence in nats.
+        float or Estimate
+            The divergence in nats; of another distribution with its standard error, zero where it is exact.
 
         Raises
         ------
         SettingsError
-            If the floor is no probability.
+            If the floor is no probability, or there are too few draws.
+
+        Warns
+        -----
+        AccuracyWarning
+            If the divergence is infinite; the warning says how many topologies are outside the support, and what helps.
         """
         if not 0.0 <= floor <= 1.0:
             raise SettingsError(f"floor: {floor} is no probability. Remedy: give zero, or a tiny number.")
+        if isinstance(reference, TopologyDistribution) and not hasattr(reference, "weights"):
+            return self._estimated_kl(reference, floor, num_samples, seed)
         topologies, weights = weighted(reference)
-        with torch.no_grad():
-            log_prob = self.log_prob(topologies).to("cpu", torch.float64).numpy()
+        return float(weights @ self._log_ratios(np.log(weights), topologies, weights, floor))
+
+    def _estimated_kl(
+        self, reference: TopologyDistribution, floor: float, num_samples: int, seed: int | torch.Generator
+    ) -> Estimate:
+        if num_samples < 2:
+            raise SettingsError(f"num_samples: {num_samples} is too small. Remedy: give at least 2.")
+        if len(reference.taxa) <= _LISTED_TAXA - (1 if reference.rooted else 0):
+            topologies = all_topologies(reference.taxa, reference.rooted)
+            log_weights = reference._log_prob_array(topologies)
+            held = log_weights > -math.inf
+            weights, log_weights = np.exp(log_weights[held]), log_weights[held]
+            return Estimate(float(weights @ self._log_ratios(log_weights, topologies[held], weights, floor)), 0.0)
+        drawn = reference.sample(num_samples, seed=seed)
+        equal = np.full(num_samples, 1 / num_samples)
+        ratios = self._log_ratios(reference._log_prob_array(drawn), drawn, equal, floor)
+        if np.isinf(ratios).any():
+            return Estimate(math.inf, 0.0)
+        return Estimate(float(ratios.mean()), float(ratios.std(ddof=1)) / math.sqrt(num_samples))
+
+    def _log_ratios(self, log_reference: Floats, topologies: Topologies, weights: Floats, floor: float) -> Floats:
+        """Return the log of a reference's probabilities over this one's; warn where it is infinite."""
+        log_prob = self._log_prob_array(topologies)
+        outside = np.isneginf(log_prob)
+        if outside.any() and floor == 0.0:
+            warnings.warn(
+                f"The divergence is infinite: {outside.sum()} of the reference's {len(topologies)} topologies, with "
+                f"probability {weights[outside].sum():.3g} together, have none in this {type(self).__name__}. Remedy: "
+                "compare Smoothed(distribution, epsilon=1e-6), or give a floor; why_not(topologies) tells the reason.",
+                AccuracyWarning,
+                stacklevel=3,
+            )
         with np.errstate(divide="ignore"):
-            return float(weights @ (np.log(weights) - np.maximum(log_prob, np.log(floor))))
+            return log_reference - np.maximum(log_prob, np.log(floor))
+
+    def _log_prob_array(self, topologies: Topologies) -> Floats:
+        with torch.no_grad():
+            array: Floats = self.log_prob(topologies).detach().to("cpu", torch.float64).numpy()
+        return array
 
     def save(self, path: str | Path) -> None:
         """Write the distribution to one safetensors file.
@@ -306,7 +336,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         Returns
         -------
         TopologyDistribution
-            The distribution.
+            The distribution; that of any class where this is called on `TopologyDistribution` itself.
 
         Raises
         ------
@@ -314,10 +344,12 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
             If the file is missing, truncated, or holds something else.
         """
         tensors, facts = load_tensors(path)
-        if facts.get("kind") != cls.__name__:
-            raise CheckpointError(f"{path} holds {facts.get('kind')}, not {cls.__name__}; load it as what it is")
         try:
-            return cls._restore(tensors, facts)
+            kind = cls._of_kind(facts.get("kind"))
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} holds {error}") from None
+        try:
+            return kind._restore(tensors, facts)
         except (BayeskitError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: its contents do not fit together ({error}); write it again") from error
 
@@ -346,77 +378,15 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         return {}
 
     @classmethod
+    def _of_kind(cls, name: object) -> type[Self]:
+        """Return this class or the one below it that has a name; nothing but what was defined is ever found."""
+        kinds = [cls]
+        for kind in kinds:
+            if kind.__name__ == name:
+                return kind
+            kinds += kind.__subclasses__()
+        raise CheckpointError(f"{name}, not {cls.__name__}; load it as what it is")
+
+    @classmethod
     def _restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:
         raise NotImplementedError
-
-
-def check_topologies(topologies: object, empty: bool = False) -> None:
-    """Refuse what are no `Topologies`, or are none at all where they must not be empty.
-
-    Raises
-    ------
-    TreeError
-        If so.
-    """
-    if not isinstance(topologies, Topologies):
-        raise TreeError(
-            f"{type(topologies).__name__} is not Topologies. Remedy: give Topologies.from_trees(trees), or those of a "
-            "sample, sample.topologies."
-        )
-    if not (empty or len(topologies)):
-        raise TreeError("There is no topology. Remedy: give at least one.")
-
-
-def weighted(sample: WeightedTopologies | Topologies) -> tuple[Topologies, Floats]:
-    """Return the distinct topologies with weights above zero, and these weights, which sum to one.
-
-    Parameters
-    ----------
-    sample : WeightedTopologies
-        The topologies, which may repeat, and weights that are not negative. `Topologies` count the same each.
-
-    Returns
-    -------
-    topologies : Topologies
-        Each once.
-    weights : ndarray
-        Shape `(topologies,)`, float64.
-
-    Raises
-    ------
-    ShapeError
-        If there is not one weight for each topology.
-    TreeError
-        If a weight is negative or not finite, all are zero, there is no topology, or something else is given.
-    """
-    if isinstance(sample, Topologies):
-        check_topologies(sample)
-        return weighted(_Equal(sample, np.ones(len(sample))))
-    if not (hasattr(sample, "topologies") and hasattr(sample, "weights")):
-        raise TreeError(
-            f"{type(sample).__name__} holds no weighted topologies. Remedy: make a sample by TreeSample.from_trees or "
-            "TreeSample.from_topologies; of a distribution, draw one by .sample(1000, seed=0)."
-        )
-    check_topologies(sample.topologies)
-    topologies, given = sample.topologies, torch.as_tensor(sample.weights).detach().cpu().numpy().astype(np.float64)
-    if given.shape != (len(topologies),):
-        raise ShapeError(
-            f"weights: shape {given.shape} does not fit {len(topologies)} topologies. Remedy: give one weight for each."
-        )
-    if not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
-        raise TreeError("weights: one is negative or not finite, or all are zero. Remedy: give frequencies of trees.")
-    distinct, index = topologies.distinct()
-    weights = add_up(index, given, len(distinct))
-    return distinct[weights > 0], weights[weights > 0] / given.sum()
-
-
-def most_probable_splits(
-    taxa: tuple[str, ...], rooted: bool, sets: clades.Bits, probabilities: Floats
-) -> SplitProbabilities:
-    """Keep the splits that some but not all trees can have, with a probability above zero, most probable first."""
-    sizes = clades.size(sets)
-    kept = (sizes > 1) & (sizes < len(taxa) - (0 if rooted else 1)) & (probabilities > 0)
-    if not rooted:
-        kept &= ~clades.contains(sets, 0)
-    order = np.flatnonzero(kept)[np.argsort(-probabilities[kept], kind="stable")]
-    return SplitProbabilities(taxa, sets[order], probabilities[order])

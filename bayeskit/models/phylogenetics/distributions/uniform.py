@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -12,10 +12,9 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics.distributions.rows import Numbers
+from bayeskit.models.phylogenetics.distributions.split_probabilities import SplitProbabilities, most_probable_splits
 from bayeskit.models.phylogenetics.distributions.topology_distribution import (
-    SplitProbabilities,
     TopologyDistribution,
-    most_probable_splits,
 )
 from bayeskit.models.phylogenetics.trees import clades
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
@@ -150,17 +149,18 @@ class Smoothed(TopologyDistribution):
     def _size(self) -> str:
         return f"epsilon {self.epsilon}"
 
-    def save(self, path: str | Path) -> None:
-        """Refuse: what is to be saved is the base.
+    def _tensors(self) -> dict[str, Tensor]:
+        return {f"base.{name}": tensor for name, tensor in self.base._tensors().items()}
 
-        Raises
-        ------
-        SettingsError
-            Always.
-        """
-        raise SettingsError(
-            f"{path}: a mixture is not saved. Remedy: save its `base`, and smooth it again when loaded."
-        )
+    def _facts(self) -> dict[str, Any]:
+        return {"epsilon": self.epsilon, "base": {"kind": type(self.base).__name__, **self.base._facts()}}
+
+    @classmethod
+    def _restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:
+        kind = TopologyDistribution._of_kind(facts["base"]["kind"])
+        inner = {name.removeprefix("base."): tensor for name, tensor in tensors.items()}
+        shared = {name: facts[name] for name in ("taxa", "rooted")}
+        return cls(kind._restore(inner, {**shared, **facts["base"]}), facts["epsilon"])
 
 
 def _graft(sets: clades.Bits, taxon: int, place: Numbers, num_taxa: int, first: int) -> clades.Bits:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from bayeskit.errors import SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics.alignments.alignment import Alignment
-from bayeskit.models.phylogenetics.forest import native as forest_native
-from bayeskit.models.phylogenetics.forest import passes as forest_passes
-from bayeskit.models.phylogenetics.forest.plan import Plan, SubPatterns, make_plan
+from bayeskit.models.phylogenetics.forest.evaluation import Evaluation
+from bayeskit.models.phylogenetics.forest.plan import SubPatterns
 from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
+from bayeskit.models.phylogenetics.substitution.site_rates import SiteRates
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 from bayeskit.models.phylogenetics.trees.tree import check_same_taxa
-
-#: Numbers in the largest table of the tensor operations.
-_TABLE_SIZE = 2**22
 
 
 class ForestLikelihood:
@@ -29,7 +26,7 @@ class ForestLikelihood:
     that were met before costs no search. The value and its gradient come from two passes over the distinct
     sub-patterns of each topology, every partial likelihood scaled. On a CPU the passes are compiled code, made on
     first use by the machine's C++ compiler and kept in the user's cache folder; elsewhere, and where there is no
-    compiler, they are tensor operations.
+    compiler, they are tensor operations. Several threads may use one object; they take turns.
 
     Parameters
     ----------
@@ -37,6 +34,9 @@ class ForestLikelihood:
         The sequences. Gaps and unknown bases are missing data.
     substitution : SubstitutionModel, optional
         How bases change; Jukes-Cantor, the fastest, by default.
+    site_rates : SiteRates, optional
+        How the rate varies over sites; by default it does not. Every rate but zero costs one evaluation, with
+        gradients one and a half.
     dtype : torch.dtype, optional
         Type of all computing, float64 (default) or float32.
     device : torch.device or str, optional
@@ -57,6 +57,9 @@ class ForestLikelihood:
     ----------
     J. Felsenstein (1981), Evolutionary trees from DNA sequences: a maximum likelihood approach, Journal of Molecular
     Evolution 17, 368-376.
+
+    Z. Yang (1994), Maximum likelihood phylogenetic estimation from DNA sequences with variable rates over sites:
+    approximate methods, Journal of Molecular Evolution 39, 306-314.
 
     X. Ji, Z. Zhang, A. Holbrook, A. Nishimura, G. Baele, A. Rambaut, P. Lemey and M. A. Suchard (2020), Gradients do
     grow on trees, Molecular Biology and Evolution 37, 3047-3060.
@@ -80,6 +83,7 @@ class ForestLikelihood:
         alignment: Alignment,
         substitution: SubstitutionModel | None = None,
         *,
+        site_rates: SiteRates | None = None,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         compile: bool = True,
@@ -89,7 +93,11 @@ class ForestLikelihood:
             raise SettingsError(f"dtype={dtype} is not supported. Remedy: use torch.float64 or torch.float32.")
         self.alignment = alignment
         self.substitution = JC69() if substitution is None else substitution
+        self.site_rates = site_rates
         self.dtype, self.device = dtype, torch.device(device)
+        # Made once: priors check their parameters, which tracing does not allow.
+        models = [self.substitution] if site_rates is None else [self.substitution, site_rates]
+        self._free = {name for model in models for name in model.priors(torch.empty(0, dtype=dtype))}
         self._compile, self._cache_bytes = compile, cache_bytes
         self._masks, self._weights = alignment.patterns.numpy(), alignment.weights.numpy()
         self._patterns: SubPatterns | None = None
@@ -102,11 +110,11 @@ class ForestLikelihood:
         topologies : Topologies
             Unrooted, over the taxa of the alignment in any order. Some may be equal.
         branch_lengths : Tensor
-            Expected substitutions per site in the order of edges of `Topologies`, at least 0, shape
-            `(*sample, topologies, edges)`.
+            Expected substitutions per site in the order of edges of `Topologies`, shape `(*sample, topologies, edges)`,
+            at least 0: where one is below, or is not a number, the result of its topology is not a number either.
         **parameters : Tensor
-            A value for each parameter of the substitution model that has none: `(*batch, *event_shape)`, where `batch`
-            broadcasts with `(*sample, topologies)`.
+            A value for each parameter of the substitution model and of the site rates that has none:
+            `(*batch, *event_shape)`, where `batch` broadcasts with `(*sample, topologies)`.
 
         Returns
         -------
@@ -118,7 +126,9 @@ class ForestLikelihood:
         TreeError
             If the topologies are rooted, or over other taxa than the alignment.
         ShapeError
-            If the branch lengths do not fit the topologies.
+            If the branch lengths do not fit the topologies, or the parameters do not fit the branch lengths.
+        SettingsError
+            If a parameter has no value, or there is none of that name.
         """
         patterns = self._sub_patterns(topologies)
         expected = (len(topologies), topologies.num_edges)
@@ -128,28 +138,36 @@ class ForestLikelihood:
                 f"(*sample, {expected[0]}, {expected[1]}), one vector for each topology."
             )
         lengths = branch_lengths.to(dtype=self.dtype, device=self.device)
-        substitution = self._substitution(lengths, parameters)
-        sample = torch.broadcast_shapes(lengths.shape[:-1], substitution.batch_shape)
-        lengths = lengths.expand(*sample, expected[1])
-        inputs = lengths if substitution.is_uniform else substitution.transition_matrices(lengths)
-        frequencies = substitution.frequencies(lengths).expand(*sample, 4)
-        at_once = torch.is_grad_enabled() and (inputs.requires_grad or frequencies.requires_grad)
-        return _LogLikelihood.apply(inputs, frequencies, _Call(topologies, patterns, self._compile), at_once)[0]
+        # A negative length has no likelihood; one that is no number must not look like an impossible one.
+        lengths = torch.where(lengths >= 0, lengths, torch.nan)
+        evaluation = Evaluation(topologies, patterns, self._compile)
+        return evaluation.log_likelihood(*self._tensors(lengths, parameters))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the tables, mostly empty memory, behind; they fill again."""
         return {**self.__dict__, "_patterns": None}
 
-    def _substitution(self, like: Tensor, parameters: Mapping[str, Tensor]) -> SubstitutionModel:
-        """Return the substitution model with values for all of its parameters."""
-        free = self.substitution.priors(like).keys()
-        if parameters.keys() != free:
+    def _tensors(self, lengths: Tensor, parameters: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return what an evaluation takes."""
+        if parameters.keys() != self._free:
             raise SettingsError(
-                f"Values are needed for the parameters {sorted(free)}, but given for {sorted(parameters)}. Remedy: "
-                "give one for each, by name; fixed parameters are set where the substitution model is made."
+                f"Values are needed for the parameters {sorted(self._free)}, but given for {sorted(parameters)}. "
+                "Remedy: give one for each, by name; fixed parameters are set where the substitution model and the "
+                "site rates are made."
             )
-        values = {name: value.to(dtype=like.dtype, device=like.device) for name, value in parameters.items()}
-        return self.substitution.with_parameters(values)
+        values = {name: value.to(dtype=lengths.dtype, device=lengths.device) for name, value in parameters.items()}
+        substitution = self.substitution.with_parameters(values)
+        site_rates = None if self.site_rates is None else self.site_rates.with_parameters(values)
+        batch = _common_batch(lengths, substitution, site_rates)
+        lengths = lengths.expand(*batch, lengths.shape[-1])
+        frequencies = substitution.frequencies(lengths).expand(*batch, 4)
+        if site_rates is None:
+            return [lengths if substitution.is_uniform else substitution.transition_matrices(lengths), frequencies]
+        categories = site_rates.categories(lengths).expand(batch)
+        scaled = lengths * categories.rates.movedim(-1, 0)[..., None]
+        inputs = scaled if substitution.is_uniform else substitution.transition_matrices(scaled)
+        rates = [categories.weights] if categories.invariant is None else [categories.weights, categories.invariant]
+        return [inputs.movedim(0, len(batch)), frequencies, *rates]
 
     def _sub_patterns(self, topologies: Topologies) -> SubPatterns:
         """Return the tables in the order of the topologies' taxa."""
@@ -158,117 +176,29 @@ class ForestLikelihood:
                 "The topologies are rooted, but where a root stands does not change the likelihood. Remedy: make them "
                 "unrooted by topologies.unrooted(), and add the lengths of the two edges at the root."
             )
-        if self._patterns is None or self._patterns.taxa != topologies.taxa:
+        # Another thread may replace the tables by those of another order of taxa at any time.
+        patterns = self._patterns
+        if patterns is None or patterns.taxa != topologies.taxa:
             check_same_taxa(self.alignment.taxa, topologies.taxa, "the alignment", "the topologies")
             row = {taxon: place for place, taxon in enumerate(self.alignment.taxa)}
-            self._patterns = SubPatterns(
+            patterns = self._patterns = SubPatterns(
                 topologies.taxa,
                 self._masks[[row[taxon] for taxon in topologies.taxa]],
                 self._weights,
                 self.substitution.is_uniform,
                 self._cache_bytes,
             )
-        return self._patterns
+        return patterns
 
 
-class _Call:
-    """One call's topologies, evaluated in groups that fit into the tables."""
-
-    def __init__(self, topologies: Topologies, patterns: SubPatterns, compile: bool) -> None:
-        self._topologies, self._patterns, self._compile = topologies, patterns, compile
-
-    def __call__(self, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
-        """Return values and, on request, gradients for inputs `(*sample, topologies, edges, ...)`."""
-        sample, count = frequencies.shape[:-2], len(self._topologies)
-        if frequencies.numel() == 0:
-            empty = inputs.new_zeros((*sample, count))
-            return (empty, torch.zeros_like(inputs), torch.zeros_like(frequencies)) if slopes else (empty,)
-        inputs = inputs.reshape(sample.numel(), *inputs.shape[len(sample) :])
-        frequencies = frequencies.reshape(sample.numel(), count, 4)
-        # What records operations on tensors must be shown some.
-        recorded = get_proxy_mode() is not None or torch.compiler.is_compiling()
-        native = self._compile and not recorded and forest_native.can_run(inputs.dtype, inputs.device)
-        step = self._patterns.num_topologies
-        if not native:
-            step = min(step, max(1, _TABLE_SIZE // (4 * self._patterns.masks.size)))
-        run = forest_native.run if native else _by_tensors
-        parts = []
-        for first in range(0, count, step):
-            group = slice(first, min(first + step, count))
-            # The whole object knows its parents and clades already.
-            topologies = self._topologies if step >= count else self._topologies[group]
-            plan = make_plan(topologies, self._patterns)
-            parts.append(run(plan, inputs[:, group], frequencies[:, group], slopes))
-        columns = (column[0] if len(column) == 1 else torch.cat(column, 1) for column in zip(*parts, strict=True))
-        return tuple(column.reshape(*sample, *column.shape[1:]) for column in columns)
-
-
-def _by_tensors(plan: Plan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
-    """Run the tensor operations on as many vectors at a time as keep the tables small."""
-    tables = forest_passes.tabulate(plan, inputs.dtype, inputs.device)
-    step = max(1, _TABLE_SIZE // (4 * tables.num_rows))
-    parts = [
-        forest_passes.run(tables, some, other, slopes)
-        for some, other in zip(inputs.split(step), frequencies.split(step), strict=True)
-    ]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-
-class _LogLikelihood(torch.autograd.Function):
-    """Log-likelihoods `(*sample, topologies)`; the gradients, if computed at once, are outputs, too."""
-
-    @staticmethod
-    def forward(inputs: Tensor, frequencies: Tensor, call: _Call, slopes: bool) -> tuple[Tensor, ...]:
-        return call(inputs, frequencies, slopes)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.call = inputs[2]
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs[:2], *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
-        return (*_Gradient.apply(cotangent, ctx.call, *ctx.saved_tensors), None, None)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], inputs: Tensor, frequencies: Tensor, call: _Call, slopes: bool
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        inputs = _to_front(inputs, in_dims[0], info.batch_size)
-        frequencies = _to_front(frequencies, in_dims[1], info.batch_size)
-        out = _LogLikelihood.apply(inputs, frequencies, call, slopes)
-        return out, (0,) * len(out)
-
-
-class _Gradient(torch.autograd.Function):
-    """Gradients times cotangents, as a function of its own, so that `vmap` of a gradient stays one call."""
-
-    @staticmethod
-    def forward(
-        cotangent: Tensor, call: _Call, inputs: Tensor, frequencies: Tensor, *slopes: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        by_input, by_frequency = slopes or call(inputs, frequencies, True)[1:]
-        lines = cotangent.reshape(*cotangent.shape, *(1 for _ in by_input.shape[cotangent.dim() :]))
-        return by_input * lines, by_frequency * cotangent[..., None]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> None:  # type: ignore[override]
-        raise NotImplementedError(
-            "The likelihood has first derivatives only. Remedy: use finite differences of its gradient."
-        )
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], cotangent: Tensor, call: _Call, *tensors: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        front = [_to_front(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, in_dims[2:], strict=True)]
-        return _Gradient.apply(_to_front(cotangent, in_dims[0], info.batch_size), call, *front), (0, 0)
-
-
-def _to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+def _common_batch(lengths: Tensor, substitution: SubstitutionModel, site_rates: SiteRates | None) -> torch.Size:
+    """Return `(*sample, topologies)` for lengths `(*sample, topologies, edges)` and parameters."""
+    models = [substitution] if site_rates is None else [substitution, site_rates]
+    with suppress(RuntimeError):  # shapes that do not broadcast
+        batch = torch.broadcast_shapes(lengths.shape[:-1], *(model.batch_shape for model in models))
+        if batch[-1] == lengths.shape[-2]:
+            return batch
+    raise ShapeError(
+        f"The parameters do not broadcast with branch lengths of shape {tuple(lengths.shape)}. Remedy: give them the "
+        f"batch dimensions (*sample, {lengths.shape[-2]}), the last one for topologies, or none."
+    )

@@ -4,13 +4,19 @@
 // cache. A table has one line of four states for every row below every edge; each state has one lane for each vector.
 // Partial likelihoods are scaled by powers of two, which is exact; the exponents are added up.
 //
-// forest_native.py says what the arguments are; types and order of the fields of Task must stay as they are there.
+// The rows of the root are added up, or given one by one, so that sites can be mixtures; their gradient then takes a
+// weight for each of them.
+//
+// native.py says what the arguments are; types and order of the fields of Task must stay as they are there. It compares
+// the size of both.
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
+#include <limits>
 #include <vector>
+
+#include "lanes.h"
 
 namespace {
 
@@ -25,161 +31,12 @@ struct Task {
     const std::int32_t *slots;                    // (topologies, edges)
     const void *inputs;                           // (samples, topologies, edges, INPUTS)
     const void *frequencies;                      // (samples, topologies, 4)
-    void *values;                                 // (samples, topologies)
+    const void *row_weights;                      // (samples, topologies, rows), or null
+    void *values;                                 // (samples, topologies), or null
+    void *row_values;                             // (samples, topologies, rows), or null
     void *slopes;                                 // like inputs, or null
     void *frequency_slopes;                       // like frequencies, or null
 };
-
-template <class Real> struct Format;
-template <> struct Format<double> {
-    using Word = std::int64_t;
-    static constexpr int shift = 52, bias = 1023, lift = 200;
-    static constexpr double tiny = 0x1p-1000, large = 0x1p200;
-};
-template <> struct Format<float> {
-    using Word = std::int32_t;
-    static constexpr int shift = 23, bias = 127, lift = 60;
-    static constexpr float tiny = 0x1p-100f, large = 0x1p60f;
-};
-
-template <class Number, int SIZE> struct Vector {
-    typedef Number Type __attribute__((vector_size(SIZE * sizeof(Number))));
-};
-
-template <class To, class From> inline To bits_of(const From &from) {
-    static_assert(sizeof(To) == sizeof(From));
-    To to;
-    std::memcpy(&to, &from, sizeof to);
-    return to;
-}
-
-// Another type of number, lane by lane.
-template <class To, class From> inline To convert(From from) {
-    if constexpr (std::is_arithmetic_v<From>)
-        return To(from);
-    else
-        return __builtin_convertvector(from, To);
-}
-
-// Weighted sums, one for each lane.
-template <int WIDTH> struct Sums {
-    double lane[WIDTH] = {};
-
-    template <class Number, class Lane> void add(const Lane &values, double weight) {
-        Number numbers[WIDTH];
-        static_assert(sizeof numbers == sizeof values);
-        std::memcpy(numbers, &values, sizeof values);
-        for (int v = 0; v < WIDTH; ++v) lane[v] += weight * double(numbers[v]);
-    }
-};
-
-template <class Type> inline Type load(const void *place) {
-    Type value;
-    std::memcpy(&value, place, sizeof value);
-    return value;
-}
-
-// In which order the four states of a line are read.
-struct Reading {
-    const std::uint8_t *state;
-};
-
-// A line of several lanes: each state is a vector of its own.
-template <class Real_, int WIDTH_> struct Lanes {
-    using Real = Real_;
-    static constexpr int WIDTH = WIDTH_, SIZE = 4 * WIDTH;
-    using Lane = typename Vector<Real, WIDTH>::Type;
-    using Words = typename Vector<typename Format<Real>::Word, WIDTH>::Type;
-    Lane state[4];
-
-    static Lanes read(const Real *line, Reading reading) {
-        Lanes result;
-        for (int i = 0; i < 4; ++i) result.state[i] = load<Lane>(line + reading.state[i] * WIDTH);
-        return result;
-    }
-    void add_to(Real *line, Reading reading) const {
-        for (int i = 0; i < 4; ++i) {
-            Real *place = line + reading.state[i] * WIDTH;
-            const Lane sum = load<Lane>(place) + state[i];
-            std::memcpy(place, &sum, sizeof sum);
-        }
-    }
-    template <class Body> static Lanes make(Body body) { return {{body(0), body(1), body(2), body(3)}}; }
-    static Lanes all(Lane value) { return {{value, value, value, value}}; }
-    Lane operator[](int i) const { return state[i]; }
-    Lane sum() const { return (state[0] + state[1]) + (state[2] + state[3]); }
-    Lane largest() const {
-        const Lane one = state[0] > state[1] ? state[0] : state[1], other = state[2] > state[3] ? state[2] : state[3];
-        return one > other ? one : other;
-    }
-    Lanes operator*(const Lanes &other) const { return make([&](int i) { return state[i] * other.state[i]; }); }
-    Lanes operator+(const Lanes &other) const { return make([&](int i) { return state[i] + other.state[i]; }); }
-    Lanes operator-(const Lanes &other) const { return make([&](int i) { return state[i] - other.state[i]; }); }
-    static Real at(const Lane &lane, int v) { return lane[v]; }
-};
-
-// A line of a single lane: the four states are one vector.
-template <class Real_> struct Lanes<Real_, 1> {
-    using Real = Real_;
-    static constexpr int WIDTH = 1, SIZE = 4;
-    using Lane = Real;
-    using Words = typename Format<Real>::Word;
-    using States = typename Vector<Real, 4>::Type;
-    using Places = typename Vector<Words, 4>::Type;
-    States states;
-
-    static States shuffle(States from, Reading reading) {
-#if defined(__GNUC__) && !defined(__clang__)
-        const Places places = {reading.state[0], reading.state[1], reading.state[2], reading.state[3]};
-        return __builtin_shuffle(from, places);
-#else
-        return States{from[reading.state[0]], from[reading.state[1]], from[reading.state[2]], from[reading.state[3]]};
-#endif
-    }
-    static Lanes read(const Real *line, Reading reading) { return {shuffle(load<States>(line), reading)}; }
-    void add_to(Real *line, Reading reading) const {
-        for (int i = 0; i < 4; ++i) line[reading.state[i]] += states[i];
-    }
-    static Lanes all(Real value) { return {States{value, value, value, value}}; }
-    template <class Body> static Lanes make(Body body) { return {States{body(0), body(1), body(2), body(3)}}; }
-    Real operator[](int i) const { return states[i]; }
-    Real sum() const { return (states[0] + states[1]) + (states[2] + states[3]); }
-    Real largest() const {
-        const Real one = states[0] > states[1] ? states[0] : states[1], other = states[2] > states[3] ? states[2] : states[3];
-        return one > other ? one : other;
-    }
-    Lanes operator*(const Lanes &other) const { return {states * other.states}; }
-    Lanes operator+(const Lanes &other) const { return {states + other.states}; }
-    Lanes operator-(const Lanes &other) const { return {states - other.states}; }
-    static Real at(Real lane, int) { return lane; }
-};
-
-// Exponents of numbers >= 0; zero for those that have none of the usual ones.
-template <class Form, class Words, class Lane> inline Words exponent_of(Lane value) {
-    const Words exponent = bits_of<Words>(value) >> Form::shift;
-    return ((exponent > 0) & (exponent < 2 * Form::bias)) ? exponent - Form::bias : exponent - exponent;
-}
-
-template <class Form, class Lane, class Words> inline Lane two_to(Words power) {
-    return bits_of<Lane>(Words((power + Form::bias) << Form::shift));
-}
-
-constexpr double LOG_2 = 0.6931471805599453;
-
-// Natural logarithms, by the series of the inverse hyperbolic tangent; those of a library would take half of the time.
-template <class Line> inline typename Line::Lane logarithm(typename Line::Lane value) {
-    using Real = typename Line::Real;
-    using Lane = typename Line::Lane;
-    using Form = Format<Real>;
-    const Lane zero{}, lifted = value < Form::tiny ? value * Form::large : value;
-    const auto exponent = exponent_of<Form, typename Line::Words>(lifted);
-    const Lane one = lifted * two_to<Form, Lane>(-exponent), above = one > Real(1.4142135623730951) ? zero + 1 : zero;
-    const Lane reduced = one - Real(0.5) * above * one, s = (reduced - 1) / (reduced + 1), square = s * s;
-    Lane series = zero + Real(1) / 23;
-    for (int odd = 21; odd > 0; odd -= 2) series = series * square + Real(1) / odd;
-    const Lane power = convert<Lane>(exponent) + above - (value < Form::tiny ? zero + Form::lift : zero);
-    return value == zero ? zero - Real(HUGE_VAL) : 2 * s * series + Real(LOG_2) * power;
-}
 
 // All changes equally likely: the input is the length t, and the matrix a I + (1 - a) J / 4 with a = exp(-4 t / 3).
 template <class Line> struct Uniform {
@@ -238,6 +95,7 @@ template <class Line, template <class> class Kind> class Pass {
     const Task &task;
     const std::int64_t edges;
     std::vector<Real> coefficients, messages, adjoints, inverses;
+    std::vector<Real> totals;                            // exponents of everything below each row
     std::vector<std::int64_t> start;                     // first row of each edge
     const std::int32_t *order, *factors, *roots, *slots;  // of one topology
 
@@ -261,8 +119,19 @@ template <class Line, template <class> class Kind> class Pass {
         return Line::make([&](int i) { return Lane{} + Real((mask >> i) & 1); });
     }
 
-    // The partial likelihoods below all edges; returns their exponents.
-    Sums<WIDTH> upward() {
+    Lane total(const Factor &factor) const { return load<Lane>(totals.data() + factor.line / Line::SIZE * WIDTH); }
+    std::int64_t root_rows() const { return task.counts[task.taxa]; }
+
+    // Adjoints of sites of hardly any likelihood stay finite, even if all rows add up; no message is above two.
+    Real largest_adjoint() const { return std::numeric_limits<Real>::max() / Real(64 * root_rows()); }
+
+    // Where a vector's numbers for the rows of the root start.
+    std::int64_t of_root(std::int64_t topology, std::int64_t vector) const {
+        return (vector * task.topologies + topology) * root_rows();
+    }
+
+    // The partial likelihoods below all edges; returns their exponents, or keeps those of each row.
+    template <bool by_row> Sums<WIDTH> upward() {
         Sums<WIDTH> exponents;
         for (std::int32_t edge = 0; edge < task.taxa; ++edge) {
             const std::int32_t *shown = shown_by(slots[edge]);
@@ -279,10 +148,16 @@ template <class Line, template <class> class Kind> class Pass {
             Real *line = messages.data() + start[edge] * Line::SIZE;
             Real *scaler = inverses.data() + start[edge] * WIDTH;
             for (std::int64_t row = 0; row < task.counts[slots[edge]]; ++row, line += Line::SIZE, scaler += WIDTH) {
-                const Line partial = message(factor(one, shown[row])) * message(factor(other, shown[row]));
+                const Factor a = factor(one, shown[row]), b = factor(other, shown[row]);
+                const Line partial = message(a) * message(b);
                 const auto power = exponent_of<Format<Real>, typename Line::Words>(partial.largest());
                 const Lane inverse = two_to<Format<Real>, Lane>(-power);
-                exponents.template add<typename Format<Real>::Word>(power, weight[row]);
+                if constexpr (by_row) {
+                    const Lane sum = convert<Lane>(power) + total(a) + total(b);
+                    std::memcpy(totals.data() + (start[edge] + row) * WIDTH, &sum, sizeof sum);
+                } else {
+                    exponents.template add<typename Format<Real>::Word>(power, weight[row]);
+                }
                 std::memcpy(scaler, &inverse, sizeof inverse);
                 const Line sent = Transport::send(coefficient(edge), partial * Line::all(inverse));
                 std::memcpy(line, &sent, sizeof sent);
@@ -291,19 +166,35 @@ template <class Line, template <class> class Kind> class Pass {
         return exponents;
     }
 
-    // The root's rows: returns their logarithms, and hands adjoints to the three edges there.
-    template <bool slopes> Sums<WIDTH> root(const Line &frequencies, Line &by_frequency) {
+    // The root's rows: returns the sum of their logarithms, or writes each of them; and hands adjoints to the three
+    // edges there, weighed by the rows' sites or by weights of their own.
+    template <bool slopes, bool by_row>
+    Sums<WIDTH> root(const Line &frequencies, Line &by_frequency, std::int64_t topology, std::int64_t first, int count) {
         Sums<WIDTH> logs;
         const std::int32_t *shown = shown_by(task.taxa);
         const double *weight = task.weights + task.taxa * task.patterns;
         const Lane zero{};
-        for (std::int64_t row = 0; row < task.counts[task.taxa]; ++row) {
+        const Lane limit = zero + largest_adjoint();
+        for (std::int64_t row = 0; row < root_rows(); ++row) {
             const Factor a = factor(roots[0], shown[row]), b = factor(roots[1], shown[row]), c = factor(roots[2], shown[row]);
             const Line one = message(a), other = message(b), third = message(c), pair = one * other;
             const Lane site = (pair * third * frequencies).sum();
-            logs.template add<Real>(logarithm<Line>(site), weight[row]);
-            if (!slopes) continue;
-            const Line share = Line::all(site > zero ? Real(weight[row]) / site : zero);
+            if constexpr (!by_row) logs.template add<Real>(logarithm<Line>(site), weight[row]);
+            if constexpr (by_row && !slopes) {
+                const Lane value = logarithm<Line>(site) + Real(LOG_2) * (total(a) + total(b) + total(c));
+                for (int v = 0; v < count; ++v)
+                    static_cast<Real *>(task.row_values)[of_root(topology, first + v) + row] = Line::at(value, v);
+            }
+            if constexpr (!slopes) continue;
+            Lane sites = zero + Real(weight[row]);
+            if constexpr (by_row) {
+                Real own[WIDTH] = {};
+                for (int v = 0; v < count; ++v)
+                    own[v] = static_cast<const Real *>(task.row_weights)[of_root(topology, first + v) + row];
+                sites = load<Lane>(own);
+            }
+            const Lane ratio = sites / site, bounded = ratio > limit ? limit : ratio;
+            const Line share = Line::all(site > zero ? bounded : zero);
             by_frequency = by_frequency + share * pair * third;
             const Line part = share * frequencies;
             hand_down(a, part * other * third);
@@ -314,6 +205,7 @@ template <class Line, template <class> class Kind> class Pass {
     }
 
     void downward(Lane *sums) {
+        const Lane limit = Lane{} + largest_adjoint();
         for (std::int64_t position = task.taxa - 4; position >= 0; --position) {
             const std::int32_t edge = order[position], one = factors[2 * position], other = factors[2 * position + 1];
             const std::int32_t *shown = shown_by(slots[edge]);
@@ -325,7 +217,7 @@ template <class Line, template <class> class Kind> class Pass {
                 const Line own = load<Line>(adjoint + row * Line::SIZE);
                 Transport::gather(own, load<Line>(line + row * Line::SIZE), left * right * inverse,
                                   sums + edge * COEFFICIENTS);
-                const Line pulled = Transport::pull(coefficient(edge), own) * inverse;
+                const Line pulled = (Transport::pull(coefficient(edge), own) * inverse).at_most(limit);
                 hand_down(a, pulled * right);
                 hand_down(b, pulled * left);
             }
@@ -366,21 +258,29 @@ template <class Line, template <class> class Kind> class Pass {
             for (int i = 0; i < 4; ++i)
                 frequencies[i * WIDTH + v] = static_cast<const Real *>(task.frequencies)[4 * place + i];
         }
+        const Line at_root = load<Line>(frequencies);
         Line by_frequency = Line::all(Lane{});
-        const Sums<WIDTH> exponents = upward();
+        if (task.row_values) {
+            totals.assign(rows * WIDTH, 0);
+            upward<true>();
+            root<false, true>(at_root, by_frequency, topology, first, count);
+            return;
+        }
+        const Sums<WIDTH> exponents = upward<false>();
         Sums<WIDTH> logs;
         std::vector<Lane> sums;
         if (task.slopes) {
             adjoints.assign(rows * Line::SIZE, 0);
             sums.assign(edges * COEFFICIENTS, Lane{});
-            logs = root<true>(load<Line>(frequencies), by_frequency);
+            logs = task.row_weights ? root<true, true>(at_root, by_frequency, topology, first, count)
+                                    : root<true, false>(at_root, by_frequency, topology, first, count);
             downward(sums.data());
         } else {
-            logs = root<false>(load<Line>(frequencies), by_frequency);
+            logs = root<false, false>(at_root, by_frequency, topology, first, count);
         }
         for (int v = 0; v < count; ++v) {
             const std::int64_t place = (first + v) * task.topologies + topology;
-            static_cast<Real *>(task.values)[place] = Real(logs.lane[v] + LOG_2 * exponents.lane[v]);
+            if (task.values) static_cast<Real *>(task.values)[place] = Real(logs.lane[v] + LOG_2 * exponents.lane[v]);
             if (!task.slopes) continue;
             Real *slope = static_cast<Real *>(task.slopes) + place * edges * INPUTS;
             for (std::int64_t edge = 0; edge < edges; ++edge)
@@ -414,6 +314,7 @@ template <class Real, template <class> class Kind> void run(const Task &task) {
 }  // namespace
 
 extern "C" {
+std::int64_t size_of_task() { return sizeof(Task); }
 void uniform_double(const Task *task) { run<double, Uniform>(*task); }
 void uniform_float(const Task *task) { run<float, Uniform>(*task); }
 void matrices_double(const Task *task) { run<double, Matrices>(*task); }

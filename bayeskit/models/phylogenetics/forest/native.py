@@ -1,30 +1,18 @@
-"""The two passes over many topologies as compiled code, made on first use by the machine's C++ compiler."""
+"""The two passes over many topologies as compiled code."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-import warnings
-from contextlib import suppress
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit.errors import CompilationWarning
+from bayeskit.models.phylogenetics.forest import library as forest_library
 from bayeskit.models.phylogenetics.forest.patterns import CODE_BASE
 from bayeskit.models.phylogenetics.forest.plan import Plan
 
-_SOURCE = Path(__file__).with_name("kernel.cpp")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-_COMPILE_SECONDS = 120
 _NAMES = {torch.float64: "double", torch.float32: "float"}
 
 
@@ -35,7 +23,7 @@ class _Task(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("patterns", "taxa", "topologies", "samples")),
         *((name, ctypes.c_void_p) for name in ("codes", "representatives", "weights", "counts", "masks", "reading")),
         *((name, ctypes.c_void_p) for name in ("order", "factors", "roots", "slots", "inputs", "frequencies")),
-        *((name, ctypes.c_void_p) for name in ("values", "slopes", "frequency_slopes")),
+        *((name, ctypes.c_void_p) for name in ("row_weights", "values", "row_values", "slopes", "frequency_slopes")),
     ]
 
 
@@ -63,10 +51,62 @@ def run(plan: Plan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[
     tuple of Tensor
         The values `(samples, topologies)`, and on request their gradients by inputs and by frequencies.
     """
+    results = {"values": inputs.new_empty(inputs.shape[:2])}
+    if slopes:
+        results |= _room_for_slopes(inputs, frequencies)
+    _call(plan, inputs, frequencies, results)
+    return tuple(results.values())
+
+
+def row_values(plan: Plan, inputs: Tensor, frequencies: Tensor) -> Tensor:
+    """Compute the log-likelihood of each row of the root.
+
+    Parameters
+    ----------
+    plan, inputs, frequencies
+        As for `run`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(samples, topologies, rows)`.
+    """
+    values = inputs.new_empty((*inputs.shape[:2], plan.patterns.num_root_rows))
+    _call(plan, inputs, frequencies, {"row_values": values})
+    return values
+
+
+def row_slopes(plan: Plan, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the gradient of a weighted sum of the log-likelihoods of the root's rows.
+
+    Parameters
+    ----------
+    plan, inputs, frequencies
+        As for `run`.
+    weights : Tensor
+        Shape `(samples, topologies, rows)`.
+
+    Returns
+    -------
+    by_input, by_frequency : Tensor
+        Shapes of `inputs` and `frequencies`.
+    """
+    results = _room_for_slopes(inputs, frequencies)
+    _call(plan, inputs, frequencies, results, weights.contiguous())
+    return results["slopes"], results["frequency_slopes"]
+
+
+def _room_for_slopes(inputs: Tensor, frequencies: Tensor) -> dict[str, Tensor]:
+    tensors = {"slopes": inputs, "frequency_slopes": frequencies}
+    return {name: torch.empty_like(like, memory_format=torch.contiguous_format) for name, like in tensors.items()}
+
+
+def _call(
+    plan: Plan, inputs: Tensor, frequencies: Tensor, results: Mapping[str, Tensor], row_weights: Tensor | None = None
+) -> None:
+    """Fill some results, by their names in the struct."""
     inputs, frequencies = inputs.detach().contiguous(), frequencies.detach().contiguous()
     samples, topologies = inputs.shape[:2]
-    outputs = [inputs.new_empty((samples, topologies))]
-    outputs += [torch.empty_like(inputs), torch.empty_like(frequencies)] if slopes else []
     patterns, hanging = plan.patterns, plan.hanging
     reading = np.zeros((CODE_BASE, 4), dtype=np.uint8)
     reading[: len(patterns.group.reading)] = patterns.group.reading
@@ -78,64 +118,13 @@ def run(plan: Plan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[
         topologies,
         samples,
         *(array.ctypes.data for array in arrays),
-        *(tensor.data_ptr() for tensor in (inputs, frequencies, *outputs)),
+        *(tensor.data_ptr() for tensor in (inputs, frequencies)),
+        None if row_weights is None else row_weights.data_ptr(),
+        **{name: tensor.data_ptr() for name, tensor in results.items()},
     )
     kind = "matrices" if inputs.dim() == 5 else "uniform"
     getattr(_library(), f"{kind}_{_NAMES[inputs.dtype]}")(ctypes.byref(task))
-    return tuple(outputs)
 
 
-@lru_cache
 def _library() -> ctypes.CDLL | None:
-    """Load the compiled code; warn once and return None where that is impossible."""
-    candidates = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    compiler = next((name for name in candidates if name and shutil.which(name)), None)
-    if compiler is None:
-        problem = "no C++ compiler was found; install g++ or clang++"
-    else:
-        try:
-            return ctypes.CDLL(str(_compiled(compiler)))
-        except subprocess.SubprocessError as error:
-            problem = f"{compiler} failed ({str(getattr(error, 'stderr', '') or error)[:200]})"
-        except OSError as error:
-            problem = f"the compiled code cannot be stored or loaded ({error})"
-    warnings.warn(
-        f"the likelihood of many topologies runs as plain tensor operations, many times slower: {problem}",
-        CompilationWarning,
-        stacklevel=4,
-    )
-    return None
-
-
-def _folder() -> Path:
-    """Return the user's cache folder, or a new temporary one where that cannot be written."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bayeskit"
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    return Path(tempfile.mkdtemp(prefix="bayeskit_"))
-
-
-def _compiled(compiler: str) -> Path:
-    """Return the shared library for this machine, compiled once and kept in the user's cache."""
-    processor = platform.processor() + platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor += next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    identity = "\0".join((_SOURCE.read_text(), *_FLAGS, version, processor))
-    folder = _folder()
-    path = folder / f"forest_{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / path.name
-            subprocess.run(
-                [compiler, *_FLAGS, str(_SOURCE), "-o", str(made)],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=_COMPILE_SECONDS,
-            )
-            made.replace(path)
-    return path
+    return forest_library.load(ctypes.sizeof(_Task))

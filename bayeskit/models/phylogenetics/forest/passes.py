@@ -156,6 +156,33 @@ def _gather(table: Tensor, lines: Tensor) -> Tensor:
     return table.flatten(0, 1)[lines].unflatten(0, (-1, 4))
 
 
+class Upward(NamedTuple):
+    """What the pass upward leaves behind.
+
+    Attributes
+    ----------
+    inputs : Tensor
+        Vectors last: keep and mix of each edge, or its matrix.
+    messages : Tensor
+        What each row sends up its edge, `(rows, 4, samples)`.
+    scalers : list of Tensor
+        By which each level's partial likelihoods were divided, `(rows, samples)`.
+    frequencies : Tensor
+        Shape `(topologies, 1, 4, samples)`.
+    factors : tuple of Tensor
+        The three messages that meet at each root row, `(topologies, rows, 4, samples)`.
+    sites : Tensor
+        Their likelihoods, scaled, `(topologies, rows, samples)`.
+    """
+
+    inputs: Tensor
+    messages: Tensor
+    scalers: list[Tensor]
+    frequencies: Tensor
+    factors: tuple[Tensor, ...]
+    sites: Tensor
+
+
 def run(tables: Tables, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
     """Compute log-likelihoods and, on request, their gradients.
 
@@ -175,6 +202,63 @@ def run(tables: Tables, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tu
     tuple of Tensor
         The values `(samples, topologies)`, and on request their gradients by inputs and by frequencies.
     """
+    upward = _upward(tables, inputs, frequencies)
+    logs = inputs.new_zeros((tables.num_trees, inputs.shape[0]), dtype=torch.float64)
+    for level, scaler in zip(tables.levels, upward.scalers, strict=True):
+        logs.index_add_(0, level.trees, (level.weights * scaler.log()).double())
+    logs += (tables.root_weights * upward.sites.log()).double().sum(1)
+    values = logs.T.to(inputs.dtype)
+    return (values, *_downward(tables, upward, tables.root_weights)) if slopes else (values,)
+
+
+def row_values(tables: Tables, inputs: Tensor, frequencies: Tensor) -> Tensor:
+    """Compute the log-likelihood of each row of the root.
+
+    Parameters
+    ----------
+    tables, inputs, frequencies
+        As for `run`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(samples, topologies, rows)`.
+    """
+    upward = _upward(tables, inputs, frequencies)
+    totals = inputs.new_zeros((tables.num_rows, inputs.shape[0]))
+    for level, scaler in zip(tables.levels, upward.scalers, strict=True):
+        one, other = (totals[_rows(lines)] for lines in level.factors)
+        totals[level.rows] = scaler.log() + one + other
+    values = upward.sites.log()
+    for lines in tables.root:
+        values = values + totals[_rows(lines)].unflatten(0, (tables.num_trees, -1))
+    return values.permute(2, 0, 1)
+
+
+def row_slopes(tables: Tables, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the gradient of a weighted sum of the log-likelihoods of the root's rows.
+
+    Parameters
+    ----------
+    tables, inputs, frequencies
+        As for `run`.
+    weights : Tensor
+        Shape `(samples, topologies, rows)`.
+
+    Returns
+    -------
+    by_input, by_frequency : Tensor
+        Shapes of `inputs` and `frequencies`.
+    """
+    return _downward(tables, _upward(tables, inputs, frequencies), weights.permute(1, 2, 0))
+
+
+def _rows(lines: Tensor) -> Tensor:
+    """Return the row that every four lines belong to."""
+    return lines[::4] // 4
+
+
+def _upward(tables: Tables, inputs: Tensor, frequencies: Tensor) -> Upward:
     samples = inputs.shape[0]
     last = inputs.movedim(0, -1).flatten(0, 1)
     if inputs.dim() == 3:
@@ -182,39 +266,45 @@ def run(tables: Tables, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tu
     root_frequencies = frequencies.permute(1, 2, 0)[:, None]
     messages = inputs.new_empty((tables.num_rows, 4, samples))
     messages[: len(tables.tips)] = _send(last, tables.tip_edges, tables.tips.expand(-1, -1, samples))
-    logs = inputs.new_zeros((tables.num_trees, samples), dtype=torch.float64)
     scalers = []
     for level in tables.levels:
         one, other = (_gather(messages, lines) for lines in level.factors)
         partials = one * other
         scaler = partials.amax(1)
-        scaler = torch.where(scaler > 0, scaler, torch.ones_like(scaler))
+        # Nothing is divided by zero, nor by numbers so small that their inverse would overflow.
+        smallest = torch.finfo(scaler.dtype).tiny
+        scaler = torch.where(scaler > 0, scaler.clamp(min=smallest), torch.ones_like(scaler))
         scalers.append(scaler)
         messages[level.rows] = _send(last, level.edges, partials / scaler[:, None])
-        logs.index_add_(0, level.trees, (level.weights * scaler.log()).double())
-    one, other, third = (_gather(messages, lines).unflatten(0, (tables.num_trees, -1)) for lines in tables.root)
+    factors = tuple(_gather(messages, lines).unflatten(0, (tables.num_trees, -1)) for lines in tables.root)
+    one, other, third = factors
     sites = (root_frequencies * one * other * third).sum(2)
-    logs += (tables.root_weights * sites.log()).double().sum(1)
-    values = logs.T.to(inputs.dtype)
-    if not slopes:
-        return (values,)
-    share = torch.where(sites > 0, tables.root_weights / sites, torch.zeros_like(sites))[:, :, None]
+    return Upward(last, messages, scalers, root_frequencies, factors, sites)
+
+
+def _downward(tables: Tables, upward: Upward, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return gradients by inputs and frequencies of the root's rows with weights `(topologies or 1, rows, samples)`."""
+    last, messages, scalers, frequencies, (one, other, third), sites = upward
+    # Adjoints of sites of hardly any likelihood stay finite, even if all rows add up; no message is above two.
+    limit = torch.finfo(sites.dtype).max / (64 * sites.shape[1])
+    share = torch.where(sites > 0, (weights / sites).clamp(max=limit), torch.zeros_like(sites))[:, :, None]
     by_frequency = (share * one * other * third).sum(1)
     adjoints = torch.zeros_like(messages)
     flat = adjoints.flatten(0, 1)
-    share = share * root_frequencies
+    share = share * frequencies
     for lines, pair in zip(tables.root, (other * third, one * third, one * other), strict=True):
         flat.index_add_(0, lines, (share * pair).flatten(0, 2))
-    slope = last.new_zeros(last.shape[1:] if inputs.dim() == 3 else last.shape)
+    uniform = last.dim() == 3
+    slope = last.new_zeros(last.shape[1:] if uniform else last.shape)
     for level, scaler in zip(reversed(tables.levels), reversed(scalers), strict=True):
         own = adjoints[level.rows]
         one, other = (_gather(messages, lines) for lines in level.factors)
         partials = one * other / scaler[:, None]
         slope.index_add_(0, level.edges, _terms(last, own, messages[level.rows], partials))
-        pulled = _pull_back(last, level.edges, own) / scaler[:, None]
+        pulled = (_pull_back(last, level.edges, own) / scaler[:, None]).clamp(max=limit)
         flat.index_add_(0, level.factors[0], (pulled * other).flatten(0, 1))
         flat.index_add_(0, level.factors[1], (pulled * one).flatten(0, 1))
     tips = slice(0, len(tables.tips))
     slope.index_add_(0, tables.tip_edges, _terms(last, adjoints[tips], messages[tips], tables.tips))
     by_input = slope.unflatten(0, (tables.num_trees, tables.num_edges)).movedim(-1, 0)
-    return values, by_input, by_frequency.permute(2, 0, 1)
+    return by_input, by_frequency.permute(2, 0, 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,8 @@ class SubPatterns:
     """The rows of all sets of taxa met so far, each in a slot of some tables.
 
     The tables have room for a limited number of sets; where they are full, the set that was used longest ago makes
-    room. Slot `i` belongs to taxon `i`, and slot `n` to all taxa together.
+    room. Slot `i` belongs to taxon `i`, and slot `n` to all taxa together. One thread at a time may make a plan and
+    work along it: the next plan takes slots from this one.
 
     Parameters
     ----------
@@ -104,6 +106,8 @@ class SubPatterns:
         Number of sites of each row, `(slots, patterns)`.
     counts : ndarray
         Number of rows of each slot, `(slots,)`, int64.
+    lock : Lock
+        To be held from the making of a plan until its last use.
     """
 
     def __init__(
@@ -130,7 +134,8 @@ class SubPatterns:
         self._used[:fixed] = np.iinfo(np.int64).max
         self._calls = 0
         self._slot_of: dict[bytes, int] = {}
-        self._key_of: list[bytes] = [b""] * fixed
+        self._key_of: dict[int, bytes] = {}
+        self.lock = Lock()
         tips = [tip_rows(row, self.group) for row in self.masks]
         for slot, rows in enumerate(tips):
             self._store(slot, rows)
@@ -140,11 +145,35 @@ class SubPatterns:
         self._store(num_taxa, whole)
         self._next = fixed
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the lock, which cannot be copied, behind."""
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lock=Lock())
+
     @property
     def num_topologies(self) -> int:
         """How many topologies fit into the tables at a time, even if they share no set."""
         num_taxa = len(self.taxa)
         return (self.capacity - num_taxa - 1) // max(1, num_taxa - 3)
+
+    @property
+    def num_root_rows(self) -> int:
+        """Number of rows of all taxa together."""
+        return int(self.counts[len(self.taxa)])
+
+    @property
+    def root_weights(self) -> NDArray[np.float64]:
+        """Number of sites of each row of all taxa together, `(rows,)`."""
+        return self.weights[len(self.taxa), : self.num_root_rows]
+
+    @property
+    def constant(self) -> NDArray[np.float64]:
+        """The bases that all taxa allow in each row of all taxa together, entries 0 and 1, `(rows, 4)`."""
+        shown = self.representatives[len(self.taxa), : self.num_root_rows]
+        common = np.bitwise_and.reduce(self.masks[:, shown], axis=0)
+        return ((common[:, None] >> np.arange(4)) & 1).astype(np.float64)
 
     def find(self, hanging: Hanging) -> NDArray[np.int32]:
         """Return the slot of what lies below each edge, and find the rows of new sets.
@@ -177,23 +206,22 @@ class SubPatterns:
             slot = known.get(keys[place])
             if slot is None:
                 one, other = slots[tree, hanging.factors[tree, position]]
-                slot = self._new_slot(keys[place])
-                self._store(slot, join_rows(self._load(one), self._load(other), self.group))
+                slot = self._add(keys[place], join_rows(self._load(one), self._load(other), self.group))
             self._used[slot] = self._calls
             slots[tree, hanging.order[tree, position]] = slot
         return slots
 
-    def _new_slot(self, key: bytes) -> int:
+    def _add(self, key: bytes, rows: Rows) -> int:
         if self._next < self.capacity:
             slot = self._next
             self._next += 1
-            self._key_of.append(key)
         else:
             slot = int(self._used.argmin())
-            del self._slot_of[self._key_of[slot]]
-            self._key_of[slot] = key
+            self._slot_of.pop(self._key_of.pop(slot, b""), None)
+        self._store(slot, rows)
+        # Last, so that after an interruption no key leads to a slot that is half filled.
+        self._key_of[slot] = key
         self._slot_of[key] = slot
-        self._used[slot] = self._calls
         return slot
 
     def _store(self, slot: int, rows: Rows) -> None:
@@ -240,7 +268,7 @@ def make_plan(topologies: Topologies, patterns: SubPatterns) -> Plan:
     Returns
     -------
     Plan
-        Valid until the next one is made.
+        Valid until the next one is made: hold `patterns.lock` while it is in use.
     """
     hanging = hang(topologies)
     return Plan(patterns, hanging, patterns.find(hanging))

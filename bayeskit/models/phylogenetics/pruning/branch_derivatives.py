@@ -110,7 +110,7 @@ def _derivatives(
     """Compute the derivatives of one chunk, from transition matrices `(categories, chunk, edges, 4, 4)`."""
     messages, logs = _upward(tree, sites, matrices, frequencies)
     mixed = mix(logs.movedim(-1, 0), categories, frequencies, sites.tips.amin(0).T).movedim(0, -1)
-    possible = mixed > -torch.inf
+    possible = mixed != -torch.inf
     # The probability of each category, given the site.
     rates, weights = (vector.movedim(-1, 0)[..., None] for vector in categories[:2])
     posterior = weights * torch.exp(logs - torch.where(possible, mixed, 0.0))

@@ -93,8 +93,11 @@ def _products(table: Tensor, left: Sequence[Tensor], right: Sequence[Tensor]) ->
 
 
 def _safe(values: Tensor) -> Tensor:
-    """Replace zeros by ones: an impossible row stays impossible, without dividing by zero."""
-    return torch.where(values > 0, values, torch.ones_like(values))
+    """Replace zeros by ones: an impossible row stays impossible, without dividing by zero.
+
+    Numbers so small that their inverse would overflow become the smallest whose inverse does not.
+    """
+    return torch.where(values > 0, values.clamp(min=torch.finfo(values.dtype).tiny), torch.ones_like(values))
 
 
 def _upward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> _Upward:
@@ -109,7 +112,8 @@ def _upward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> _Upward:
         if level.num_rows:
             products = _products(tables[-1], level.left, level.right)
             largest = torch.maximum(torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3]))
-            scaler = _safe(largest)
+            # It divides the likelihood and multiplies it again: a constant to any derivative.
+            scaler = _safe(largest.detach())
             inverse = 1.0 / scaler
             parts += transport.send(coefficients, [product * inverse for product in products], level)
             scalers.append(scaler)
@@ -130,11 +134,14 @@ def _weighted_sum(upward: _Upward, plan: Plan) -> Tensor:
 
 
 def _root_logs(upward: _Upward, plan: Plan) -> Tensor:
-    """Return the log-likelihood of each root row, shape `(root_rows, batch)`."""
-    none = torch.zeros_like(upward.sites[:1])
+    """Return the log-likelihood of each root row, shape `(root_rows, batch)`, float64."""
+    # As many terms are added up as there are taxa; in single precision their sum would lose two more digits.
+    none = torch.zeros_like(upward.sites[:1], dtype=torch.float64)
     below = none
     for values, factors in zip([*upward.scalers, upward.sites], plan.scaler_rows, strict=True):
-        logs = values.log()
+        # No logarithm of zero is taken, whose derivative would be infinite.
+        impossible = values == 0
+        logs = torch.where(impossible, -torch.inf, torch.where(impossible, 1.0, values).log().double())
         for rows in factors:
             logs = logs + below[rows]
         below = torch.cat([logs, none])
@@ -148,6 +155,7 @@ def _downward(
     schedule, transport = plan.schedule, plan.transport
     coefficients = upward.coefficients
     batch = coefficients.shape[1]
+    cotangent = cotangent.to(coefficients.dtype)
     share = torch.where(upward.sites > 0, cotangent / _safe(upward.sites), torch.zeros_like(cotangent))
     table = upward.tables[-1]
     factors = [[table[line] for line in factor] for factor in schedule.root_factors]
@@ -321,7 +329,8 @@ def root_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> Ten
     Returns
     -------
     Tensor
-        Log-likelihoods in nats, shape `(root_rows, *batch)`; `plan.schedule.root_weights` counts the sites of each.
+        Log-likelihoods in nats, shape `(root_rows, *batch)`, float64; `plan.schedule.root_weights` counts
+        the sites of each.
     """
     return _LogLikelihood.apply(inputs, frequencies, plan, False)[0]
 
@@ -346,4 +355,4 @@ def pattern_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> 
     batch = frequencies.shape[:-1]
     rows = _root_logs(_upward(*_flatten(inputs, frequencies, batch), plan), plan)
     patterns = rows[plan.schedule.root_of_pattern]
-    return patterns.T.reshape(*batch, patterns.shape[0])
+    return patterns.T.reshape(*batch, patterns.shape[0]).to(frequencies.dtype)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit.errors import SettingsError
+from bayeskit._files import write_atomically
+from bayeskit.errors import SettingsError, TreeError
 from bayeskit.models.phylogenetics.samples.distances import split_frequencies
 from bayeskit.models.phylogenetics.trees import clades
 from bayeskit.models.phylogenetics.trees.newick import quote
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConsensusTree:
     """Tree of the splits on which a sample agrees; its nodes may have more than two children.
 
@@ -48,6 +51,8 @@ class ConsensusTree:
     >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 1, 6])
     >>> majority_rule_consensus(sample).newick
     '(A,B,(C,D)0.75);'
+    >>> majority_rule_consensus(sample)
+    ConsensusTree(4 taxa, unrooted, 1 of at most 1 inner edges: (A,B,(C,D)0.75);)
     """
 
     taxa: tuple[str, ...]
@@ -55,6 +60,12 @@ class ConsensusTree:
     rooted: bool
     supports: np.ndarray
     branch_lengths: Tensor | None = None
+
+    def __repr__(self) -> str:
+        inner, most = len(self.children) - 1, self.num_taxa - (2 if self.rooted else 3)
+        kind, text = "rooted" if self.rooted else "unrooted", self.to_newick()
+        text = text if len(text) <= 80 else text[:77] + "..."
+        return f"ConsensusTree({self.num_taxa} taxa, {kind}, {inner} of at most {most} inner edges: {text})"
 
     @property
     def num_taxa(self) -> int:
@@ -69,14 +80,93 @@ class ConsensusTree:
     @property
     def newick(self) -> str:
         """The tree as Newick text, with the supports as labels of internal nodes."""
+        return self.to_newick()
+
+    def to_newick(self, supports: bool = True) -> str:
+        """Write the tree as Newick text, with its branch lengths if it has any.
+
+        Parameters
+        ----------
+        supports : bool, default True
+            Whether internal nodes are labelled with the supports of their edges.
+
+        Returns
+        -------
+        str
+            The text. Where a node has more than two children, `Tree.from_newick(text, resolve=True)` reads it.
+        """
         lengths = [""] * self.num_edges
         if self.branch_lengths is not None:
             lengths = [f":{length!r}" for length in self.branch_lengths.tolist()]
         texts = [quote(taxon) for taxon in self.taxa]
         for node, below in enumerate(self.children, start=self.num_taxa):
-            label = "" if node == self.num_edges else f"{self.supports[node]:.6g}"
+            label = "" if node == self.num_edges or not supports else f"{self.supports[node]:.6g}"
             texts.append(f"({','.join(texts[child] + lengths[child] for child in below)}){label}")
         return texts[-1] + ";"
+
+    def to_file(self, path: str | os.PathLike[str], supports: bool = True) -> None:
+        """Write the tree as NEXUS if the suffix is `.nex`, `.nexus`, `.t` or `.trees`, else as Newick.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. `Tree.from_file(path, resolve=True)` reads it back, but for the supports.
+        supports : bool, default True
+            As in `to_newick`.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        text = self.to_newick(supports) + "\n"
+        if Path(path).suffix.lower() in (".nex", ".nexus", ".t", ".trees"):
+            mark = "[&R]" if self.rooted else "[&U]"
+            text = f"#NEXUS\n\nbegin trees;\n   tree consensus = {mark} {text}end;\n"
+        write_atomically(os.fspath(path), text.encode())
+
+    def rooted_at(self, taxon: str) -> ConsensusTree:
+        """Let the tree hang from an outgroup, with the root in the middle of its edge.
+
+        Parameters
+        ----------
+        taxon : str
+            The outgroup.
+
+        Returns
+        -------
+        ConsensusTree
+            The rooted tree; each split keeps its support, and its length.
+
+        Raises
+        ------
+        TreeError
+            If there is no such taxon, or the tree has a root.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
+        >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
+        >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 1, 6])
+        >>> majority_rule_consensus(sample).rooted_at("C").to_newick()
+        '(C,(D,(A,B)0.75)1);'
+        """
+        if self.rooted:
+            raise TreeError("The tree has a root. Remedy: make the consensus of sample.unrooted().")
+        if taxon not in self.taxa:
+            raise TreeError(f"There is no taxon {taxon!r}. Remedy: use one of {', '.join(self.taxa[:5])}, ...")
+        outgroup = self.taxa.index(taxon)
+        sets = clades.single(self.num_taxa)
+        for below in self.children[:-1]:
+            sets = np.concatenate([sets, np.bitwise_or.reduce(sets[list(below)], axis=0)[None]])
+        tip = sets[outgroup][None]
+        turned = clades.turned(sets[self.num_taxa :], tip, self.num_taxa)
+        ingroup = clades.everything(self.num_taxa) & ~tip
+        lengths = self.branch_lengths
+        if lengths is not None:
+            lengths = torch.cat([lengths, lengths[outgroup : outgroup + 1] / 2])
+            lengths[outgroup] /= 2
+        return _hung(self.taxa, True, np.concatenate([turned, ingroup]), np.append(self.supports, 1.0), lengths)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the tree with its supports; see `plot_tree`."""
@@ -104,6 +194,8 @@ def majority_rule_consensus(sample: TreeSample, threshold: float = 0.5) -> Conse
     ------
     SettingsError
         If the threshold is outside its domain: splits of half the trees or less may contradict each other.
+    TreeError
+        If it is no sample of trees.
 
     References
     ----------
@@ -148,6 +240,8 @@ def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> Cons
     ------
     SettingsError
         If the minimum frequency is outside its domain.
+    TreeError
+        If it is no sample of trees.
 
     References
     ----------
@@ -182,25 +276,27 @@ def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> Cons
 
 def _consensus(sample: TreeSample, splits: clades.Bits, support: np.ndarray) -> ConsensusTree:
     """Build the tree of compatible splits."""
-    order = clades.order(splits)
-    splits, support = splits[order], support[order]
-    tips = clades.single(sample.num_taxa)
-    root = clades.everything(sample.num_taxa)
+    supports = np.concatenate([np.ones(sample.num_taxa), support])
+    return _hung(sample.taxa, sample.rooted, splits, supports, _mean_lengths(sample, splits))
+
+
+def _hung(
+    taxa: tuple[str, ...], rooted: bool, splits: clades.Bits, supports: np.ndarray, lengths: Tensor | None
+) -> ConsensusTree:
+    """Build a tree of nested sets of taxa; supports and lengths are those of the tips and then of the sets."""
+    order, num_taxa = clades.order(splits), len(taxa)
+    splits, edges = splits[order], np.concatenate([np.arange(num_taxa), num_taxa + order])
+    tips, root = clades.single(num_taxa), clades.everything(num_taxa)
     # Children before parents; whatever is in no other set hangs from the root, the first taxon too.
     sets = np.concatenate([tips, splits, root[None]])
     children: list[list[int]] = [[] for _ in range(len(splits) + 1)]
     for node in range(len(sets) - 1):
-        later = sets[max(node + 1, sample.num_taxa) :]
+        later = sets[max(node + 1, num_taxa) :]
         holds = ((sets[node] & ~later) == 0).all(axis=1)
         parent = len(sets) - len(later) + int(holds.argmax())
-        children[parent - sample.num_taxa].append(node)
-    return ConsensusTree(
-        sample.taxa,
-        tuple(tuple(below) for below in children),
-        sample.rooted,
-        np.concatenate([np.ones(sample.num_taxa), support]),
-        _mean_lengths(sample, splits),
-    )
+        children[parent - num_taxa].append(node)
+    below = tuple(tuple(nodes) for nodes in children)
+    return ConsensusTree(taxa, below, rooted, supports[edges], None if lengths is None else lengths[edges])
 
 
 def _mean_lengths(sample: TreeSample, splits: clades.Bits) -> Tensor | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from bayeskit.errors import SettingsError, TreeError
 from bayeskit.models.phylogenetics.trees import clades
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
-from bayeskit.models.phylogenetics.trees.tree import check_same_taxa
+from bayeskit.models.phylogenetics.trees.tree import Tree, check_same_taxa
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,27 +21,35 @@ if TYPE_CHECKING:
     from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
 
 
-def robinson_foulds(one: Topologies, other: Topologies | None = None) -> np.ndarray:
+@overload
+def robinson_foulds(one: Tree, other: Tree) -> int: ...
+@overload
+def robinson_foulds(one: Topologies, other: Topologies | Tree | None = None) -> np.ndarray: ...
+@overload
+def robinson_foulds(one: Tree, other: Topologies) -> np.ndarray: ...
+
+
+def robinson_foulds(one: Topologies | Tree, other: Topologies | Tree | None = None) -> np.ndarray | int:
     """Count the splits that only one of two topologies has, for every pair.
 
     Rooted topologies are compared by their clades.
 
     Parameters
     ----------
-    one : Topologies
+    one : Topologies or Tree
         Rows of the result.
-    other : Topologies, optional
+    other : Topologies or Tree, optional
         Columns of the result; `one` by default.
 
     Returns
     -------
-    ndarray
-        Robinson-Foulds distances, shape `(len(one), len(other))`, int64.
+    ndarray or int
+        Robinson-Foulds distances, shape `(len(one), len(other))`, int64; of two trees a number.
 
     Raises
     ------
     TreeError
-        If the topologies differ in taxa or in being rooted.
+        If the topologies differ in taxa or in being rooted, or something else is given.
 
     References
     ----------
@@ -51,9 +60,13 @@ def robinson_foulds(one: Topologies, other: Topologies | None = None) -> np.ndar
     >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
     >>> robinson_foulds(all_topologies("ABCD")).tolist()
     [[0, 2, 2], [2, 0, 2], [2, 2, 0]]
+    >>> robinson_foulds(Tree.from_newick("((A,B),C,D);"), Tree.from_newick("((A,C),B,D);"))
+    2
     """
-    if other is None:
-        other = one
+    if isinstance(one, Tree) and isinstance(other, Tree):
+        return int(robinson_foulds(Topologies.from_trees([one]), Topologies.from_trees([other])).item())
+    one = _as_topologies(one)
+    other = one if other is None else _as_topologies(other)
     if one.rooted != other.rooted:
         raise TreeError("Only one of the two is rooted. Remedy: unroot it by unrooted().")
     if one.taxa != other.taxa:
@@ -63,7 +76,18 @@ def robinson_foulds(one: Topologies, other: Topologies | None = None) -> np.ndar
     return 2 * (index.shape[1] - shared.toarray())
 
 
-@dataclass(frozen=True, eq=False)
+def _as_topologies(given: object) -> Topologies:
+    if isinstance(given, Tree):
+        return Topologies.from_trees([given])
+    if not isinstance(given, Topologies):
+        raise TreeError(
+            f"{type(given).__name__} is neither a Tree nor Topologies. Remedy: give Topologies.from_trees(trees), or "
+            "those of a sample, sample.topologies."
+        )
+    return given
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class SplitFrequencies:
     """How often each split, or each clade of rooted trees, stands in each of several samples.
 
@@ -95,6 +119,11 @@ class SplitFrequencies:
     rooted: bool
     splits: clades.Bits
     frequencies: np.ndarray
+
+    def __repr__(self) -> str:
+        num_samples, num_splits = self.frequencies.shape
+        kind = "clades" if self.rooted else "splits"
+        return f"SplitFrequencies({num_splits} {kind} in {num_samples} samples, {len(self.taxa)} taxa)"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -141,7 +170,7 @@ def split_frequencies(samples: TreeSample | Sequence[TreeSample]) -> SplitFreque
     return SplitFrequencies(aligned[0].taxa, aligned[0].rooted, splits[order], frequencies[:, order])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SplitDeviations:
     """Standard deviations of the split frequencies of several runs.
 
@@ -155,6 +184,11 @@ class SplitDeviations:
 
     frequencies: SplitFrequencies
     standard_deviations: np.ndarray
+
+    def __repr__(self) -> str:
+        num_runs, num_splits = self.frequencies.frequencies.shape
+        values = f"ASDSF {self.average:.4f}, maximum {self.maximum:.4f}"
+        return f"SplitDeviations({values}, {num_splits} splits in {num_runs} runs)"
 
     @property
     def average(self) -> float:
@@ -192,9 +226,10 @@ def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> Spli
     Raises
     ------
     SettingsError
-        If there are less than two samples, the minimum frequency is no frequency, or no split reaches it.
+        If there are less than two samples, or they are given one by one, not as a list; if the minimum frequency is no
+        frequency, or no split reaches it.
     TreeError
-        If the samples differ in taxa or in being rooted.
+        If the samples differ in taxa or in being rooted, or are no samples.
 
     References
     ----------
@@ -209,6 +244,8 @@ def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> Spli
     >>> round(asdsf(runs).average, 6), round(asdsf(runs).maximum, 6)
     (0.141421, 0.141421)
     """
+    if not isinstance(samples, Sequence) or not isinstance(minimum_frequency, Real):
+        raise SettingsError("samples: they are not given as a list. Remedy: compare two runs as asdsf([one, other]).")
     if len(samples) < 2:
         raise SettingsError(f"samples: {len(samples)} given. Remedy: compare two runs or more.")
     if not 0 <= minimum_frequency <= 1:
@@ -235,12 +272,28 @@ def comparable(samples: Sequence[TreeSample]) -> list[TreeSample]:
     """
     if not samples:
         raise TreeError("There is no sample of trees. Remedy: give at least one.")
-    first = samples[0]
-    for place, sample in enumerate(samples):
-        check_same_taxa(first.taxa, sample.taxa, "sample 0", f"sample {place}")
+    first = check_sample(samples[0])
+    for place, sample in enumerate(samples, start=1):
+        check_same_taxa(first.taxa, check_sample(sample).taxa, "sample 1", f"sample {place}")
         if sample.rooted != first.rooted:
-            raise TreeError(f"Sample {place} and sample 0: only one is rooted. Remedy: unroot it by unrooted().")
+            raise TreeError(f"Sample {place} and sample 1: only one is rooted. Remedy: unroot it by unrooted().")
     return [sample if sample.taxa == first.taxa else sample.with_taxa(first.taxa) for sample in samples]
+
+
+def check_sample(sample: TreeSample) -> TreeSample:
+    """Return a sample of trees; refuse anything else.
+
+    Raises
+    ------
+    TreeError
+        If it is something else, such as a path.
+    """
+    if not (isinstance(getattr(sample, "topologies", None), Topologies) and hasattr(sample, "sample_weights")):
+        raise TreeError(
+            f"{type(sample).__name__} is no sample of trees. Remedy: read a file by TreeSample.from_file(path), or "
+            "make one by TreeSample.from_trees or TreeSample.from_topologies."
+        )
+    return sample
 
 
 def _inner_edges(topologies: Topologies) -> clades.Bits:

@@ -18,9 +18,10 @@ from bayeskit._progress import progress_bar
 from bayeskit._torch import new_generator
 from bayeskit.errors import ConversionWarning, SettingsError, TreeError
 from bayeskit.models.phylogenetics.trees import clades
-from bayeskit.models.phylogenetics.trees.newick import ParsedTree, TreeText, parse_newick, quote, read_tree_texts
+from bayeskit.models.phylogenetics.trees.newick import ParsedTree, parse_newick, quote
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 from bayeskit.models.phylogenetics.trees.tree import check_lengths, check_same_taxa, check_taxa, describe_node, tip_name
+from bayeskit.models.phylogenetics.trees.tree_texts import TreeText, read_tree_texts
 
 #: Share of a chain that is left out unless the user says otherwise.
 _BURN_IN = 0.25
@@ -39,12 +40,15 @@ class TreesRead(NamedTuple):
         What the file gives, shape `(trees,)`.
     branch_lengths : Tensor or None
         Shape `(trees, edges)`, float64.
+    num_burn_in : int
+        How many trees before them were left out.
     """
 
     topologies: Topologies
     rows: np.ndarray
     weights: np.ndarray | None
     branch_lengths: Tensor | None
+    num_burn_in: int
 
 
 def read_runs(
@@ -54,6 +58,7 @@ def read_runs(
     taxa: Sequence[str] | None,
     resolve: bool,
     seed: int | torch.Generator,
+    incomplete: str,
     progress: bool,
 ) -> list[TreesRead]:
     """Read the trees of one file after another, the first one deciding taxa and kind; see `TreeSample.from_files`."""
@@ -66,7 +71,7 @@ def read_runs(
         if runs:
             taxa, rooted = runs[0].topologies.taxa, runs[0].topologies.rooted
         reader = _Reader(taxa, rooted, generator, asked)
-        runs.append(_read(path, burn_in, reader, progress))
+        runs.append(_read(path, burn_in, reader, incomplete, progress))
         if reader.converted:
             warnings.warn(
                 f"{reader.converted}: this tree is rooted, but unrooted ones are read. In it, and in all like it, the "
@@ -77,15 +82,18 @@ def read_runs(
     return runs
 
 
-def _read(path: str | os.PathLike[str], burn_in: float | None, reader: _Reader, progress: bool) -> TreesRead:
-    texts = read_tree_texts(path)
+def _read(
+    path: str | os.PathLike[str], burn_in: float | None, reader: _Reader, incomplete: str, progress: bool
+) -> TreesRead:
+    texts = read_tree_texts(path, incomplete)
     weights = _weights(texts)
-    texts = texts[_num_dropped(texts, burn_in) :]
+    num_burn_in = _num_dropped(texts, burn_in)
+    texts = texts[num_burn_in:]
     with progress_bar("reading trees", len(texts), progress) as bar:
         for place, text in enumerate(texts):
             reader.add(text)
             bar.update(place + 1)
-    return reader.result(weights)
+    return reader.result(weights, num_burn_in)
 
 
 def write_topologies(path: str | os.PathLike[str], topologies: Topologies, weights: np.ndarray) -> None:
@@ -179,7 +187,7 @@ class _Reader:
         # Only who asks for rooted trees has those read as such that say they are unrooted.
         self._rooted, self._generator, self._trusts_marks = rooted, generator, not asked
         self._taxa: tuple[str, ...] = ()
-        self._first = "taxa"
+        self._first = "the order asked for"
         if taxa is not None:
             self._set_taxa(taxa)
         self._rows: dict[tuple[str, int, bool | None], int] = {}
@@ -281,7 +289,7 @@ class _Reader:
                 )
         return below, joined
 
-    def result(self, weights: np.ndarray | None) -> TreesRead:
+    def result(self, weights: np.ndarray | None, num_burn_in: int) -> TreesRead:
         """Return all that was added."""
         rooted = bool(self._rooted)
         sets = np.frombuffer(self._sets, dtype="<u8").astype(np.uint64)
@@ -293,7 +301,7 @@ class _Reader:
         if self._has_lengths:
             given = np.frombuffer(self._lengths).reshape(self._num_rows, -1)
             lengths = torch.from_numpy(np.take_along_axis(given, order, axis=1)[index])
-        return TreesRead(topologies, index, weights, lengths)
+        return TreesRead(topologies, index, weights, lengths, num_burn_in)
 
 
 def _join_at_random(parts: Sequence[int], generator: torch.Generator) -> list[int]:

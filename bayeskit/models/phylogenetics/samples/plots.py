@@ -10,7 +10,7 @@ import numpy as np
 from bayeskit._plots import BLUE, GREY, SKY
 from bayeskit.errors import TreeError
 from bayeskit.models.phylogenetics.samples.consensus import ConsensusTree
-from bayeskit.models.phylogenetics.samples.distances import asdsf, split_frequencies
+from bayeskit.models.phylogenetics.samples.distances import asdsf, check_sample, split_frequencies
 from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
 from bayeskit.models.phylogenetics.trees.tree import Tree
 
@@ -189,6 +189,8 @@ def plot_credible_set(sample: TreeSample, level: float = 0.95, ax: Axes | None =
     ------
     SettingsError
         If `level` is outside its domain.
+    TreeError
+        If it is no sample of trees.
 
     Examples
     --------
@@ -198,11 +200,11 @@ def plot_credible_set(sample: TreeSample, level: float = 0.95, ax: Axes | None =
     >>> plot_credible_set(sample, 0.9, Figure().subplots()).get_title()
     '2 of 3 topologies have probability 0.900'
     """
+    weights = check_sample(sample).weights[sample.credible_set(level)]
     if ax is None:
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=(7.0, 3.6), layout="constrained")
-    weights = sample.weights[sample.credible_set(level)]
     rank = np.arange(1, len(weights) + 1)
     total = np.cumsum(weights)
     ax.bar(rank, weights, color=BLUE, width=0.8, label="each")

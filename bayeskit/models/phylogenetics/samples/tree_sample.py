@@ -15,13 +15,16 @@ from torch import Tensor
 from bayeskit.errors import SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics.samples.distances import comparable
 from bayeskit.models.phylogenetics.samples.files import read_runs, write_chain, write_topologies
+from bayeskit.models.phylogenetics.samples.ranked_topologies import RankedTopologies
+from bayeskit.models.phylogenetics.samples.rooting import reordered, with_outgroup, without_roots
 from bayeskit.models.phylogenetics.samples.weights import check_shares, shares
-from bayeskit.models.phylogenetics.trees.topologies import Topologies, edges_of_trees
+from bayeskit.models.phylogenetics.trees.edge_orders import edges_of_trees, stacked_lengths
+from bayeskit.models.phylogenetics.trees.topologies import Topologies
 from bayeskit.models.phylogenetics.trees.tree import Tree
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TreeSample:
+class TreeSample(RankedTopologies):
     """Trees drawn from a distribution, or trees with their probabilities, over the same taxa.
 
     Use `from_file`, `from_files`, `from_trees` or `from_topologies` to make one.
@@ -36,7 +39,9 @@ class TreeSample:
         Weight of each sampled tree, shape `(samples,)`, float64; they sum to one.
     branch_lengths : Tensor or None
         Branch lengths of each sampled tree in the order of the edges of its topology (see `Topologies`), shape
-        `(samples, edges)`, float64.
+        `(samples, edges)`, float64. A `Tree` has another order: `sampled_tree(i).branch_lengths` is in that one.
+    num_burn_in : int
+        How many trees were left out as burn-in when files were read.
 
     Raises
     ------
@@ -57,6 +62,7 @@ class TreeSample:
     index: np.ndarray
     sample_weights: np.ndarray
     branch_lengths: Tensor | None = None
+    num_burn_in: int = 0
 
     def __post_init__(self) -> None:
         count = len(self.index)
@@ -78,6 +84,7 @@ class TreeSample:
         taxa: Sequence[str] | None = None,
         resolve: bool = False,
         seed: int | torch.Generator = 0,
+        incomplete: str = "error",
         progress: bool = True,
     ) -> TreeSample:
         """Read the trees of a NEXUS or Newick file.
@@ -92,7 +99,8 @@ class TreeSample:
             the weights; else every tree counts one.
         burn_in : float, optional
             How much to leave out at the start: a fraction from 0 to below 1, or a whole number of trees. By default a
-            quarter of a chain (a NEXUS file without weights), and nothing of weighted trees or of a list in Newick.
+            quarter of a chain (a NEXUS file without weights), and nothing of weighted trees or of a list in Newick. So
+            25 per cent are 0.25, and 25 are the first 25 trees; `num_burn_in` says how many were left out.
         rooted : bool, optional
             Whether to read rooted or unrooted topologies; by default what the first tree is: by its mark `[&R]` or
             `[&U]`, or else rooted if its outermost parenthesis joins two nodes, as it is with True whatever its mark.
@@ -104,6 +112,9 @@ class TreeSample:
             Whether to resolve nodes of too many children, every way equally likely and anew for each tree, by edges of
             length zero; refused otherwise.
         seed : int or torch.Generator, default 0
+        incomplete : {"error", "warn"}, default "error"
+            What to do with a file that ends too early, as that of a running chain: refuse it, or read the trees that
+            are complete.
         progress : bool, default True
             Whether a long file shows a progress bar.
 
@@ -119,12 +130,12 @@ class TreeSample:
             taxa than those before, is not binary, is unrooted among rooted ones, or has no weight or branch lengths
             where others have; if a weight is negative. The message names file and line.
         SettingsError
-            If `burn_in` is outside its domain, or given for weighted trees.
+            If `burn_in` or `incomplete` is outside its domain, or `burn_in` given for weighted trees.
 
         Warns
         -----
         ConversionWarning
-            Once for a file, if rooted trees were unrooted.
+            Once for a file, if rooted trees were unrooted, or if it ended too early and `incomplete` is "warn".
 
         Examples
         --------
@@ -134,7 +145,7 @@ class TreeSample:
         >>> TreeSample.from_file(path).weights.tolist()
         [0.6, 0.4]
         """
-        return cls._collected(*read_runs([path], burn_in, rooted, taxa, resolve, seed, progress)[0])
+        return cls._collected(*read_runs([path], burn_in, rooted, taxa, resolve, seed, incomplete, progress)[0])
 
     @classmethod
     def from_files(
@@ -146,6 +157,7 @@ class TreeSample:
         taxa: Sequence[str] | None = None,
         resolve: bool = False,
         seed: int | torch.Generator = 0,
+        incomplete: str = "error",
         progress: bool = True,
     ) -> TreeSample:
         """Read several runs and pool them, each run with the same weight.
@@ -154,7 +166,7 @@ class TreeSample:
         ----------
         paths : sequence of str or os.PathLike
             One file a run.
-        burn_in, rooted, taxa, resolve, seed, progress
+        burn_in, rooted, taxa, resolve, seed, incomplete, progress
             As in `from_file`; taxa and `rooted` are by default those of the first file. Warnings, too, are the same.
 
         Raises
@@ -170,7 +182,7 @@ class TreeSample:
         >>> TreeSample.from_files([folder / "1", folder / "2"]).weights.tolist()
         [0.75, 0.25]
         """
-        runs = read_runs(paths, burn_in, rooted, taxa, resolve, seed, progress)
+        runs = read_runs(paths, burn_in, rooted, taxa, resolve, seed, incomplete, progress)
         return cls.pooled([cls._collected(*run) for run in runs])
 
     @classmethod
@@ -196,6 +208,7 @@ class TreeSample:
             np.concatenate([sample.index + start for sample, start in zip(samples, starts, strict=True)]),
             np.concatenate([sample.sample_weights for sample in samples]),
             torch.cat(lengths) if len(lengths) == len(samples) else None,
+            sum(sample.num_burn_in for sample in samples),
         )
 
     @classmethod
@@ -219,18 +232,15 @@ class TreeSample:
         Raises
         ------
         TreeError
-            If there is no tree, a tree has other taxa, or only some have branch lengths.
+            If there is no tree, something else is given (such as text), a tree has other taxa, or only some have
+            branch lengths.
         SettingsError
             If there are not as many weights, or one is negative.
         """
         topologies, edges = Topologies.from_edges(*edges_of_trees(trees, taxa), rooted=False)
-        lengths = [tree.branch_lengths.detach().cpu() for tree in trees if tree.branch_lengths is not None]
-        if len(lengths) not in (0, len(trees)):
-            raise TreeError(
-                f"Only {len(lengths)} of {len(trees)} trees have branch lengths. Remedy: give all, or none."
-            )
-        ordered = torch.stack(lengths).double().take_along_dim(torch.from_numpy(edges), dim=1) if lengths else None
-        return cls._collected(topologies, np.arange(len(trees)), weights, ordered)
+        lengths, index = stacked_lengths(trees), np.arange(len(trees))
+        lengths = None if lengths is None else lengths.detach().to("cpu", torch.float64)
+        return cls._collected(topologies, index, weights, reordered(lengths, edges, index))
 
     @classmethod
     def from_topologies(
@@ -278,14 +288,19 @@ class TreeSample:
         index: np.ndarray,
         weights: Sequence[float] | np.ndarray | Tensor | None,
         lengths: Tensor | None,
+        num_burn_in: int = 0,
     ) -> TreeSample:
         distinct, which = topologies.distinct()
-        return cls(distinct, which[index], shares(weights, len(index)), lengths)
+        return cls(distinct, which[index], shares(weights, len(index)), lengths, num_burn_in)
 
     def __repr__(self) -> str:
         kind = "rooted" if self.rooted else "unrooted"
         topologies = f"{len(self.topologies)} {kind} topologies"
-        return f"TreeSample({self.num_samples} trees, {topologies}, {self.num_taxa} taxa)"
+        left_out = f"; {self.num_burn_in} trees left out as burn-in" if self.num_burn_in else ""
+        return f"TreeSample({self.num_samples} trees, {topologies}, {self.num_taxa} taxa{left_out})"
+
+    def __len__(self) -> int:
+        return self.num_samples
 
     @property
     def taxa(self) -> tuple[str, ...]:
@@ -324,68 +339,14 @@ class TreeSample:
         ------
         TreeError
             If the trees are rooted.
+        SettingsError
+            If there is no such sample.
         """
+        if not (isinstance(sample, (int, np.integer)) and -self.num_samples <= sample < self.num_samples):
+            last = self.num_samples - 1
+            raise SettingsError(f"sample={sample!r}: there is no such tree. Remedy: give a number from 0 to {last}.")
         lengths = None if self.branch_lengths is None else self.branch_lengths[sample]
         return self.topologies.tree(int(self.index[sample]), lengths)
-
-    def top(self, count: int) -> np.ndarray:
-        """Return the most probable topologies as positions in `topologies`, the most probable first.
-
-        Parameters
-        ----------
-        count : int
-            How many, at most.
-
-        Returns
-        -------
-        ndarray
-            Shape `(count,)`, int64; of equal weights those that appeared first.
-
-        Raises
-        ------
-        SettingsError
-            If `count` is below one.
-        """
-        if count < 1:
-            raise SettingsError(f"count={count}. Remedy: ask for at least one topology.")
-        return np.argsort(-self.weights, kind="stable")[:count]
-
-    def credible_set(self, level: float = 0.95) -> np.ndarray:
-        """Return the fewest topologies that have at least a given probability together.
-
-        Parameters
-        ----------
-        level : float, default 0.95
-            The probability, above 0 and at most 1.
-
-        Returns
-        -------
-        ndarray
-            Their positions in `topologies`, the most probable first, int64.
-
-        Raises
-        ------
-        SettingsError
-            If `level` is outside its domain.
-
-        Examples
-        --------
-        >>> from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
-        >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 6, 3])
-        >>> chosen = sample.credible_set(0.9)
-        >>> chosen.tolist(), sample.weights[chosen].tolist(), len(sample.topologies[chosen])
-        ([1, 2], [0.6, 0.3], 2)
-        """
-        if not 0 < level <= 1:
-            raise SettingsError(f"level={level} is no probability. Remedy: give a number above 0 and at most 1.")
-        order = self.top(len(self.weights))
-        # The sum of all weights, too, is one only up to rounding.
-        return order[: 1 + int(np.searchsorted(np.cumsum(self.weights[order]), level - 1e-12))]
-
-    @property
-    def most_probable(self) -> Topologies:
-        """The topology of the largest weight."""
-        return self.topologies[self.top(1)]
 
     def unrooted(self) -> TreeSample:
         """Dissolve the roots, where there are any; the lengths of the two edges at each add.
@@ -398,15 +359,30 @@ class TreeSample:
         """
         if not self.rooted:
             return self
-        topologies, edges = self.topologies.unrooted()
-        lengths = None
-        if self.branch_lengths is not None:
-            upper = self.topologies.upper_root_edge
-            lower = self.topologies.children[:, -1].sum(axis=1) - upper
-            samples, lengths = np.arange(self.num_samples), self.branch_lengths.clone()
-            lengths[samples, lower[self.index]] += lengths[samples, upper[self.index]]
-            lengths = self._reordered(lengths, edges)
-        return TreeSample._collected(topologies, self.index, self.sample_weights, lengths)
+        topologies, lengths = without_roots(self.topologies, self.index, self.branch_lengths)
+        return TreeSample._collected(topologies, self.index, self.sample_weights, lengths, self.num_burn_in)
+
+    def rooted_at(self, taxon: str) -> TreeSample:
+        """Let all trees hang from an outgroup, with the root in the middle of its edge; `unrooted` undoes it.
+
+        Parameters
+        ----------
+        taxon : str
+            The outgroup.
+
+        Raises
+        ------
+        TreeError
+            If there is no such taxon, or the trees have a root.
+
+        Examples
+        --------
+        >>> rooted = TreeSample.from_trees([Tree.from_newick("((A:1,B:2):3,C:4,D:5);")]).rooted_at("C")
+        >>> rooted.topologies.to_newick(0, rooted.branch_lengths[0])
+        '(C:2.0,(D:5.0,(A:1.0,B:2.0):3.0):2.0);'
+        """
+        topologies, lengths = with_outgroup(self.topologies, taxon, self.index, self.branch_lengths)
+        return TreeSample(topologies, self.index, self.sample_weights, lengths, self.num_burn_in)
 
     def with_taxa(self, taxa: Sequence[str]) -> TreeSample:
         """Return the sample with its taxa in another order.
@@ -417,11 +393,8 @@ class TreeSample:
             If the names are others.
         """
         topologies, edges = self.topologies.with_taxa(taxa)
-        lengths = None if self.branch_lengths is None else self._reordered(self.branch_lengths, edges)
-        return TreeSample(topologies, self.index, self.sample_weights, lengths)
-
-    def _reordered(self, lengths: Tensor, edges: np.ndarray) -> Tensor:
-        return lengths.take_along_dim(torch.from_numpy(edges[self.index]), dim=1)
+        lengths = reordered(self.branch_lengths, edges, self.index)
+        return TreeSample(topologies, self.index, self.sample_weights, lengths, self.num_burn_in)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the sample as NEXUS; `from_file` reads it back.

@@ -19,12 +19,16 @@ l'Institut International de Statistique 5, 307-320.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 #: Terms of the series: enough up to the shape from which on the expansion takes over.
 _NUM_TERMS = 256
 _LARGE_SHAPE = 400.0
+#: From here on all rates are one, to twelve digits.
+_LARGEST_SHAPE = 1e24
 _NUM_STEPS = 5
 
 
@@ -51,9 +55,9 @@ def category_means(shape: Tensor, num_categories: int) -> Tensor:
     shape = shape.to(torch.float64)[..., None]
     bounds = torch.arange(1, num_categories, dtype=torch.float64, device=shape.device) / num_categories
     small, large = _split(shape)
-    by_newton, by_expansion = _by_newton(small, bounds), _by_expansion(large, bounds)
+    by_newton = _by_newton(small, bounds)
     by_series = torch.exp(_log_density(small, by_newton)) * _series(by_newton, _log_factors(small))
-    by_difference = bounds - torch.exp(_log_density(large, by_expansion))
+    by_difference = bounds - torch.exp(_log_density_near(large, _deviations(large, bounds)))
     shares = torch.where(shape > _LARGE_SHAPE, by_difference, by_series)
     none = torch.zeros_like(shape)
     return num_categories * torch.diff(torch.cat([none, shares, none + 1.0], -1))
@@ -105,13 +109,13 @@ def log_quantiles(shape: Tensor, probabilities: Tensor) -> Tensor:
     tensor([0.6931], dtype=torch.float64)
     """
     small, large = _split(shape)
-    newton, expansion = _by_newton(small, probabilities), _by_expansion(large, probabilities)
+    newton, expansion = _by_newton(small, probabilities), large.log() + torch.log1p(_deviations(large, probabilities))
     return torch.where(shape > _LARGE_SHAPE, expansion, newton)
 
 
 def _split(shape: Tensor) -> tuple[Tensor, Tensor]:
     """Return the shape for the series and for the expansion; each must be finite where the other is used."""
-    return shape.clamp(max=_LARGE_SHAPE), shape.clamp(min=_LARGE_SHAPE)
+    return shape.clamp(max=_LARGE_SHAPE), shape.clamp(_LARGE_SHAPE, _LARGEST_SHAPE)
 
 
 def _by_newton(shape: Tensor, probabilities: Tensor) -> Tensor:
@@ -140,6 +144,12 @@ def _log_density(shape: Tensor, logs: Tensor) -> Tensor:
     return shape * logs - logs.exp() - torch.lgamma(shape + 1.0)
 
 
+def _log_density_near(shape: Tensor, deviations: Tensor) -> Tensor:
+    """Return `log g` at `shape * (1 + deviations)` for large shapes, by Stirling's series: no large numbers cancel."""
+    stirling = 0.5 * (2.0 * math.pi * shape).log() + 1.0 / (12.0 * shape) - 1.0 / (360.0 * shape**3)
+    return -shape * (deviations - torch.log1p(deviations)) - stirling
+
+
 def _log_factors(shape: Tensor) -> Tensor:
     """Return the logarithm of `(shape + 1) ... (shape + n)` for each term of the series."""
     return (shape[..., None] + _numbers(shape)).log().cumsum(-1)
@@ -154,8 +164,8 @@ def _numbers(like: Tensor) -> Tensor:
     return torch.arange(1, _NUM_TERMS + 1, dtype=torch.float64, device=like.device)
 
 
-def _by_expansion(shape: Tensor, probabilities: Tensor) -> Tensor:
-    """Return logarithms of quantiles for large shapes, by Cornish and Fisher."""
+def _deviations(shape: Tensor, probabilities: Tensor) -> Tensor:
+    """Return quantiles relative to the shape, minus one, for large shapes, by Cornish and Fisher."""
     z, width = torch.special.ndtri(probabilities), shape.sqrt()
     terms = [
         (z**2 - 1.0) / 3.0,
@@ -165,7 +175,7 @@ def _by_expansion(shape: Tensor, probabilities: Tensor) -> Tensor:
         (12.0 * z**6 - 243.0 * z**4 - 923.0 * z**2 + 1472.0) / 204120.0,
         -(3753.0 * z**7 + 4353.0 * z**5 - 289517.0 * z**3 - 289717.0 * z) / 146966400.0,
     ]
-    value = shape + z * width
-    for power, term in enumerate(terms):
-        value = value + term / width**power
-    return value.log()
+    deviations = z / width
+    for power, term in enumerate(terms, start=2):
+        deviations = deviations + term / width**power
+    return deviations

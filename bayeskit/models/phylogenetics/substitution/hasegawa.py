@@ -20,8 +20,10 @@ from bayeskit.models.phylogenetics.substitution.base import (
 )
 from bayeskit.models.phylogenetics.substitution.parameters import Given, Parameter
 
-#: Ratio of the rates of transitions and transversions. The usual prior is BEAST's, with median 2.7 and 95 % of its
-#: mass between 0.23 and 31; it leaves the data to decide and yet keeps away from 0 and infinity.
+#: Ratio of the rates of transitions and transversions. The usual prior is that of BEAST 1 (its wiki, page on parameter
+#: priors) and BEAST 2 (BEAUti's template `SubstModels.xml`, M=1 and S=1.25 of the logarithm), and of torchtree
+#: (`cli/evolution.py`), with median 2.7 and 95 % of its mass between 0.23 and 31; it leaves the data to decide and yet
+#: keeps away from 0 and infinity. MrBayes has a flat prior of kappa / (1 + kappa) instead, which is Beta(1, 1).
 KAPPA = Parameter(lambda like: LogNormal(like.new_tensor(1.0), like.new_tensor(1.25)))
 
 
@@ -52,8 +54,10 @@ class _TwoRates(SubstitutionModel):
         SettingsError
             If a parameter has no value.
         """
-        kappa = self._values("kappa", branch_lengths)[..., None]
-        frequencies = self.frequencies(branch_lengths)
+        # Differences of almost equal numbers give rare changes along short branches: single precision loses them.
+        lengths = branch_lengths.double()
+        kappa = self._values("kappa", lengths)[..., None]
+        frequencies = self.frequencies(lengths)
         a, c, g, t = frequencies.unbind(-1)
         # What belongs to a base: the frequency of its own class (purines or pyrimidines), of the other class, and
         # of the other base in its class.
@@ -61,7 +65,7 @@ class _TwoRates(SubstitutionModel):
         other = torch.stack([c + t, a + g, c + t, a + g], -1)
         partner = torch.stack([g, t, a, c], -1)
         speed = 0.5 / ((a + g) * (c + t) + kappa[..., 0] * (a * g + c * t))
-        between = (speed[..., None] * branch_lengths)[..., None]
+        between = (speed[..., None] * lengths)[..., None]
         within = between * (other + kappa * own)[..., None, :]
         frequencies, own, other, partner = (vector[..., None, :] for vector in (frequencies, own, other, partner))
         transversions = frequencies * gone(between)
@@ -74,7 +78,7 @@ class _TwoRates(SubstitutionModel):
             *(k[0], v[1], s[2], v[3]),
             *(v[0], k[1], v[2], s[3]),
         ]
-        return torch.stack(rows, -1).reshape(*s[0].shape, 4, 4)
+        return torch.stack(rows, -1).reshape(*s[0].shape, 4, 4).to(branch_lengths.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +89,7 @@ class K80(_TwoRates):
     ----------
     kappa : float, Tensor or TorchDistribution, optional
         Rate of transitions (A-G, C-T) divided by that of transversions, shape `(*batch,)`, or its prior. By default
-        the prior is LogNormal(1, 1.25), as in BEAST.
+        the prior is LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
 
     Raises
     ------
@@ -96,6 +100,9 @@ class K80(_TwoRates):
     ----------
     M. Kimura (1980), A simple method for estimating evolutionary rates of base substitutions through comparative
     studies of nucleotide sequences, Journal of Molecular Evolution 16, 111-120.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
 
     Examples
     --------
@@ -120,7 +127,7 @@ class HKY85(_TwoRates):
     ----------
     kappa : float, Tensor or TorchDistribution, optional
         Rate of transitions (A-G, C-T) divided by that of transversions, shape `(*batch,)`, or its prior. By default
-        the prior is LogNormal(1, 1.25), as in BEAST.
+        the prior is LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
     base_frequencies : sequence of float, Tensor or TorchDistribution, optional
         Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0; they are scaled to sum to one. Or their
         prior; by default it is flat, Dirichlet(1, 1, 1, 1). `empirical_frequencies` counts them in an alignment.
@@ -136,6 +143,9 @@ class HKY85(_TwoRates):
     ----------
     M. Hasegawa, H. Kishino and T. Yano (1985), Dating of the human-ape splitting by a molecular clock of
     mitochondrial DNA, Journal of Molecular Evolution 22, 160-174.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
 
     Examples
     --------

@@ -17,9 +17,11 @@ from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics.substitution.discrete_gamma import category_means, category_medians
 from bayeskit.models.phylogenetics.substitution.parameters import Given, Parameter, Parameterized
 
-#: Shape of the Gamma distribution; the usual prior is MrBayes'.
+#: Shape of the Gamma distribution; the usual prior is that of MrBayes 3.2 (`shapepr=exponential(1.0)`) and BEAST 2
+#: (mean 1, BEAUti's template `SubstModels.xml`). torchtree has rate 2.
 SHAPE = Parameter(lambda like: Exponential(like.new_tensor(1.0)))
-#: Proportion of sites that cannot change; the usual prior is flat, as in MrBayes.
+#: Proportion of sites that cannot change; the usual prior is flat, as in MrBayes 3.2 (`pinvarpr=uniform(0,1)`) and
+#: BEAST 2 (uniform from 0 to 1, BEAUti's template `SubstModels.xml`).
 PROPORTION = Parameter(lambda like: Beta(like.new_tensor(1.0), like.new_tensor(1.0)), upper=1.0)
 
 
@@ -74,7 +76,7 @@ class GammaRates(SiteRates):
     ----------
     shape : float, Tensor or TorchDistribution, optional
         Shape of the Gamma distribution, shape `(*batch,)`: its variance is `1 / shape`. Or its prior; Exponential(1)
-        by default, as in MrBayes.
+        by default, with mean one, as in MrBayes 3.2 (Ronquist et al., 2012) and BEAST 2 (Bouckaert et al., 2019).
     num_categories : int, optional
         Number of categories.
     median : bool, optional
@@ -89,6 +91,12 @@ class GammaRates(SiteRates):
     ----------
     Z. Yang (1994), Maximum likelihood phylogenetic estimation from DNA sequences with variable rates over sites:
     approximate methods, Journal of Molecular Evolution 39, 306-314.
+
+    F. Ronquist et al. (2012), MrBayes 3.2: efficient Bayesian phylogenetic inference and model choice across a large
+    model space, Systematic Biology 61, 539-542.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
 
     Examples
     --------
@@ -122,7 +130,7 @@ class InvariantSites(SiteRates):
     ----------
     proportion : float, Tensor or TorchDistribution, optional
         Probability that a site cannot change, shape `(*batch,)`, between 0 and 1. Or its prior; Beta(1, 1) by default,
-        as in MrBayes.
+        which is flat, as in MrBayes 3.2 (Ronquist et al., 2012) and BEAST 2 (Bouckaert et al., 2019).
     others : SiteRates, optional
         Rates of the other sites, such as `GammaRates()`; all equal by default.
 
@@ -135,6 +143,12 @@ class InvariantSites(SiteRates):
     ----------
     X. Gu, Y.-X. Fu and W.-H. Li (1995), Maximum likelihood estimation of the heterogeneity of substitution rate among
     nucleotide sites, Molecular Biology and Evolution 12, 546-557.
+
+    F. Ronquist et al. (2012), MrBayes 3.2: efficient Bayesian phylogenetic inference and model choice across a large
+    model space, Systematic Biology 61, 539-542.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
 
     Examples
     --------
@@ -206,8 +220,9 @@ def mix(logs: Tensor, categories: Categories, frequencies: Tensor, constant: Ten
     largest = logs.detach().amax(1, keepdim=True)
     largest = torch.where(largest > -torch.inf, largest, torch.zeros_like(largest))
     total = (categories.weights.movedim(-1, 0) * torch.exp(logs - largest)).sum(1)
-    possible = total > 0
-    mixed = torch.where(possible, torch.where(possible, total, 1.0).log() + largest[:, 0], -torch.inf)
+    # What is not a number is not taken for impossible.
+    impossible = total == 0
+    mixed = torch.where(impossible, -torch.inf, torch.where(impossible, 1.0, total).log() + largest[:, 0])
     if categories.invariant is None:
         return mixed
     unchanged = torch.tensordot(constant, frequencies.movedim(-1, 0), 1)

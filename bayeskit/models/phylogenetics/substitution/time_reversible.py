@@ -96,18 +96,19 @@ class GTR(SubstitutionModel):
         SettingsError
             If a parameter has no value.
         """
-        roots = self.frequencies(branch_lengths).sqrt()
+        # Differences of almost equal numbers give rare changes along short branches: single precision loses them.
+        lengths = branch_lengths.double()
+        roots = self.frequencies(lengths).sqrt()
         scaling = roots[..., None, :] / roots[..., :, None]
-        rates = self.rate_matrix(branch_lengths)
-        symmetric = rates / scaling
-        change = _exponential_minus_identity(0.5 * (symmetric + symmetric.mT), branch_lengths)
-        identity = torch.eye(4, dtype=branch_lengths.dtype, device=branch_lengths.device)
+        symmetric = self.rate_matrix(lengths) / scaling
+        change = _exponential_minus_identity(0.5 * (symmetric + symmetric.mT), lengths)
+        identity = torch.eye(4, dtype=lengths.dtype, device=lengths.device)
         # Rounding may take a chance that is all but zero below it.
-        return (identity + scaling[..., None, :, :] * change).clamp(min=0.0)
+        return (identity + scaling[..., None, :, :] * change).clamp(min=0.0).to(branch_lengths.dtype)
 
 
 def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:
-    """Return `exp(times * matrix) - 1` of symmetric matrices without positive eigenvalues.
+    """Return `exp(times * matrix) - 1` of symmetric matrices whose largest eigenvalue is zero.
 
     The value is that of the eigendecomposition. The derivative in a direction `E`, seen in the eigenvectors, is `E`
     times the divided differences of `exp` between each two eigenvalues (Daleckii and Krein), so it does not matter
@@ -126,7 +127,8 @@ def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:
         Shape `(*batch, edges, 4, 4)`.
     """
     values, vectors = torch.linalg.eigh(matrix.detach())
-    decay = -values.clamp(max=0.0)
+    # The last is the largest; what rounding makes of it would let very long branches decay for ever.
+    decay = torch.cat([-values[..., :-1].clamp(max=0.0), torch.zeros_like(values[..., -1:])], -1)
     direction = _Direction.apply(matrix, vectors)
     events = times[..., None] * decay[..., None, :]
     in_eigenvectors = torch.diag_embed(-gone(events))

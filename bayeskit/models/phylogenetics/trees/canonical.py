@@ -55,3 +55,32 @@ def canonical_children(children: NDArray[Any], num_taxa: int, rooted: bool) -> N
     if (order == np.arange(internal)).all():
         return pairs.astype(np.int32)
     return clades.children_of(np.take_along_axis(sets, order[..., None], axis=1), num_taxa, first)
+
+
+def first_rows(children: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Find where each distinct topology appears first, and which of them each one is.
+
+    Parameters
+    ----------
+    children : ndarray
+        In canonical form, shape `(topologies, internal, 2)`.
+
+    Returns
+    -------
+    first : ndarray
+        Shape `(distinct,)`, rising.
+    index : ndarray
+        Shape `(topologies,)`.
+
+    Examples
+    --------
+    >>> [part.tolist() for part in first_rows(np.array([[[1, 3], [2, 4]], [[1, 2], [3, 4]], [[1, 3], [2, 4]]]))]
+    [[0, 1], [0, 1, 0]]
+    """
+    if not len(children):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    _, first, index = np.unique(children.reshape(len(children), -1), axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[index.ravel()]

@@ -160,6 +160,32 @@ def below(children: NDArray[Any], num_taxa: int, tips: Bits | None = None) -> Bi
     return sets
 
 
+def turned(sets: Bits, split: Bits, num_taxa: int) -> Bits:
+    """Turn round the sets between a tree's root and the edge on which it shall have its root instead.
+
+    Parameters
+    ----------
+    sets : ndarray
+        The taxa below each node, shape `(*batch, nodes, words)`.
+    split : ndarray
+        The taxa below the edge, shape `(*batch, 1, words)`.
+    num_taxa : int
+        Number of taxa.
+
+    Returns
+    -------
+    ndarray
+        Shape `(*batch, nodes, words)`.
+
+    Examples
+    --------
+    >>> turned(np.array([[0b1100], [0b1110]], dtype=np.uint64), single(4)[2:3], 4).ravel().tolist()
+    [3, 1]
+    """
+    above = ((split & ~sets) == 0).all(axis=-1) & (sets != split).any(axis=-1)
+    return np.where(above[..., None], everything(num_taxa) & ~sets, sets)
+
+
 def children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]:
     """Find the children of every internal node from the taxa below it.
 

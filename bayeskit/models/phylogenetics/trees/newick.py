@@ -1,33 +1,25 @@
-"""Trees through DendroPy, and the statements of NEXUS files.
+"""Trees in Newick text, through DendroPy.
 
-DendroPy reads; the code here adds what it leaves out: it drops an empty node before ')', lets a
-second branch length replace the first, and takes a file that ends too early for a complete one.
-Descriptions of plain names and numbers, which is what samplers write by the thousand, are read
-here, with the same result in a twentieth of the time.
+DendroPy reads; the code here adds what it leaves out: it drops an empty node before ')' and lets a
+second branch length replace the first. Descriptions of plain names and numbers, which is what
+samplers write by the thousand, are read here, with the same result in a twentieth of the time.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
-from pathlib import Path
-from typing import NamedTuple
 
 import dendropy
-from dendropy.dataio.nexusprocessing import NexusTokenizer
 from dendropy.utility.error import DataParseError
 
-from bayeskit.errors import AlignmentError, TreeError
+from bayeskit.errors import TreeError
+from bayeskit.models.phylogenetics.trees.statements import QUOTED, statements
 
-QUOTED = re.compile(r"'(?:[^']|'')*'")
-_PIECE = re.compile(r"[^'\[\];]+|'(?:[^']|'')*'|.")
-_COMMENT_EDGE = re.compile(r"[\[\]]")
 #: What only DendroPy reads or refuses: quotes, comments and the like, and parentheses in a wrong place.
 _NOT_PLAIN = re.compile(r"['\"\\\[\]{}=;]|[(,][ \t\r\n]*[,)]|[^(, \t\r\n][ \t\r\n]*\(")
 #: A mark with the label and the length behind it, or a character that fits none.
@@ -36,10 +28,6 @@ _PLAIN = re.compile(
     r"(?::[ \t\r\n]*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[ \t\r\n]*)?|(.)",
     re.DOTALL,
 )
-#: The weight that PAUP and MrBayes give a tree, `[&W 1/3]` or `[p = 0.33, P = 0.9]`, and lists, `0.33 (...)`.
-_WEIGHT_NOTE = re.compile(r"&w\s+([^\s/]+)(?:\s*/\s*(\S+))?\s*", re.IGNORECASE)
-_PROBABILITY_NOTE = re.compile(r"\s*p\s*=\s*([^\s,]+)\s*(?:,.*)?", re.DOTALL)
-_LEADING_WEIGHT = re.compile(r"([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|nan|inf))[ \t]+(?=\()", re.IGNORECASE)
 #: What DendroPy accepts without a word: pattern, problem, remedy.
 _ACCEPTED_FAULTS = (
     (re.compile(r"[(,]\s*([,)])"), "a node is missing before {!r}", "name every tip"),
@@ -59,12 +47,17 @@ _REFUSED_FAULTS = (
     ),
     (r"Invalid edge length: (.*)", "the branch length {} is not a number", "write a number"),
     (r"Incomplete or improperly.*was ('.*') instead", "{} stands outside all parentheses", "balance the parentheses"),
-    (r"Malformed tree statement", "'(' follows a complete node", "separate sister nodes by ','"),
-    (r"Expecting .* but found (.*)", "{} follows a complete node", "quote labels that contain blanks or marks"),
+    (r"Malformed tree statement", "'(' follows a complete node", "separate sister nodes by ',', and trees by ';'"),
+    (
+        r"Expecting .* but found (.*)",
+        "{} follows a complete node",
+        "quote labels that contain blanks or marks, and end each tree by ';'",
+    ),
     (r"(.*)", "{}", "give a tree such as '((A,B),C,D);'"),
 )
-ErrorType = type[AlignmentError] | type[TreeError]
 _LIMIT = threading.Lock()
+#: Where a text comes from that is in no file.
+_IN_MEMORY = "Newick text"
 
 
 @dataclass(frozen=True)
@@ -86,136 +79,6 @@ class ParsedTree:
     lengths: list[float | None]
 
 
-@dataclass(frozen=True)
-class TreeText:
-    """One Newick description, where it stands, and what the file says about it.
-
-    Attributes
-    ----------
-    newick : str
-        The description.
-    source : str
-        Name of the file.
-    line : int
-        Line on which it starts.
-    translate : mapping of str to str
-        The labels it abbreviates.
-    weight : float or None
-        Its weight or probability; None where the file gives none.
-    rooted : bool or None
-        Whether it is marked as rooted or unrooted; None where it is not marked.
-    name : str or None
-        Its name in NEXUS; None in Newick.
-    """
-
-    newick: str
-    source: str
-    line: int
-    translate: Mapping[str, str]
-    weight: float | None = None
-    rooted: bool | None = None
-    name: str | None = None
-
-
-class Statement(NamedTuple):
-    """Text up to a ';', its first line, whether there is a ';', and the comments before any parenthesis."""
-
-    line: int
-    text: str
-    closed: bool
-    notes: tuple[str, ...]
-
-
-def read_text(path: str | os.PathLike[str], what: str, error: ErrorType) -> str:
-    """Read a text file that should hold `what`."""
-    source = os.fspath(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
-        missing = "there is no such file, it" if isinstance(problem, FileNotFoundError) else "the file"
-        raise error(f"{source}: {missing} cannot be read as text ({problem}). Remedy: give the path of {what}.") from (
-            problem
-        )
-    if not text.strip():
-        raise error(f"{source}: the file is empty. Remedy: give {what}.")
-    return text
-
-
-def statements(text: str, source: str, error: ErrorType, line: int = 1) -> Iterator[Statement]:
-    """Yield each statement, ended by a ';' outside quotes and comments or by the end of the text.
-
-    Comments are left out, but not their line ends; `line` is where `text` starts in the file. A
-    '#NEXUS' at the start is skipped.
-    """
-    head = re.match(r"\s*#nexus", text, re.IGNORECASE)
-    position = head.end() if head else 0
-    line += text.count("\n", 0, position)
-    parts: list[str] = []
-    notes: list[str] = []
-    opened = False
-
-    def statement(closed: bool) -> Statement:
-        body = "".join(parts).lstrip()
-        found = Statement(line - body.count("\n"), body.rstrip(), closed, tuple(notes))
-        parts.clear()
-        notes.clear()
-        return found
-
-    while match := _PIECE.match(text, position):
-        piece, position = match.group(), match.end()
-        if piece in ("'", "]"):
-            what = "quotation mark" if piece == "'" else f"character {piece!r}"
-            raise error(f"{source}, line {line}: unmatched {what}. Remedy: close or remove it.")
-        if piece == ";":
-            yield statement(True)
-            opened = False
-            continue
-        if piece == "[":
-            depth = 1
-            while depth:
-                edge = _COMMENT_EDGE.search(text, position)
-                if edge is None:
-                    raise error(f"{source}, line {line}: a comment is never closed. Remedy: add ']'.")
-                depth += 1 if edge.group() == "[" else -1
-                position = edge.end()
-            if not opened:
-                notes.append(text[match.end() : position - 1])
-            piece = "\n" * text.count("\n", match.start(), position)
-        opened = opened or "(" in piece
-        parts.append(piece)
-        line += piece.count("\n")
-    last = statement(False)
-    if last.text:
-        yield last
-
-
-def nexus_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[str, str, int, str]]:
-    """Yield block, first word, its line and the rest of each NEXUS command; refuse a file that ends too early."""
-    for block, head, line, rest, _ in _noted_commands(text, source, error):
-        yield block, head, line, rest
-
-
-def _noted_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[str, str, int, str, tuple[str, ...]]]:
-    block, line = "", 1
-    for line, statement, closed, notes in statements(text, source, error):
-        first = statement.split(None, 1)[0] if statement else ""
-        head, rest = first.lower(), statement[len(first) :]
-        if not closed:
-            block = block or head
-            break
-        if head == "begin":
-            block = rest.strip().lower()
-        elif head in ("end", "endblock"):
-            block = ""
-        else:
-            yield block, head, line, rest, notes
-    if block:
-        raise error(
-            f"{source}, line {line}: the file ends inside {block.upper()}, without 'END;'. Remedy: the file "
-            "seems truncated; write or copy it again."
-        )
-
-
 @contextmanager
 def _frames(number: int) -> Iterator[None]:
     """Allow so many more nested calls: DendroPy reads a tree by recursion, one call for each nested node.
@@ -231,17 +94,12 @@ def _frames(number: int) -> Iterator[None]:
             sys.setrecursionlimit(limit)
 
 
-def unquoted(text: str) -> str:
-    """Return a text whose quoted words stand without their quotes."""
-    return QUOTED.sub(lambda found: found.group()[1:-1].replace("''", "'"), text)
-
-
 def quote(label: str) -> str:
     """Return a label as Newick text, in quotes where it needs them."""
     return label if re.fullmatch(r"[^\s()\[\]{},:;='\"\\]+", label) else "'" + label.replace("'", "''") + "'"
 
 
-def parse_newick(text: str, source: str = "Newick text", first_line: int = 1) -> ParsedTree:
+def parse_newick(text: str, source: str = _IN_MEMORY, first_line: int = 1) -> ParsedTree:
     """Read one Newick description.
 
     Parameters
@@ -267,6 +125,8 @@ def parse_newick(text: str, source: str = "Newick text", first_line: int = 1) ->
     line, newick = found[0][:2] if found else (first_line, "")
 
     def fail(line: int, problem: str, remedy: str) -> TreeError:
+        if problem.startswith("there is no complete tree: ") and source != _IN_MEMORY:
+            remedy += ", or, of a file that is still written, use TreeSample.from_file(..., incomplete='warn')"
         return TreeError(f"{source}, line {line}: {problem}. Remedy: {remedy}.")
 
     if not newick:
@@ -335,108 +195,3 @@ def _read_plain(newick: str) -> ParsedTree | None:
         tree.labels[node] = label or None
         tree.lengths[node] = float(length) if length else None
     return None if unclosed else tree
-
-
-def read_tree_texts(path: str | os.PathLike[str]) -> list[TreeText]:
-    """Find the tree descriptions of a Newick or NEXUS file.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file.
-
-    Returns
-    -------
-    list of TreeText
-        One entry for each tree, in file order.
-
-    Raises
-    ------
-    TreeError
-        If the file cannot be read or holds no tree.
-    """
-    source = os.fspath(path)
-    text = read_text(path, "a file with a Newick or NEXUS tree", TreeError)
-    found: list[TreeText] = []
-    translate: dict[str, str] = {}
-    if text.lstrip()[:6].upper() != "#NEXUS":
-        for line, statement, _, notes in statements(text, source, TreeError):
-            leading = _LEADING_WEIGHT.match(statement)
-            skipped = leading.end() if leading else 0
-            notes = (*notes, f"&W {leading.group(1)}") if leading else notes
-            weight = _weight(notes, source, line)
-            found.append(TreeText(statement[skipped:], source, line, translate, weight, _rooted(notes)))
-    else:
-        # DendroPy's own NEXUS reader takes a label such as '1' for the first taxon it has met, even
-        # where no block numbers the taxa, so it gets the descriptions one by one.
-        for block, head, line, rest, notes in _noted_commands(text, source, TreeError):
-            if block == "taxa" and head == "taxlabels":
-                translate = _numbers(rest)
-            elif block == "trees" and head == "translate":
-                translate = _translation(rest, source, line)
-            elif block == "trees" and head in ("tree", "utree"):
-                name = re.match(r"(?:[^'=]|'(?:[^']|'')*')*=", rest)
-                if name is None:
-                    raise TreeError(f"{source}, line {line}: a tree without '='. Remedy: write 'tree NAME = ...;'.")
-                at = line + name.group().count("\n")
-                rooted = False if head == "utree" else _rooted(notes)
-                weight = _weight(notes, source, line)
-                label = name.group()[:-1].strip(" *\t\r\n")
-                found.append(TreeText(rest[name.end() :], source, at, translate, weight, rooted, label))
-    if not found:
-        raise TreeError(f"{source}: the file holds no tree. Remedy: give a file with a Newick or NEXUS tree.")
-    return found
-
-
-def _rooted(notes: tuple[str, ...]) -> bool | None:
-    """Read the mark `[&R]` or `[&U]`."""
-    marks = [note.strip().upper() for note in notes]
-    return True if "&R" in marks else False if "&U" in marks else None
-
-
-def _weight(notes: tuple[str, ...], source: str, line: int) -> float | None:
-    """Read `[&W ...]`, or else `[p = ...]`, which has fewer digits."""
-    found = [
-        match for pattern in (_WEIGHT_NOTE, _PROBABILITY_NOTE) for note in notes if (match := pattern.fullmatch(note))
-    ]
-    if not found:
-        return None
-    try:
-        numerator, *denominator = (float(number) for number in found[0].groups() if number is not None)
-        weight = numerator / denominator[0] if denominator else numerator
-    except (ValueError, ZeroDivisionError):
-        weight = float("nan")
-    if not 0.0 <= weight < float("inf"):
-        raise TreeError(
-            f"{source}, line {line}: {found[0].group().strip()!r} gives no weight of at least 0. Remedy: write a "
-            "number such as '[&W 0.25]'."
-        )
-    return weight
-
-
-def _numbers(text: str) -> dict[str, str]:
-    """Let the number of each taxon of a TAXLABELS command stand for it, save where a taxon is called so."""
-    taxa = list(NexusTokenizer(StringIO(text), preserve_unquoted_underscores=True))
-    return {str(number): taxon for number, taxon in enumerate(taxa, start=1) if str(number) not in taxa}
-
-
-def _translation(text: str, source: str, line: int) -> dict[str, str]:
-    translate: dict[str, str] = {}
-    entry: list[str] = []
-    for word in [*NexusTokenizer(StringIO(text), preserve_unquoted_underscores=True), ","]:
-        if word != ",":
-            entry.append(word)
-            continue
-        if len(entry) not in (0, 2):
-            raise TreeError(
-                f"{source}, line {line}: the translate entry {' '.join(entry)!r} is not a pair. "
-                "Remedy: write 'KEY NAME' pairs separated by ','."
-            )
-        if entry and entry[0] in translate:
-            raise TreeError(
-                f"{source}, line {line}: the translate key {entry[0]!r} stands twice. Remedy: give each name its own."
-            )
-        if entry:
-            translate[entry[0]] = entry[1]
-        entry = []
-    return translate

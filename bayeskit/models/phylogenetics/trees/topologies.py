@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import ShapeError, TreeError
-from bayeskit.models.phylogenetics.trees import clades
+from bayeskit.models.phylogenetics.trees import clades, edge_orders
+from bayeskit.models.phylogenetics.trees.canonical import first_rows
 from bayeskit.models.phylogenetics.trees.newick import quote
 from bayeskit.models.phylogenetics.trees.tree import Tree, check_once, check_same_taxa
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Topologies:
     """Binary topologies over the same taxa, all rooted or all unrooted, in one canonical form.
 
@@ -27,8 +28,10 @@ class Topologies:
     An unrooted topology hangs from the node next to its first taxon, which is the third child of that node and not
     listed: its internal nodes `n .. 2n-3` are those of a rooted topology over all other taxa.
 
-    **Order of the edges.** Edge `i` joins node `i` to its parent, as in `Tree`: `2n-3` edges for an unrooted topology,
-    `2n-2` for a rooted one.
+    **Order of the edges.** Edge `i` joins node `i` to its parent: `2n-3` edges for an unrooted topology, `2n-2` for a
+    rooted one. A `Tree` numbers its nodes as they stand in its text, **so that its edges have another order**: bring
+    branch lengths of trees into this one by `branch_lengths_of`, and those in this order into a tree's by `tree` or
+    `tree_edges`. `ForestLikelihood` and `TreeSample` use this order, `TreeModel` that of its tree.
 
     Attributes
     ----------
@@ -49,6 +52,8 @@ class Topologies:
     >>> distinct, index = topologies.distinct()
     >>> len(distinct), index.tolist()
     (2, [0, 0, 1])
+    >>> topologies
+    Topologies(3 unrooted topologies, 4 taxa)
     """
 
     taxa: tuple[str, ...]
@@ -87,7 +92,42 @@ class Topologies:
         TreeError
             If there is no tree, or a tree has other taxa.
         """
-        return cls.from_edges(*edges_of_trees(trees, taxa), rooted=False)[0]
+        return cls.from_edges(*edge_orders.edges_of_trees(trees, taxa), rooted=False)[0]
+
+    def branch_lengths_of(self, trees: Sequence[Tree]) -> Tensor:
+        """Return the branch lengths of trees in this class's order of edges.
+
+        Parameters
+        ----------
+        trees : sequence of Tree
+            With branch lengths, and with these topologies: such as those that `from_trees` was given.
+
+        Returns
+        -------
+        Tensor
+            Shape `(topologies, edges)`.
+
+        Raises
+        ------
+        TreeError
+            If a tree has another topology or no branch lengths, or there are not as many.
+
+        Examples
+        --------
+        >>> trees = [Tree.from_newick("((A:1,B:2):3,C:4,D:5);")]
+        >>> trees[0].branch_lengths.tolist(), Topologies.from_trees(trees, "BCDA").branch_lengths_of(trees).tolist()
+        ([1.0, 2.0, 4.0, 5.0, 3.0], [[2.0, 4.0, 5.0, 1.0, 3.0]])
+        """
+        theirs, order = Topologies.from_edges(*edge_orders.edges_of_trees(trees, self.taxa), rooted=False)
+        if self.rooted or not np.array_equal(theirs.children, self.children):
+            raise TreeError(
+                f"The {len(trees)} trees have other topologies than these {len(self)}. Remedy: give the trees that the "
+                "topologies were made of, in their order."
+            )
+        lengths = edge_orders.stacked_lengths(trees)
+        if lengths is None:
+            raise TreeError("The trees have no branch lengths. Remedy: give trees that have.")
+        return lengths.take_along_dim(torch.from_numpy(order).to(lengths.device), dim=1)
 
     @classmethod
     def from_clades(cls, taxa: Sequence[str], below: np.ndarray, rooted: bool) -> Topologies:
@@ -104,11 +144,6 @@ class Topologies:
             the sets.
         rooted : bool
             Whether the topologies are rooted.
-
-        Returns
-        -------
-        Topologies
-            The topologies.
 
         Raises
         ------
@@ -169,6 +204,9 @@ class Topologies:
         # All taxa but the first are the far side of its edge: the last set, and edge 0.
         return cls.from_clades(taxa, ordered[:, len(taxa) - 1 :], rooted), np.roll(order, 1, axis=1)
 
+    def __repr__(self) -> str:
+        return f"Topologies({len(self)} {'rooted' if self.rooted else 'unrooted'} topologies, {self.num_taxa} taxa)"
+
     def __len__(self) -> int:
         return len(self.children)
 
@@ -204,14 +242,8 @@ class Topologies:
 
     def distinct(self) -> tuple[Topologies, np.ndarray]:
         """Return every topology once, in order of first appearance, and which of them each one is."""
-        if not len(self):
-            return self, np.zeros(0, dtype=np.int64)
-        flat = self.children.reshape(len(self), -1)
-        _, first, index = np.unique(flat, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        return self[first[order]], rank[index.ravel()]
+        first, index = first_rows(self.children)
+        return self[first], index
 
     def tree(self, index: int, branch_lengths: Tensor | None = None) -> Tree:
         """Return one topology as a tree.
@@ -241,27 +273,34 @@ class Topologies:
         >>> topologies.tree(0, torch.tensor([1, 2, 3, 4, 5])).to_newick()
         '(A:1.0,B:2.0,(C:3.0,D:4.0):5.0);'
         """
-        if self.rooted:
-            raise TreeError("A rooted topology is no unrooted tree. Remedy: call to_newick, or unrooted() first.")
-        children = self.children[index].tolist()
-        children[-1] = [0, *children[-1]]
-        # A tree numbers its nodes as they stand in its text: tips from left to right, internal nodes as they close.
-        ours: list[int] = []
-        stack = [self.num_edges]
-        while stack:
-            node = stack.pop()
-            ours.append(node)
-            if node >= self.num_taxa:
-                stack.extend(children[node - self.num_taxa])
-        ours.reverse()
-        tips = [node for node in ours if node < self.num_taxa]
-        internal = [node for node in ours if node >= self.num_taxa]
-        theirs = {node: number for number, node in enumerate([*tips, *internal])}
-        below = tuple(tuple(theirs[child] for child in children[node - self.num_taxa]) for node in internal)
+        nodes, children = self._written(index)
         if branch_lengths is not None:
             self._check_lengths(tuple(branch_lengths.shape))
-            branch_lengths = branch_lengths.detach().to("cpu", torch.float64)[[*tips, *internal[:-1]]]
-        return Tree(tuple(self.taxa[tip] for tip in tips), below, branch_lengths)
+            branch_lengths = branch_lengths.detach().to("cpu", torch.float64)[nodes[:-1]]
+        return Tree(tuple(self.taxa[tip] for tip in nodes[: self.num_taxa]), children, branch_lengths)
+
+    def tree_edges(self, index: int) -> np.ndarray:
+        """Return which edge of this class each edge of `tree(index)` is, shape `(edges,)`.
+
+        So `branch_lengths[..., topologies.tree_edges(index)]` are in the order of that tree, which is what
+        `TreeModel(alignment, topologies.tree(index))` takes.
+
+        Examples
+        --------
+        >>> topologies = Topologies.from_trees([Tree.from_newick("((A,B),C,D);")], taxa="BCDA")
+        >>> topologies.tree(0).taxa, topologies.tree_edges(0).tolist()
+        (('B', 'A', 'C', 'D'), [0, 3, 1, 2, 4])
+        """
+        return np.array(self._written(index)[0][:-1])
+
+    def _written(self, index: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+        """Return nodes and children of one unrooted topology in the order of a tree."""
+        if self.rooted:
+            raise TreeError("A rooted topology is no unrooted tree. Remedy: call to_newick, or unrooted() first.")
+        if not -len(self) <= index < len(self):
+            raise TreeError(f"There is no topology {index}. Remedy: use numbers from 0 to {len(self) - 1}.")
+        *children, last = self.children[index].tolist()
+        return edge_orders.as_written([*children, [0, *last]], self.num_taxa)
 
     def to_newick(self, index: int, branch_lengths: Tensor | Sequence[float] | None = None) -> str:
         """Write one topology as Newick text.
@@ -296,11 +335,10 @@ class Topologies:
             self._check_lengths(tuple(values.shape))
             ends = [f":{value!r}" for value in values.tolist()]
         texts = [quote(taxon) + end for taxon, end in zip(self.taxa, ends, strict=False)]
-        *children, (left, right) = self.children[index].tolist()
-        for (one, other), end in zip(children, ends[self.num_taxa :], strict=True):
-            texts.append(f"({texts[one]},{texts[other]}){end}")
-        first = "" if self.rooted else texts[0] + ","
-        return f"({first}{texts[left]},{texts[right]});"
+        for (one, other), end in zip(self.children[index].tolist(), [*ends[self.num_taxa :], ";"], strict=True):
+            first = "" if self.rooted or end != ";" else texts[0] + ","
+            texts.append(f"({first}{texts[one]},{texts[other]}){end}")
+        return texts[-1]
 
     def _check_lengths(self, shape: tuple[int, ...]) -> None:
         if shape != (self.num_edges,):
@@ -401,50 +439,11 @@ class Topologies:
         """
         if self.rooted:
             raise TreeError("The topologies have a root. Remedy: call unrooted() first.")
-        if isinstance(edge, str):
-            if edge not in self.taxa:
-                raise TreeError(f"There is no taxon {edge!r}. Remedy: use one of {', '.join(self.taxa[:5])}, ...")
-            edge = self.taxa.index(edge)
-        given = np.asarray(edge)
-        if not np.issubdtype(given.dtype, np.integer) or given.shape not in ((), (len(self),)):
-            raise TreeError(
-                f"edge: {given.dtype} of shape {given.shape} names no edges. Remedy: give a taxon, an integer, or one "
-                f"for each of the {len(self)} topologies."
-            )
-        edges = np.broadcast_to(given, len(self))
-        if ((edges < 0) | (edges >= self.num_edges)).any():
-            raise TreeError(f"There is no such edge. Remedy: use numbers from 0 to {self.num_edges - 1}.")
-        everything = clades.everything(self.num_taxa)
+        edges = edge_orders.chosen_edges(edge, self.taxa, len(self), self.num_edges)
         split = self.below[np.arange(len(self)), edges][:, None]
-        internal = self.below[:, self.num_taxa :]
-        # What lies between the first taxon and the new root is turned round.
-        above = ((split & ~internal) == 0).all(axis=-1) & (internal != split).any(axis=-1)
-        turned = np.where(above[..., None], everything & ~internal, internal)
-        root = np.broadcast_to(everything, split.shape)
-        far_side = everything & ~split
-        below = np.concatenate([turned, far_side, root], axis=1)
-        return Topologies.from_clades(self.taxa, below, rooted=True)
+        turned = clades.turned(self.below[:, self.num_taxa :], split, self.num_taxa)
+        root = np.broadcast_to(clades.everything(self.num_taxa), split.shape)
+        return Topologies.from_clades(self.taxa, np.concatenate([turned, root ^ split, root], axis=1), rooted=True)
 
     def __iter__(self) -> Iterator[Topologies]:
         return (self[place] for place in range(len(self)))
-
-
-def edges_of_trees(trees: Sequence[Tree], taxa: Sequence[str] | None = None) -> tuple[tuple[str, ...], clades.Bits]:
-    """Return the order of the taxa, and the taxa below every edge in each tree's order, `(trees, edges, words)`.
-
-    Raises
-    ------
-    TreeError
-        If there is no tree, or a tree has other taxa.
-    """
-    if not trees:
-        raise TreeError("There is no tree. Remedy: give at least one.")
-    given = "tree 0" if taxa is None else "taxa"
-    taxa = trees[0].taxa if taxa is None else tuple(taxa)
-    for place, tree in enumerate(trees):
-        check_same_taxa(taxa, tree.taxa, given, f"tree {place}")
-    number = {taxon: position for position, taxon in enumerate(taxa)}
-    tips = clades.single(len(taxa))[np.array([[number[taxon] for taxon in tree.taxa] for tree in trees])]
-    # The root has a third child, but no edge above it.
-    pairs = np.array([[below[:2] for below in tree.children] for tree in trees]).reshape(len(trees), -1, 2)
-    return taxa, clades.below(pairs, len(taxa), tips)[:, :-1]

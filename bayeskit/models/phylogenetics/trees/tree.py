@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bayeskit._torch import new_generator
 from bayeskit.errors import ConversionWarning, ShapeError, TreeError
-from bayeskit.models.phylogenetics.trees.newick import ParsedTree, parse_newick, quote, read_tree_texts
+from bayeskit.models.phylogenetics.trees.newick import ParsedTree, parse_newick, quote
+from bayeskit.models.phylogenetics.trees.polytomies import resolve_at_random
+from bayeskit.models.phylogenetics.trees.tree_texts import read_tree_texts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tree:
     """Unrooted binary tree over named taxa, with or without branch lengths.
 
@@ -25,7 +29,9 @@ class Tree:
 
     **Order of the edges.** Edge `i` joins node `i` to its parent. So edges `0 .. n-1` end in the
     tips, in the order of `taxa` (the order in which the names stand in the text, from left to
-    right), and edges `n .. 2n-4` are internal, in the order in which their parentheses close.
+    right), and edges `n .. 2n-4` are internal, in the order in which their parentheses close. This is the order of
+    `branch_lengths` and of what `TreeModel` takes. **`Topologies` have another order**, which `ForestLikelihood` and
+    `TreeSample.branch_lengths` use: see `Topologies.branch_lengths_of` and `Topologies.tree_edges`.
 
     Use `from_newick` or `from_file` to make one.
 
@@ -46,6 +52,8 @@ class Tree:
     (('A', 'B', 'C', 'D'), 5, ('A', 'B', 'C', 'D', 'A|B'))
     >>> tree.branch_lengths
     tensor([0.1000, 0.2000, 0.4000, 0.5000, 0.3000], dtype=torch.float64)
+    >>> tree
+    Tree(4 taxa, with branch lengths: ((A:0.1,B:0.2):0.3,C:0.4,D:0.5);)
     """
 
     taxa: tuple[str, ...]
@@ -53,7 +61,14 @@ class Tree:
     branch_lengths: Tensor | None = field(default=None)
 
     @classmethod
-    def from_newick(cls, text: str, translate: Mapping[str, str] | None = None) -> Tree:
+    def from_newick(
+        cls,
+        text: str,
+        translate: Mapping[str, str] | None = None,
+        *,
+        resolve: bool = False,
+        seed: int | torch.Generator = 0,
+    ) -> Tree:
         """Read a tree from Newick text.
 
         A root of degree two is dissolved: its two edges become one and their lengths add, because
@@ -66,6 +81,11 @@ class Tree:
             are kept.
         translate : mapping of str to str, optional
             Names that stand behind the labels of the text.
+        resolve : bool, default False
+            Whether to resolve nodes that join too many subtrees, every way equally likely, by edges of length zero;
+            refused otherwise.
+        seed : int or torch.Generator, default 0
+            Source of randomness for that.
 
         Returns
         -------
@@ -88,10 +108,19 @@ class Tree:
         >>> Tree.from_newick("(2,(3,4),1)", translate={"1": "A", "2": "B", "3": "C", "4": "D"}).taxa
         ('B', 'C', 'D', 'A')
         """
-        return _build(parse_newick(text), "Newick text", translate or {})
+        _check_text(text)
+        generator = new_generator(seed, stream="multifurcations") if resolve else None
+        return _build(parse_newick(text), "Newick text", translate or {}, generator)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], index: int | None = None) -> Tree:
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        index: int | None = None,
+        *,
+        resolve: bool = False,
+        seed: int | torch.Generator = 0,
+    ) -> Tree:
         """Read a tree from a Newick or NEXUS file.
 
         Parameters
@@ -100,6 +129,8 @@ class Tree:
             The file. Translate tables of NEXUS are applied.
         index : int, optional
             Which tree of the file, counted from 0. Needed only where the file holds several.
+        resolve, seed
+            As in `from_newick`.
 
         Returns
         -------
@@ -137,7 +168,13 @@ class Tree:
             )
         entry = texts[index or 0]
         parsed = parse_newick(entry.newick, entry.source, entry.line)
-        return _build(parsed, f"{entry.source}, line {entry.line}", entry.translate)
+        generator = new_generator(seed, stream="multifurcations") if resolve else None
+        return _build(parsed, f"{entry.source}, line {entry.line}", entry.translate, generator)
+
+    def __repr__(self) -> str:
+        lengths = "without" if self.branch_lengths is None else "with"
+        text = self.to_newick()
+        return f"Tree({self.num_taxa} taxa, {lengths} branch lengths: {text if len(text) <= 80 else text[:77] + '...'})"
 
     @property
     def num_taxa(self) -> int:
@@ -260,7 +297,8 @@ def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_n
         problems = [f"{side}: {_some(names)}" for side, names in sides if names]
         raise TreeError(
             f"The taxa of {name} and {other_name} differ; {'; '.join(problems)}. "
-            "Remedy: prune or rename so that both have the same taxa (letter case and underscores count)."
+            "Remedy: prune or rename so that both have the same taxa (letter case and underscores count; a FASTA name "
+            "ends at its first blank)."
         )
 
 
@@ -268,8 +306,18 @@ def _some(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree:
-    """Check a parsed description and number its nodes."""
+def _check_text(text: object) -> None:
+    """Refuse what is no text of a tree, such as the path of one."""
+    if not isinstance(text, str):
+        raise TreeError(f"text: {type(text).__name__} is no text. Remedy: of a path, use Tree.from_file.")
+    if "(" not in text and re.fullmatch(r"\S*[/\\]\S*|\S+\.[A-Za-z]\w*", text.strip()):
+        raise TreeError(f"Newick text: {text!r} is a path, not a tree. Remedy: read the file by Tree.from_file.")
+
+
+def _build(
+    parsed: ParsedTree, where: str, translate: Mapping[str, str], generator: torch.Generator | None = None
+) -> Tree:
+    """Check a parsed description and number its nodes; resolve multifurcations where there is a generator."""
     children = [list(below) for below in parsed.children]
     lengths = list(parsed.lengths)
     names = [tip_name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)]
@@ -277,6 +325,8 @@ def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree
     taxa = [names[node] for node in tips]
     check_taxa(taxa, where)
     has_lengths = check_lengths(parsed, names, where)
+    if generator is not None:
+        resolve_at_random(children, lengths, 0.0 if has_lengths else None, generator)
     root = 0
     if len(children[0]) == 2:
         root = _unroot(children, lengths, has_lengths, where)
@@ -285,7 +335,8 @@ def _build(parsed: ParsedTree, where: str, translate: Mapping[str, str]) -> Tree
         if below and len(below) != expected:
             raise TreeError(
                 f"{where}: the node above {describe_node(children, names, node)} joins {len(below)} subtrees, "
-                f"not {expected}; the tree is not binary. Remedy: resolve polytomies and one-child nodes."
+                f"not {expected}; the tree is not binary. Remedy: "
+                + ("pass resolve=True, which resolves it at random." if len(below) > expected else "remove the node.")
             )
     order: list[int] = []
     stack = [root]

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies
+from bayeskit.models.phylogenetics.branch_length_priors import log_prior_of_lengths
 from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologies
 from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
+from bayeskit.workflows.phylogenetics.defence import defended_draws, defended_log_prob
 from bayeskit.workflows.phylogenetics.variational.lengths import LengthFamily, Lengths
 from bayeskit.workflows.phylogenetics.variational.places import Places
 
@@ -33,9 +35,7 @@ class TreeTarget:
 
     def log_densities(self, topologies: Topologies, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return log prior and log likelihood `(topologies,)` of trees with branch lengths `(topologies, edges)`."""
-        log_prior = self.branch_length_prior.log_prob(lengths)
-        if not self.branch_length_prior.event_shape:
-            log_prior = log_prior.sum(-1)
+        log_prior = log_prior_of_lengths(self.branch_length_prior, lengths)
         log_likelihood = self.likelihood.log_likelihood(topologies, lengths)
         return log_prior - log_num_topologies(topologies.num_taxa), log_likelihood
 
@@ -117,6 +117,29 @@ class TreeFamily:
                 value = self.lengths.rsample(parameters[self.num_logits :], features, generator).value
             lengths = Lengths(value, self.lengths.log_prob(parameters[self.num_logits :], features, value))
         return DrawnTrees(topologies, lengths.value, log_topology, lengths.log_prob)
+
+    def draw_defended(self, parameters: Tensor, num_trees: int, generator: torch.Generator) -> DrawnTrees:
+        """Draw trees with a little of a heavy tail in every branch length, for importance sampling.
+
+        Parameters
+        ----------
+        parameters : Tensor
+        num_trees : int
+        generator : torch.Generator
+
+        Returns
+        -------
+        DrawnTrees
+            Whose densities are those of the mixture.
+        """
+        network, of_lengths = self.topologies(parameters), parameters[self.num_logits :]
+        topologies = network.sample(num_trees, seed=generator)
+        choices, features = self.places.look_up(topologies)
+        lengths = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, generator)
+        # Edges are independent, so that the density of one is that of a tree with no other.
+        alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
+        log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths)
+        return DrawnTrees(topologies, lengths, network.log_prob_of_choices(choices), log_lengths)
 
 
 #: Log prior and log likelihood of trees, given topologies and branch lengths.

@@ -23,7 +23,7 @@ class Lengths(NamedTuple):
 
 
 class LengthFamily(Protocol):
-    """A family of distributions of branch lengths, given the features of edges."""
+    """A family of distributions of branch lengths, given the features of edges; given these, edges are independent."""
 
     @property
     def with_pairs(self) -> bool:

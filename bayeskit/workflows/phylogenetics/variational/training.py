@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import LossError, SettingsError
+from bayeskit.inference.gradients.multi_sample import importance_weighted_estimate
 from bayeskit.inference.objectives import IWAE, ReweightedWakeSleep, Schedule
-from bayeskit.inference.objectives.importance_weighted import importance_weighted_estimate
 from bayeskit.inference.objectives.objective import log_mean_exp
 from bayeskit.inference.objectives.reweighted_wake_sleep import reweighted_estimate
 from bayeskit.inference.samplers.driver import Ending, Records
@@ -22,6 +22,8 @@ from bayeskit.workflows.phylogenetics.variational.family import LogDensities, Tr
 FIRST_DECAY, SECOND_DECAY, FLOOR = 0.9, 0.999, 1e-8
 #: Steps whose bounds the bar averages.
 _SHOWN = 200
+#: Stands for the log weight of a draw that the prior excludes.
+_IMPOSSIBLE = -1e6
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,9 @@ class Training:
         if isinstance(self.objective, ReweightedWakeSleep):
             value = reweighted_estimate(log_weight, log_guide, self.objective.wake_phi)
         else:
-            value = importance_weighted_estimate(log_weight, drawn.log_topology)
+            # A draw outside the support of the prior must not give others an infinite advantage.
+            possible = torch.where(log_weight.isneginf(), _IMPOSSIBLE, log_weight)
+            value = importance_weighted_estimate(possible, drawn.log_topology)
         return value, log_mean_exp((log_prior + log_likelihood - log_guide).detach())
 
     def advance(
