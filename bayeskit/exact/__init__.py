@@ -15,6 +15,8 @@ from bayeskit.exact.beta_binomial import beta_binomial, beta_binomial_model
 from bayeskit.exact.case import ExactCase
 from bayeskit.exact.eggbox import eggbox, eggbox_model
 from bayeskit.exact.eight_schools import eight_schools, eight_schools_centered_model, eight_schools_model
+from bayeskit.exact.enumerate_latents import enumerate_latents
+from bayeskit.exact.enumerated_posterior import EnumeratedPosterior, Marginal
 from bayeskit.exact.gaussian_shells import gaussian_shells, gaussian_shells_model
 from bayeskit.exact.linear_regression import linear_regression, linear_regression_model
 from bayeskit.exact.radiata_pine import radiata_pine, radiata_pine_model
@@ -31,7 +33,9 @@ from bayeskit.exact.three_taxon_tree import (
 __all__ = [
     "CASES",
     "PATTERN_CLASSES",
+    "EnumeratedPosterior",
     "ExactCase",
+    "Marginal",
     "beta_binomial",
     "beta_binomial_model",
     "count_site_patterns",
@@ -40,6 +44,7 @@ __all__ = [
     "eight_schools_model",
     "eggbox",
     "eggbox_model",
+    "enumerate_latents",
     "gaussian_shells",
     "gaussian_shells_model",
     "get",

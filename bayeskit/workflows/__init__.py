@@ -2,6 +2,7 @@
 
 from bayeskit.workflows.exam import Exam, ExamRow, run_exam
 from bayeskit.workflows.folder import evidence_in_folder, posterior_in_folder, save_netcdf
+from bayeskit.workflows.mixtures import TemperingBudget, compare_num_components, mixture_evidence, symmetrised_bridge
 from bayeskit.workflows.model_comparison import ModelComparison, compare_models
 from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
 
@@ -10,6 +11,10 @@ __all__ = [
     "ExamRow",
     "ModelComparison",
     "SBCResult",
+    "TemperingBudget",
+    "compare_num_components",
+    "mixture_evidence",
+    "symmetrised_bridge",
     "compare_models",
     "evidence_in_folder",
     "posterior_in_folder",

@@ -88,8 +88,8 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     proposal_ratio = (target.log_density(y) - proposal.log_prob(y)).to(torch.float64)  # (count,)
     proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
     effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
-    log_z, converged, iterations = _iterate(posterior_ratio, proposal_ratio, effective)
-    numerator, denominator = _terms(posterior_ratio, proposal_ratio, log_z, effective)
+    log_z, converged, iterations = iterate(posterior_ratio, proposal_ratio, effective)
+    numerator, denominator = terms(posterior_ratio, proposal_ratio, log_z, effective)
     variance = float(numerator.var() / numerator.mean().square()) / count
     variance += float((mean_error(denominator) / denominator.mean()).square())
 
@@ -123,7 +123,7 @@ def _fit(x: Tensor) -> torch.distributions.MultivariateNormal:
     return torch.distributions.MultivariateNormal(x.mean(0), scale_tril=factor, validate_args=False)
 
 
-def _terms(posterior: Tensor, proposal: Tensor, log_z: float, effective: float) -> tuple[Tensor, Tensor]:
+def terms(posterior: Tensor, proposal: Tensor, log_z: float, effective: float) -> tuple[Tensor, Tensor]:
     """Terms of numerator ``(count,)`` and denominator ``(chains, draws)``, both divided by the current estimate."""
     count = proposal.numel()
     log_s1 = math.log(effective / (effective + count))
@@ -134,10 +134,11 @@ def _terms(posterior: Tensor, proposal: Tensor, log_z: float, effective: float) 
     return numerator, denominator
 
 
-def _iterate(posterior: Tensor, proposal: Tensor, effective: float) -> tuple[float, bool, int]:
+def iterate(posterior: Tensor, proposal: Tensor, effective: float) -> tuple[float, bool, int]:
+    """Return the fixed point of the bridge, whether it was reached, and after how many iterations."""
     log_z = float(posterior.median())
     for iteration in range(1, MAX_ITERATIONS + 1):
-        numerator, denominator = _terms(posterior, proposal, log_z, effective)
+        numerator, denominator = terms(posterior, proposal, log_z, effective)
         change = float(numerator.mean().log() - denominator.mean().log())
         log_z += change
         if not math.isfinite(log_z):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -208,7 +209,8 @@ class Factorised(Space):
     def copies(self, shape: tuple[int, ...]) -> Factorised:
         """Return independent copies with logits of their own, which require a gradient: batch `(*shape, *batch)`."""
         logits = self._parameter.detach().expand(*shape, *self._parameter.shape).clone().requires_grad_(True)
-        copied = type(self.base)(logits=logits, validate_args=False)
+        kind: Any = type(self.base)
+        copied = kind(logits=logits, validate_args=False)
         events = len(self._event)
         return Factorised(Independent(copied, events, validate_args=False) if events else copied)
 

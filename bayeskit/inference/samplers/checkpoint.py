@@ -79,11 +79,11 @@ def load_checkpoint(
         or not {"settings", "iteration", "seconds"} <= facts.keys()
         or "generator" not in tensors
     ):
-        raise CheckpointError(f"{path} is not a checkpoint of this version of bayeskit; delete it to start anew")
+        raise CheckpointError(f"{path} is no checkpoint by this version of bayeskit; move it, or give another path")
     saved = facts["settings"]
     if saved.get("model") != settings["model"]:
         raise CheckpointError(
-            f"{path} is a checkpoint of another model or of other data; give another path or delete it"
+            f"{path} is a checkpoint of another model or of other data; give another path, or move it away"
         )
     for name in [*settings, *(extra for extra in saved if extra not in settings)]:
         if saved.get(name) != settings.get(name):

@@ -212,7 +212,7 @@ def _folder(checkpoint: str | Path, count: int) -> Path:
     if Path(checkpoint).is_file():
         raise CheckpointError(
             f"{checkpoint} is the checkpoint of a run without groups; runs in groups keep theirs in a folder, so give "
-            "another path or delete it"
+            "another path, or move it away"
         )
     folder = as_output_folder(checkpoint)
     names = (re.fullmatch(r"group-\d+-of-(\d+)", path.name) for path in folder.iterdir())

@@ -118,7 +118,7 @@ def read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str, 
     """
     tensors, facts = load_tensors(path)
     if facts.get("kind") != KIND or facts.get("version") != VERSION:
-        raise CheckpointError(f"{path} is no checkpoint of training by this version; give another path or delete it")
+        raise CheckpointError(f"{path} is no checkpoint of training by this version; use another path, or move it away")
     saved = facts["settings"]
     for name in dict.fromkeys([*settings, *saved]):
         if saved.get(name) == settings.get(name):
@@ -126,7 +126,7 @@ def read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str, 
         if name in ("model", "data"):
             raise CheckpointError(
                 f"{path} is a checkpoint of {'another model' if name == 'model' else 'other data'}; give another path "
-                "or delete it"
+                "or move it away"
             )
         raise CheckpointError(
             f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; resume "

@@ -1,0 +1,32 @@
+"""Finite mixtures of normal distributions, their labels and their pictures."""
+
+from bayeskit.models.discrete.mixtures.conjugate import (
+    exact_log_evidence,
+    log_joint_of_assignments,
+    sample_exact_posterior,
+)
+from bayeskit.models.discrete.mixtures.galaxies import galaxy_velocities
+from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
+from bayeskit.models.discrete.mixtures.labels import Labels
+from bayeskit.models.discrete.mixtures.ordered_sample import OrderedSample
+from bayeskit.models.discrete.mixtures.plots import plot_num_components, plot_predictive, predictive_density
+from bayeskit.models.discrete.mixtures.priors import MixturePrior
+from bayeskit.models.discrete.mixtures.relabelling import aligned, relabel
+from bayeskit.models.discrete.mixtures.unknown_size import UnknownSizeMixture
+
+__all__ = [
+    "GaussianMixture",
+    "Labels",
+    "MixturePrior",
+    "OrderedSample",
+    "UnknownSizeMixture",
+    "aligned",
+    "exact_log_evidence",
+    "galaxy_velocities",
+    "log_joint_of_assignments",
+    "plot_num_components",
+    "plot_predictive",
+    "predictive_density",
+    "relabel",
+    "sample_exact_posterior",
+]

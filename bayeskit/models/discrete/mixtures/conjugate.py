@@ -1,0 +1,180 @@
+"""The evidence of a small mixture with conjugate priors, by listing every assignment."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit._settings import whole_number
+from bayeskit._torch import global_stream, new_generator
+from bayeskit.errors import SettingsError
+from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
+
+MAX_ASSIGNMENTS = 1 << 20
+BATCH = 1 << 14
+
+
+def exact_log_evidence(mixture: GaussianMixture) -> float:
+    """Compute the log evidence of a mixture under the conjugate prior, by listing all ``K^n`` assignments.
+
+    Given an assignment, weights, means and precisions integrate out: Dirichlet-multinomial times one normal-gamma
+    marginal a component and dimension.
+
+    Parameters
+    ----------
+    mixture : GaussianMixture
+        With a prior from :meth:`MixturePrior.conjugate`, diagonal covariance, and scales of their own.
+
+    Returns
+    -------
+    float
+        In nats.
+
+    Raises
+    ------
+    SettingsError
+        If the prior is not conjugate, or there are more than about a million assignments.
+
+    References
+    ----------
+    Bernardo, J. M., Smith, A. F. M. (1994). Bayesian Theory, section 5.2 and appendix A. Wiley.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, exact_log_evidence
+    >>> y = torch.tensor([-1.0, -0.8, 2.0, 2.3], dtype=torch.float64)
+    >>> one, two = (GaussianMixture(y, k, MixturePrior.conjugate(0.0, 0.2, 2.0, 0.5)) for k in (1, 2))
+    >>> round(exact_log_evidence(one), 6), round(exact_log_evidence(two), 6)
+    (-11.40327, -8.32227)
+    """
+    return float(_log_joint_of_all(mixture).logsumexp(0))
+
+
+def sample_exact_posterior(
+    mixture: GaussianMixture, num_draws: int, seed: int | torch.Generator = 0
+) -> dict[str, Tensor]:
+    """Draw independently from the posterior, exactly: an assignment, then the parameters given it.
+
+    Parameters
+    ----------
+    mixture : GaussianMixture
+        As in :func:`exact_log_evidence`.
+    num_draws : int
+    seed : int or torch.Generator, default 0
+
+    Returns
+    -------
+    dict of Tensor
+        The sites of the mixture, ``{site: (num_draws, *shape)}``, and ``"assignment"``, ``(num_draws, n)``.
+
+    Raises
+    ------
+    SettingsError
+        As :func:`exact_log_evidence`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, sample_exact_posterior
+    >>> y = torch.tensor([-1.0, -0.8, 2.0, 2.3], dtype=torch.float64)
+    >>> mixture = GaussianMixture(y, 2, MixturePrior.conjugate(0.0, 0.2, 2.0, 0.5))
+    >>> {name: tuple(value.shape) for name, value in sample_exact_posterior(mixture, 7).items()}
+    {'assignment': (7, 4), 'precision': (7, 2), 'mean': (7, 2), 'share': (7, 2)}
+    """
+    prior, count = mixture.prior, mixture.num_components
+    weight = _log_joint_of_all(mixture).softmax(0)
+    generator = new_generator(seed, weight.device, stream="exact posterior of a mixture")
+    with global_stream(generator):
+        number = torch.multinomial(weight, whole_number("num_draws", num_draws, 1), replacement=True)
+        assignments = _assignments(mixture, number)
+        update = _update(mixture, assignments)
+        precision = torch.distributions.Gamma(update.shape.expand_as(update.rate), update.rate).sample()
+        mean = update.location + torch.randn_like(precision) * (update.relative_precision * precision).rsqrt()
+        # The sum of the gamma variables tells nothing of the weights, so it keeps its prior.
+        shares = torch.distributions.Dirichlet(prior.concentration + update.size).sample()
+        total = torch.distributions.Gamma(torch.full_like(shares[:, :1], count * prior.concentration), 1.0).sample()
+    if mixture.y.dim() == 1:
+        precision, mean = precision.squeeze(-1), mean.squeeze(-1)
+    values = {"assignment": assignments, "precision": precision, "mean": mean}
+    return values | ({"share": shares * total} if count > 1 else {})
+
+
+def _log_joint_of_all(mixture: GaussianMixture) -> Tensor:
+    """Return the log joint probability of every assignment and the data, ``(K^n,)``."""
+    prior, count, n = mixture.prior, mixture.num_components, len(mixture.y)
+    conjugate = prior.relative_precision is not None and prior.rate is not None
+    if not conjugate or mixture.equal_scales or mixture.correlated:
+        raise SettingsError("assignments are listed under MixturePrior.conjugate with diagonal, unequal covariances")
+    total = count**n
+    if total > MAX_ASSIGNMENTS:
+        raise SettingsError(
+            f"{n} observations in {count} components have {total} assignments, and no more than {MAX_ASSIGNMENTS} are "
+            "listed; use fewer observations"
+        )
+    numbers = torch.arange(total, device=mixture.y.device).split(BATCH)
+    return torch.cat([log_joint_of_assignments(mixture, _assignments(mixture, number)) for number in numbers])
+
+
+def _assignments(mixture: GaussianMixture, number: Tensor) -> Tensor:
+    """Return the assignments of these numbers, ``(m,) -> (m, n)``."""
+    place = mixture.num_components ** torch.arange(len(mixture.y), device=number.device)
+    return number.unsqueeze(-1) // place % mixture.num_components
+
+
+class _Update(NamedTuple):
+    """The normal-gamma posterior of every component and dimension given an assignment."""
+
+    size: Tensor  # (*batch, K)
+    location: Tensor  # (*batch, K, D)
+    relative_precision: Tensor  # (*batch, K, 1)
+    shape: Tensor  # (*batch, K, 1)
+    rate: Tensor  # (*batch, K, D)
+
+
+def _update(mixture: GaussianMixture, assignments: Tensor) -> _Update:
+    prior, y = mixture.prior, mixture.y.double().reshape(len(mixture.y), -1)
+    assert prior.relative_precision is not None and prior.rate is not None
+    b0, n0 = prior.location.to(y), prior.relative_precision
+    chosen = torch.nn.functional.one_hot(assignments, mixture.num_components).to(y)  # (*batch, n, K)
+    size = chosen.sum(-2)
+    n = size.unsqueeze(-1)
+    first = chosen.mT @ (y - b0)  # (*batch, K, D), about the prior mean
+    second = chosen.mT @ (y - b0).square()
+    rate = prior.rate.to(y) + 0.5 * (second - first.square() / (n0 + n))
+    return _Update(size, b0 + first / (n0 + n), n0 + n, prior.shape + n / 2, rate)
+
+
+def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> Tensor:
+    """Return the log probability of assignments and data, with all parameters integrated out.
+
+    Parameters
+    ----------
+    mixture : GaussianMixture
+        As above.
+    assignments : Tensor
+        From 0 to ``K - 1``, shape ``(*batch, n)``.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(*batch)``.
+    """
+    prior, count = mixture.prior, mixture.num_components
+    assert prior.relative_precision is not None and prior.rate is not None
+    c0, e0, rate = prior.shape, prior.concentration, prior.rate.to(mixture.y.device)
+    update = _update(mixture, assignments)
+    log_marginal = (
+        0.5 * (math.log(prior.relative_precision) - update.relative_precision.log())
+        - 0.5 * update.size.unsqueeze(-1) * math.log(2 * math.pi)
+        + c0 * rate.log()
+        - math.lgamma(c0)
+        + update.shape.lgamma()
+        - update.shape * update.rate.log()
+    )
+    log_prior = (e0 + update.size).lgamma().sum(-1) - count * math.lgamma(e0)
+    log_prior = log_prior + math.lgamma(count * e0) - math.lgamma(count * e0 + len(mixture.y))
+    return log_prior + log_marginal.sum((-1, -2))

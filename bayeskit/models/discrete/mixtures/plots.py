@@ -1,0 +1,149 @@
+"""Pictures of a mixture: what it predicts, and how many components it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bayeskit._settings import real_number, whole_number
+from bayeskit.errors import SettingsError
+from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARGIN = 0.1
+
+
+def predictive_density(
+    mixture: GaussianMixture, values: Mapping[str, Tensor], x: Tensor, level: float = 0.9
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the posterior predictive density at points, and a pointwise band of the density itself.
+
+    Parameters
+    ----------
+    mixture : GaussianMixture
+    values : mapping of str to Tensor
+        Posterior draws of its sites, ``{site: (*batch, *shape)}``.
+    x : Tensor
+        Points like the data, shape ``(m,)`` or ``(m, D)``.
+    level : float in (0, 1), default 0.9
+        Posterior probability of the equal-tailed band at each point.
+
+    Returns
+    -------
+    mean, low, high : Tensor
+        Shape ``(m,)`` each.
+    """
+    level = real_number("level", level, between=(0, 1))
+    density = mixture.log_density(values, x).exp().reshape(-1, len(x))
+    low, high = density.quantile(density.new_tensor([(1 - level) / 2, (1 + level) / 2]), 0)
+    return density.mean(0), low, high
+
+
+def plot_predictive(
+    mixture: GaussianMixture,
+    values: Mapping[str, Tensor],
+    ax: Axes | None = None,
+    *,
+    level: float = 0.9,
+    num_bins: int = 40,
+    num_points: int = 400,
+) -> Axes:
+    """Plot the predictive density with its pointwise band over the histogram of the data.
+
+    Parameters
+    ----------
+    mixture : GaussianMixture
+        Of one column of data.
+    values : mapping of str to Tensor
+        Posterior draws of its sites; labels may switch among them.
+    ax : Axes, optional
+        Where to draw; by default new axes of ``pyplot``.
+    level : float, default 0.9
+    num_bins, num_points : int, default 40 and 400
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    SettingsError
+        If the data have several columns.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, galaxy_velocities, plot_predictive
+    >>> mixture = GaussianMixture(galaxy_velocities(), num_components=3)
+    >>> target = bk.Target.from_pyro(mixture)
+    >>> values = target.constrain(target.sample_prior(50))
+    >>> plot_predictive(mixture, values, Figure().subplots()).get_ylabel()
+    'density'
+    """
+    from bayeskit._plots import BLUE, GREY
+
+    if mixture.y.dim() == 2:
+        raise SettingsError("the density of several columns has no curve; use predictive_density and contours")
+    ax = _axes(ax)
+    y = mixture.y
+    margin = MARGIN * (y.max() - y.min())
+    points = whole_number("num_points", num_points, 2)
+    x = torch.linspace(float(y.min() - margin), float(y.max() + margin), points, dtype=y.dtype, device=y.device)
+    mean, low, high = (t.cpu().numpy() for t in predictive_density(mixture, values, x, level))
+    bins = whole_number("num_bins", num_bins, 1)
+    ax.hist(y.cpu().numpy(), bins=bins, density=True, color=GREY, alpha=0.3, label="data")
+    ax.fill_between(x.cpu().numpy(), low, high, color=BLUE, alpha=0.25, linewidth=0, label=f"{level:.0%} band")
+    ax.plot(x.cpu().numpy(), mean, color=BLUE, label=f"predictive, K = {mixture.num_components}")
+    ax.set_xlabel("y")
+    ax.set_ylabel("density")
+    ax.set_ylim(bottom=0)
+    ax.legend(frameon=False)
+    return ax
+
+
+def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Axes | None = None) -> Axes:
+    """Plot the posterior of the number of components, with standard errors of its estimate.
+
+    Parameters
+    ----------
+    probabilities : mapping of int to (float, float)
+        Probability and standard error of each number of components.
+    ax : Axes, optional
+        Where to draw; by default new axes of ``pyplot``.
+
+    Returns
+    -------
+    Axes
+
+    Examples
+    --------
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.discrete.mixtures import plot_num_components
+    >>> plot_num_components({1: (0.1, 0.01), 2: (0.9, 0.01)}, Figure().subplots()).get_xlabel()
+    'number of components'
+    """
+    from bayeskit._plots import BLUE, GREY
+
+    ax = _axes(ax)
+    sizes = list(probabilities)
+    heights, errors = zip(*probabilities.values(), strict=True)
+    ax.bar(sizes, heights, yerr=errors, color=BLUE, alpha=0.8, ecolor=GREY, capsize=3)
+    ax.set_xticks(sizes)
+    ax.set_ylim(0, min(1.0, 1.15 * max(heights)))
+    ax.set_xlabel("number of components")
+    ax.set_ylabel("posterior probability")
+    return ax
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")[1]

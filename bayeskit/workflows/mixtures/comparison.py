@@ -1,0 +1,106 @@
+"""How many components: by the evidence of each number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bayeskit._settings import whole_number
+from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence import Evidence
+from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior
+from bayeskit.models.discrete.mixtures.gaussian_mixture import Covariance
+from bayeskit.target import Target
+from bayeskit.workflows.mixtures.evidence import mixture_evidence
+from bayeskit.workflows.model_comparison import ModelComparison
+
+
+@dataclass(frozen=True)
+class TemperingBudget:
+    """What each number of components may spend; see :func:`~bayeskit.inference.samplers.sample_smc`."""
+
+    num_particles: int = 64
+    num_replicates: int = 32
+    ess_threshold: float = 0.9
+
+
+def compare_num_components(
+    y: Tensor,
+    num_components: Sequence[int] = range(1, 7),
+    prior: MixturePrior | None = None,
+    *,
+    covariance: Covariance = "diagonal",
+    equal_scales: bool = False,
+    prior_probabilities: Mapping[int, float] | None = None,
+    budget: TemperingBudget | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> ModelComparison:
+    """Estimate the evidence of each number of components, and turn it into their posterior.
+
+    Parameters
+    ----------
+    y : Tensor
+        Observations, shape ``(n,)`` or ``(n, D)``.
+    num_components : sequence of int, default 1 to 6
+        At least two.
+    prior : MixturePrior, optional
+        Of all models; by default Richardson and Green's.
+    covariance, equal_scales
+        Of :class:`~bayeskit.models.discrete.mixtures.GaussianMixture`.
+    prior_probabilities : mapping of int to float, optional
+        Of each number, adding up to one after scaling; by default equal.
+    budget : TemperingBudget, optional
+    seed : int, default 0
+    progress : bool, default True
+
+    Returns
+    -------
+    ModelComparison
+        The models are called ``"1"``, ``"2"`` and so on.
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than two numbers, one is given twice, or ``prior_probabilities`` are of others.
+
+    References
+    ----------
+    Richardson, S., Green, P. J. (1997). On Bayesian analysis of mixtures with an unknown number of components. Journal
+    of the Royal Statistical Society B 59, 731-792.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, exact_log_evidence
+    >>> from bayeskit.workflows.mixtures import TemperingBudget, compare_num_components
+    >>> y = torch.tensor([-2.1, -1.9, -1.4, 1.6, 2.0, 2.5], dtype=torch.float64)
+    >>> prior = MixturePrior.conjugate(0.0, 0.1, 3.0, 0.5)
+    >>> comparison = compare_num_components(y, [1, 2], prior, budget=TemperingBudget(48, 10, 0.7), progress=False)
+    >>> exact = [exact_log_evidence(GaussianMixture(y, k, prior)) for k in (1, 2)]
+    >>> factor, error = comparison.log_bayes_factor("2", "1")
+    >>> comparison.best, abs(factor - (exact[1] - exact[0])) < 4 * error
+    ('2', True)
+    """
+    sizes = [whole_number("num_components", size, 1) for size in num_components]
+    if len(sizes) < 2 or len(set(sizes)) < len(sizes):
+        raise SettingsError(f"give at least two numbers of components, each once, not {sizes}")
+    weights = dict.fromkeys(sizes, 1.0) if prior_probabilities is None else dict(prior_probabilities)
+    if weights.keys() != set(sizes) or min(weights.values()) < 0 or not sum(weights.values()) > 0:
+        raise SettingsError(f"prior_probabilities must give each of {sizes} a nonnegative number, not {weights}")
+    budget = budget or TemperingBudget()
+    prior = MixturePrior.richardson_green(y) if prior is None else prior
+    results: dict[str, Evidence] = {}
+    for size in sizes:
+        mixture = GaussianMixture(y, size, prior, covariance=covariance, equal_scales=equal_scales)
+        results[str(size)] = mixture_evidence(
+            Target.from_pyro(mixture), mixture.exchangeable, **vars(budget), seed=seed, progress=progress
+        )
+    total = sum(weights.values())
+    return ModelComparison(
+        results,
+        {str(k): weights[k] / total for k in sizes},
+        {"method": "mixture_evidence", "seed": seed} | vars(budget),
+    )

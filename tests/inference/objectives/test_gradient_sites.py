@@ -1,0 +1,300 @@
+"""Sites of a guide that name their gradient estimator, against full enumeration of the same guide."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from bayeskit._torch import global_stream, new_generator
+from bayeskit.errors import GuideError
+from bayeskit.inference.gradients import (
+    DisARM,
+    Enumeration,
+    LeaveOneOut,
+    MovingAverage,
+    RaoBlackwell,
+    ScoreFunction,
+    UnorderedSet,
+)
+from bayeskit.inference.gradients.rebar import REBAR
+from bayeskit.inference.gradients.relax import RELAX
+from bayeskit.inference.gradients.relaxed import GumbelSoftmax, StraightThrough
+from bayeskit.inference.gradients.score_function import ControlVariate
+from bayeskit.inference.gradients.vimco import VIMCO
+from bayeskit.inference.objectives import ELBO, IWAE, drawing
+
+REPLICATES = 20_000
+DTYPE = torch.float64
+DATA = torch.tensor([1.0, -2.0, 0.3], dtype=DTYPE)
+PRIOR = torch.tensor([0.0, 0.5, -1.0], dtype=DTYPE)
+LOCATIONS = torch.tensor([-1.5, 0.0, 3.0], dtype=DTYPE)
+CHANCES = torch.tensor([0.2, 0.5, 0.9], dtype=DTYPE)
+LOGITS = torch.tensor([[0.1, 0.2, 0.3], [0.0, -1.0, 1.0], [2.0, 0.1, 0.4]], dtype=DTYPE)
+SLOPES = torch.tensor([[0.3, -0.4, 1.0]], dtype=DTYPE)
+PARALLEL = {"enumerate": "parallel"}
+
+
+def by(estimator):
+    return {"gradient": estimator}
+
+
+def constant(values: Tensor) -> Tensor:
+    return values.new_tensor(-2.0)
+
+
+def nested(first, second, *, num_particles=1, size=3, replicates=REPLICATES, seed=0, objective=ELBO):
+    """Return the loss a replicate and each replicate's gradient, `(replicates, 13)`.
+
+    A continuous w outside of the data's plate, a category z for each datum, and a bit y given both.
+    """
+    location = torch.full((replicates, 1), 0.2, dtype=DTYPE, requires_grad=True)
+    logits = LOGITS.expand(replicates, 3, 3).clone().requires_grad_()
+    slopes = SLOPES.expand(replicates, 1, 3).clone().requires_grad_()
+
+    def plates():
+        return (
+            pyro.plate("replicates", replicates, dim=-2),
+            pyro.plate("data", size, subsample=torch.arange(3), dim=-1),
+        )
+
+    def model():
+        outer, inner = plates()
+        with outer:
+            w = pyro.sample("w", dist.Normal(DATA.new_zeros(()), 1.0))
+            with inner:
+                z = pyro.sample("z", dist.OneHotCategorical(logits=PRIOR))
+                y = pyro.sample("y", dist.Bernoulli(z @ CHANCES))
+                pyro.sample("x", dist.Normal(z @ LOCATIONS + w + y, 1.0), obs=DATA)
+
+    def guide():
+        outer, inner = plates()
+        with outer:
+            w = pyro.sample("w", dist.Normal(location, 0.1))
+            with inner:
+                z = pyro.sample("z", dist.OneHotCategorical(logits=logits), infer=first)
+                pyro.sample("y", dist.Bernoulli(logits=(slopes * z).sum(-1) + w), infer=second)
+
+    with global_stream(new_generator(seed, stream="gradient sites")):
+        loss = objective(num_particles=num_particles).differentiable_loss(model, guide)
+    found = torch.autograd.grad(loss, [location, logits, slopes])
+    return float(loss.detach()) / replicates, torch.cat([g.reshape(replicates, -1) for g in found], -1)
+
+
+@pytest.fixture(scope="module")
+def enumerated():
+    """Loss and gradients with both discrete sites summed over, for plates of 3 and of 12 data."""
+    return {size: nested(PARALLEL, PARALLEL, size=size, seed=1) for size in (3, 12)}
+
+
+def largest_z(found, exact):
+    error = (found.var(0) / len(found) + exact.var(0) / len(exact)).sqrt()
+    return float(((found.mean(0) - exact.mean(0)) / error).abs().max())
+
+
+PAIRS = [
+    (by(REBAR()), by(REBAR(1.0, 0.5))),
+    (by(REBAR()), PARALLEL),
+    (PARALLEL, by(REBAR(0.3))),
+    (by(UnorderedSet(2)), by(REBAR())),
+    (by(REBAR(num_samples=2)), by(DisARM())),
+    (by(RaoBlackwell(1)), by(LeaveOneOut(2))),
+    (by(ScoreFunction()), by(ScoreFunction(2))),
+    (by(ScoreFunction(1, constant)), by(ScoreFunction(2, constant))),
+    (by(LeaveOneOut(2)), by(ScoreFunction(1, constant))),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_two_sites_one_given_the_other(first, second, enumerated, limit):
+    _, found = nested(first, second)
+    assert largest_z(found, enumerated[3][1]) < limit(13)
+
+
+@pytest.mark.parametrize(("first", "second"), [PAIRS[0], PAIRS[3], PAIRS[7]])
+def test_several_particles_and_a_subsampled_plate(first, second, enumerated, limit):
+    _, found = nested(first, second, num_particles=3, size=12, replicates=6000)
+    assert largest_z(found, enumerated[12][1]) < limit(13)
+
+
+def test_all_points_are_the_same_as_enumeration(enumerated):
+    loss, found = nested(by(Enumeration()), by(Enumeration()), seed=1)
+    assert abs(loss - enumerated[3][0]) < 1e-10 * abs(loss)
+    assert torch.allclose(found, enumerated[3][1], atol=1e-10, rtol=0)
+
+
+def test_a_density_that_ignores_where_a_point_lies_is_noticed(monkeypatch, enumerated, limit):
+    def rounded(name, fn, value):
+        if fn.event_shape:
+            value = torch.nn.functional.one_hot(value.argmax(-1), 3).to(value.dtype)
+        return fn.log_prob(value.round())
+
+    monkeypatch.setattr(drawing, "relaxed_log_density", rounded)
+    _, found = nested(by(REBAR()), by(REBAR()))
+    assert largest_z(found, enumerated[3][1]) > limit(13)
+
+
+def test_a_baseline_that_sees_its_own_draw_is_noticed(enumerated, limit):
+    _, found = nested(by(ScoreFunction(1, lambda values: values.mean(0))), PARALLEL)
+    assert largest_z(found, enumerated[3][1]) > limit(13)
+
+
+def test_a_good_baseline_lowers_the_variance():
+    baseline = MovingAverage(0.5)
+    first = by(ScoreFunction(1, baseline))
+    without = nested(by(ScoreFunction()), PARALLEL, seed=2)[1]
+    untaught = nested(first, PARALLEL, seed=2)[1]
+    assert torch.allclose(untaught, without, atol=1e-10, rtol=0), "the first mean is zero"
+    taught = nested(first, PARALLEL, seed=2)[1]
+    assert float(taught.var(0).sum()) < 0.8 * float(without.var(0).sum())
+
+
+# One site: a row of bits or a category, a likelihood that is not linear in it.
+def bits_prior():
+    return dist.Bernoulli(logits=PRIOR).to_event(1)
+
+
+def bits_guide(logits):
+    return dist.Bernoulli(logits=logits).to_event(1)
+
+
+def category_prior():
+    return dist.OneHotCategorical(logits=PRIOR)
+
+
+def category_guide(logits):
+    return dist.OneHotCategorical(logits=logits)
+
+
+def likelihood(z):
+    return dist.Normal(((z * LOCATIONS).sum(-1) - 0.5).square(), 2.0)
+
+
+def single(prior, guide_of, estimator, logits, *, objective=None, subsampled=1):
+    def model():
+        with pyro.plate("data", 3 * subsampled, subsample=torch.arange(3)):
+            z = pyro.sample("z", prior())
+            pyro.sample("x", likelihood(z), obs=DATA)
+
+    def guide():
+        with pyro.plate("data", 3 * subsampled, subsample=torch.arange(3)):
+            pyro.sample("z", guide_of(logits), infer=by(estimator))
+
+    with global_stream(new_generator(5, stream="gradient sites")):
+        return (objective or ELBO()).differentiable_loss(model, guide)
+
+
+def linear_density(distribution, z):
+    """Log density with the value where the corner would be."""
+    base = distribution.base_dist if hasattr(distribution, "base_dist") else distribution
+    if isinstance(base, dist.OneHotCategorical):
+        return (z * base.logits.log_softmax(-1)).sum(-1)
+    return (z * base.probs.log() + (1 - z) * (1 - base.probs).log()).sum(-1)
+
+
+RELAXED = [
+    GumbelSoftmax(0.5),
+    GumbelSoftmax(1.0, 3, hard=True),
+    StraightThrough(2),
+    REBAR(0.5, 0.8),
+    ScoreFunction(3, constant),
+]
+
+
+@pytest.mark.parametrize("estimator", RELAXED, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(("prior", "guide_of"), [(bits_prior, bits_guide), (category_prior, category_guide)])
+@pytest.mark.parametrize("subsampled", [1, 4])
+def test_one_site_is_the_surrogate_of_its_cost(prior, guide_of, estimator, subsampled):
+    logits, again = (LOGITS.clone().requires_grad_() for _ in range(2))
+    loss = single(prior, guide_of, estimator, logits, subsampled=subsampled)
+
+    def cost(z):
+        joint = linear_density(prior(), z) + likelihood(z).log_prob(DATA)
+        return joint - linear_density(guide_of(again), z)
+
+    with global_stream(new_generator(5, stream="gradient sites")):
+        by_hand = -subsampled * estimator.surrogate(guide_of(again), cost).sum()
+    assert abs(float(loss.detach() - by_hand.detach())) < 1e-10
+    ours, theirs = torch.autograd.grad(loss, logits)[0], torch.autograd.grad(by_hand, again)[0]
+    assert torch.allclose(ours, theirs, atol=1e-10, rtol=0)
+
+
+def pair_of(prior, posterior, infer):
+    def model():
+        z = pyro.sample("z", prior)
+        pyro.sample("x", dist.Normal(z.to(DTYPE).sum(), 1.0), obs=DATA[0])
+
+    def guide():
+        pyro.sample("z", posterior, infer=infer)
+
+    return model, guide
+
+
+def test_other_objectives_say_what_to_use():
+    model, guide = pair_of(dist.Bernoulli(DATA.new_tensor(0.3)), dist.Bernoulli(DATA.new_tensor(0.4)), by(REBAR()))
+    with pytest.raises(GuideError, match="'z'.*ELBO"):
+        IWAE(2).loss(model, guide)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [VIMCO(2), RELAX(lambda z: z), ControlVariate(lambda z: z, lambda q: q.probs)],
+    ids=lambda e: type(e).__name__,
+)
+def test_estimators_that_are_more_than_weighted_points_are_refused(estimator):
+    model, guide = pair_of(dist.Bernoulli(DATA.new_tensor(0.3)), dist.Bernoulli(DATA.new_tensor(0.4)), by(estimator))
+    with pytest.raises(GuideError, match=rf"'z'.*{type(estimator).__name__}.*LeaveOneOut"):
+        ELBO().loss(model, guide)
+
+
+@pytest.mark.parametrize(
+    ("prior", "posterior", "estimator", "message"),
+    [
+        (dist.Categorical(PRIOR.softmax(-1)), dist.Categorical(PRIOR.softmax(-1)), REBAR(), "OneHotCategorical"),
+        (dist.Binomial(1, DATA.new_tensor(0.3)), dist.Bernoulli(DATA.new_tensor(0.3)), GumbelSoftmax(), "Binomial"),
+        (dist.Normal(DATA[0], 1.0), dist.Normal(DATA[0], 1.0), REBAR(), "discrete"),
+        (dist.Bernoulli(DATA.new_tensor(0.3)), dist.Bernoulli(DATA.new_tensor(0.3)), REBAR, "estimator"),
+    ],
+    ids=["Categorical", "Binomial", "Normal", "class"],
+)
+def test_sites_that_do_not_fit_are_refused(prior, posterior, estimator, message):
+    model, guide = pair_of(prior, posterior, by(estimator))
+    with pytest.raises(GuideError, match=f"'z'.*{message}"):
+        ELBO(max_plate_nesting=0).loss(model, guide)
+
+
+def test_a_mark_in_the_model_alone_is_no_guide():
+    def model():
+        pyro.sample("z", dist.Bernoulli(DATA.new_tensor(0.3)), infer=by(UnorderedSet(1)))
+
+    with pytest.raises(GuideError, match="no site for the latent site 'z'"):
+        ELBO().loss(model, lambda: None)
+
+
+def test_markov_chains_are_refused():
+    def model():
+        for t in pyro.markov(range(2)):
+            pyro.sample(f"z{t}", dist.Bernoulli(DATA.new_tensor(0.3)))
+
+    def guide():
+        for t in pyro.markov(range(2)):
+            pyro.sample(f"z{t}", dist.Bernoulli(DATA.new_tensor(0.4)), infer=by(REBAR()))
+
+    with pytest.raises(GuideError, match="z0.*markov"):
+        ELBO().loss(model, guide)
+
+
+def test_a_baseline_does_not_learn_twice_from_a_chunk():
+    objective = ELBO(num_particles=4, chunk_size=2)
+    logits = LOGITS.clone().requires_grad_()
+    with pytest.raises(GuideError, match="chunk_size.*LeaveOneOut"):
+        single(bits_prior, bits_guide, ScoreFunction(1, MovingAverage()), logits, objective=objective)
+    loss = single(bits_prior, bits_guide, LeaveOneOut(2), logits, objective=objective)
+    assert bool(torch.autograd.grad(loss, logits)[0].isfinite().all())
+
+
+def test_a_baseline_learns_in_training_alone():
+    baseline = MovingAverage()
+    with torch.no_grad():
+        single(bits_prior, bits_guide, ScoreFunction(1, baseline), LOGITS.clone())
+    assert baseline.mean is None
