@@ -26,15 +26,21 @@ def test_the_training_example_runs(capsys):
     assert re.match(r"Fit\(20 epochs, 280 steps, loss .* mean log likelihood -2\d", capsys.readouterr().out)
 
 
-def test_the_example_of_a_loss_runs(capsys):
+def test_the_example_of_discrete_gradients_runs(capsys):
     scope = {}
     exec(BLOCKS[2], scope)
+    assert scope["gradient"].shape == (5,) and "UnorderedSet(k=4)" in capsys.readouterr().out
+
+
+def test_the_example_of_a_loss_runs(capsys):
+    scope = {}
+    exec(BLOCKS[3], scope)
     assert 0.05 < scope["weight"] < 0.5 and "Draws" in capsys.readouterr().out
 
 
 def test_the_example_of_a_wide_network_runs(capsys):
     scope = {}
-    exec(BLOCKS[3], scope)
+    exec(BLOCKS[4], scope)
     kernels = scope["kernel"].both(scope["x"])
     assert kernels.nngp.shape == kernels.ntk.shape == (8, 8)
     printed = capsys.readouterr().out
@@ -43,8 +49,8 @@ def test_the_example_of_a_wide_network_runs(capsys):
 
 def test_the_example_of_trees_runs(capsys):
     scope = {}
-    exec(BLOCKS[4], scope)
-    assert len(BLOCKS) == 5
+    exec(BLOCKS[5], scope)
+    assert len(BLOCKS) == 6
     best = scope["found"].to_pandas().iloc[0]
     assert "(Homo_sapiens,Pan)" in best["newick"] and best["posterior_probability"] > 0.99
     assert best["newick"] in capsys.readouterr().out

@@ -1,1 +1,7 @@
-"""Models with discrete latent variables."""
+"""Models with discrete latent variables, each beside its exact twin.
+
+Every kind has a room of its own, from which its names come: :mod:`~bayeskit.models.discrete.sequences` (segmentations,
+hidden Markov models, change points), :mod:`~bayeskit.models.discrete.mixtures`,
+:mod:`~bayeskit.models.discrete.genotypes`, :mod:`~bayeskit.models.discrete.ising`,
+:mod:`~bayeskit.models.discrete.block_model` and :mod:`~bayeskit.models.discrete.permutations`.
+"""

@@ -1,0 +1,159 @@
+"""Noisy matching: observations of known centres in unknown order."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from bayeskit._settings import real_number, whole_number
+from bayeskit._torch import new_generator
+from bayeskit.errors import DataError, ShapeError
+from bayeskit.models.discrete.permutations.gibbs import GibbsPermutation
+from bayeskit.models.discrete.permutations.relaxations import Relaxation
+
+
+class NoisyMatching:
+    r"""Observations :math:`y_i = c_{\pi_i} + \sigma \epsilon_i` of ``n`` known centres, in a uniform order :math:`\pi`.
+
+    The posterior is a :class:`GibbsPermutation` with the log densities of pairs as log weights, so that everything is
+    exact up to 20 centres, and the most probable matching for any number. For more, :meth:`relaxed_model` takes a
+    matrix near a permutation in place of it, and is fitted with a relaxation as its guide:
+
+    >>> import pyro, torch
+    >>> from bayeskit.models.discrete.permutations import GumbelSinkhornRelaxation, NoisyMatching
+    >>> matching, permutation = NoisyMatching.simulate(4, scale=0.1, seed=0)
+    >>> relaxation = GumbelSinkhornRelaxation((4,), temperature=0.5)
+    >>> svi = pyro.infer.SVI(matching.relaxed_model, relaxation, pyro.optim.Adam({"lr": 0.1}), pyro.infer.Trace_ELBO())
+    >>> bool(svi.step(relaxation) > 0)
+    True
+    >>> pyro.clear_param_store()
+
+    Parameters
+    ----------
+    centres : Tensor
+        :math:`c`, shape ``(*batch, n, d)``: several problems may be solved at once.
+    observations : Tensor
+        :math:`y`, same shape.
+    scale : float
+        :math:`\sigma`, positive.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes differ, or are no tables.
+    DataError
+        If values are not finite.
+    SettingsError
+        If the scale is not positive.
+
+    References
+    ----------
+    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
+    polytope for variational permutation inference. AISTATS.
+
+    Examples
+    --------
+    >>> matching, permutation = NoisyMatching.simulate(6, scale=0.1, seed=0)
+    >>> bool((matching.posterior().mode == permutation).all())
+    True
+    """
+
+    def __init__(self, centres: Tensor, observations: Tensor, scale: float) -> None:
+        if centres.dim() < 2 or centres.shape != observations.shape:
+            raise ShapeError(
+                f"centres have shape {tuple(centres.shape)} and observations {tuple(observations.shape)}; both are "
+                "(*batch, n, d), with one observation a centre"
+            )
+        for name, values in (("centres", centres), ("observations", observations)):
+            if not values.isfinite().all():
+                raise DataError(
+                    f"{int((~values.isfinite()).sum())} of {values.numel()} values of {name} are not finite"
+                )
+        self.centres, self.observations = centres, observations
+        self.scale = real_number("scale", scale, between=(0.0, math.inf))
+        self.size = centres.shape[-2]
+
+    @classmethod
+    def simulate(
+        cls, size: int, scale: float, seed: int | torch.Generator, dim: int = 2, batch_shape: tuple[int, ...] = ()
+    ) -> tuple[NoisyMatching, Tensor]:
+        """Draw standard normal centres, a uniform permutation, and observations in double precision.
+
+        Parameters
+        ----------
+        size : int
+            Number of centres.
+        scale : float
+            Standard deviation of the noise.
+        seed : int or torch.Generator
+        dim : int, default 2
+        batch_shape : tuple of int, default ()
+            Of independent problems.
+
+        Returns
+        -------
+        matching : NoisyMatching
+        permutation : Tensor of int64
+            The truth, ``(*batch, n)``: observation ``i`` is of centre ``permutation[i]``.
+        """
+        size, dim = whole_number("size", size, least=1), whole_number("dim", dim, least=1)
+        generator = new_generator(seed, stream="noisy matching")
+        shape = (*batch_shape, size, dim)
+        centres, noise = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+        permutation = torch.rand(shape[:-1], generator=generator).argsort(-1)
+        observations = centres.gather(-2, permutation.unsqueeze(-1).expand(shape)) + scale * noise
+        return cls(centres, observations, scale), permutation
+
+    @property
+    def log_weights(self) -> Tensor:
+        """Log density of observation ``i`` if it is of centre ``j``, ``(*batch, n, n)``."""
+        squares = (self.observations.unsqueeze(-2) - self.centres.unsqueeze(-3)).square().sum(-1)
+        constant = self.centres.shape[-1] * (math.log(self.scale) + 0.5 * math.log(2 * math.pi))
+        return -0.5 * squares / self.scale**2 - constant
+
+    def posterior(self) -> GibbsPermutation:
+        """Return the exact posterior of the permutation."""
+        return GibbsPermutation(self.log_weights)
+
+    def log_evidence(self) -> Tensor:
+        """Return the exact log evidence, ``(*batch)``: the log permanent of densities, less the log of ``n!``.
+
+        Raises
+        ------
+        SettingsError
+            If there are more than 20 centres.
+        """
+        return self.posterior().log_partition - math.lgamma(self.size + 1)
+
+    def model(self) -> None:
+        """Draw a permutation and the observations: a Pyro model of one problem whose permutation can be enumerated."""
+        log_weights = self.centres.new_zeros(self.size, self.size)
+        permutation = pyro.sample("permutation", GibbsPermutation(log_weights), infer={"enumerate": "parallel"})
+        pyro.sample(
+            "observations", dist.Normal(self.centres[permutation], self.scale).to_event(2), obs=self.observations
+        )
+
+    def relaxed_model(self, relaxation: Relaxation, linear: bool = True) -> None:
+        r"""Draw a relaxed permutation and weigh it with the observations: a Pyro model, the relaxation is its guide.
+
+        Both likelihoods are that of the model where the matrix :math:`X` is a permutation.
+
+        Parameters
+        ----------
+        relaxation : Relaxation
+            Of the same number of rows, and of the same batch.
+        linear : bool, default True
+            Log likelihood :math:`\sum_{ij} X_{ij} \log N(y_i; c_j, \sigma^2)`, its expectation for permutations with
+            these marginal probabilities; otherwise :math:`\log N(y; X c, \sigma^2)`, which is no less.
+        """
+        matrix = relaxation.matrix(pyro.sample(relaxation.site, relaxation.prior()))
+        if linear:
+            log_likelihood = (matrix * self.log_weights).flatten(-self.centres.dim()).sum(-1)
+            pyro.factor("observations", log_likelihood)
+        else:
+            likelihood = dist.Normal(matrix @ self.centres, self.scale).to_event(self.centres.dim())
+            pyro.sample("observations", likelihood, obs=self.observations)
