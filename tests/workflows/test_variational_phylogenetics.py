@@ -154,7 +154,7 @@ def test_a_checkpoint_belongs_to_one_prior(kind, tmp_path):
 
 
 def test_a_time_budget_ends_a_run_and_says_so():
-    with pytest.warns(SamplingWarning, match=r"time budget.* with 0\.1 % of the log likelihood"):
+    with pytest.warns(SamplingWarning, match=r"time budget.* with [\d.e-]+ % of the log likelihood"):
         found = fitted(FOUR, num_steps=10**6, time_budget=0.2)
     assert found.ending == "time budget" and found.num_steps < 10**6
 
