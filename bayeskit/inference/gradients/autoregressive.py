@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from bayeskit._settings import whole_number
 from bayeskit.errors import ShapeError
-from bayeskit.inference.gradients.space import Space
+from bayeskit.inference.gradients.space import Space, impossible
 
 #: From the codes before a variable, `(points, *batch, before)`, to its logits, `(points, *batch, categories)`.
 Logits = Callable[[Tensor], Tensor]
@@ -34,6 +34,8 @@ class Autoregressive(TorchDistribution):  # type: ignore[misc]
         If there are no variables, or fewer than two categories.
     ShapeError
         If logits have another shape.
+    DataError
+        If a logit is not finite.
 
     Examples
     --------
@@ -113,6 +115,9 @@ class _Sequences(Space):
                 f"the logits of variable {codes.shape[-1]} have shape {tuple(getattr(logits, 'shape', ()))} for codes "
                 f"of shape {tuple(codes.shape)}; return {wanted}"
             )
+        good = logits.detach().isfinite()
+        if not bool(good.all()):
+            raise impossible(f"logit of variable {codes.shape[-1]}", logits.detach(), ~good)
         return logits.log_softmax(-1).expand(wanted)
 
     def log_prob(self, codes: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import statistics
 import time
@@ -20,8 +21,8 @@ from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import SettingsError
 from bayeskit.inference.gradients.binary import DisARM
-from bayeskit.inference.gradients.estimator import Function, GradientEstimator, Table
-from bayeskit.inference.gradients.score_function import LeaveOneOut, ScoreFunction
+from bayeskit.inference.gradients.estimator import Function, GradientEstimator, function_of
+from bayeskit.inference.gradients.score_function import Baseline, LeaveOneOut, ScoreFunction
 from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, space_of
 from bayeskit.inference.gradients.top_k import RaoBlackwell
 from bayeskit.inference.gradients.unordered_set import UnorderedSet
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Numbers that one block of replicates may hold for its points.
 _BLOCK = 1 << 21
+#: Gradients from which a baseline learns before it is measured.
+_LESSONS = 200
 #: Calls of a single gradient whose median is its cost.
 _CALLS = 25
 #: Draws of a category that are expected before its component is judged: rarer ones make no bell curve.
@@ -48,6 +51,8 @@ class GradientStatistics:
     name : str
     mean, standard_error, exact : Tensor
         Of each component of the gradient, of the shape of the logits.
+    rounding : Tensor
+        Differences up to which say nothing, by component.
     judged : Tensor
         Which components had draws enough of their category to be judged, bool.
     variance : float
@@ -64,6 +69,7 @@ class GradientStatistics:
     mean: Tensor
     standard_error: Tensor
     exact: Tensor
+    rounding: Tensor
     judged: Tensor
     variance: float
     num_evaluations: int
@@ -74,9 +80,8 @@ class GradientStatistics:
     def z(self) -> Tensor:
         """Difference from the exact gradient in standard errors, by component; NaN where draws were too few."""
         difference = self.mean - self.exact
-        rounding = 100 * torch.finfo(difference.dtype).eps * self.exact.abs().max().clamp_min(1e-30)
-        difference = torch.where(difference.abs() <= rounding, 0.0, difference)
-        z = torch.where(difference == 0, 0.0, difference / self.standard_error)
+        exact = (difference.abs() <= self.rounding) & (self.standard_error <= self.rounding)
+        z = torch.where(exact | (difference == 0), 0.0, difference / self.standard_error)
         return torch.where(self.judged, z, torch.nan)
 
     @property
@@ -186,7 +191,7 @@ def compare(
         `(*batch, categories)`.
     f : callable or Tensor
         From values `(points, *more, *event)` to numbers `(points, *more)`, whatever dimensions stand between; or its
-        values at the categories.
+        values at the categories. Relaxed estimators hand out one-hot vectors, so that an `f` that indexes fails there.
     estimators : sequence of GradientEstimator, optional
         By default the score function alone and with leave-one-out baselines, the unordered set with and without its
         baseline, Rao-Blackwellised top-k, and DisARM where the distribution is made of bits, at equal evaluations.
@@ -219,8 +224,8 @@ def compare(
     True
     """
     whole_number("num_replicates", num_replicates, least=2)
-    function = Table(f) if isinstance(f, Tensor) else f
     space = space_of(distribution)
+    function = function_of(f, space)
     if not isinstance(space, Factorised):
         raise SettingsError(
             f"{type(space.distribution).__name__} has no logits of its own to compare gradients by; compare on a "
@@ -229,7 +234,7 @@ def compare(
     chosen = _usual(space) if estimators is None else list(estimators)
     if not chosen:
         raise SettingsError("there are no estimators to compare; leave them out for the usual ones")
-    names = [_name(estimator) for estimator in chosen]
+    names = _names(chosen)
     results = {}
     with progress_bar("gradients", len(chosen), enabled=progress) as bar:
         for i, (name, estimator) in enumerate(zip(names, chosen, strict=True)):
@@ -239,6 +244,8 @@ def compare(
 
 
 def _usual(space: Factorised) -> list[GradientEstimator]:
+    if space.size < 2:
+        raise SettingsError("there is one point only, whose expectation has no gradient to compare")
     count = min(4, space.size)
     found: list[GradientEstimator] = [
         ScoreFunction(count),
@@ -250,6 +257,12 @@ def _usual(space: Factorised) -> list[GradientEstimator]:
     return [*found, DisARM(max(count // 2, 1))] if space.binary else found
 
 
+def _names(estimators: Sequence[GradientEstimator]) -> list[str]:
+    """Return the estimators as they were written; those that read alike are numbered."""
+    found = [_name(estimator) for estimator in estimators]
+    return [f"{name} #{found[: i + 1].count(name)}" if found.count(name) > 1 else name for i, name in enumerate(found)]
+
+
 def _name(estimator: GradientEstimator) -> str:
     """Return the estimator as it was written, defaults that decide nothing left out."""
     if not dataclasses.is_dataclass(estimator):
@@ -258,6 +271,8 @@ def _name(estimator: GradientEstimator) -> str:
     for i, field in enumerate(dataclasses.fields(estimator)):
         value = getattr(estimator, field.name)
         if i == 0 or value != field.default:
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = f"{float(value):.4g}"
             shown = value if isinstance(value, (int, float, bool, str)) else type(value).__name__
             parts.append(f"{field.name}={shown}")
     return f"{type(estimator).__name__}({', '.join(parts)})"
@@ -273,6 +288,7 @@ def _measured(
     limit: int,
 ) -> GradientStatistics:
     exact = _gradient(space, (), lambda q: estimator.expectation(q, function, limit))
+    estimator = _trained(estimator, space, function, seed)
     count = estimator.num_evaluations(space)
     size = max(count * space.num_variables * space.num_categories * exact.numel() // exact.shape[-1], 1)
     block = max(min(_BLOCK // size, num_replicates), 1)
@@ -295,12 +311,43 @@ def _measured(
         exact + shift,
         (variance / done).sqrt(),
         exact,
+        _rounding(exact, len(space.batch_shape)),
         space.least_probability().reshape(exact.shape) * num_replicates >= _EXPECTED,
         float(variance.sum()),
         count,
         statistics.median(seconds),
         estimator.unbiased,
     )
+
+
+class _Fixed:
+    """A baseline that has learnt and learns no more: replicates in one block would teach it of each other."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self._baseline = baseline
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return copy.deepcopy(self._baseline)(values)
+
+
+def _trained(estimator: GradientEstimator, space: Factorised, function: Function, seed: int) -> GradientEstimator:
+    """Return the estimator with a copy of its baseline, if it has one, as that is after some gradients."""
+    baseline = getattr(estimator, "baseline", None)
+    if not isinstance(estimator, ScoreFunction) or baseline is None:
+        return estimator
+    learning = dataclasses.replace(estimator, baseline=copy.deepcopy(baseline))
+    generator = new_generator(seed, space.like.device, stream="comparison of gradients: baseline")
+    for _ in range(_LESSONS):
+        _gradient(space, (), lambda q: learning.surrogate(q, function, generator))
+    assert learning.baseline is not None
+    return dataclasses.replace(estimator, baseline=_Fixed(learning.baseline))
+
+
+def _rounding(exact: Tensor, batch_dims: int) -> Tensor:
+    """Return differences that rounding alone may make, by the largest component of each problem of the batch."""
+    largest = exact.abs().flatten(batch_dims).amax(-1).clamp_min(1e-30)
+    largest = largest.reshape(*largest.shape, *[1] * (exact.dim() - batch_dims))
+    return (100 * torch.finfo(exact.dtype).eps * largest).expand(exact.shape)
 
 
 def _gradient(space: Factorised, copies: tuple[int, ...], value: object) -> Tensor:

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from bayeskit._torch import new_generator
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.gradients.space import LIMIT, Space, space_of
+from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, space_of
 
 #: What is averaged: points `(points, *batch, *event)` to values `(points, *batch)`.
 Function = Callable[[Tensor], Tensor]
@@ -136,7 +136,7 @@ class GradientEstimator(ABC):
         """
         with torch.enable_grad():
             space, logits = _with_gradient(distribution)
-            function = Table(f) if isinstance(f, Tensor) else f
+            function = function_of(f, space)
             generator = new_generator(seed, logits.device, stream="gradient estimate")
             total = self.surrogate(space, function, generator).sum()
             (gradient,) = torch.autograd.grad(total, logits, allow_unused=True)
@@ -167,6 +167,28 @@ class Table:
         if z.is_floating_point():
             return (z * self.values).sum(-1)
         return self.values.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).squeeze(-1)
+
+
+def function_of(f: Function | Tensor, space: Space) -> Function:
+    """Return a function; a tensor is its values at the categories of one variable.
+
+    Raises
+    ------
+    SettingsError
+        If the points are no categories of one variable.
+    ShapeError
+        If there is not one value for each.
+    """
+    if not isinstance(f, Tensor):
+        return f
+    if space.num_variables > 1 or isinstance(space, Factorised) and space.binary:
+        raise SettingsError(
+            f"values in a tensor are those at the categories of one variable, but {type(space.distribution).__name__} "
+            "has bits or several variables; give a function"
+        )
+    if not f.dim() or f.shape[-1] != space.num_categories:
+        raise ShapeError(f"values of shape {tuple(f.shape)} for {space.num_categories} categories; give one for each")
+    return Table(f)
 
 
 def evaluated(f: Function, drawn: WeightedPoints) -> Tensor:

@@ -23,7 +23,8 @@ class ImportanceWithoutReplacement(GradientEstimator):
     Parameters
     ----------
     k : int, default 4
-        Points, at most one fewer than the support has; `k + 1` are drawn, and `k` evaluated.
+        Points; `k + 1` are drawn, and `k` evaluated, unless they are the whole support. With one the variance is
+        infinite: the threshold can then be far above all that is left.
     normalised : bool, default False
         Whether weights are made to sum to one, which lowers the variance and is biased.
 

@@ -72,9 +72,9 @@ def second_order_ratios(log_probability: Tensor, rest: Tensor) -> tuple[Tensor, 
     """
     count = len(log_probability)
     whole, one, two = _log_probabilities(log_probability, rest, (0, 1, 2))
-    number = torch.zeros(count, count, dtype=torch.int64)
+    number = torch.zeros(count, count, dtype=torch.int64, device="cpu")
     first, second = _choices(count, 2).T
-    number[first, second] = number[second, first] = torch.arange(len(first))
+    number[first, second] = number[second, first] = torch.arange(len(first), device="cpu")
     ratio = (two[number] - one.unsqueeze(1)).exp()
     ones = torch.eye(count, dtype=torch.bool, device=ratio.device).reshape(count, count, *[1] * rest.dim())
     return (one - whole).exp(), torch.where(ones, 1.0, ratio)
@@ -90,7 +90,7 @@ def _log_probabilities(log_probability: Tensor, rest: Tensor, left_out: tuple[in
 def _choices(count: int, size: int) -> Tensor:
     """Return the members that may be left out, `(choices, size)`."""
     found = list(itertools.combinations(range(count), size))
-    return torch.tensor(found, dtype=torch.int64).reshape(len(found), size)
+    return torch.tensor(found, dtype=torch.int64, device="cpu").reshape(len(found), size)
 
 
 @cache
@@ -100,7 +100,7 @@ def _orders(count: int, left_out: int) -> Tensor:
         list(itertools.permutations([i for i in range(count) if i not in out]))
         for out in itertools.combinations(range(count), left_out)
     ]
-    return torch.tensor(found, dtype=torch.int64).reshape(len(found), len(found[0]), count - left_out)
+    return torch.tensor(found, dtype=torch.int64, device="cpu").reshape(len(found), len(found[0]), count - left_out)
 
 
 def _by_orders(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:

@@ -38,6 +38,11 @@ class MovingAverage:
     decay : float, default 0.9
         In [0, 1).
 
+    Notes
+    -----
+    The mean belongs to this object: one for each site of a guide keeps them apart, and neither a new training run nor a
+    checkpoint of :func:`bayeskit.fit` sets it back.
+
     Raises
     ------
     SettingsError
@@ -56,6 +61,9 @@ class MovingAverage:
             raise SettingsError(f"decay must lie in [0, 1), not {decay}; 0.9 remembers some ten draws")
         self.decay = decay
         self.mean: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"MovingAverage({self.decay})"
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return the mean so far, zero at first, and take up the values."""

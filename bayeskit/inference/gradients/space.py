@@ -296,12 +296,13 @@ def _gathered(table: Tensor, codes: Tensor) -> Tensor:
 
 def _logits(base: Distribution) -> Tensor:
     if isinstance(base, (Categorical, OneHotCategorical, Bernoulli)):
-        given = vars(base).get("probs")
-        if isinstance(given, Tensor):
+        inner = getattr(base, "_categorical", base)
+        given = vars(inner).get("probs")
+        if isinstance(given, Tensor) and inner._param is given:  # not those that torch made of logits
             # torch's logits of such probabilities are finite, those of slightly different ones.
             edge = (given <= 0) | ((given >= 1) & isinstance(base, Bernoulli))
             if bool(edge.any()):
-                raise _impossible("probability", given.detach(), edge)
+                raise impossible("probability", given.detach(), edge)
         logits: Tensor = base.logits
         return logits
     raise SettingsError(
@@ -313,10 +314,11 @@ def _logits(base: Distribution) -> Tensor:
 def _check_logits(logits: Tensor) -> None:
     good = logits.isfinite()
     if not bool(good.all()):
-        raise _impossible("logit", logits, ~good)
+        raise impossible("logit", logits, ~good)
 
 
-def _impossible(what: str, values: Tensor, where: Tensor) -> DataError:
+def impossible(what: str, values: Tensor, where: Tensor) -> DataError:
+    """Return the error that names the first of some values that make a category impossible."""
     place = tuple(int(i) for i in where.nonzero()[0])
     return DataError(
         f"the {what} at {place} is {float(values[place])}; categories of probability zero have no gradient: leave them "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import whole_number
-from bayeskit.errors import SettingsError
+from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.gradients.space import Space, gumbel
 
 
@@ -99,6 +99,8 @@ def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = Non
     ------
     SettingsError
         If `k` is below one or larger than the number of categories.
+    DataError
+        If a logit is not finite.
 
     Examples
     --------
@@ -109,6 +111,8 @@ def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = Non
     count = logits.shape[-1]
     if whole_number("k", k, least=1) > count:
         raise SettingsError(f"k={k} categories without replacement from {count}; give at most {count}")
+    if not logits.is_floating_point() or not bool(logits.isfinite().all()):
+        raise DataError("logits must be finite floating-point numbers; leave out categories of probability zero")
     with torch.no_grad():
         return (logits + gumbel(tuple(logits.shape), logits, generator)).topk(k, dim=-1).indices
 

@@ -208,7 +208,9 @@ def run_particles(
         for name, site in guide_sites.items()
         if name not in spared  # factors, too
     }
-    scores = [term for name, term in log_guide.items() if detached or not guide_sites[name]["fn"].has_rsample]
+    scores = [
+        layout.reduce(_score(guide_sites[name])) for name in log_guide if detached or not _is_path(guide_sites[name])
+    ]
     if path_only:
         _leave_path(log_guide, _scores(run, guide, guide_trace, guide_sites, layout))
     if gate is not None:
@@ -257,12 +259,12 @@ def _summed_out(
     factors = {name: enumerated.factor(site, _density(site), layout) for name, site in model_sites.items()}
     own = {name: enumerated.factor(site, _density(site), layout) for name, site in guide_sites.items()}
     drawn = [name for name, site in guide_sites.items() if "_enumerate_dim" not in site["infer"]]
-    scored = [name for name in drawn if not guide_sites[name]["fn"].has_rsample]
+    scored = [name for name in drawn if not _is_path(guide_sites[name])]
     for name in scored:
         if own[name].variables:
             raise GuideError(
                 f"site {name!r} of the guide draws without a gradient and depends on an enumerated site; enumerate "
-                "it too, or none"
+                "it too, give it an infer['gradient'] as well, or mark none"
             )
     if enumerated.in_guide:
         weights = {
@@ -281,7 +283,10 @@ def _summed_out(
         ]
         if baselines:
             terms[BASELINES] = sum(baselines[1:], baselines[0])
-        scores = [log_guide[name] for name in scored]
+        scores = [
+            enumerated.added_up(enumerated.factor(site, _score(site), layout, bare=True), layout)
+            for site in (guide_sites[name] for name in scored)
+        ]
         first = next(iter(enumerated.variables.values()))
         return _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites, first)
     summed = {name: factor for name, factor in factors.items() if factor.variables}
@@ -293,7 +298,7 @@ def _summed_out(
     log_guide = {name: enumerated.expected(factor, {}, layout) for name, factor in own.items()}
     free = [(n, t) for n, t in closed_forms(model_sites, guide_sites) if n not in summed] if analytic_kl else []
     kl = {name: reduced(model_sites[name], term, layout) for name, term in free}
-    scores = [log_guide[name] for name in scored]
+    scores = [layout.reduce(_score(guide_sites[name])) for name in scored]
     found = _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites)
     return replace(found, in_sum=next((name for name in summed if name in guide_sites), None))
 
@@ -358,6 +363,21 @@ def _density(site: Site) -> Tensor:
         term = log_density(site["fn"], site["value"])
     site["term"] = masked(site, term.detach())  # what a mask takes out is nobody's fault
     return term
+
+
+def _is_path(site: Site) -> bool:
+    """Whether the draw carries a gradient."""
+    return bool(site["fn"].has_rsample)
+
+
+def _score(site: Site) -> Tensor:
+    """Return the log density of a draw as its distribution has it.
+
+    Scales and masks say what a term counts for in the loss, not how probable the draw was. What a mask takes out may
+    be padding whose density is not a number.
+    """
+    term = log_density(site["fn"], site["value"])
+    return torch.where(masked(site, torch.ones_like(term)) > 0, term, torch.where(term.isfinite(), term, 0.0))
 
 
 def _weight(site: Site) -> Tensor:

@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from bayeskit.errors import GuideError
+from bayeskit.errors import DataError, GuideError, SettingsError, ShapeError
 from bayeskit.inference.gradients import GradientEstimator, ScoreFunction, space_of
 from bayeskit.inference.objectives.sites import RELAXED, Site, unwrapped
 
@@ -63,7 +63,10 @@ class Weighting(Messenger):
                 f"site {name!r} is a Categorical, whose values are whole numbers; {type(estimator).__name__} draws "
                 "points between corners: use OneHotCategorical in guide and model"
             )
-        values, weights = estimator.points(space_of(fn))
+        try:
+            values, weights = estimator.points(space_of(fn))
+        except (SettingsError, DataError, ShapeError) as error:
+            raise type(error)(f"site {name!r}: {error}") from error
         if len(weights) == 1:
             # A dimension of size one would not show which terms depend on the site: the point comes twice, at half.
             values, weights = torch.cat([values, values]), torch.cat([weights, weights]) / 2

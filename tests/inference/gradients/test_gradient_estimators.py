@@ -9,6 +9,7 @@ import torch
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference import gradients
 from bayeskit.inference.gradients import binary
+from bayeskit.inference.gradients import leave_one_out_ratios as ratios
 from bayeskit.inference.gradients.multi_sample import importance_weighted_estimate
 from bayeskit.inference.gradients.space import Factorised, space_of
 
@@ -232,3 +233,43 @@ def test_best_k_makes_the_bound_smallest():
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: space_of(dist.OneHotCategorical(probs=torch.tensor([0.0, 0.5, 0.5]))),
+            DataError,
+            "probability zero",
+        ),
+        (
+            lambda: gradients.Autoregressive(lambda codes: torch.tensor([0.0, -torch.inf]), 2, 2).sample(),
+            DataError,
+            "logit of variable 0",
+        ),
+        (lambda: gradients.Enumeration().estimate(bits(0.0), torch.zeros(2)), SettingsError, "give a function"),
+        (lambda: gradients.Enumeration().estimate(torch.zeros(3), torch.zeros(4)), ShapeError, "3 categories"),
+        (lambda: gradients.gumbel_top_k(torch.tensor([0.0, -torch.inf]), 1), DataError, "finite"),
+        (lambda: gradients.compare(torch.zeros(1), torch.zeros(1)), SettingsError, "one point only"),
+    ],
+)
+def test_impossible_categories_and_misread_values_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_probabilities_that_torch_has_cached_are_no_reason_to_refuse():
+    bit = dist.Bernoulli(logits=torch.tensor(40.0, dtype=DTYPE, requires_grad=True))
+    bit.sample()
+    assert bit.probs == 1 and space_of(bit).size == 2
+
+
+def test_index_tensors_are_those_of_no_default_device():
+    ratios._choices.cache_clear(), ratios._orders.cache_clear()
+    log_p, rest = torch.tensor([0.5, 0.3]).log(), torch.tensor(0.2).log()
+    with torch.device("meta"):
+        ratios._choices(2, 1), ratios._orders(2, 1), ratios._orders(2, 0)
+    torch.testing.assert_close(
+        ratios.leave_one_out_ratios(log_p, rest), torch.tensor([1.1667, 1.3889]), rtol=1e-4, atol=0
+    )

@@ -50,3 +50,26 @@ def test_usual_estimators_are_chosen_and_plotted():
     left, right = found.plot()
     assert [label.get_text() for label in left.get_yticklabels()] == list(found.results)
     assert len(right.lines) == 1 + len(found.results)
+
+
+def test_a_baseline_is_measured_after_it_has_learnt_and_is_left_alone():
+    baseline = gradients.MovingAverage(0.9)
+    estimators = [gradients.ScoreFunction(), gradients.ScoreFunction(1, baseline)]
+    plain, learnt = gradients.compare(LOGITS, VALUES + 10, estimators, num_replicates=20_000).results.values()
+    assert baseline.mean is None
+    assert learnt.variance < 0.1 * plain.variance and abs(learnt.largest_z) < 5
+
+
+def test_estimators_that_read_alike_keep_their_rows():
+    temperatures = [torch.tensor(0.1), torch.tensor(5.0)]
+    found = gradients.compare(LOGITS, VALUES, [gradients.REBAR(t) for t in temperatures], num_replicates=100)
+    assert list(found.results) == ["REBAR(temperature=0.1)", "REBAR(temperature=5)"]
+    twice = gradients.compare(LOGITS, VALUES, [LeaveOneOut(2), LeaveOneOut(2)], num_replicates=100)
+    assert list(twice.results) == ["LeaveOneOut(num_samples=2) #1", "LeaveOneOut(num_samples=2) #2"]
+
+
+def test_a_bias_beside_a_larger_problem_is_seen():
+    logits = torch.zeros(2, 3)
+    values = torch.tensor([[1e6, 2e6, 0.0], [1.0, 2.0, 0.0]])
+    (found,) = gradients.compare(logits, values, [Shrunk(2)], num_replicates=20_000).results.values()
+    assert bool((found.z.abs().amax(-1) > 5).all())

@@ -1,0 +1,435 @@
+"""Autoencoders whose codes are bits or categories, with their exact likelihood where all codes can be listed."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import pyro_method
+from torch import Tensor, nn
+
+from bayeskit._settings import whole_number
+from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.vae.autoencoder import features
+from bayeskit.models.vae.generative_model import GenerativeModel
+from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
+from bayeskit.models.vae.networks import Activation, check_hidden, check_sizes, mlp
+
+#: Codes that are listed at most.
+MAX_CODES = 1 << 16
+
+
+class DiscreteVAE(GenerativeModel):
+    r"""Base class: a discrete code, uniform a priori, generates each datum, and an encoder guesses it.
+
+    The code of a datum is one site ``z`` with one event, so that a gradient estimator sees all of it at once.
+
+    Parameters
+    ----------
+    encoder : Module
+        Maps data ``(*batch, *data_shape)`` to the logits of their codes, ``(*batch, *parameter_shape)`` or flat.
+    decoder : Module
+        Maps codes ``(*batch, *code_shape)`` to what the likelihood needs. Some estimators give it points between codes.
+    code_shape : tuple of int
+    likelihood : Likelihood
+    data_shape : tuple of int
+    gradient : object, optional
+        How the guide's part of the gradient is estimated: one of :mod:`bayeskit.inference.gradients`, put into the
+        guide's site as ``infer={"gradient": gradient}``. An attribute, too: None draws plainly, as is right for
+        importance sampling.
+
+    Raises
+    ------
+    SettingsError
+        If a shape is empty.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        code_shape: tuple[int, ...],
+        likelihood: Likelihood,
+        data_shape: tuple[int, ...],
+        gradient: object | None = None,
+    ) -> None:
+        super().__init__(data_shape, likelihood)
+        check_sizes(*code_shape)
+        self.encoder, self.decoder = encoder, decoder
+        self.code_shape = code_shape
+        self.gradient = gradient
+
+    @property
+    @abstractmethod
+    def num_codes(self) -> int:
+        """How many codes there are."""
+
+    @abstractmethod
+    def code_distribution(self, logits: Tensor) -> Any:
+        """Return the distribution of codes with these logits, event shape ``code_shape``."""
+
+    @abstractmethod
+    def most_probable(self, logits: Tensor) -> Tensor:
+        """Return the mode of the distribution of codes with these logits, ``(*batch, *code_shape)``."""
+
+    @abstractmethod
+    def codes(self) -> Tensor:
+        """Return all codes, ``(num_codes, *code_shape)``.
+
+        Raises
+        ------
+        SettingsError
+            If there are more than 65,536, naming their number.
+        """
+
+    def posterior(self, x: Tensor) -> Any:
+        """Return the encoder's distribution of codes: data ``(*batch, *data_shape)`` to event shape ``code_shape``."""
+        logits = self.encoder(x)
+        batch = x.shape[: x.dim() - self.event_dim]
+        return self.code_distribution(logits.reshape(*batch, *self.code_shape))
+
+    def prior(self) -> Any:
+        """Return the uniform distribution of codes."""
+        like = next(self.parameters())
+        return self.code_distribution(like.new_zeros(self.code_shape))
+
+    @pyro_method
+    def model(self, x: Tensor, num_items: int | None = None) -> None:
+        """Draw a code ``z`` for each row from the prior, and condition the likelihood on the row.
+
+        Parameters
+        ----------
+        x : Tensor
+            Shape ``(n, *data_shape)``.
+        num_items : int, optional
+            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+
+        Raises
+        ------
+        ShapeError, DataError, SettingsError
+            If the data do not fit.
+        """
+        self.check(x)
+        with self.data_plate(x, num_items):
+            z = pyro.sample("z", self.prior())
+            self.observe(x, self.decoder(z))
+
+    @pyro_method
+    def guide(self, x: Tensor, num_items: int | None = None) -> None:
+        """Draw a code ``z`` for each row from the encoder's distribution; arguments as of :meth:`model`."""
+        self.check_layout(x)
+        infer: Any = {} if self.gradient is None else {"gradient": self.gradient}
+        with self.data_plate(x, num_items):
+            pyro.sample("z", self.posterior(x), infer=infer)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Return the encoder's most probable codes: ``(*batch, *data_shape)`` to ``(*batch, *code_shape)``."""
+        self.check(x)
+        with torch.no_grad():
+            batch = x.shape[: x.dim() - self.event_dim]
+            return self.most_probable(self.encoder(x).reshape(*batch, *self.code_shape))
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return the mean of the data given codes: ``(*batch, *code_shape)`` to ``(*batch, *data_shape)``.
+
+        Raises
+        ------
+        ShapeError
+            If the codes have another shape.
+        """
+        if z.shape[-len(self.code_shape) :] != self.code_shape:
+            raise ShapeError(f"z has shape {tuple(z.shape)}, but codes have shape (*batch, *{self.code_shape})")
+        with torch.no_grad():
+            return self.expectation(self.decoder(z))
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """Return the mean of the data given the most probable code of ``x``, in the shape of ``x``."""
+        return self.decode(self.encode(x))
+
+    def generate(self, n: int, *, seed: int | torch.Generator) -> Tensor:
+        """Draw ``n`` data from the model: shape ``(n, *data_shape)``."""
+        with self.drawing(seed, "generate"):
+            return self.draw(self.decoder(self.prior().sample((n,))))
+
+    def log_joint(self, x: Tensor) -> Tensor:
+        """Return log p(x, z) of every code, ``(num_codes, n)``, differentiable.
+
+        Raises
+        ------
+        SettingsError
+            If there are too many codes to list, naming their number.
+        """
+        self.check(x)
+        codes = self.codes()
+        outputs = self.decoder(codes.unsqueeze(1))
+        return self.likelihood(outputs, self.event_dim).log_prob(x) - math.log(self.num_codes)
+
+    def log_evidence(self, x: Tensor) -> Tensor:
+        """Return the exact log likelihood of each datum, summed over all codes: ``(n, *data_shape)`` to ``(n,)``.
+
+        Raises
+        ------
+        SettingsError
+            If there are too many codes to list, naming their number.
+        """
+        return self.log_joint(x).logsumexp(0)
+
+    def evidence_lower_bound(self, x: Tensor) -> Tensor:
+        """Return the exact evidence lower bound of each datum, summed over all codes, ``(n,)``.
+
+        Raises
+        ------
+        SettingsError
+            If there are too many codes to list, naming their number.
+        """
+        log_joint = self.log_joint(x)
+        log_guide = self.posterior(x).log_prob(self.codes().unsqueeze(1))
+        return (log_guide.exp() * (log_joint - log_guide)).sum(0)
+
+    def _check_listable(self) -> None:
+        if self.num_codes > MAX_CODES:
+            raise SettingsError(
+                f"there are {self.num_codes} codes, more than the {MAX_CODES} that are listed; use fewer bits, or "
+                "importance sampling by held_out.importance_sampling"
+            )
+
+
+class BinaryVAE(DiscreteVAE):
+    """Autoencoder with codes of independent fair bits.
+
+    Parameters
+    ----------
+    encoder : Module
+        Maps data ``(*batch, *data_shape)`` to the logits of bits, ``(*batch, num_bits)``.
+    decoder : Module
+        Maps bits, as zeros and ones, ``(*batch, num_bits)`` to what the likelihood needs.
+    num_bits : int
+    likelihood : Likelihood
+    data_shape : tuple of int
+    gradient : object, optional
+        A gradient estimator; see :class:`DiscreteVAE`.
+
+    Raises
+    ------
+    SettingsError
+        If there is no bit, or the shape is empty.
+
+    References
+    ----------
+    Mnih, A., Gregor, K. (2014). Neural variational inference and learning in belief networks. ICML.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.gradients import DisARM
+    >>> from bayeskit.inference.objectives import ELBO
+    >>> from bayeskit.models.discrete.autoencoders import binary_vae
+    >>> vae = binary_vae(data_dim=6, hidden=(8,), num_bits=3, gradient=DisARM())
+    >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
+    >>> vae.log_evidence(torch.zeros(5, 6)).shape, vae.generate(2, seed=0).shape
+    (torch.Size([5]), torch.Size([2, 6]))
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        num_bits: int,
+        likelihood: Likelihood,
+        data_shape: tuple[int, ...],
+        gradient: object | None = None,
+    ) -> None:
+        bits = whole_number("num_bits", num_bits, 1)
+        super().__init__(encoder, decoder, (bits,), likelihood, data_shape, gradient)
+
+    @property
+    def num_codes(self) -> int:
+        """Two to the number of bits."""
+        return int(2 ** self.code_shape[0])
+
+    def code_distribution(self, logits: Tensor) -> Any:
+        """Return independent bits, event shape ``(num_bits,)``."""
+        return independent(dist.Bernoulli(logits=logits, validate_args=False), 1)
+
+    def most_probable(self, logits: Tensor) -> Tensor:
+        """Return ones where logits are positive."""
+        return (logits > 0).to(logits.dtype)
+
+    def codes(self) -> Tensor:
+        """Return all codes, ``(2**num_bits, num_bits)``."""
+        self._check_listable()
+        like = next(self.parameters())
+        place = torch.arange(self.code_shape[0], device=like.device)
+        return (torch.arange(self.num_codes, device=like.device).unsqueeze(-1) >> place & 1).to(like.dtype)
+
+
+class CategoricalVAE(DiscreteVAE):
+    """Autoencoder with codes of independent uniform categories, as one-hot vectors.
+
+    Parameters
+    ----------
+    encoder : Module
+        Maps data ``(*batch, *data_shape)`` to logits, ``(*batch, num_variables * num_categories)``.
+    decoder : Module
+        Maps codes ``(*batch, num_variables, num_categories)`` to what the likelihood needs.
+    num_variables, num_categories : int
+    likelihood : Likelihood
+    data_shape : tuple of int
+    gradient : object, optional
+        A gradient estimator; see :class:`DiscreteVAE`.
+
+    Raises
+    ------
+    SettingsError
+        If there is no variable, there are fewer than two categories, or the shape is empty.
+
+    References
+    ----------
+    Jang, E., Gu, S., Poole, B. (2017). Categorical reparameterization with Gumbel-softmax. ICLR.
+
+    Kool, W., van Hoof, H., Welling, M. (2020). Estimating gradients for discrete random variables by sampling without
+    replacement. ICLR.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.gradients import UnorderedSet
+    >>> from bayeskit.inference.objectives import ELBO
+    >>> from bayeskit.models.discrete.autoencoders import categorical_vae
+    >>> vae = categorical_vae(data_dim=6, hidden=(8,), num_variables=4, num_categories=3, gradient=UnorderedSet(k=4))
+    >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
+    >>> vae.encode(torch.zeros(5, 6)).shape
+    torch.Size([5, 4, 3])
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        num_variables: int,
+        num_categories: int,
+        likelihood: Likelihood,
+        data_shape: tuple[int, ...],
+        gradient: object | None = None,
+    ) -> None:
+        shape = whole_number("num_variables", num_variables, 1), whole_number("num_categories", num_categories, 2)
+        super().__init__(encoder, decoder, shape, likelihood, data_shape, gradient)
+
+    @property
+    def num_codes(self) -> int:
+        """Number of categories to the power of the number of variables."""
+        return int(self.code_shape[1] ** self.code_shape[0])
+
+    def code_distribution(self, logits: Tensor) -> Any:
+        """Return independent one-hot vectors as one event, ``(num_variables, num_categories)``."""
+        return independent(dist.OneHotCategorical(logits=logits, validate_args=False), 1)
+
+    def most_probable(self, logits: Tensor) -> Tensor:
+        """Return the one-hot vectors of the largest logits."""
+        return nn.functional.one_hot(logits.argmax(-1), self.code_shape[1]).to(logits.dtype)
+
+    def codes(self) -> Tensor:
+        """Return all codes, ``(num_categories**num_variables, num_variables, num_categories)``."""
+        self._check_listable()
+        like = next(self.parameters())
+        variables, categories = self.code_shape
+        place = categories ** torch.arange(variables, device=like.device)
+        digits = torch.arange(self.num_codes, device=like.device).unsqueeze(-1) // place % categories
+        return nn.functional.one_hot(digits, categories).to(like.dtype)
+
+
+def binary_vae(
+    data_dim: int = 784,
+    hidden: Sequence[int] = (200,),
+    num_bits: int = 50,
+    likelihood: Likelihood | None = None,
+    gradient: object | None = None,
+    activation: Activation = nn.Tanh,
+) -> BinaryVAE:
+    """Create a :class:`BinaryVAE` of vectors, with multilayer perceptrons as encoder and decoder.
+
+    Parameters
+    ----------
+    data_dim : int, default 784
+    hidden : sequence of int, default (200,)
+        Units of the encoder's hidden layers; the decoder has them in reverse.
+    num_bits : int, default 50
+    likelihood : Likelihood, optional
+        By default Bernoulli.
+    gradient : object, optional
+        A gradient estimator; see :class:`DiscreteVAE`.
+    activation : callable, default torch.nn.Tanh
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive or there is no hidden layer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.autoencoders import binary_vae
+    >>> binary_vae(data_dim=4, hidden=(5,), num_bits=3).codes().shape
+    torch.Size([8, 3])
+    """
+    likelihood = Bernoulli() if likelihood is None else likelihood
+    encoder, decoder = _perceptrons(data_dim, hidden, num_bits, likelihood, activation)
+    return BinaryVAE(encoder, decoder, num_bits, likelihood, (data_dim,), gradient)
+
+
+def categorical_vae(
+    data_dim: int = 784,
+    hidden: Sequence[int] = (200,),
+    num_variables: int = 30,
+    num_categories: int = 10,
+    likelihood: Likelihood | None = None,
+    gradient: object | None = None,
+    activation: Activation = nn.Tanh,
+) -> CategoricalVAE:
+    """Create a :class:`CategoricalVAE` of vectors, with multilayer perceptrons as encoder and decoder.
+
+    Parameters
+    ----------
+    data_dim : int, default 784
+    hidden : sequence of int, default (200,)
+        Units of the encoder's hidden layers; the decoder has them in reverse.
+    num_variables : int, default 30
+    num_categories : int, default 10
+    likelihood : Likelihood, optional
+        By default Bernoulli.
+    gradient : object, optional
+        A gradient estimator; see :class:`DiscreteVAE`.
+    activation : callable, default torch.nn.Tanh
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive, there are fewer than two categories, or there is no hidden layer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.autoencoders import categorical_vae
+    >>> categorical_vae(data_dim=4, hidden=(5,), num_variables=3, num_categories=4).codes().shape
+    torch.Size([64, 3, 4])
+    """
+    likelihood = Bernoulli() if likelihood is None else likelihood
+    size = num_variables * num_categories
+    encoder, decoder = _perceptrons(data_dim, hidden, size, likelihood, activation)
+    decoder = nn.Sequential(nn.Flatten(-2), *decoder)
+    return CategoricalVAE(encoder, decoder, num_variables, num_categories, likelihood, (data_dim,), gradient)
+
+
+def _perceptrons(
+    data_dim: int, hidden: Sequence[int], code_size: int, likelihood: Likelihood, activation: Activation
+) -> tuple[nn.Sequential, nn.Sequential]:
+    """Return an encoder to logits and a decoder from flat codes."""
+    check_hidden(hidden)
+    check_sizes(data_dim, code_size)
+    encoder = nn.Sequential(features(data_dim, hidden, activation), nn.Linear(hidden[-1], code_size))
+    return encoder, mlp([code_size, *reversed(hidden), likelihood.num_parameters * data_dim], activation)

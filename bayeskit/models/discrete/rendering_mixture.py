@@ -1,0 +1,179 @@
+"""Deep rendering mixture of one layer, whose max-sum inference is convolution, ReLU and max-pooling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, max_pool2d, softplus
+
+from bayeskit._settings import real_number, whole_number
+from bayeskit._torch import new_generator
+from bayeskit.errors import SettingsError, ShapeError
+
+
+class Rendering(NamedTuple):
+    """The causes of images.
+
+    Attributes
+    ----------
+    template : Tensor
+        Which, whole numbers, ``(n,)``.
+    position : Tensor
+        Row and column of its upper left corner, ``(n, 2)``.
+    on : Tensor
+        Whether it was rendered at all, ``(n,)``.
+    """
+
+    template: Tensor
+    position: Tensor
+    on: Tensor
+
+
+class RenderingMixture:
+    r"""One of several templates somewhere in an image, or nothing, in normal noise.
+
+    Template :math:`k`, position :math:`g` (all equally probable) and switch :math:`a` (on with probability
+    :math:`\pi`) render :math:`x \sim N(a T_g \mu_k, \sigma^2 I)`. With
+    :math:`b_k = \log(\pi / (1 - \pi)) - |\mu_k|^2 / 2 \sigma^2`, the log joint density is
+
+    .. math:: \log p(x, k, g, a) = c(x) + a \left(\langle T_g \mu_k, x \rangle / \sigma^2 + b_k\right),
+
+    so that its maximum over the switch and the positions of a window is :math:`c(x)` plus a convolution, its ReLU and a
+    max-pool; where it is summed instead, ReLU turns into softplus.
+
+    Parameters
+    ----------
+    templates : Tensor
+        ``(templates, height, width)``.
+    image_shape : (int, int)
+        Height and width of images, at least the templates'.
+    noise_scale : float, default 1.0
+        :math:`\sigma`.
+    on_probability : float, default 0.5
+        :math:`\pi`, between 0 and 1, both excluded.
+
+    Raises
+    ------
+    ShapeError
+        If templates do not fit into images.
+    SettingsError
+        If the noise or the probability lies outside its domain.
+
+    References
+    ----------
+    Patel, A. B., Nguyen, T., Baraniuk, R. G. (2016). A probabilistic framework for deep learning. NeurIPS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.rendering_mixture import RenderingMixture
+    >>> mixture = RenderingMixture(torch.tensor([[[3.0, 3.0]], [[3.0, -3.0]]]), (4, 5))
+    >>> image = torch.zeros(1, 4, 5)
+    >>> image[0, 2, 1:3] = torch.tensor([3.0, -3.0])
+    >>> found = mixture.most_probable(image)
+    >>> found.template, found.position, found.on
+    (tensor([1]), tensor([[2, 1]]), tensor([True]))
+    """
+
+    def __init__(
+        self, templates: Tensor, image_shape: tuple[int, int], noise_scale: float = 1.0, on_probability: float = 0.5
+    ) -> None:
+        if templates.dim() != 3 or not templates.numel():
+            raise ShapeError(f"templates have shape {tuple(templates.shape)}; they must be (templates, height, width)")
+        _, height, width = templates.shape
+        if len(image_shape) != 2 or image_shape[0] < height or image_shape[1] < width:
+            raise ShapeError(f"templates of {height} by {width} do not fit into images of shape {tuple(image_shape)}")
+        self.templates = templates
+        self.image_shape = image_shape
+        self.noise_scale = real_number("noise_scale", noise_scale, between=(0, math.inf))
+        self.on_probability = real_number("on_probability", on_probability, between=(0, 1))
+        #: Rows and columns in which a template's corner may lie.
+        self.positions = image_shape[0] - height + 1, image_shape[1] - width + 1
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Return filters ``(templates, 1, height, width)`` and biases ``(templates,)`` of the convolution."""
+        variance = self.noise_scale**2
+        odds = math.log(self.on_probability) - math.log1p(-self.on_probability)
+        return self.templates.unsqueeze(1) / variance, odds - self.templates.square().sum((-1, -2)) / (2 * variance)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return by how much a switch that is on adds to the log joint density: ``(n, templates, rows, columns)``.
+
+        Parameters
+        ----------
+        x : Tensor
+            Images, ``(n, height, width)``.
+
+        Raises
+        ------
+        ShapeError
+            If the images have another shape.
+        """
+        if x.dim() != 3 or tuple(x.shape[1:]) != tuple(self.image_shape):
+            raise ShapeError(
+                f"x has shape {tuple(x.shape)}; it must be (n, {self.image_shape[0]}, {self.image_shape[1]})"
+            )
+        return conv2d(x.unsqueeze(1), *self.weights())
+
+    def log_background(self, x: Tensor) -> Tensor:
+        """Return the log joint density of an image and any one template and position that is off, ``(n,)``."""
+        normal = torch.distributions.Normal(torch.zeros((), dtype=x.dtype, device=x.device), self.noise_scale)
+        causes = len(self.templates) * math.prod(self.positions)
+        return normal.log_prob(x).sum((-1, -2)) + math.log1p(-self.on_probability) - math.log(causes)
+
+    def feature_maps(self, x: Tensor, window: int) -> Tensor:
+        """Return maxima of the log joint density over switches and the positions of each window, less the background.
+
+        Parameters
+        ----------
+        x : Tensor
+            Images, ``(n, height, width)``.
+        window : int
+            Edge of the windows that tile all positions.
+
+        Returns
+        -------
+        Tensor
+            ``(n, templates, rows / window, columns / window)``: convolution, ReLU, max-pool.
+
+        Raises
+        ------
+        SettingsError
+            If windows do not tile the positions.
+        ShapeError
+            If the images have another shape.
+        """
+        if any(size % whole_number("window", window, 1) for size in self.positions):
+            raise SettingsError(
+                f"windows of {window} by {window} do not tile {self.positions[0]} by {self.positions[1]} positions"
+            )
+        return max_pool2d(self.scores(x).relu(), window)
+
+    def log_evidence(self, x: Tensor) -> Tensor:
+        """Return the log density of images, all causes summed out, ``(n,)``."""
+        return self.log_background(x) + softplus(self.scores(x)).flatten(1).logsumexp(-1)
+
+    def most_probable(self, x: Tensor) -> Rendering:
+        """Return the most probable causes of images; where all are off, the first."""
+        score, index = self.scores(x).relu().flatten(1).max(-1)
+        rows, columns = self.positions
+        position = torch.stack([index % (rows * columns) // columns, index % columns], -1)
+        return Rendering(index // (rows * columns), position, score > 0)
+
+    def sample(self, n: int, *, seed: int | torch.Generator) -> tuple[Tensor, Rendering]:
+        """Draw images ``(n, height, width)`` and their causes."""
+        templates = self.templates
+        generator = new_generator(seed, templates.device, stream="renderings")
+        settings: Any = {"generator": generator, "device": templates.device}
+        which = torch.randint(len(templates), (n,), **settings)
+        row, column = (torch.randint(size, (n,), **settings) for size in self.positions)
+        on = torch.rand(n, **settings) < self.on_probability
+        x = self.noise_scale * torch.randn(n, *self.image_shape, dtype=templates.dtype, **settings)
+        rows = (row.unsqueeze(-1) + torch.arange(templates.shape[1], device=row.device)).unsqueeze(-1)
+        columns = (column.unsqueeze(-1) + torch.arange(templates.shape[2], device=row.device)).unsqueeze(-2)
+        number = torch.arange(n, device=row.device).reshape(-1, 1, 1)
+        x[number, rows, columns] += templates[which] * on.to(templates.dtype).reshape(-1, 1, 1)
+        return x, Rendering(which, torch.stack([row, column], -1), on)

@@ -1,0 +1,338 @@
+"""Linear regression in which each predictor is in or out, with the exact posterior over all subsets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from bayeskit._settings import real_number, whole_number
+from bayeskit.errors import DataError, SettingsError, ShapeError
+
+#: Predictors of which all subsets are listed at most.
+MAX_PREDICTORS = 20
+_BATCH = 4096
+
+
+class InclusionPrior(Protocol):
+    """A prior over which predictors are in."""
+
+    def log_prob(self, inclusion: Tensor) -> Tensor:
+        """Return log probabilities of subsets, zeros and ones: ``(*batch, p)`` to ``(*batch)``."""
+        ...
+
+
+@dataclass(frozen=True)
+class IndependentInclusion:
+    """Each predictor is in with the same probability, whatever the others are.
+
+    Parameters
+    ----------
+    probability : float, default 0.5
+        Between 0 and 1, both excluded.
+
+    Raises
+    ------
+    SettingsError
+        If the probability lies outside.
+
+    Examples
+    --------
+    >>> import torch
+    >>> IndependentInclusion(0.25).log_prob(torch.tensor([1.0, 0.0])).exp()
+    tensor(0.1875)
+    """
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        real_number("probability", self.probability, between=(0, 1))
+
+    def log_prob(self, inclusion: Tensor) -> Tensor:
+        """Return log probabilities of subsets."""
+        size = inclusion.sum(-1)
+        return size * math.log(self.probability) + (inclusion.shape[-1] - size) * math.log1p(-self.probability)
+
+
+@dataclass(frozen=True)
+class BetaBinomialInclusion:
+    """Each predictor is in with the same unknown probability, which has a beta prior.
+
+    Its predictors pay for being many: with both parameters one, all sizes of subsets are equally probable.
+
+    Parameters
+    ----------
+    alpha, beta : float, default 1.0
+        Above zero.
+
+    Raises
+    ------
+    SettingsError
+        If a parameter is not positive.
+
+    References
+    ----------
+    Scott, J. G., Berger, J. O. (2010). Bayes and empirical-Bayes multiplicity adjustment in the variable-selection
+    problem. Annals of Statistics 38, 2587-2619.
+
+    Examples
+    --------
+    >>> import torch
+    >>> BetaBinomialInclusion().log_prob(torch.tensor([1.0, 0.0])).exp()
+    tensor(0.1667)
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        real_number("alpha", self.alpha, between=(0, math.inf))
+        real_number("beta", self.beta, between=(0, math.inf))
+
+    def log_prob(self, inclusion: Tensor) -> Tensor:
+        """Return log probabilities of subsets."""
+        inside = inclusion.sum(-1)
+        outside = inclusion.shape[-1] - inside
+        constant = math.lgamma(self.alpha + self.beta) - math.lgamma(self.alpha) - math.lgamma(self.beta)
+        total = math.lgamma(self.alpha + self.beta + inclusion.shape[-1])
+        return torch.lgamma(self.alpha + inside) + torch.lgamma(self.beta + outside) + (constant - total)
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetPosterior:
+    """The exact posterior over all subsets of predictors.
+
+    Attributes
+    ----------
+    subsets : Tensor
+        Zeros and ones, ``(2**p, p)``.
+    log_evidence_each : Tensor
+        Log marginal likelihood of each subset, ``(2**p,)``.
+    probabilities : Tensor
+        Posterior probability of each subset, ``(2**p,)``.
+    log_evidence : float
+        Log marginal likelihood, averaged over the prior of subsets.
+    coefficients_each : Tensor
+        Posterior means given each subset, the intercept first, ``(2**p, 1 + p)``; zero for predictors that are out.
+    """
+
+    subsets: Tensor
+    log_evidence_each: Tensor
+    probabilities: Tensor
+    log_evidence: float
+    coefficients_each: Tensor
+
+    @property
+    def inclusion_probabilities(self) -> Tensor:
+        """Posterior probability of each predictor being in, ``(p,)``."""
+        return self.probabilities @ self.subsets
+
+    @property
+    def coefficients(self) -> Tensor:
+        """Posterior means averaged over subsets, the intercept first, ``(1 + p,)``."""
+        return self.probabilities @ self.coefficients_each
+
+    @property
+    def size_probabilities(self) -> Tensor:
+        """Posterior probability of each number of predictors, ``(p + 1,)``."""
+        sizes = self.subsets.sum(-1).long()
+        found = self.probabilities.new_zeros(self.subsets.shape[-1] + 1)
+        return found.index_add(0, sizes, self.probabilities)
+
+    @property
+    def median_probability_subset(self) -> Tensor:
+        """Those predictors that are more probably in than out, zeros and ones, ``(p,)``."""
+        return (self.inclusion_probabilities > 0.5).to(self.subsets)
+
+    def most_probable(self, count: int = 1) -> tuple[Tensor, Tensor]:
+        """Return the most probable subsets ``(count, p)`` and their probabilities ``(count,)``.
+
+        Raises
+        ------
+        SettingsError
+            If there are not so many subsets.
+        """
+        if whole_number("count", count, 1) > len(self.subsets):
+            raise SettingsError(f"count is {count}, but there are {len(self.subsets)} subsets")
+        probabilities, index = self.probabilities.topk(count)
+        return self.subsets[index], probabilities
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return posterior means of the response, averaged over subsets: ``(m, p)`` to ``(m,)``.
+
+        Raises
+        ------
+        ShapeError
+            If there is another number of predictors.
+        """
+        p = self.subsets.shape[-1]
+        if x.dim() != 2 or x.shape[1] != p:
+            raise ShapeError(f"x has shape {tuple(x.shape)}; it must be (m, {p})")
+        coefficients = self.coefficients
+        return coefficients[0] + x.to(coefficients) @ coefficients[1:]
+
+
+@dataclass(frozen=True)
+class SpikeAndSlabRegression:
+    r"""Linear regression with a point mass at zero and a normal slab for each coefficient.
+
+    With inclusion :math:`\gamma \in \{0, 1\}^p`, noise :math:`\sigma^2 \sim \mathrm{IG}(a, b)`, intercept
+    :math:`\mu \mid \sigma \sim N(0, \sigma^2 t^2)` and coefficients :math:`\beta_j = 0` where :math:`\gamma_j = 0`,
+    :math:`\beta_j \mid \sigma \sim N(0, \sigma^2 s^2)` elsewhere, responses are :math:`y \sim N(\mu + X \beta,
+    \sigma^2 I)`. The prior is conjugate: everything but :math:`\gamma` is integrated out in closed form.
+
+    Parameters
+    ----------
+    slab_scale : float, default 1.0
+        ``s``, in units of the noise: standardise predictors, or give the prior what their units need.
+    intercept_scale : float, default 10.0
+        ``t``.
+    noise_shape, noise_rate : float, default 1.0
+        ``a`` and ``b``.
+    inclusion : InclusionPrior, optional
+        Prior of the subset; by default :class:`BetaBinomialInclusion`.
+
+    Raises
+    ------
+    SettingsError
+        If a scale is not positive.
+
+    References
+    ----------
+    Mitchell, T. J., Beauchamp, J. J. (1988). Bayesian variable selection in linear regression. JASA 83, 1023-1032.
+
+    George, E. I., McCulloch, R. E. (1997). Approaches for Bayesian variable selection. Statistica Sinica 7, 339-373.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
+    >>> x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).repeat(3, 1)
+    >>> posterior = SpikeAndSlabRegression().posterior(x, 3.0 * x[:, 0])
+    >>> posterior.median_probability_subset
+    tensor([1., 0., 0.], dtype=torch.float64)
+    """
+
+    slab_scale: float = 1.0
+    intercept_scale: float = 10.0
+    noise_shape: float = 1.0
+    noise_rate: float = 1.0
+    inclusion: InclusionPrior = field(default_factory=BetaBinomialInclusion)
+
+    def __post_init__(self) -> None:
+        for name in ("slab_scale", "intercept_scale", "noise_shape", "noise_rate"):
+            real_number(name, getattr(self, name), between=(0, math.inf))
+
+    def log_evidence(self, inclusion: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return log marginal likelihoods given subsets: zeros and ones ``(*batch, p)`` to ``(*batch)``.
+
+        Parameters
+        ----------
+        inclusion : Tensor
+        x : Tensor
+            Predictors, ``(n, p)``.
+        y : Tensor
+            Responses, ``(n,)``.
+
+        Raises
+        ------
+        ShapeError
+            If shapes do not fit together.
+        DataError
+            If a value is not finite.
+        """
+        _check(x, y)
+        if inclusion.shape[-1:] != x.shape[1:]:
+            raise ShapeError(f"inclusion has shape {tuple(inclusion.shape)}, but x has {x.shape[1]} predictors")
+        return self._solved(inclusion, x, y)[0]
+
+    def model(self, x: Tensor, y: Tensor) -> None:
+        """Pyro model with one latent site, ``inclusion``, of event shape ``(p,)``: coefficients are integrated out.
+
+        The site is drawn from fair coins, and the factor "inclusion_prior" makes the prior of it.
+
+        Parameters
+        ----------
+        x, y
+            As of :meth:`log_evidence`.
+
+        Raises
+        ------
+        ShapeError, DataError
+            If the data do not fit.
+        """
+        p = x.shape[-1]
+        inclusion = pyro.sample("inclusion", dist.Bernoulli(probs=x.new_full((p,), 0.5)).to_event(1))
+        pyro.factor("inclusion_prior", self.inclusion.log_prob(inclusion) + p * math.log(2))
+        pyro.factor("y", self.log_evidence(inclusion, x, y))
+
+    def posterior(self, x: Tensor, y: Tensor) -> SubsetPosterior:
+        """Return the exact posterior over all subsets of predictors.
+
+        Parameters
+        ----------
+        x, y
+            As of :meth:`log_evidence`; they are computed with in double precision.
+
+        Raises
+        ------
+        ShapeError, DataError
+            If the data do not fit.
+        SettingsError
+            If there are more than 20 predictors, naming the number of subsets.
+        """
+        _check(x, y)
+        x, y = x.double(), y.double()
+        p = x.shape[1]
+        if p > MAX_PREDICTORS:
+            raise SettingsError(
+                f"{p} predictors have {2**p} subsets, and those of at most {MAX_PREDICTORS} are listed; leave some "
+                "out, or train a guide of the site 'inclusion' by a gradient estimator"
+            )
+        number = torch.arange(2**p, device=x.device).unsqueeze(-1)
+        subsets = (number >> torch.arange(p, device=x.device) & 1).to(x.dtype)
+        parts = [self._solved(part, x, y) for part in subsets.split(_BATCH)]
+        log_evidence = torch.cat([part[0] for part in parts])
+        log_joint = log_evidence + self.inclusion.log_prob(subsets)
+        return SubsetPosterior(
+            subsets,
+            log_evidence,
+            log_joint.softmax(0),
+            float(log_joint.logsumexp(0)),
+            torch.cat([part[1] for part in parts]),
+        )
+
+    def _solved(self, inclusion: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log evidences and mean coefficients of subsets, ``(*batch)`` and ``(*batch, 1 + p)``."""
+        n, p = x.shape
+        design = torch.cat([x.new_ones(n, 1), x], -1)
+        # Prior scales of all coefficients: those that are out have scale zero, and leave a unit row in the precision.
+        scales = torch.cat([inclusion.new_ones(*inclusion.shape[:-1], 1), inclusion.to(x.dtype)], -1)
+        scales = scales * torch.cat([x.new_full((1,), self.intercept_scale), x.new_full((p,), self.slab_scale)])
+        gram = design.mT @ design
+        precision = scales.unsqueeze(-1) * gram * scales.unsqueeze(-2) + torch.eye(p + 1).to(x)
+        factor = torch.linalg.cholesky(precision)
+        projected = (scales * (design.mT @ y)).unsqueeze(-1)
+        half = torch.linalg.solve_triangular(factor, projected, upper=False)
+        means = scales * torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1)
+        rate = self.noise_rate + 0.5 * (y.square().sum() - half.square().sum((-1, -2)))
+        shape = self.noise_shape + 0.5 * n
+        log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        constant = self.noise_shape * math.log(self.noise_rate) - math.lgamma(self.noise_shape) + math.lgamma(shape)
+        return constant - 0.5 * n * math.log(2 * math.pi) - log_determinant - shape * rate.log(), means
+
+
+def _check(x: Tensor, y: Tensor) -> None:
+    if x.dim() != 2 or y.shape != x.shape[:1] or not x.numel():
+        raise ShapeError(f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; they must be (n, p) and (n,)")
+    if not (x.is_floating_point() and y.is_floating_point()):
+        raise DataError(f"x is {x.dtype} and y {y.dtype}; convert both to floating point, such as x.double()")
+    for name, value in (("x", x), ("y", y)):
+        if not bool(value.isfinite().all()):
+            position = tuple((~value.isfinite()).nonzero()[0].tolist())
+            raise DataError(f"{name} is not finite at index {position}; remove or impute that entry")
