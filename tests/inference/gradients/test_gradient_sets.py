@@ -11,7 +11,7 @@ from scipy import stats
 
 from bayeskit.inference import gradients
 from bayeskit.inference.gradients import leave_one_out_ratios as ratios
-from bayeskit.inference.gradients import without_replacement
+from bayeskit.inference.gradients import top_k, without_replacement
 from bayeskit.inference.gradients.space import space_of
 from bayeskit.inference.gradients.top_k import sample_outside
 from bayeskit.inference.gradients.without_replacement import most_probable, stochastic_beam_search
@@ -183,3 +183,25 @@ def test_single_precision_keeps_the_rest():
     single = gradients.UnorderedSet(2).weighted(space_of(logits), torch.tensor([[0], [1]])).weights
     double = gradients.UnorderedSet(2).weighted(space_of(logits.double()), torch.tensor([[0], [1]])).weights
     torch.testing.assert_close(single.double(), double, rtol=3e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("scale", [1.0, 12.0])
+@pytest.mark.parametrize("lost", [0.0, 1e-3])
+def test_top_k_summed_over_all_draws_is_exact(k, scale, lost, monkeypatch):
+    logits = (scale * LOGITS).requires_grad_(True)
+    space = space_of(logits)
+    p = logits.detach().softmax(-1)
+    kept = set(p.topk(k).indices.tolist())
+    outside = [v for v in range(5) if v not in kept]
+    rest = p[outside].sum()
+    gradient = torch.zeros_like(VALUES)
+    for v in outside:
+        monkeypatch.setattr(top_k, "sample_outside", lambda *arguments, v=v: torch.tensor([[v]]))
+        values, weights = gradients.RaoBlackwell(k).points(space)
+        (found,) = torch.autograd.grad((weights * VALUES[values]).sum(), logits, retain_graph=True)
+        gradient += (1 - lost) * p[v] / rest * found
+    exact = gradients.Enumeration().estimate(logits.detach(), VALUES)
+    # A draw that is forgotten now and again is seen as soon as what is left over weighs enough.
+    wrong = (gradient - exact).abs().max()
+    assert (wrong < 1e-12) if not lost else (wrong > 1e-5 * rest)
