@@ -184,7 +184,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"results of .*work"):
         map_tasks(other_work, jobs(log), checkpoint=folder, progress=False)
     (folder / "task-000001.safetensors").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match=r"task-000001.*delete it"):
+    with pytest.raises(CheckpointError, match=r"task-000001.*truncated"):
         map_tasks(work, jobs(log), checkpoint=folder, progress=False)
     (folder / "tasks.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match="damaged"):
