@@ -18,7 +18,7 @@ import bayeskit as bk
 from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses, minimize
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
-REPLICATES, LENGTHS = (30, (100, 100)) if SMALL else (1000, (500, 1000))  # lengths of warm-up and of what is kept
+REPLICATES, LENGTHS = (20, (100, 100)) if SMALL else (1000, (500, 1000))  # lengths of warm-up and of what is kept
 PUBLISHED = {0.1: (110.1416, 0.4018), 0.5: (81.4823, 0.5602), 0.9: (67.3509, 0.6863)}  # by linear programming
 
 

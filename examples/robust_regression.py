@@ -49,7 +49,7 @@ def main() -> None:
         # A bounded loss is flat far away: the search starts where the one before it ended.
         best = minimize(posterior, start=best).position
         weight = calibrate.information_matching(posterior, at=best).weight
-        draws = bk.sample(posterior.with_weight(weight), num_samples=250 if SMALL else 1000, seed=0, progress=False)
+        draws = bk.sample(posterior.with_weight(weight), num_samples=120 if SMALL else 1000, seed=0, progress=False)
         theta = draws.to_arviz().posterior["theta"]
         mean, sd = theta.mean(("chain", "draw")).values, theta.std(("chain", "draw")).values
         text = ", ".join(f"{m:.3f} ({s:.3f})" for m, s in zip(mean, sd, strict=True))
