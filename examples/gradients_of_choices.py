@@ -52,7 +52,8 @@ def main() -> None:
     assert abs(table["GumbelSoftmax(temperature=1.0, num_samples=4)"].largest_z) > 10.0
     assert table["UnorderedSet(k=4)"].variance < table["ScoreFunction(num_samples=4)"].variance
     left, _ = table.plot()
-    left.figure.savefig("gradients_of_choices.png", dpi=100)
+    if not SMALL:
+        left.figure.savefig("gradients_of_choices.png", dpi=100)
 
     # The same estimator in a guide of Pyro: a posterior over the bits, whose bound enumeration knows exactly.
     def model() -> None:
