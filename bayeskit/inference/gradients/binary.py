@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -45,9 +46,9 @@ class _Antithetic(GradientEstimator):
         weights = torch.cat([0.5 + moved, 0.5 - moved]) / self.num_pairs
         return WeightedPoints(space.value(torch.cat([first, second]).long()), weights)
 
+    @abstractmethod
     def slope(self, uniform: Tensor, first: Tensor, second: Tensor, logits: Tensor) -> Tensor:
         """Return by how much the difference of both values moves each logit, `(pairs, *batch, bits)`."""
-        raise NotImplementedError
 
     def num_evaluations(self, space: Space) -> int:
         """Return the number of draws."""

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -335,12 +335,12 @@ def _trained(estimator: GradientEstimator, space: Factorised, function: Function
     baseline = getattr(estimator, "baseline", None)
     if not isinstance(estimator, ScoreFunction) or baseline is None:
         return estimator
-    learning = dataclasses.replace(estimator, baseline=copy.deepcopy(baseline))
+    learned = copy.deepcopy(baseline)
+    learning = dataclasses.replace(estimator, baseline=learned)
     generator = new_generator(seed, space.like.device, stream="comparison of gradients: baseline")
     for _ in range(_LESSONS):
         _gradient(space, (), lambda q: learning.surrogate(q, function, generator))
-    assert learning.baseline is not None
-    return dataclasses.replace(estimator, baseline=_Fixed(learning.baseline))
+    return dataclasses.replace(estimator, baseline=_Fixed(learned))
 
 
 def _rounding(exact: Tensor, batch_dims: int) -> Tensor:
@@ -350,9 +350,8 @@ def _rounding(exact: Tensor, batch_dims: int) -> Tensor:
     return (100 * torch.finfo(exact.dtype).eps * largest).expand(exact.shape)
 
 
-def _gradient(space: Factorised, copies: tuple[int, ...], value: object) -> Tensor:
+def _gradient(space: Factorised, copies: tuple[int, ...], value: Callable[[Space], Tensor]) -> Tensor:
     """Return the gradient of a sum in the logits of independent copies of a distribution, `(*copies, *logits)`."""
-    assert callable(value)
     with torch.enable_grad():
         copied = space.copies(copies)
         (gradient,) = torch.autograd.grad(value(copied).sum(), copied.parameter, allow_unused=True)

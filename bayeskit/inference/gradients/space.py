@@ -258,11 +258,8 @@ def space_of(distribution: Distribution | Space | Tensor) -> Space:
             )
         distribution = Categorical(logits=distribution, validate_args=False)
     own = getattr(distribution, "space", None)
-    if callable(own):
-        space = own()
-        assert isinstance(space, Space)
-        return space
-    return Factorised(distribution)
+    space = own() if callable(own) else None
+    return space if isinstance(space, Space) else Factorised(distribution)
 
 
 def gumbel(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -348,6 +348,28 @@ def test_pictures():
         (lambda: MixturePrior.conjugate(0.0, 1.0, 2.0, math.inf), SettingsError, "rate must be positive and finite"),
         (lambda: exact_log_evidence(GaussianMixture(SMALL, 2)), SettingsError, "MixturePrior.conjugate"),
         (
+            lambda: log_joint_of_assignments(GaussianMixture(SMALL, 2), torch.zeros(len(SMALL)).long()),
+            SettingsError,
+            "MixturePrior.conjugate",
+        ),
+        (
+            lambda: log_joint_of_assignments(
+                GaussianMixture(SMALL, 2, prior=CONJUGATE, equal_scales=True), torch.zeros(len(SMALL)).long()
+            ),
+            SettingsError,
+            "unequal covariances",
+        ),
+        (
+            lambda: log_joint_of_assignments(GaussianMixture(SMALL, 2, prior=CONJUGATE), torch.zeros(2).long()),
+            ShapeError,
+            "observations",
+        ),
+        (
+            lambda: log_joint_of_assignments(GaussianMixture(SMALL, 2, prior=CONJUGATE), torch.full((len(SMALL),), 2)),
+            DataError,
+            "components",
+        ),
+        (
             lambda: exact_log_evidence(GaussianMixture(galaxy_velocities(), 2, CONJUGATE)),
             SettingsError,
             "82 observations in 2 components have 4835703278458516698824704 assignments",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayeskit._settings import whole_number
 from bayeskit._torch import global_stream, new_generator
-from bayeskit.errors import SettingsError
+from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
 
 MAX_ASSIGNMENTS = 1 << 20
@@ -105,10 +105,8 @@ def sample_exact_posterior(
 
 def _log_joint_of_all(mixture: GaussianMixture) -> Tensor:
     """Return the log joint probability of every assignment and the data, ``(K^n,)``."""
-    prior, count, n = mixture.prior, mixture.num_components, len(mixture.y)
-    conjugate = prior.relative_precision is not None and prior.rate is not None
-    if not conjugate or mixture.equal_scales or mixture.correlated:
-        raise SettingsError("assignments are listed under MixturePrior.conjugate with diagonal, unequal covariances")
+    _conjugate(mixture)
+    count, n = mixture.num_components, len(mixture.y)
     total = count**n
     if total > MAX_ASSIGNMENTS:
         raise SettingsError(
@@ -135,16 +133,26 @@ class _Update(NamedTuple):
     rate: Tensor  # (*batch, K, D)
 
 
+def _conjugate(mixture: GaussianMixture) -> tuple[float, Tensor]:
+    """Return the relative precision of means and the rate of precisions, or refuse a mixture that is not conjugate."""
+    precision, rate = mixture.prior.relative_precision, mixture.prior.rate
+    if precision is None or rate is None or mixture.equal_scales or mixture.correlated:
+        raise SettingsError(
+            "parameters are integrated out under MixturePrior.conjugate with diagonal, unequal covariances only"
+        )
+    return precision, rate
+
+
 def _update(mixture: GaussianMixture, assignments: Tensor) -> _Update:
     prior, y = mixture.prior, mixture.y.double().reshape(len(mixture.y), -1)
-    assert prior.relative_precision is not None and prior.rate is not None
-    b0, n0 = prior.location.to(y), prior.relative_precision
+    n0, prior_rate = _conjugate(mixture)
+    b0 = prior.location.to(y)
     chosen = torch.nn.functional.one_hot(assignments, mixture.num_components).to(y)  # (*batch, n, K)
     size = chosen.sum(-2)
     n = size.unsqueeze(-1)
     first = chosen.mT @ (y - b0)  # (*batch, K, D), about the prior mean
     second = chosen.mT @ (y - b0).square()
-    rate = prior.rate.to(y) + 0.5 * (second - first.square() / (n0 + n))
+    rate = prior_rate.to(y) + 0.5 * (second - first.square() / (n0 + n))
     return _Update(size, b0 + first / (n0 + n), n0 + n, prior.shape + n / 2, rate)
 
 
@@ -162,13 +170,26 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
     -------
     Tensor
         Shape ``(*batch)``.
+
+    Raises
+    ------
+    SettingsError
+        If the mixture is not conjugate, or has equal or full covariances.
+    ShapeError
+        If there is not one assignment for each observation.
+    DataError
+        If an assignment is no component.
     """
     prior, count = mixture.prior, mixture.num_components
-    assert prior.relative_precision is not None and prior.rate is not None
-    c0, e0, rate = prior.shape, prior.concentration, prior.rate.to(mixture.y.device)
+    relative_precision, rate = _conjugate(mixture)
+    if not assignments.dim() or assignments.shape[-1] != len(mixture.y):
+        raise ShapeError(f"assignments of shape {tuple(assignments.shape)} for {len(mixture.y)} observations")
+    if not bool(((assignments >= 0) & (assignments < count)).all()):
+        raise DataError(f"assignments must lie between 0 and {count - 1}, the components")
+    c0, e0, rate = prior.shape, prior.concentration, rate.to(mixture.y.device)
     update = _update(mixture, assignments)
     log_marginal = (
-        0.5 * (math.log(prior.relative_precision) - update.relative_precision.log())
+        0.5 * (math.log(relative_precision) - update.relative_precision.log())
         - 0.5 * update.size.unsqueeze(-1) * math.log(2 * math.pi)
         + c0 * rate.log()
         - math.lgamma(c0)
