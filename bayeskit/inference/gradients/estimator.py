@@ -19,9 +19,10 @@ Function = Callable[[Tensor], Tensor]
 
 
 class WeightedPoints(NamedTuple):
-    r"""Points :math:`z_i` with weights :math:`w_i` such that :math:`\sum_i w_i f(z_i)` estimates :math:`E f(z)`.
+    r"""Points :math:`z_i`, weights :math:`w_i`, offset: :math:`\sum_i w_i f(z_i) + o` estimates :math:`E f(z)`.
 
-    Its gradient, by weights and by relaxed points, estimates that of the expectation. This holds for every `f`.
+    Its gradient, by weights, by relaxed points and by the offset, estimates that of the expectation. This holds for
+    every `f`, so that the offset's own expectation and its gradient are zero.
 
     Attributes
     ----------
@@ -29,10 +30,13 @@ class WeightedPoints(NamedTuple):
         Shape `(points, *batch, *event)`.
     weights : Tensor
         Shape `(points, *batch)`; some may be negative.
+    offset : Tensor or float, default 0.0
+        What a control variate adds that knows the points and not `f`: `(*batch)`.
     """
 
     values: Tensor
     weights: Tensor
+    offset: Tensor | float = 0.0
 
 
 class GradientEstimator(ABC):
@@ -96,7 +100,7 @@ class GradientEstimator(ABC):
             If the distribution is none that the estimator knows.
         """
         drawn = self.points(space_of(distribution), generator)
-        return (drawn.weights * evaluated(f, drawn)).sum(0)
+        return (drawn.weights * evaluated(f, drawn)).sum(0) + drawn.offset
 
     def expectation(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
         """Return what the estimator is about, by enumeration: the expectation, differentiable, `(*batch)`.

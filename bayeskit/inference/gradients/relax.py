@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.gradients.estimator import Function, WeightedPoints, evaluated
 from bayeskit.inference.gradients.rebar import Tunable, check_scale, evaluations, relaxed_draws, weighted
-from bayeskit.inference.gradients.space import Space, space_of
+from bayeskit.inference.gradients.space import Space
 from bayeskit.inference.gradients.temperature import Temperature, check_temperature
 
 
@@ -40,6 +39,14 @@ class RELAX(Tunable):
     SettingsError
         If `control` cannot be called, the temperature is not above zero, there is nothing to draw, or variables depend
         on each other.
+
+    Notes
+    -----
+    At a site of a guide, `control` predicts what the bound has of this site, before its plate's scale. The loss of an
+    objective has no gradient by its parameters; that of the squared gradient has, in a loop of your own::
+
+        found = torch.autograd.grad(ELBO().differentiable_loss(model, guide), parameters, create_graph=True)
+        sum(g.square().sum() for g in found).backward(inputs=list(control.parameters()))
 
     References
     ----------
@@ -75,22 +82,12 @@ class RELAX(Tunable):
         whole_number("num_samples", self.num_samples, least=1)
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
-        """Draw points and their relaxations, of which the learned part knows nothing."""
+        """Draw points and their relaxations; the offset is what the learned part adds."""
         drawn = relaxed_draws(space, self.temperature, self.num_samples, generator, type(self).__name__)
-        return weighted(drawn, self.scale)
+        free = evaluated(self.control, WeightedPoints(drawn.free, drawn.score))
+        given = evaluated(self.control, WeightedPoints(drawn.given, drawn.score))
+        return weighted(drawn, self.scale)._replace(offset=(free - drawn.score * given).mean(0))
 
     def num_evaluations(self, space: Space) -> int:
         """Return three for each draw, or one where the scale is zero; those of `control` do not count."""
         return evaluations(self.num_samples, self.scale)
-
-    def surrogate(
-        self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Return an estimate of the expectation whose gradient estimates that of the expectation."""
-        drawn = relaxed_draws(
-            space_of(distribution), self.temperature, self.num_samples, generator, type(self).__name__
-        )
-        points = weighted(drawn, self.scale)
-        free = evaluated(self.control, WeightedPoints(drawn.free, drawn.score))
-        given = evaluated(self.control, WeightedPoints(drawn.given, drawn.score))
-        return (points.weights * evaluated(f, points)).sum(0) + (free - drawn.score * given).mean(0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from bayeskit._settings import real_number, whole_number
@@ -30,7 +30,7 @@ class Baseline(Protocol):
         ...
 
 
-class MovingAverage:
+class MovingAverage(nn.Module):
     """The exponentially weighted mean of the values of earlier draws, one for the whole batch.
 
     Parameters
@@ -38,10 +38,19 @@ class MovingAverage:
     decay : float, default 0.9
         In [0, 1).
 
+    Attributes
+    ----------
+    mean : Tensor
+        Zero before the first draw.
+    num_draws : Tensor
+        How many it has learnt from.
+
     Notes
     -----
-    The mean belongs to this object: one for each site of a guide keeps them apart, and neither a new training run nor a
-    checkpoint of :func:`bayeskit.fit` sets it back.
+    The mean belongs to this object, made once, outside of the guide: one for each site keeps them apart. It is a
+    module's buffer, so that checkpoints of :func:`bayeskit.fit` keep it where the object, or the estimator with it,
+    belongs to the guide or is a variable that the guide reads; as with a network's running means, a new training run
+    does not set it back.
 
     Raises
     ------
@@ -56,21 +65,31 @@ class MovingAverage:
     [0.0, 4.0, 6.0]
     """
 
+    mean: Tensor
+    num_draws: Tensor
+
     def __init__(self, decay: float = 0.9) -> None:
+        super().__init__()
         if not 0 <= real_number("decay", decay) < 1:
             raise SettingsError(f"decay must lie in [0, 1), not {decay}; 0.9 remembers some ten draws")
         self.decay = decay
-        self.mean: Tensor | None = None
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("num_draws", torch.zeros((), dtype=torch.int64))
 
-    def __repr__(self) -> str:
-        return f"MovingAverage({self.decay})"
+    def extra_repr(self) -> str:
+        """Return the decay."""
+        return str(self.decay)
 
-    def __call__(self, values: Tensor) -> Tensor:
+    def forward(self, values: Tensor) -> Tensor:
         """Return the mean so far, zero at first, and take up the values."""
-        new = values.detach().mean()
-        before = self.mean
-        self.mean = new if before is None else before.lerp(new, 1 - self.decay)
-        return torch.zeros_like(new) if before is None else before
+        with torch.no_grad():
+            if self.mean.device != values.device:
+                self.to(values.device)
+            before = self.mean.to(values.dtype, copy=True)
+            new = values.mean().to(self.mean.dtype)
+            self.mean.lerp_(new, torch.where(self.num_draws == 0, 1.0, 1 - self.decay).to(new))
+            self.num_draws += 1
+        return before
 
 
 @dataclass(frozen=True)
@@ -109,8 +128,7 @@ class ScoreFunction(GradientEstimator):
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points."""
-        codes = space.sample(self.num_samples, generator)
-        return WeightedPoints(space.value(codes), magic(space.log_prob(codes)) / self.num_samples)
+        return _independent(space, self.num_samples, generator)
 
     def num_evaluations(self, space: Space) -> int:
         """Return the number of draws."""
@@ -218,19 +236,17 @@ class ControlVariate(GradientEstimator):
         whole_number("num_samples", self.num_samples, least=1)
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
-        """Draw points, of which the control variate knows nothing."""
-        codes = space.sample(self.num_samples, generator)
-        return WeightedPoints(space.value(codes), magic(space.log_prob(codes)) / self.num_samples)
+        """Draw points; the offset is the control variate's expectation less what it is at them."""
+        drawn = _independent(space, self.num_samples, generator)
+        explained = (drawn.weights * evaluated(self.function, drawn).detach()).sum(0)
+        return drawn._replace(offset=self.mean(space.distribution) - explained)
 
     def num_evaluations(self, space: Space) -> int:
         """Return the number of draws."""
         return self.num_samples
 
-    def surrogate(
-        self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Return an estimate of the expectation whose gradient estimates that of the expectation."""
-        space = space_of(distribution)
-        drawn = self.points(space, generator)
-        left = evaluated(f, drawn) - evaluated(self.function, drawn).detach()
-        return (drawn.weights * left).sum(0) + self.mean(space.distribution)
+
+def _independent(space: Space, num_samples: int, generator: torch.Generator | None) -> WeightedPoints:
+    """Draw points whose weights have the gradient of their log probabilities."""
+    codes = space.sample(num_samples, generator)
+    return WeightedPoints(space.value(codes), magic(space.log_prob(codes)) / num_samples)

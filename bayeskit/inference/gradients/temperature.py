@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayeskit._settings import real_number
 from bayeskit.errors import SettingsError
-
-if TYPE_CHECKING:
-    from bayeskit.inference.objectives.annealing import Schedule
 
 #: A number, a scalar tensor such as a parameter, or what returns either when a draw needs it.
 Temperature = float | Tensor | Callable[[], float | Tensor]
@@ -64,12 +60,13 @@ class ExponentialDecay:
         return max(self.end, self.start * math.exp(-self.rate * step))
 
 
-class Annealed:
+class Annealed(nn.Module):
     """A temperature that follows a schedule.
 
-    A step is counted when :meth:`step` is called, once after each step of the optimiser, as with torch's schedulers
-    of the learning rate. Drawing counts nothing: all sites that share the object, all particles, and draws that are
-    made again in a backward pass have one temperature.
+    :func:`bayeskit.fit` counts a step after each of the optimiser's, where the object, or the estimator with it,
+    belongs to the guide or is a variable that the guide reads; in a loop of your own, call :meth:`step`. Drawing counts
+    nothing: all sites that share the object, all particles, and draws made again in a backward pass have one
+    temperature.
 
     Parameters
     ----------
@@ -79,8 +76,9 @@ class Annealed:
 
     Attributes
     ----------
-    num_steps : int
-        Steps counted so far.
+    num_steps : Tensor
+        Steps counted so far: a module's buffer, so that checkpoints of :func:`bayeskit.fit` keep it. As a network's
+        running means, a new training run does not set it back.
 
     Examples
     --------
@@ -90,25 +88,20 @@ class Annealed:
     (1.0, None, 0.875)
     """
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.num_steps = 0
+    num_steps: Tensor
 
-    def __call__(self) -> float:
+    def __init__(self, schedule: Callable[[int], float]) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self) -> float:
         """Return the temperature of the present step."""
-        return self.schedule(self.num_steps)
+        return self.schedule(int(self.num_steps))
 
     def step(self) -> None:
         """Count a step."""
         self.num_steps += 1
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the number of steps."""
-        return {"num_steps": torch.tensor(self.num_steps)}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`state_dict` returned."""
-        self.num_steps = int(state["num_steps"])
 
 
 def check_temperature(temperature: Temperature) -> None:
@@ -121,7 +114,7 @@ def check_temperature(temperature: Temperature) -> None:
     """
     if callable(temperature):
         try:
-            inspect.signature(temperature).bind()
+            inspect.signature(temperature.forward if isinstance(temperature, nn.Module) else temperature).bind()
         except TypeError:
             raise SettingsError(
                 f"the temperature {temperature!r:.60} cannot be called without arguments; give Annealed(schedule), "

@@ -64,8 +64,6 @@ class VIMCO(GradientEstimator):
         self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
     ) -> Tensor:
         """Return an estimate of the bound whose gradient estimates that of the expected bound."""
-        # The objectives know gradients, so that what they have can only be taken from them here.
-
         space = space_of(distribution)
         codes = space.sample(self.num_samples, generator)
         log_probability = space.log_prob(codes)

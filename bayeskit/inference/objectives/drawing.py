@@ -31,7 +31,7 @@ from bayeskit.inference.objectives.sites import (
     relaxed_log_density,
     unwrapped,
 )
-from bayeskit.inference.objectives.weighting import Weighting, baseline_terms, weight
+from bayeskit.inference.objectives.weighting import Weighting, baseline_terms, offset, weight
 
 SUMMED_OUT = "_summed_out"
 BASELINES = "_baselines"
@@ -280,6 +280,11 @@ def _summed_out(
         baselines = [
             enumerated.added_up(enumerated.factor(guide_sites[name], term, layout, bare=True), layout)
             for name, term in baseline_terms(guide_sites, terms, log_guide, kl).items()
+        ]
+        baselines += [
+            enumerated.expected(enumerated.factor(site, term, layout), weights, layout)
+            for site in guide_sites.values()
+            if (term := offset(site)) is not None
         ]
         if baselines:
             terms[BASELINES] = sum(baselines[1:], baselines[0])

@@ -12,11 +12,12 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from bayeskit.errors import DataError, GuideError, SettingsError, ShapeError
-from bayeskit.inference.gradients import GradientEstimator, ScoreFunction, space_of
+from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction, space_of
 from bayeskit.inference.objectives.sites import RELAXED, Site, unwrapped
 
 GRADIENT = "gradient"
 WEIGHTS = "_weights"
+OFFSET = "_offset"
 
 
 class _Drawn(TorchDistribution):  # type: ignore[misc]
@@ -64,13 +65,13 @@ class Weighting(Messenger):
                 "points between corners: use OneHotCategorical in guide and model"
             )
         try:
-            values, weights = estimator.points(space_of(fn))
+            values, weights, offset = estimator.points(space_of(fn))
         except (SettingsError, DataError, ShapeError) as error:
             raise type(error)(f"site {name!r}: {error}") from error
         if len(weights) == 1:
             # A dimension of size one would not show which terms depend on the site: the point comes twice, at half.
             values, weights = torch.cat([values, values]), torch.cat([weights, weights]) / 2
-        message["infer"] = {**message["infer"], "enumerate": "parallel", WEIGHTS: weights}
+        message["infer"] = {**message["infer"], "enumerate": "parallel", WEIGHTS: weights, OFFSET: offset}
         message["infer"][RELAXED] = estimator.relaxed
         message["fn"] = _Drawn(fn, values)
 
@@ -84,13 +85,17 @@ class Weighting(Messenger):
 
 
 def _check_estimator(name: str, estimator: GradientEstimator) -> None:
-    """Refuse estimators that are more than weighted points, unless what they add is known here."""
-    plain = type(estimator).surrogate is GradientEstimator.surrogate
-    if not plain and not isinstance(estimator, ScoreFunction):
+    """Refuse estimators of something else than an expectation, and those that do more than the points they draw."""
+    if isinstance(estimator, VIMCO):
         raise GuideError(
-            f"site {name!r}: {type(estimator).__name__} adds terms to its weighted points that need the site's own "
-            "function, so it works in surrogate and estimate alone; use such as LeaveOneOut, UnorderedSet or REBAR "
-            "here, or IWAE without infer['gradient'] for the multi-sample bound"
+            f"site {name!r}: VIMCO is about the multi-sample bound of the whole model, not about one site; take "
+            f"infer['gradient'] out and train by IWAE(num_particles={estimator.num_samples}), whose draws have "
+            "this very gradient"
+        )
+    if type(estimator).surrogate is not GradientEstimator.surrogate and not isinstance(estimator, ScoreFunction):
+        raise GuideError(
+            f"site {name!r}: {type(estimator).__name__} has a surrogate of its own, of which a guide knows nothing; "
+            "put what it adds into the weights or the offset of its points"
         )
 
 
@@ -138,6 +143,12 @@ def baseline_terms(
             if worth is not None:
                 found[name] = torch.as_tensor(estimator.correction(weights, worth))
     return found
+
+
+def offset(site: Site) -> Tensor | None:
+    """Return what a control variate adds to the bound at a site, zero in expectation, of the shape of its draws."""
+    found = site["infer"].get(OFFSET)
+    return found if isinstance(found, Tensor) else None
 
 
 def _check_once(name: str) -> None:

@@ -13,9 +13,10 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from bayeskit.errors import LossError, SettingsError
+from bayeskit.inference.gradients.temperature import Annealed
 from bayeskit.inference.objectives.objective import Objective
 from bayeskit.inference.training.batches import Batch
-from bayeskit.inference.training.networks import named_modules, owner
+from bayeskit.inference.training.networks import named_modules, named_modules_in_settings, owner
 
 
 class Learner(nn.Module):
@@ -107,9 +108,16 @@ class Learner(nn.Module):
         """Return what modules remember besides parameters, such as running means."""
         found = dict(self.named_buffers())
         for function in self._call[:2]:
-            for name, module in named_modules(function).items():
+            for name, module in {**named_modules(function), **named_modules_in_settings(function)}.items():
                 found |= {f"function.{name}.{key}": value for key, value in module.named_buffers()}
         return found
+
+    def count_step(self) -> None:
+        """Let temperatures that fall from step to step go on."""
+        inside = [module for function in self._call[:2] for module in named_modules_in_settings(function).values()]
+        for module in {id(m): m for m in [*self.all_modules(), *inside]}.values():
+            if isinstance(module, Annealed):
+                module.step()
 
     def copied_buffers(self) -> dict[str, Tensor]:
         """Return copies of the buffers."""

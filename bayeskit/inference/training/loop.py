@@ -227,6 +227,7 @@ class _Run:
             for group in self.clipped:
                 torch.nn.utils.clip_grad_norm_(group, self.plan.gradient_clipping)
         self.optimizer.step()
+        learner.count_step()
         if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
         self.history.losses.append(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +24,43 @@ def owner(function: Any) -> nn.Module | None:
 
 def named_modules(function: Any) -> dict[str, nn.Module]:
     """Return the modules that a plain function reads from around itself."""
-    if owner(function) is not None or not inspect.isfunction(function):
-        return {}
+    return {} if owner(function) is not None else {n: v for n, v in _around(function) if isinstance(v, nn.Module)}
+
+
+def named_modules_in_settings(function: Any) -> dict[str, nn.Module]:
+    """Return the modules in dataclasses that a model or guide holds or reads, as a baseline in a gradient estimator.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.gradients import MovingAverage, ScoreFunction
+    >>> estimator = ScoreFunction(baseline=MovingAverage())
+    >>> def guide():
+    ...     return {"gradient": estimator}
+    >>> named_modules_in_settings(guide)
+    {'estimator.baseline': MovingAverage(0.9)}
+    """
+    whole = owner(function)
+    values = _around(function)
+    if whole is not None:
+        values = [(f"{at}.{name}", v) for at, part in whole.named_modules() for name, v in vars(part).items()]
+    return dict(found for name, value in values for found in _in_settings(name, value))
+
+
+def _around(function: Any) -> list[tuple[str, Any]]:
+    if not inspect.isfunction(function):
+        return []
     around = inspect.getclosurevars(function)
-    return {n: v for n, v in {**around.globals, **around.nonlocals}.items() if isinstance(v, nn.Module)}
+    return list({**around.globals, **around.nonlocals}.items())
+
+
+def _in_settings(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if isinstance(part := getattr(value, field.name, None), nn.Module):
+                yield f"{name}.{field.name}", part
+    elif type(value) is dict and not name.rpartition(".")[2].startswith("_"):  # modules keep dictionaries of their own
+        for key, part in value.items():
+            yield from _in_settings(f"{name}.{key}", part)
 
 
 def networks(*functions: Any) -> list[nn.Module]:

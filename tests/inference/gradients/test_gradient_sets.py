@@ -198,7 +198,7 @@ def test_top_k_summed_over_all_draws_is_exact(k, scale, lost, monkeypatch):
     gradient = torch.zeros_like(VALUES)
     for v in outside:
         monkeypatch.setattr(top_k, "sample_outside", lambda *arguments, v=v: torch.tensor([[v]]))
-        values, weights = gradients.RaoBlackwell(k).points(space)
+        values, weights, _ = gradients.RaoBlackwell(k).points(space)
         (found,) = torch.autograd.grad((weights * VALUES[values]).sum(), logits, retain_graph=True)
         gradient += (1 - lost) * p[v] / rest * found
     exact = gradients.Enumeration().estimate(logits.detach(), VALUES)

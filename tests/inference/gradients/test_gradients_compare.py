@@ -18,7 +18,7 @@ class Shrunk(LeaveOneOut):
     """Weights a tenth too small: biased, and not saying so."""
 
     def points(self, space, generator=None):
-        values, weights = super().points(space, generator)
+        values, weights, _ = super().points(space, generator)
         return WeightedPoints(values, 0.9 * weights)
 
 
@@ -56,7 +56,7 @@ def test_a_baseline_is_measured_after_it_has_learnt_and_is_left_alone():
     baseline = gradients.MovingAverage(0.9)
     estimators = [gradients.ScoreFunction(), gradients.ScoreFunction(1, baseline)]
     plain, learnt = gradients.compare(LOGITS, VALUES + 10, estimators, num_replicates=20_000).results.values()
-    assert baseline.mean is None
+    assert int(baseline.num_draws) == 0
     assert learnt.variance < 0.1 * plain.variance and abs(learnt.largest_z) < 5
 
 

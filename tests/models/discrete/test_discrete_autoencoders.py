@@ -25,7 +25,7 @@ class WrongSign(LeaveOneOut):
     """Leave-one-out, with the score's sign turned."""
 
     def points(self, space, generator=None):
-        values, weights = super().points(space, generator)
+        values, weights, _ = super().points(space, generator)
         return WeightedPoints(values, 2 * weights.detach() - weights)
 
 
