@@ -220,7 +220,9 @@ def magic(log_probability: Tensor) -> Tensor:
 
 def _with_gradient(distribution: Distribution | Space | Tensor) -> tuple[Space, Tensor]:
     if isinstance(distribution, Tensor):
-        distribution = distribution.detach().requires_grad_(True)
+        distribution = distribution.detach()
+        if distribution.is_floating_point():
+            distribution.requires_grad_(True)
     space = space_of(distribution)
     if space.parameter is not None and space.parameter.requires_grad:
         return space, space.parameter

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from bayeskit._settings import whole_number
-from bayeskit.inference.gradients.estimator import GradientEstimator, WeightedPoints
+from bayeskit.inference.gradients.estimator import GradientEstimator, WeightedPoints, magic
 from bayeskit.inference.gradients.space import Space, log_complement
 from bayeskit.inference.gradients.without_replacement import check_k, stochastic_beam_search
 
@@ -64,12 +64,13 @@ class ImportanceWithoutReplacement(GradientEstimator):
         check_k(self.k, space)
         beam = stochastic_beam_search(space, min(self.k + 1, space.size), generator)
         codes = beam.codes[: self.k]
-        probability = space.log_prob(codes).exp()
+        fixed, score = space.fixed_log_prob(codes), magic(space.log_prob(codes))
         if self.k == space.size:
-            return WeightedPoints(space.value(codes), probability)
-        fixed = space.fixed_log_prob(codes)
-        log_included = log_complement(-(fixed - beam.perturbed[self.k]).clamp_max(50.0).exp())
-        weights = probability * (-log_included).exp().to(probability.dtype)
+            return WeightedPoints(space.value(codes), fixed.exp().to(score.dtype) * score)
+        log_rate = (fixed - beam.perturbed[self.k]).clamp_max(50.0)
+        # Below this 1 - exp(-rate) is the rate, which itself may be too small for a number.
+        log_included = torch.where(log_rate < -36, log_rate, log_complement(-log_rate.clamp_min(-36).exp()))
+        weights = (fixed - log_included).exp().to(score.dtype) * score
         if self.normalised:
             weights = weights / weights.sum(0)
         return WeightedPoints(space.value(codes), weights)

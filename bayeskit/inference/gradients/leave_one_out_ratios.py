@@ -25,8 +25,8 @@ _FIRST, _STEP = -36.0, 0.2
 _SMALL = -36.0
 
 
-def leave_one_out_ratios(log_probability: Tensor, rest: Tensor) -> Tensor:
-    r"""Return :math:`R(S, s) = p^{D \setminus s}(S \setminus s) / p(S)` for each of a set.
+def log_leave_one_out_ratios(log_probability: Tensor, rest: Tensor) -> Tensor:
+    r"""Return logs of :math:`R(S, s) = p^{D \setminus s}(S \setminus s) / p(S)` for each of a set.
 
     Parameters
     ----------
@@ -48,15 +48,15 @@ def leave_one_out_ratios(log_probability: Tensor, rest: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> leave_one_out_ratios(torch.tensor([0.5, 0.3]).log(), torch.tensor(0.2).log())
+    >>> log_leave_one_out_ratios(torch.tensor([0.5, 0.3]).log(), torch.tensor(0.2).log()).exp()
     tensor([1.1667, 1.3889])
     """
     whole, one = _log_probabilities(log_probability, rest, (0, 1))
-    return (one - whole).exp()
+    return one - whole
 
 
-def second_order_ratios(log_probability: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the ratios of :func:`leave_one_out_ratios`, and those where one draw is known already.
+def log_second_order_ratios(log_probability: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return the logs of :func:`log_leave_one_out_ratios`, and of the ratios where one draw is known already.
 
     Parameters
     ----------
@@ -66,18 +66,18 @@ def second_order_ratios(log_probability: Tensor, rest: Tensor) -> tuple[Tensor, 
     Returns
     -------
     first : Tensor
-        :math:`R(S, s)`, shape `(k, *batch)`.
+        :math:`\log R(S, s)`, shape `(k, *batch)`.
     second : Tensor
-        :math:`R^{D \setminus s}(S, s')`, shape `(k, k, *batch)` with `s` first; ones on the diagonal.
+        :math:`\log R^{D \setminus s}(S, s')`, shape `(k, k, *batch)` with `s` first; zeros on the diagonal.
     """
     count = len(log_probability)
     whole, one, two = _log_probabilities(log_probability, rest, (0, 1, 2))
     number = torch.zeros(count, count, dtype=torch.int64, device="cpu")
     first, second = _choices(count, 2).T
     number[first, second] = number[second, first] = torch.arange(len(first), device="cpu")
-    ratio = (two[number] - one.unsqueeze(1)).exp()
-    ones = torch.eye(count, dtype=torch.bool, device=ratio.device).reshape(count, count, *[1] * rest.dim())
-    return (one - whole).exp(), torch.where(ones, 1.0, ratio)
+    ratio = two[number] - one.unsqueeze(1)
+    own = torch.eye(count, dtype=torch.bool, device=ratio.device).reshape(count, count, *[1] * rest.dim())
+    return one - whole, torch.where(own, 0.0, ratio)
 
 
 def _log_probabilities(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:

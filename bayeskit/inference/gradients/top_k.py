@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import whole_number
-from bayeskit.errors import SettingsError
+from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.gradients.estimator import GradientEstimator, WeightedPoints, magic
 from bayeskit.inference.gradients.space import Space, gumbel
 from bayeskit.inference.gradients.without_replacement import check_k, most_probable
@@ -92,6 +92,8 @@ def best_k(probabilities: Tensor, num_evaluations: int) -> Tensor:
     ------
     SettingsError
         If there is nothing to spend.
+    DataError
+        If a probability is NaN.
 
     References
     ----------
@@ -108,6 +110,8 @@ def best_k(probabilities: Tensor, num_evaluations: int) -> Tensor:
     size = probabilities.shape[-1]
     if size < 1:
         raise SettingsError("there are no categories to sum or draw")
+    if bool(probabilities.isnan().any()):
+        raise DataError("a probability is NaN; look at what the logits are made of")
     ordered = probabilities.sort(-1, descending=True).values[..., : min(count - 1, size)]
     rest = 1 - torch.cat([torch.zeros_like(probabilities[..., :1]), ordered.cumsum(-1)], -1)
     draws = count - torch.arange(rest.shape[-1], device=rest.device)
@@ -139,22 +143,23 @@ def sample_outside(space: Space, kept: Tensor, num_samples: int, generator: torc
     if len(kept) >= space.size:
         raise SettingsError(f"all {space.size} points are kept, so that none is left to draw")
     like = space.fixed_log_prob(kept)
-    mass = like.exp().unsqueeze(1).expand(-1, num_samples, *like.shape[1:])
-    alive = torch.ones_like(mass, dtype=torch.bool)
+    log_mass = like.unsqueeze(1).expand(-1, num_samples, *like.shape[1:])
+    alive = torch.ones_like(log_mass, dtype=torch.bool)
     shape = (num_samples, *space.batch_shape)
     codes = torch.zeros(*shape, 0, dtype=torch.int64, device=like.device)
     log_prefix = torch.zeros(shape, dtype=like.dtype, device=like.device)
     for step in range(space.num_variables):
-        log_children = log_prefix.unsqueeze(-1) + space.conditional(codes).to(like)
+        log_child = space.conditional(codes).to(like).expand(*shape, -1)
         category = torch.arange(space.num_categories, device=like.device)
         own = kept[:, ..., step].unsqueeze(1).unsqueeze(-1) == category  # (kept, 1, *batch, categories)
-        taken = torch.where(alive.unsqueeze(-1) & own, mass.unsqueeze(-1), 0.0).sum(0)
-        left = (log_children.exp() - taken).clamp_min(0.0)
+        # In units of the beginning's probability, for that of many variables is too small for a number.
+        share = (log_mass - log_prefix).clamp_max(0.0).exp().unsqueeze(-1)
+        left = (log_child.exp() - torch.where(alive.unsqueeze(-1) & own, share, 0.0).sum(0)).clamp_min(0.0)
         if step == space.num_variables - 1:
             # Every continuation is a point, kept or not: no difference of nearly equal numbers decides which.
-            left = torch.where((alive.unsqueeze(-1) & own).any(0), 0.0, log_children.exp())
+            left = torch.where((alive.unsqueeze(-1) & own).any(0), 0.0, log_child.exp())
         chosen = (left.log() + gumbel(tuple(left.shape), like, generator)).argmax(-1, keepdim=True)
         alive = alive & (kept[:, ..., step].unsqueeze(1) == chosen.squeeze(-1))
-        log_prefix = log_children.expand(left.shape).gather(-1, chosen).squeeze(-1)
+        log_prefix = log_prefix + log_child.gather(-1, chosen).squeeze(-1)
         codes = torch.cat([codes, chosen], -1)
     return codes

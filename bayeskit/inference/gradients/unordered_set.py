@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from bayeskit._settings import whole_number
-from bayeskit.inference.gradients.estimator import GradientEstimator, WeightedPoints
-from bayeskit.inference.gradients.leave_one_out_ratios import leave_one_out_ratios, second_order_ratios
+from bayeskit.inference.gradients.estimator import GradientEstimator, WeightedPoints, magic
+from bayeskit.inference.gradients.leave_one_out_ratios import log_leave_one_out_ratios, log_second_order_ratios
 from bayeskit.inference.gradients.space import Space
 from bayeskit.inference.gradients.without_replacement import check_k, stochastic_beam_search
 
@@ -60,15 +60,16 @@ class UnorderedSet(GradientEstimator):
 
     def weighted(self, space: Space, codes: torch.Tensor) -> WeightedPoints:
         """Return the points of one set with their weights, codes `(k, *batch, variables)`."""
-        probability = space.log_prob(codes).exp()
         fixed, rest = space.fixed_log_prob(codes), space.log_rest(codes)
+        score = magic(space.log_prob(codes))
+        # Of many variables, probabilities are too small and ratios too large for a number; weights are not.
         if not self.baseline:
-            ratio = leave_one_out_ratios(fixed, rest).to(probability.dtype)
-            return WeightedPoints(space.value(codes), probability * ratio)
-        first, second = second_order_ratios(fixed, rest)
-        weights = probability * first.to(probability.dtype)
+            log_weight = fixed + log_leave_one_out_ratios(fixed, rest)
+            return WeightedPoints(space.value(codes), log_weight.exp().to(score.dtype) * score)
+        first, second = log_second_order_ratios(fixed, rest)
+        weights = (fixed + first).exp().to(score.dtype) * score
         # Each member's value has the others' mean subtracted: a term without value, whose gradient is the score's.
-        moved = (weights - weights.detach()).unsqueeze(1) * (second * fixed.exp()).to(weights.dtype)
+        moved = (weights - weights.detach()).unsqueeze(1) * (second + fixed).exp().to(score.dtype)
         return WeightedPoints(space.value(codes), weights - moved.sum(0))
 
     def num_evaluations(self, space: Space) -> int:

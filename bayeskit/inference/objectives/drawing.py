@@ -24,6 +24,7 @@ from bayeskit.inference.objectives.gate import Gate
 from bayeskit.inference.objectives.layout import PARTICLES, Layout, Plate, masked, reduced
 from bayeskit.inference.objectives.particles import Particles
 from bayeskit.inference.objectives.sites import (
+    PATH,
     RELAXED,
     Compatibility,
     Site,
@@ -234,6 +235,7 @@ def _particles(
     observed = [t for n, t in terms.items() if n not in model_sites or model_sites[n]["is_observed"]]
     log_prior = {n: t for n, t in terms.items() if n in model_sites and not model_sites[n]["is_observed"]}
     any_term = next(iter([*terms.values(), *log_guide.values(), *kl.values()]))
+    in_expectation = in_expectation or next((n for n, s in guide_sites.items() if PATH in s["infer"]), None)
     return Particles(
         sum(observed[1:], observed[0]) if observed else torch.zeros_like(any_term),
         log_prior,
@@ -372,7 +374,7 @@ def _density(site: Site) -> Tensor:
 
 def _is_path(site: Site) -> bool:
     """Whether the draw carries a gradient."""
-    return bool(site["fn"].has_rsample)
+    return bool(site["fn"].has_rsample) or PATH in site["infer"]
 
 
 def _score(site: Site) -> Tensor:
@@ -406,7 +408,7 @@ def closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[t
         same_mask = prior["mask"] is posterior["mask"]
         if not same_mask or isinstance(prior["scale"], Tensor) or prior["scale"] != posterior["scale"]:
             continue
-        if "_enumerate_dim" in posterior["infer"] or isinstance(unwrapped(posterior["fn"])[0], Delta):
+        if {"_enumerate_dim", RELAXED} & posterior["infer"].keys() or isinstance(unwrapped(posterior["fn"])[0], Delta):
             continue  # Pyro's closed form of a Delta leaves out its log_density, the Jacobian of automatic guides
         with suppress(NotImplementedError):
             found.append((name, kl_divergence(*_alike(posterior["fn"], prior["fn"]))))

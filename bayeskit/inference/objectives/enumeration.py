@@ -116,7 +116,8 @@ class Enumerated:
         value = align(cost, labels)
         if needed:
             weight = math.prod((align(own[n], labels) for n in needed), start=torch.ones(()))
-            value = torch.where(weight != 0, weight * value, weight.new_zeros(()))
+            # Masked before the product: its derivative by a weight of zero would be infinite, and NaN further back.
+            value = weight * torch.where((weight != 0) | value.isfinite(), value, value.new_zeros(()))
         return self.added_up(Factor(value, labels, cost.plates), layout)
 
     def added_up(self, term: Factor, layout: Layout) -> Tensor:

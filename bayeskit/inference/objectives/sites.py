@@ -16,6 +16,8 @@ Site = dict[str, Any]
 
 #: Marks sites whose values may lie between the points of their support.
 RELAXED = "_relaxed"
+#: Marks sites whose values carry a gradient though their distribution has none.
+PATH = "_path"
 
 
 def unwrapped(fn: Distribution) -> tuple[Distribution, int]:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from bayeskit.errors import DataError, GuideError, SettingsError, ShapeError
 from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction, space_of
-from bayeskit.inference.objectives.sites import RELAXED, Site, unwrapped
+from bayeskit.inference.objectives.sites import PATH, RELAXED, Site, unwrapped
 
 GRADIENT = "gradient"
 WEIGHTS = "_weights"
 OFFSET = "_offset"
+#: Points of all sites together, beyond which they are refused.
+MAX_POINTS = 1 << 16
 
 
 class _Drawn(TorchDistribution):  # type: ignore[misc]
@@ -35,9 +37,14 @@ class _Drawn(TorchDistribution):  # type: ignore[misc]
 class Weighting(Messenger):
     """Let sites marked ``infer={"gradient": estimator}`` run through points that the estimator draws.
 
-    Stands right inside of the messenger that enumerates, which gives the points a dimension of their own. Relaxed
-    points lie between the corners of the support, where densities are continued linearly.
+    Stands right inside of the messenger that enumerates, which gives the points a dimension of their own, so that the
+    points of several sites multiply. Relaxed points lie between the corners of the support, where densities are
+    continued linearly; one alone, which carries all of its gradient itself, is a draw like others.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_points = 1
 
     def _pyro_sample(self, message: Any) -> None:
         estimator = message["infer"].get(GRADIENT)
@@ -68,9 +75,19 @@ class Weighting(Messenger):
             values, weights, offset = estimator.points(space_of(fn))
         except (SettingsError, DataError, ShapeError) as error:
             raise type(error)(f"site {name!r}: {error}") from error
+        if len(weights) == 1 and estimator.relaxed and not weights.requires_grad:
+            message["value"], message["done"] = values[0], True
+            message["infer"] = {**message["infer"], RELAXED: True, PATH: True}
+            return
         if len(weights) == 1:
             # A dimension of size one would not show which terms depend on the site: the point comes twice, at half.
             values, weights = torch.cat([values, values]), torch.cat([weights, weights]) / 2
+        self._num_points *= len(weights)
+        if self._num_points > MAX_POINTS:
+            raise GuideError(
+                f"site {name!r}: with its {len(weights)} points those of all sites together are {self._num_points}, "
+                f"more than {MAX_POINTS}, since a term may depend on each; make many sites one by a plate or .to_event"
+            )
         message["infer"] = {**message["infer"], "enumerate": "parallel", WEIGHTS: weights, OFFSET: offset}
         message["infer"][RELAXED] = estimator.relaxed
         message["fn"] = _Drawn(fn, values)

@@ -78,9 +78,9 @@ def test_variances_are_those_of_the_reference():
 
 
 def test_a_ratio_of_another_set_is_seen(monkeypatch):
-    original = ratios.leave_one_out_ratios
+    original = ratios.log_leave_one_out_ratios
     monkeypatch.setattr(
-        "bayeskit.inference.gradients.unordered_set.leave_one_out_ratios",
+        "bayeskit.inference.gradients.unordered_set.log_leave_one_out_ratios",
         lambda log_p, rest: original(log_p, rest - 0.05),
     )
     exact = gradients.Enumeration().estimate(LOGITS, VALUES)
@@ -205,3 +205,40 @@ def test_top_k_summed_over_all_draws_is_exact(k, scale, lost, monkeypatch):
     # A draw that is forgotten now and again is seen as soon as what is left over weighs enough.
     wrong = (gradient - exact).abs().max()
     assert (wrong < 1e-12) if not lost else (wrong > 1e-5 * rest)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        gradients.UnorderedSet(4),
+        gradients.UnorderedSet(4, baseline=True),
+        gradients.ImportanceWithoutReplacement(4),
+        gradients.ImportanceWithoutReplacement(4, normalised=True),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("num_variables", [60, 400])
+def test_codes_too_improbable_for_a_number(estimator, num_variables):
+    """Probabilities of 1e-60 and 1e-400 in single precision: weights are like those of few variables."""
+    logits = torch.zeros(8, num_variables, 10, requires_grad=True)
+    q = torch.distributions.Independent(torch.distributions.OneHotCategorical(logits=logits), 1)
+    drawn = estimator.points(gradients.space_of(q), torch.Generator().manual_seed(0))
+    assert bool((drawn.weights > 0).all())
+    # Unnormalised importance weights of k draws are near a gamma variable of mean one and variance 1 / (k - 1).
+    slack = 20.0 if estimator == gradients.ImportanceWithoutReplacement(4) else 1e-3
+    assert float((drawn.weights.detach().sum(0) - 1).abs().max()) < slack
+    assert len(drawn.values.detach().flatten(1).unique(dim=0)) == len(drawn.values)
+    (gradient,) = torch.autograd.grad((drawn.weights * drawn.values[..., 0].sum(-1)).sum(), logits)
+    assert bool(gradient.isfinite().all()) and bool((gradient != 0).any())
+
+
+def test_draws_outside_of_improbable_points_are_different_from_these():
+    space = gradients.space_of(
+        torch.distributions.Independent(torch.distributions.Bernoulli(torch.full((1200,), 0.5)), 1)
+    )
+    kept = torch.zeros(3, 1200, dtype=torch.int64)
+    kept[1, -1], kept[2, -2] = 1, 1
+    codes = sample_outside(space, kept, 500, torch.Generator().manual_seed(0))
+    assert abs(float(codes.double().mean()) - 0.5) < 5 * 0.5 / (500 * 1200) ** 0.5
+    drawn = gradients.RaoBlackwell(3, 2).points(space, torch.Generator().manual_seed(0))
+    assert float((drawn.weights.sum(0) - 1).abs().max()) < 1e-6

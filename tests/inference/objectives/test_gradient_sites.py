@@ -1,5 +1,6 @@
 """Sites of a guide that name their gradient estimator, against full enumeration of the same guide."""
 
+import math
 from contextlib import nullcontext
 
 import pyro
@@ -18,6 +19,7 @@ from bayeskit.inference.gradients import (
     RaoBlackwell,
     ScoreFunction,
     UnorderedSet,
+    space_of,
 )
 from bayeskit.inference.gradients.rebar import REBAR
 from bayeskit.inference.gradients.relax import RELAX
@@ -350,6 +352,66 @@ def test_a_mark_in_the_model_alone_is_no_guide():
 
     with pytest.raises(GuideError, match="no site for the latent site 'z'"):
         ELBO().loss(model, lambda: None)
+
+
+@pytest.mark.parametrize("estimator", [Enumeration(), UnorderedSet(2), RaoBlackwell(1), PARALLEL], ids=str)
+def test_a_point_without_weight_may_be_impossible(estimator):
+    """At a logit of 800 the other category's probability is zero, and so is its term in loss and gradient."""
+    logits = torch.tensor([800.0, 0.0], dtype=DTYPE, requires_grad=True)
+
+    def model():
+        z = pyro.sample("z", dist.Categorical(torch.tensor([0.5, 0.5], dtype=DTYPE)))
+        pyro.factor("impossible", torch.tensor([0.0, -torch.inf], dtype=DTYPE)[z])
+
+    def guide():
+        infer = estimator if estimator is PARALLEL else by(estimator)
+        pyro.sample("z", dist.Categorical(logits=logits), infer=infer)
+
+    with global_stream(new_generator(0)):
+        loss = ELBO(max_plate_nesting=0).differentiable_loss(model, guide)
+    assert abs(float(loss.detach()) - math.log(2)) < 1e-12
+    assert torch.equal(torch.autograd.grad(loss, logits)[0], torch.zeros(2, dtype=DTYPE))
+
+
+def count_of(estimator, objective=None):
+    """How many points the model sees of a site."""
+    seen = []
+
+    def model():
+        z = pyro.sample("z", dist.Bernoulli(DATA.new_tensor(0.3)))
+        seen.append(z.numel())
+
+    def guide():
+        logits = torch.zeros((), dtype=DTYPE, requires_grad=True)
+        pyro.sample("z", dist.Bernoulli(logits=logits), infer=by(estimator))
+
+    with global_stream(new_generator(0)):
+        (objective or ELBO(max_plate_nesting=0)).differentiable_loss(model, guide)
+    return seen[-1]
+
+
+@pytest.mark.parametrize("estimator", [GumbelSoftmax(), StraightThrough(), GumbelSoftmax(num_samples=3), REBAR()])
+def test_relaxed_points_are_evaluated_once(estimator):
+    with pyro.validation_enabled(False):
+        assert count_of(estimator) == estimator.num_evaluations(space_of(dist.Bernoulli(logits=torch.zeros(()))))
+
+
+def test_one_relaxed_draw_is_still_no_draw_of_other_bounds():
+    with pyro.validation_enabled(False), pytest.raises(GuideError, match="'z'.*ELBO"):
+        count_of(GumbelSoftmax(), IWAE(2, max_plate_nesting=0))
+
+
+def test_too_many_points_of_many_sites_are_refused():
+    def model():
+        for i in range(17):
+            pyro.sample(f"z{i}", dist.Bernoulli(DATA.new_tensor(0.3)))
+
+    def guide():
+        for i in range(17):
+            pyro.sample(f"z{i}", dist.Bernoulli(DATA.new_tensor(0.3)), infer=by(LeaveOneOut(2)))
+
+    with pytest.raises(GuideError, match="'z16'.*131072.*65536.*plate"):
+        ELBO(max_plate_nesting=0).loss(model, guide)
 
 
 def test_markov_chains_are_refused():

@@ -294,18 +294,19 @@ def test_values_do_not_depend_on_what_was_compiled_before():
     ],
     ids=["hmc", "pyro", "smc", "nested"],
 )
-def test_a_run_does_not_depend_on_what_was_compiled_before(run):
+def test_a_run_does_not_depend_on_what_was_compiled_before(run, compiled_calls):
     """A resumed run starts without the graphs that an uninterrupted one may have compiled before its last part."""
     used, fresh = compiling("linreg10"), exact.get("linreg10").target()
     fresh.compile = used.compile = False
-    used._engine._calls = compiling_calls()
+    used._engine._calls = dict(compiled_calls)
     a, b = run(fresh), run(used)
     for name in ("log_prior", "log_likelihood"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
-def compiling_calls():
+@pytest.fixture(scope="module")
+def compiled_calls():
     """Return the graphs of a target that has compiled some: of small size, so that every evaluation could use them."""
     target = compiling("linreg10")
     target.evaluator(8)
-    return dict(target._engine._calls)
+    return target._engine._calls

@@ -173,7 +173,11 @@ class _Search:
         self.scale = torch.where((width > FAR**-0.75) & (width < FAR**0.75), width, 1.0)
 
     def log_density(self, u: Tensor) -> Tensor:
-        return self.posterior.log_density(u).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        return _ordered(self.posterior.log_density(u))
+
+    def _value_and_grad(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self.posterior.value_and_grad(u)
+        return _ordered(value), gradient.nan_to_num(0.0, 0.0, 0.0)
 
     def _curved(self) -> Tensor:
         """Return which coordinates a transform maps to something else than themselves, ``(d,)``."""
@@ -213,15 +217,17 @@ class _Search:
     def _climb(self, position: Tensor) -> Tensor:
         """Go uphill with steps that grow while they succeed, ``(k, d)``."""
         size = torch.ones_like(position[:, 0])
-        value = self.log_density(position)
+        value, gradient = self._value_and_grad(position)
         for _ in range(CLIMBS):
-            gradient = self.posterior.value_and_grad(position)[1].nan_to_num(0.0, 0.0, 0.0)
             steepness = gradient.norm(dim=-1, keepdim=True)
             trial = position + size[:, None] * gradient / steepness.clamp_min(torch.finfo(position.dtype).tiny)
             trial = torch.where(steepness > 0, trial, position).clamp(-FAR, FAR)
-            reached = self.log_density(trial)
+            if torch.equal(trial, position):
+                break  # steps have become so small that rounding takes them back
+            reached, slope = self._value_and_grad(trial)
             better = (reached > value) & reached.isfinite()
             position = torch.where(better[:, None], trial, position)
+            gradient = torch.where(better[:, None], slope, gradient)
             value = torch.where(better, reached, value)
             size = torch.where(better, size * 2, size / 3)
         return position
@@ -315,6 +321,11 @@ class _Search:
             dropped = self.log_density(start + middle.exp()[..., None] * direction) < value - 1
             high, low = torch.where(dropped, middle, high), torch.where(dropped, low, middle)
         return high.exp()
+
+
+def _ordered(value: Tensor) -> Tensor:
+    """Return log densities with what is not a number below all others."""
+    return value.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
 def _short(value: Tensor) -> str:

@@ -8,14 +8,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit import _evaluation
-from bayeskit._compiler import settle
 from bayeskit._engine import Compile
 from bayeskit._evaluation import Evaluation
-from bayeskit._torch import one_thread
 from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning, ModelError, SlowModelWarning
 from bayeskit.inference.samplers.stochastic_gradient._density import MinibatchDensity
@@ -77,7 +73,7 @@ class MinibatchEngine:
             return self._one_by_one
         example = self._example(num_vectors)
         try:
-            graph = self._trace(*example)
+            graph = _evaluation.trace_call(self._with_gradient, *example)
         except UNTRACEABLE as error:
             warnings.warn(
                 f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower",
@@ -96,15 +92,6 @@ class MinibatchEngine:
                 return Evaluation(*call(u.contiguous(), rows.contiguous()))
 
         return estimate
-
-    def _trace(self, u: Tensor, rows: Tensor) -> GraphModule:
-        settle()
-        with one_thread():
-            graph = make_fx(lambda u, rows: tuple(self._with_gradient(u, rows)))(u, rows)
-        _evaluation._fail_apart(graph)
-        graph.graph.eliminate_dead_code()
-        _evaluation._pin_dtypes(graph)
-        return graph
 
     def _with_gradient(self, u: Tensor, rows: Tensor) -> Evaluation:
         def total(u: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
