@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from inspect import getclosurevars
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyro
 import torch
 from torch import Tensor
 
-from bayeskit.errors import ModelError
+from bayeskit.errors import BayeskitError, ModelError
 
 
 def culprit(error: Exception) -> str:
@@ -31,6 +32,18 @@ def place_of(error: Exception) -> str:
     """Return the site and distribution whose density failed, or else the user's own line."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("at site ")]
     return f" {notes[0]}" if notes else culprit(error)
+
+
+@contextmanager
+def own_words() -> Iterator[None]:
+    """Let errors of ours say what they say, without the shapes of sites that Pyro's tracing adds to any message."""
+    try:
+        yield
+    except BayeskitError as error:
+        message, shapes, _ = str(error).partition("\nTrace Shapes:")
+        if not shapes:
+            raise
+        raise type(error)(message).with_traceback(error.__traceback__) from None
 
 
 def unsteady(name: str) -> ModelError:

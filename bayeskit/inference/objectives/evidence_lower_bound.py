@@ -70,6 +70,12 @@ class ELBO(Objective):
     SettingsError
         If a weight is negative or no number.
 
+    Notes
+    -----
+    Discrete sites of the guide may name their gradient estimator, ``infer={"gradient": LeaveOneOut(4)}``; see
+    :mod:`bayeskit.inference.gradients`. Under relaxed ones, :class:`GumbelSoftmax` without ``hard``, the loss is that of
+    the relaxed problem: no bound, often below what any is. Compare such trainings by a loss without the mark.
+
     References
     ----------
     Higgins, I. et al. (2017). beta-VAE: learning basic visual concepts with a constrained variational framework.

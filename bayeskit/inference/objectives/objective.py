@@ -16,6 +16,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from bayeskit._pyro import own_words
 from bayeskit.errors import LossError, SettingsError
 from bayeskit.inference.objectives.drawing import plate_nesting, run_particles
 from bayeskit.inference.objectives.gate import Gate
@@ -61,7 +62,8 @@ class Draw:
         self.last: Particles | None = None
         self._subsample = _SameSubsample()
         if math.isinf(objective.max_plate_nesting):
-            objective.max_plate_nesting = plate_nesting(model, guide, args, kwargs, objective.compatibility)
+            with own_words():
+                objective.max_plate_nesting = plate_nesting(model, guide, args, kwargs, objective.compatibility)
 
     def __call__(
         self,
@@ -98,7 +100,7 @@ class Draw:
         return self.last
 
     def _run(self, num_particles: int, options: _Options, gate: Gate | None) -> Particles:
-        with self._subsample:
+        with self._subsample, own_words():
             particles = run_particles(
                 self.model,
                 self.guide,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.distributed import Ranks
 from bayeskit.errors import DataError
@@ -179,7 +180,7 @@ class Given(Batches):
                     raise DataError("the data have no batches")
                 return
             if position >= start:
-                yield as_batch(value)
+                yield as_batch(_tensors(value))
 
     def all(self) -> Iterator[Batch]:
         """Yield the batches, always the same."""
@@ -212,6 +213,15 @@ class Nothing(Batches):
         return "none"
 
 
+def _tensors(data: Any) -> Any:
+    """Return arrays as the tensors that they stand for, also where they are columns of a tuple or mapping."""
+    if isinstance(data, tuple):
+        return tuple(_tensors(x) for x in data)
+    if isinstance(data, Mapping):
+        return {name: _tensors(x) for name, x in data.items()}
+    return as_numbers("data", data) if hasattr(data, "__array__") and not isinstance(data, Tensor) else data
+
+
 def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Batches:
     """Return the minibatches of whatever a user gives as data.
 
@@ -229,11 +239,14 @@ def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Ba
     """
     if data is None:
         return Nothing()
+    data = _tensors(data)
+    if isinstance(data, list) and data and isinstance(data[0], (bool, int, float)):
+        data = as_numbers("data", data)
     columns = data if isinstance(data, tuple) else data.values() if isinstance(data, Mapping) else (data,)
     if columns and all(isinstance(x, Tensor) for x in columns):
         return Columns(data, batch_size, ranks, seed)
     if isinstance(data, (tuple, Mapping)) or not isinstance(data, Iterable):
         raise DataError(
-            f"data must be a tensor, a tuple or mapping of tensors, or an iterable of batches, not {data!r:.80}"
+            f"data must be a tensor or array, a tuple or mapping of these, or an iterable of batches, not {data!r:.80}"
         )
     return Given(data, seed)

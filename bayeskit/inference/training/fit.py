@@ -186,6 +186,7 @@ def fit(
     (bare_model, bare_guide), state = _apart(model, guide)
     with pyro.get_param_store().scope(state) as store:
         outcome = train(bare_model, bare_guide, objective, data, validation, plan)
+        values = {name: _constrained(name, x, bare_model, bare_guide) for name, x in outcome.parameters.items()}
     known = {id(p) for module in (owner(bare_model), owner(bare_guide)) if module for p in module.parameters()}
     loose = any(id(p) not in known for p in store["params"].values())
     return Fit(
@@ -200,7 +201,21 @@ def fit(
         best_epoch=outcome.best_epoch,
         seconds=outcome.seconds,
         settings={"objective": type(objective).__name__, "seed": plan.seed, "precision": precision},
+        values={name.removesuffix("_unconstrained"): x for name, x in values.items()},
     )
+
+
+def _constrained(name: str, parameter: Tensor, model: Any, guide: Any) -> Tensor:
+    """Return a parameter as it is seen by the function that it belongs to."""
+    kind, _, rest = name.partition(".")
+    if kind == "store":
+        return pyro.get_param_store()[rest].detach().clone()
+    if not rest.endswith("_unconstrained"):
+        return parameter
+    path, _, own = rest.removesuffix("_unconstrained").rpartition(".")
+    module = owner(model if kind == "model" else guide)
+    value: Tensor = getattr(module.get_submodule(path), own)  # type: ignore[union-attr]
+    return value.detach().clone()
 
 
 def _apart(*functions: Callable[..., Any]) -> tuple[list[Callable[..., Any]], Any]:

@@ -12,9 +12,10 @@ from pyro import poutine
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
-from bayeskit.errors import LossError, SettingsError
+from bayeskit.errors import BayeskitError, DataError, GuideError, LossError, SettingsError
 from bayeskit.inference.gradients.temperature import Annealed
 from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.objectives.weighting import GRADIENT
 from bayeskit.inference.training.batches import Batch
 from bayeskit.inference.training.networks import named_modules, named_modules_in_settings, owner
 
@@ -42,21 +43,31 @@ class Learner(nn.Module):
     ------
     SettingsError
         If ``objective`` is no objective, or there is nothing to train.
+    DataError
+        If model or guide cannot be run, and the data are not finite.
+    GuideError
+        If a site names a gradient estimator, of which an objective of Pyro knows nothing.
     """
 
     def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], objective: Any, first: Batch) -> None:
         super().__init__()
-        if not hasattr(objective, "differentiable_loss"):
+        if isinstance(objective, type) or not hasattr(objective, "differentiable_loss"):
             raise SettingsError(
-                f"objective must be one of bayeskit.inference.objectives or a pyro.infer.ELBO, not {objective!r:.80}"
+                "objective must be one of bayeskit.inference.objectives or a pyro.infer.ELBO, such as ELBO(), not "
+                f"{objective!r:.80}"
             )
         self._call = (model, guide, objective)
         self.model, self.guide = owner(model), owner(guide)
         if isinstance(objective, Objective):
             objective.reset()
         before, learnt = self.copied_buffers(), self.learnt()
-        with torch.no_grad():
-            self(*first.args, **first.kwargs)
+        try:
+            with torch.no_grad():
+                self(*first.args, **first.kwargs)
+        except ValueError as error:
+            if isinstance(error, BayeskitError) or not (where := _not_finite(first)):
+                raise
+            raise DataError(f"{where}; leave such rows out, or mask them in the model") from error
         self.load_buffers(before)
         self.load_learnt(learnt)
         self.whole, self.has_global_latents = self._plates(first)
@@ -171,14 +182,34 @@ class Learner(nn.Module):
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def _plates(self, batch: Batch) -> tuple[int | None, bool]:
-        model, guide, _ = self._call
+        model, guide, objective = self._call
         with poutine.block(), torch.no_grad():
             drawn = poutine.trace(guide).get_trace(*batch.args, **batch.kwargs)
             trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch.args, **batch.kwargs)
+        if not isinstance(objective, Objective):
+            _refuse_marks(drawn, objective)
         sites = [s for s in prune_subsample_sites(trace).nodes.values() if s["type"] == "sample"]
         frames = [f for s in sites for f in s["cond_indep_stack"]]
         whole = max((f.full_size for f in frames if f.full_size and f.full_size > f.size), default=None)
         return whole, any(not s["cond_indep_stack"] for s in sites if not s["is_observed"])
+
+
+def _refuse_marks(trace: Any, objective: Any) -> None:
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and GRADIENT in site["infer"]:
+            raise GuideError(
+                f"site {name!r} has infer['gradient'], which {type(objective).__name__} of Pyro does not know; train "
+                "by bayeskit.inference.objectives.ELBO"
+            )
+
+
+def _not_finite(batch: Batch) -> str | None:
+    """Say where the data are not finite, if they are not."""
+    for name, x in [*enumerate(batch.args), *batch.kwargs.items()]:
+        if isinstance(x, Tensor) and x.is_floating_point() and not bool((good := x.isfinite()).all()):
+            place = tuple(int(i) for i in (~good).nonzero()[0])
+            return f"argument {name!r} of model and guide is {float(x[place])} at {place} of the first minibatch"
+    return None
 
 
 def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -429,6 +430,11 @@ def _objective_settings(objective: Any) -> list[Any] | None:
 
 
 def _optimizer(make: Callable[[list[Tensor]], Any], parameters: list[Tensor]) -> torch.optim.Optimizer:
+    if isinstance(make, PyroOptim):
+        raise SettingsError(
+            f"optimizer is one of Pyro's, {type(make).__name__}, which are for pyro.infer.SVI; give torch's, such as "
+            "functools.partial(torch.optim.Adam, lr=1e-3)"
+        )
     try:
         optimizer = make(parameters)
     except (AssertionError, AttributeError, TypeError) as error:

@@ -53,6 +53,8 @@ class Fit:
         returned together with their values, so that calling it does not need Pyro's global store.
     parameters : dict of Tensor
         Unconstrained parameters by name.
+    values : dict of Tensor
+        The same as model and guide see them, within their constraints.
     losses : Tensor
         Loss of each step, for each datum, ``(steps,)``.
     epoch_losses : Tensor
@@ -92,6 +94,7 @@ class Fit:
     best_epoch: int | None
     seconds: float
     settings: dict[str, Any] = field(repr=False)
+    values: dict[str, Tensor] = field(repr=False, default_factory=dict)
 
     def __repr__(self) -> str:
         rows = [f"{self.num_epochs} epochs, {self.num_steps} steps"]

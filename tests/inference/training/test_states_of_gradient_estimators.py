@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.errors import SettingsError
+from bayeskit.errors import GuideError, SettingsError
 from bayeskit.inference.gradients import Annealed, ExponentialDecay, GumbelSoftmax, MovingAverage, ScoreFunction
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.training import fit
@@ -114,3 +114,9 @@ def test_a_plain_function_is_looked_into():
 def test_a_module_that_wants_arguments_is_no_temperature():
     with pytest.raises(SettingsError, match="without arguments"):
         GumbelSoftmax(nn.Linear(1, 1))
+
+
+def test_an_objective_of_pyro_does_not_heed_the_mark():
+    codes = Codes(averaged())
+    with pytest.raises(GuideError, match="'z'.*Trace_ELBO.*objectives.ELBO"):
+        fit(codes.model, codes.guide, pyro.infer.Trace_ELBO(max_plate_nesting=1), DATA, num_steps=1, progress=False)
