@@ -73,8 +73,8 @@ class ELBO(Objective):
     Notes
     -----
     Discrete sites of the guide may name their gradient estimator, ``infer={"gradient": LeaveOneOut(4)}``; see
-    :mod:`bayeskit.inference.gradients`. Under relaxed ones, :class:`GumbelSoftmax` without ``hard``, the loss is that of
-    the relaxed problem: no bound, often below what any is. Compare such trainings by a loss without the mark.
+    :mod:`bayeskit.inference.gradients`. Under relaxed ones, :class:`GumbelSoftmax` without ``hard``, the loss is that
+    of the relaxed problem: no bound, often below what any is. Compare such trainings by a loss without the mark.
 
     References
     ----------
