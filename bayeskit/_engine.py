@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from bayeskit import _evaluation
+from bayeskit._cost import recorded
 from bayeskit._evaluation import Cost, Evaluator, Joint
+from bayeskit._torch import one_thread
 from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning
 
@@ -53,10 +55,12 @@ class Engine:
 
     @property
     def cost(self) -> Cost:
-        """Nodes and bytes of the gradient graph of one vector."""
+        """Nodes and bytes of the gradient graph of one vector, counted without tracing it."""
         if self._cost is None:
+            u = torch.zeros(1, self._dim, dtype=self._dtype, device=self._device)
             try:
-                self._cost = _evaluation.cost(self._trace(1))
+                with one_thread():
+                    self._cost = Cost(*recorded(_evaluation.with_gradient(self._joint), u, torch.ones_like(u[:, 0])))
             except UNTRACEABLE as error:
                 self._give_up(error)
                 self._cost = Cost(0, 2**20)

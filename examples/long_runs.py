@@ -25,15 +25,21 @@ def main() -> None:
     # Many chains, one batch; look every 100 draws whether R-hat and effective sample size are good enough.
     enough = Convergence(r_hat=1.01, effective_draws=400 if SMALL else 4000)
     draws = bk.sample(
-        target, num_chains=32, num_warmup=200, num_samples=5000, seed=1, target_acceptance=0.9, stop=enough
+        target,
+        num_chains=32,
+        num_warmup=100 if SMALL else 200,
+        num_samples=5000,
+        seed=1,
+        target_acceptance=0.9,
+        stop=enough,
     )
     print(f"{draws.settings['ending']} after {draws.num_draws} of 5000 draws a chain")
 
     # A time budget ends a run with what it has; the same call with the same checkpoint goes on, bit for bit.
     settings = {
         "num_chains": 4,
-        "num_warmup": 100,
-        "num_samples": 150 if SMALL else 400,
+        "num_warmup": 60 if SMALL else 100,
+        "num_samples": 40 if SMALL else 400,
         "seed": 2,
         "target_acceptance": 0.9,
     }
@@ -45,7 +51,7 @@ def main() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it says that it was ended by the time budget
                 try:
-                    part = bk.sample(target, **settings, checkpoint=checkpoint, time_budget=2.0 if SMALL else 0.5)
+                    part = bk.sample(target, **settings, checkpoint=checkpoint, time_budget=0.5)
                 except bk.errors.BudgetError:
                     continue  # the budget ended within the warm-up
             if part.settings["ending"] == "finished":

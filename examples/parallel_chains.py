@@ -24,7 +24,7 @@ def main() -> None:
 
     # Four groups of chains, each of which warms up by itself. num_groups is part of what is drawn; num_jobs is not.
     # A process needs seconds to start and to compile: it pays where a group works for minutes.
-    lengths = {"num_warmup": 80, "num_samples": 40} if SMALL else {"num_warmup": 200, "num_samples": 1000}
+    lengths = {"num_warmup": 20, "num_samples": 10} if SMALL else {"num_warmup": 200, "num_samples": 1000}
     settings = {"num_chains": 16, "num_groups": 4, **lengths}
     here = bk.sample(density.target(), **settings)
     elsewhere = bk.sample(density.target(), **settings, num_jobs=2)

@@ -18,6 +18,7 @@ import bayeskit as bk
 from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses, minimize
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
+LENGTHS = (120, 120) if SMALL else (500, 1000)  # of warm-up and of what is kept
 TRANSITIONAL = (0, 2, 3, 20)
 
 
@@ -49,7 +50,7 @@ def main() -> None:
         # A bounded loss is flat far away: the search starts where the one before it ended.
         best = minimize(posterior, start=best).position
         weight = calibrate.information_matching(posterior, at=best).weight
-        draws = bk.sample(posterior.with_weight(weight), num_samples=120 if SMALL else 1000, seed=0, progress=False)
+        draws = bk.sample(posterior.with_weight(weight), 4, *LENGTHS, seed=0, progress=False)
         theta = draws.to_arviz().posterior["theta"]
         mean, sd = theta.mean(("chain", "draw")).values, theta.std(("chain", "draw")).values
         text = ", ".join(f"{m:.3f} ({s:.3f})" for m, s in zip(mean, sd, strict=True))

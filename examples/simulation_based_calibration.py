@@ -19,6 +19,7 @@ from bayeskit.workflows.simulation_based_calibration import sbc
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 SIZE = {"num_replicates": 20, "num_draws": 15} if SMALL else {"num_replicates": 200, "num_draws": 63}
+LENGTH = 60 if SMALL else 100  # of warm-up and of what is kept
 
 
 def dose_response(dose: torch.Tensor, deaths: torch.Tensor) -> None:
@@ -31,7 +32,7 @@ def dose_response(dose: torch.Tensor, deaths: torch.Tensor) -> None:
 
 def sampler(target: bk.Target, seed: int) -> bk.Draws:
     """Sample with four short chains."""
-    return bk.sample(target, num_chains=4, num_warmup=100, num_samples=100, seed=seed, progress=False)
+    return bk.sample(target, num_chains=4, num_warmup=LENGTH, num_samples=LENGTH, seed=seed, progress=False)
 
 
 def overconfident(target: bk.Target, seed: int) -> bk.Draws:

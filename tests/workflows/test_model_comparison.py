@@ -17,6 +17,7 @@ from bayeskit.workflows import model_comparison as module
 from bayeskit.workflows.model_comparison import ModelComparison, compare_models
 
 SMALL = Budget(8, 150, 150)
+TINY = Budget(4, 30, 40)  # for what holds to the last bit
 SUBSETS = {
     "all ten": range(10),
     "without the last": range(9),
@@ -42,11 +43,20 @@ def models():
     return {name: regression(name).target for name in SUBSETS}
 
 
-@pytest.fixture(scope="module")
-def comparison(models):
+def quietly_compared(*args, **kwargs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
-        return compare_models(models, budget=SMALL, seed=1, progress=False)
+        return compare_models(*args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def comparison(models):
+    return quietly_compared(models, budget=SMALL, seed=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def tiny_comparison(models):
+    return quietly_compared(models, budget=TINY, seed=1, progress=False)
 
 
 def test_radiata_pine(limit):
@@ -120,18 +130,18 @@ def test_errors_of_probabilities_are_those_of_repeated_estimates():
     assert not within(*scatter_of_probabilities(alone))
 
 
-def test_processes_and_the_company_of_other_models_do_not_change_an_estimate(models, comparison):
+def test_processes_and_the_company_of_other_models_do_not_change_an_estimate(tiny_comparison):
     two = {name: regression(name).target() for name in ("first five", "all ten")}
     for target in two.values():
         target.compile = False
-        target.value_and_grad(torch.zeros(SMALL.num_chains, target.dim, dtype=torch.float64))  # used before
-    parallel = compare_models(two, budget=SMALL, seed=1, num_jobs=2, progress=False)
+        target.value_and_grad(torch.zeros(TINY.num_chains, target.dim, dtype=torch.float64))  # used before
+    parallel = quietly_compared(two, budget=TINY, seed=1, num_jobs=2, progress=False)
     for name in two:
-        assert parallel[name].log_evidence == comparison[name].log_evidence
-        assert parallel[name].standard_error == comparison[name].standard_error
+        assert parallel[name].log_evidence == tiny_comparison[name].log_evidence
+        assert parallel[name].standard_error == tiny_comparison[name].standard_error
 
 
-def test_a_comparison_goes_on_where_it_stopped(models, comparison, tmp_path, monkeypatch):
+def test_a_comparison_goes_on_where_it_stopped(models, tiny_comparison, tmp_path, monkeypatch):
     folder, calls, original = tmp_path / "run", [], module.compare
 
     def fails_at_the_third(*args, **kwargs):
@@ -141,27 +151,25 @@ def test_a_comparison_goes_on_where_it_stopped(models, comparison, tmp_path, mon
             raise ArithmeticError
         return original(*args, **kwargs)
 
-    settings = {"budget": SMALL, "seed": 1, "checkpoint": folder, "progress": False}
+    settings = {"budget": TINY, "seed": 1, "checkpoint": folder, "progress": False}
     with monkeypatch.context() as patch:
         patch.setattr(module, "compare", fails_at_the_third)
         with pytest.raises(ArithmeticError) as caught:
             compare_models(models, **settings)
         assert caught.value.__notes__ == ["raised by task 2: model 'without the first'"]
         assert (folder / "model-002.posterior").exists()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SamplingWarning)
-            resumed = compare_models(models, **settings)
+        resumed = quietly_compared(models, **settings)
     assert len(calls) == 5
-    assert all(resumed[name].log_evidence == comparison[name].log_evidence for name in models)
+    assert all(resumed[name].log_evidence == tiny_comparison[name].log_evidence for name in models)
     assert not list(folder.glob("model-*"))
     with pytest.raises(CheckpointError, match="another task 0"):
         compare_models(models, **settings | {"seed": 2})
 
 
 def test_a_comparison_of_other_models_is_not_taken_for_this_one(tmp_path):
-    settings = {"budget": SMALL, "checkpoint": tmp_path, "progress": False}
+    settings = {"budget": TINY, "checkpoint": tmp_path, "progress": False}
     second = exact.radiata_pine("z").target()
-    compare_models({"one": lambda: exact.radiata_pine("x").target(), "two": second}, **settings)
+    quietly_compared({"one": lambda: exact.radiata_pine("x").target(), "two": second}, **settings)
     with pytest.raises(CheckpointError, match="another task 0"):
         compare_models({"one": lambda: exact.radiata_pine("z").target(), "two": second}, **settings)
 
