@@ -47,7 +47,8 @@ def main() -> None:
     truth = torch.tensor(
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 1]], dtype=torch.bool
     )
-    # A seed whose table breaks the rule, as some two in five do: where none is broken, there is nothing to correct.
+    # A seed whose table, missing entries read as 0, breaks the rule, as more than half do: where it is not broken,
+    # there is nothing to correct.
     observed = read_with_errors(truth, torch.Generator().manual_seed(19))
     pairs = int(conflicting_pairs(observed == 1).sum()) // 2
     print(f"\n{int(observed.isnan().sum())} of {observed.numel()} entries are missing; {pairs} pairs conflict")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyro
 import pyro.distributions as dist
@@ -17,8 +17,11 @@ from bayeskit.errors import DataError, SettingsError, ShapeError
 #: Predictors of which all subsets are listed at most.
 MAX_PREDICTORS = 20
 _BATCH = 4096
+#: Least share of a predictor's length, the prior's unit included, that the others may leave unexplained.
+_LEAST_PIVOT = 1e-6
 
 
+@runtime_checkable
 class InclusionPrior(Protocol):
     """A prior over which predictors are in."""
 
@@ -96,11 +99,25 @@ class BetaBinomialInclusion:
 
     def log_prob(self, inclusion: Tensor) -> Tensor:
         """Return log probabilities of subsets."""
-        inside = inclusion.sum(-1)
-        outside = inclusion.shape[-1] - inside
-        constant = math.lgamma(self.alpha + self.beta) - math.lgamma(self.alpha) - math.lgamma(self.beta)
-        total = math.lgamma(self.alpha + self.beta + inclusion.shape[-1])
-        return torch.lgamma(self.alpha + inside) + torch.lgamma(self.beta + outside) + (constant - total)
+        p = inclusion.shape[-1]
+        inside = inclusion.sum(-1, dtype=torch.float64)
+        found = _log_rising(self.alpha, inside) + _log_rising(self.beta, p - inside)
+        found = found - _log_rising(self.alpha + self.beta, torch.full_like(inside, p))
+        return found.to(inclusion.dtype if inclusion.is_floating_point() else torch.get_default_dtype())
+
+
+def _log_rising(start: float, count: Tensor) -> Tensor:
+    """Return ``lgamma(start + count) - lgamma(start)``, of large numbers without that difference."""
+    if start < 20:
+        return torch.lgamma(start + count) - math.lgamma(start)
+    end = start + count
+    return (start - 0.5) * (count / start).log1p() + count * (end.log() - 1) + _stirling(end) - _stirling(start)
+
+
+def _stirling(x: Tensor | float) -> Tensor | float:
+    """Return what Stirling's formula lacks of ``lgamma``, to double precision from 20 on."""
+    y = 1 / x
+    return y * (1 / 12 - y * y * (1 / 360 - y * y * (1 / 1260 - y * y / 1680)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +217,7 @@ class SpikeAndSlabRegression:
     Raises
     ------
     SettingsError
-        If a scale is not positive.
+        If a scale is not positive, or ``inclusion`` is no prior of subsets.
 
     References
     ----------
@@ -227,6 +244,10 @@ class SpikeAndSlabRegression:
     def __post_init__(self) -> None:
         for name in ("slab_scale", "intercept_scale", "noise_shape", "noise_rate"):
             real_number(name, getattr(self, name), between=(0, math.inf))
+        if not isinstance(self.inclusion, InclusionPrior):
+            raise SettingsError(
+                f"inclusion is {self.inclusion!r}, not a prior of subsets; give one, such as IndependentInclusion(0.5)"
+            )
 
     def log_evidence(self, inclusion: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return log marginal likelihoods given subsets: zeros and ones ``(*batch, p)`` to ``(*batch)``.
@@ -237,19 +258,20 @@ class SpikeAndSlabRegression:
         x : Tensor
             Predictors, ``(n, p)``.
         y : Tensor
-            Responses, ``(n,)``.
+            Responses, ``(n,)``. Computed is in double precision; the result has the wider dtype of ``x`` and ``y``.
 
         Raises
         ------
         ShapeError
             If shapes do not fit together.
         DataError
-            If a value is not finite.
+            If a value is not finite, or the regression on all predictors is not to be had in double precision.
         """
         _check(x, y)
         if inclusion.shape[-1:] != x.shape[1:]:
             raise ShapeError(f"inclusion has shape {tuple(inclusion.shape)}, but x has {x.shape[1]} predictors")
-        return self._solved(inclusion, x, y)[0]
+        solved = self._solved(inclusion, self._summary(x.double(), y.double()))[0]
+        return solved.to(torch.promote_types(x.dtype, y.dtype))
 
     def model(self, x: Tensor, y: Tensor) -> None:
         """Pyro model with one latent site, ``inclusion``, of event shape ``(p,)``: coefficients are integrated out.
@@ -266,7 +288,8 @@ class SpikeAndSlabRegression:
         ShapeError, DataError
             If the data do not fit.
         """
-        p = x.shape[-1]
+        _check(x, y)
+        p = x.shape[1]
         inclusion = pyro.sample("inclusion", dist.Bernoulli(probs=x.new_full((p,), 0.5)).to_event(1))
         pyro.factor("inclusion_prior", self.inclusion.log_prob(inclusion) + p * math.log(2))
         pyro.factor("y", self.log_evidence(inclusion, x, y))
@@ -296,7 +319,8 @@ class SpikeAndSlabRegression:
             )
         number = torch.arange(2**p, device=x.device).unsqueeze(-1)
         subsets = (number >> torch.arange(p, device=x.device) & 1).to(x.dtype)
-        parts = [self._solved(part, x, y) for part in subsets.split(_BATCH)]
+        summary = self._summary(x, y)
+        parts = [self._solved(part, summary) for part in subsets.split(_BATCH)]
         log_evidence = torch.cat([part[0] for part in parts])
         log_joint = log_evidence + self.inclusion.log_prob(subsets)
         return SubsetPosterior(
@@ -307,29 +331,90 @@ class SpikeAndSlabRegression:
             torch.cat([part[1] for part in parts]),
         )
 
-    def _solved(self, inclusion: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log evidences and mean coefficients of subsets, ``(*batch)`` and ``(*batch, 1 + p)``."""
-        n, p = x.shape
-        design = torch.cat([x.new_ones(n, 1), x], -1)
-        # Prior scales of all coefficients: those that are out have scale zero, and leave a unit row in the precision.
-        scales = torch.cat([inclusion.new_ones(*inclusion.shape[:-1], 1), inclusion.to(x.dtype)], -1)
-        scales = scales * torch.cat([x.new_full((1,), self.intercept_scale), x.new_full((p,), self.slab_scale)])
-        gram = design.mT @ design
-        precision = scales.unsqueeze(-1) * gram * scales.unsqueeze(-2) + torch.eye(p + 1).to(x)
-        factor = torch.linalg.cholesky(precision)
-        projected = (scales * (design.mT @ y)).unsqueeze(-1)
-        half = torch.linalg.solve_triangular(factor, projected, upper=False)
-        means = scales * torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1)
-        rate = self.noise_rate + 0.5 * (y.square().sum() - half.square().sum((-1, -2)))
-        shape = self.noise_shape + 0.5 * n
-        log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    def _summary(self, x: Tensor, y: Tensor) -> _Summary:
+        """Return all that subsets need of the data."""
+        (n, p), mean_x, mean_y = x.shape, x.mean(0), y.mean()
+        centred = self.slab_scale * (x - mean_x)
+        responses = y - mean_y
+        # Coefficients in units of the slab are pulled to zero as if by one response of zero each.
+        orthogonal, triangle = torch.linalg.qr(torch.cat([centred, torch.eye(p).to(x)]))
+        best = torch.linalg.solve_triangular(triangle, (orthogonal[:n].mT @ responses).unsqueeze(-1), upper=True)
+        best = best.squeeze(-1)
+        least = (responses - centred @ best).square().sum() + best.square().sum()
+        pivot = (triangle.diagonal() / torch.linalg.vector_norm(triangle, dim=0)).abs().min()
+        if not bool((pivot > _LEAST_PIVOT) & least.isfinite()):
+            raise DataError(
+                f"with slab_scale {self.slab_scale:g}, x or y are too large or predictors too nearly collinear for "
+                "double precision; centre and scale x and y, leave out predictors that others determine, or lower "
+                "slab_scale"
+            )
+        return _Summary(n, mean_x, mean_y, centred.mT @ centred, centred.mT @ responses, triangle, best, least)
+
+    def _solved(self, inclusion: Tensor, data: _Summary) -> tuple[Tensor, Tensor]:
+        """Return log evidences and mean coefficients of subsets, ``(*batch)`` and ``(*batch, 1 + p)``.
+
+        The deviations of responses from their mean come first, and then the mean, as one more response whose unit is
+        the standard deviation that the intercept leaves it: sums of squares alone, so that no offset cancels.
+        """
+        kept = inclusion.to(data.gram)
+        unit = math.hypot(self.intercept_scale, data.n**-0.5)
+        row = self.slab_scale / unit * data.mean_x
+        # Predictors that are out leave a unit row in the precision.
+        precision = kept.unsqueeze(-1) * data.gram * kept.unsqueeze(-2) + torch.eye(len(data.gram)).to(kept)
+        factor, _ = torch.linalg.cholesky_ex(precision)
+        right = torch.stack([kept * data.projected, kept * row], -1)
+        half = torch.linalg.solve_triangular(factor, right, upper=False)
+        weights, gain = torch.linalg.solve_triangular(factor.mT, half, upper=True).unbind(-1)
+        # The least squares of a subset exceed those of all predictors by the distance of its solution from theirs.
+        distance = (kept * weights - data.best) @ data.triangle.mT
+        squares = data.least + distance.square().sum(-1) + (weights.square() * (1 - kept.square())).sum(-1)
+        leverage = half[..., 1].square().sum(-1)
+        surprise = data.mean_y / unit - (kept * weights) @ row
+        squares = squares + surprise.square() / (1 + leverage)
+        weights = weights + gain * (surprise / (1 + leverage)).unsqueeze(-1)
+
+        slopes = self.slab_scale * kept * weights
+        intercept = (self.intercept_scale / unit) ** 2 * (data.mean_y - slopes @ data.mean_x)
+        log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * leverage.log1p()
+        log_determinant = log_determinant + math.log(unit) + 0.5 * math.log(data.n)
+        shape = self.noise_shape + 0.5 * data.n
         constant = self.noise_shape * math.log(self.noise_rate) - math.lgamma(self.noise_shape) + math.lgamma(shape)
-        return constant - 0.5 * n * math.log(2 * math.pi) - log_determinant - shape * rate.log(), means
+        log_evidence = constant - 0.5 * data.n * math.log(2 * math.pi) - log_determinant
+        log_evidence = log_evidence - shape * (self.noise_rate + 0.5 * squares).log()
+        return log_evidence, torch.cat([intercept.unsqueeze(-1), slopes], -1)
+
+
+class _Summary(NamedTuple):
+    """Of the data: its means, and its deviations from them with predictors in units of the slab.
+
+    Attributes
+    ----------
+    n : int
+    mean_x, mean_y : Tensor
+        ``(p,)`` and ``()``.
+    gram, projected : Tensor
+        Products of predictors, ``(p, p)``, and with responses, ``(p,)``.
+    triangle : Tensor
+        A root of the gram matrix and the prior's unit matrix, ``(p, p)``.
+    best, least : Tensor
+        Coefficients of all predictors, ``(p,)``, and their sum of squares, ``()``.
+    """
+
+    n: int
+    mean_x: Tensor
+    mean_y: Tensor
+    gram: Tensor
+    projected: Tensor
+    triangle: Tensor
+    best: Tensor
+    least: Tensor
 
 
 def _check(x: Tensor, y: Tensor) -> None:
-    if x.dim() != 2 or y.shape != x.shape[:1] or not x.numel():
+    if x.dim() != 2 or y.shape != x.shape[:1]:
         raise ShapeError(f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; they must be (n, p) and (n,)")
+    if not x.numel():
+        raise ShapeError(f"x has {x.shape[0]} rows and {x.shape[1]} predictors; give at least one of each")
     if not (x.is_floating_point() and y.is_floating_point()):
         raise DataError(f"x is {x.dtype} and y {y.dtype}; convert both to floating point, such as x.double()")
     for name, value in (("x", x), ("y", y)):

@@ -108,6 +108,41 @@ def test_joint_is_batched_and_does_not_know_names():
     torch.testing.assert_close(model.log_joint((assignments + 1) % 3), joint, rtol=0, atol=1e-12)
 
 
+def test_single_precision_keeps_small_differences_of_large_terms():
+    adjacency, assignments = random_graph(1000, share=0.1), torch.arange(1000).remainder(3).expand(2, -1)
+    double, single = (StochasticBlockModel(graph, 3) for graph in (adjacency, adjacency.float()))
+
+    def gains(model):
+        members = torch.nn.functional.one_hot(assignments, 3).to(model.adjacency)
+        neighbours = (members * model.adjacency[0].unsqueeze(-1)).sum(-2)
+        return model._log_likelihood_gains(
+            model._counts(assignments).changed(members[:, 0], neighbours, -1), neighbours
+        )
+
+    assert float((gains(double) - gains(single)).abs().max()) < 1e-9
+    exact = double.log_joint(assignments)
+    assert single.log_joint(assignments).dtype == torch.float32
+    resolution = float(exact.abs().max()) * torch.finfo(torch.float32).eps
+    assert float((single.log_joint(assignments) - exact).abs().max()) < resolution
+
+
+@pytest.mark.parametrize("concentration", [1e-8, 0.7, 1e10, 1e15])
+def test_the_prior_sums_to_one_whatever_its_concentration(concentration):
+    model = StochasticBlockModel(random_graph(5), 2, concentration)
+    assert abs(float(model.log_prior(model.enumerate().assignments).exp().sum()) - 1) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_assignments_may_be_integers_of_any_width(dtype):
+    model, assignments = small_model(), torch.tensor([[0, 1, 1, 0, 0]])
+    assert torch.equal(model.log_joint(assignments.to(dtype)), model.log_joint(assignments))
+    swept = [
+        model.gibbs_sweep(start, generator=torch.Generator().manual_seed(0))
+        for start in (assignments, assignments.to(dtype))
+    ]
+    assert torch.equal(*swept)
+
+
 def test_parameters_given_an_assignment():
     model = small_model(6, 2)
     assignment = torch.tensor([0, 1, 1, 0, 1, 1])
@@ -242,6 +277,7 @@ def test_one_block_has_no_error_and_too_few_steps_are_noticed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = annealed_evidence(StochasticBlockModel(club, 1), num_chains=100, num_steps=1)
+        annealed_evidence(StochasticBlockModel(club, 1), num_chains=20, num_steps=1)
     assert abs(found.log_evidence - exact) < 1e-9 and found.standard_error < 1e-9
     with pytest.warns(AccuracyWarning, match="raise num_steps above 2"):
         annealed_evidence(StochasticBlockModel(club, 4), num_chains=100, num_steps=2)
@@ -283,6 +319,10 @@ GRAPH = random_graph(4)
 MODEL = StochasticBlockModel(GRAPH, 2)
 
 
+def sweep_at(power):
+    return MODEL.gibbs_sweep(torch.zeros(2, 4).long(), generator=torch.Generator(), power=power)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
@@ -298,6 +338,12 @@ MODEL = StochasticBlockModel(GRAPH, 2)
         (lambda: MODEL.log_joint(torch.zeros(3, dtype=torch.int64)), ShapeError, "batch, 4"),
         (lambda: MODEL.log_joint(torch.zeros(4)), ShapeError, "integers"),
         (lambda: MODEL.log_joint(torch.full((4,), 2)), DataError, "blocks 0 to 1"),
+        (lambda: MODEL.log_joint(torch.zeros(4, dtype=torch.bool)), ShapeError, "integers"),
+        (lambda: MODEL.sample_prior(-1, generator=torch.Generator()), SettingsError, "num_samples"),
+        (lambda: MODEL.sample_prior(2.5, generator=torch.Generator()), SettingsError, "num_samples"),
+        (lambda: sweep_at(math.nan), SettingsError, "power must be finite"),
+        (lambda: sweep_at(torch.tensor([1.0, math.inf])), SettingsError, "power must be finite"),
+        (lambda: sweep_at(torch.ones(3)), ShapeError, "power has shape"),
         (lambda: MODEL.gibbs_sweep(torch.zeros(4).long(), generator=torch.Generator()), ShapeError, "chains, 4"),
         (lambda: MODEL.enumerate(limit=15), SettingsError, "in 16 ways"),
         (lambda: StochasticBlockModel(random_graph(34), 2).enumerate(), SettingsError, str(2**34)),
@@ -305,6 +351,8 @@ MODEL = StochasticBlockModel(GRAPH, 2)
         (lambda: annealed_evidence(MODEL, num_chains=1), SettingsError, "num_chains"),
         (lambda: annealed_evidence(MODEL, num_steps=0), SettingsError, "num_steps"),
         (lambda: co_assignment(torch.zeros(3)), ShapeError, "draws, nodes"),
+        (lambda: co_assignment(torch.zeros(3, 4), torch.zeros(3)), DataError, "not all zero"),
+        (lambda: co_assignment(torch.zeros(3, 4), torch.tensor([1.0, -0.5, 1.0])), DataError, "not negative"),
     ],
 )
 def test_bad_input_is_refused(call, error, said):

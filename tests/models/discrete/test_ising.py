@@ -10,8 +10,8 @@ import torch
 
 import bayeskit as bk
 from bayeskit._torch import global_stream, new_generator
-from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.discrete.ising import CRITICAL_COUPLING, IsingGrid, kaufman_log_partition, transfer
+from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.ising import CRITICAL_COUPLING, IsingGrid, ising_grid, kaufman_log_partition, transfer
 
 SHAPES = [(3, 4, False), (4, 3, False), (1, 6, False), (5, 1, False), (1, 1, False)]
 TORI = [(3, 3, True), (3, 4, True), (4, 3, True), (2, 5, True), (3, 2, True), (2, 2, True)]
@@ -94,6 +94,34 @@ def test_closed_form_is_batched_and_has_energy_as_its_slope():
     torch.testing.assert_close(energy, bonds, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_closed_form_at_the_ends_of_its_domain(dtype):
+    couplings = torch.tensor([1e-30, 1e-8, 1e-6, 100.0, 1000.0], dtype=dtype, requires_grad=True)
+    found = kaufman_log_partition(4, 5, couplings)
+    # All states are alike without coupling, and two are left of a strong one, of forty bonds.
+    size = couplings.detach().double()
+    exact = torch.where(size < 1, 20 * math.log(2) + 20 * size**2, 40 * size + math.log(2))
+    assert found.dtype == dtype
+    assert float((found.detach().double() / exact - 1).abs().max()) < 2 * torch.finfo(dtype).eps
+    (slope,) = torch.autograd.grad(found.sum(), couplings)
+    torch.testing.assert_close(slope.double(), torch.where(size < 1, 40 * size, 40.0), rtol=1e-6, atol=1e-13)
+
+
+def test_slope_of_the_closed_form_on_the_critical_line():
+    vertical = torch.linspace(0.1, 1.5, 60, dtype=torch.float64)
+    horizontal = 0.5 * (1 / (2 * vertical).sinh()).asinh()
+    couplings = (
+        torch.cat([vertical, float64([CRITICAL_COUPLING])]),
+        torch.cat([horizontal, float64([CRITICAL_COUPLING])]),
+    )
+    couplings = [x.requires_grad_() for x in couplings]
+    slopes = torch.autograd.grad(kaufman_log_partition(2, 3, *couplings).sum(), couplings)
+    down, right = (x.detach()[:, None, None].expand(-1, 2, 3) for x in couplings)
+    expected = IsingGrid(right, down, torch.zeros_like(down), periodic=True).expectations()
+    for slope, bonds in zip(slopes, (expected.vertical, expected.horizontal), strict=True):
+        torch.testing.assert_close(slope, bonds.sum((-2, -1)), rtol=0, atol=1e-12)
+
+
 def test_critical_torus_approaches_conformal_field_theory():
     # Per site 2 G / pi + log(2) / 2 (Onsager), and beyond it log((theta2 + theta3 + theta4) / (2 eta)) at tau = i.
     catalan, nome = 0.915965594177219015, math.exp(-math.pi)
@@ -143,6 +171,30 @@ def test_log_prob_is_differentiable_by_parameters():
     assert torch.autograd.gradcheck(
         lambda k, h: IsingGrid.homogeneous(4, 3, k, h).log_prob(spins), (coupling, field), atol=1e-8, rtol=1e-6
     )
+
+
+def test_every_log_prob_of_a_grid_has_its_gradient():
+    coupling = float64(0.4).requires_grad_()
+    grid, spins = IsingGrid.homogeneous(3, 3, coupling), torch.ones(3, 3, dtype=torch.float64)
+    with torch.no_grad():
+        grid.log_prob(spins)
+    expected = grid.expectations()
+    exact = float((12 - expected.horizontal.sum() - expected.vertical.sum()).detach())
+    for _ in range(2):
+        (slope,) = torch.autograd.grad(grid.log_prob(spins), coupling)
+        assert abs(float(slope) - exact) < 1e-12
+
+
+def test_expectations_are_differentiable():
+    coupling, field = float64(0.3).requires_grad_(), float64(0.2)
+    slope = torch.autograd.functional.jacobian(lambda k: IsingGrid.homogeneous(2, 3, k, field).mean, coupling)
+    grid = IsingGrid.homogeneous(2, 3, coupling.detach(), field)
+    states = grid.enumerate_support()
+    probability = grid.log_prob(states).exp()
+    bonds = grid.log_potential(states) - field * states.sum((-2, -1))
+    bonds = (bonds - probability @ bonds) / coupling.detach()
+    torch.testing.assert_close(slope, ((probability * bonds)[:, None, None] * states).sum(0), rtol=0, atol=1e-12)
+    assert not grid.mean.requires_grad
 
 
 # --- Draws
@@ -225,6 +277,42 @@ def test_distribution_expands_and_lives_in_a_plate():
     assert wide.enumerate_support(expand=False).shape == (512, 1, 3, 3)
 
 
+def test_spins_are_validated_wherever_the_distribution_goes():
+    grid, bad = IsingGrid.homogeneous(2, 2, float64(0.4)), float64([[0.0, 1.0], [1.0, 0.0]])
+    assert not IsingGrid.homogeneous(2, 2, float64(0.4), validate_args=False).expand([3])._validate_args
+
+    def model():
+        coupling = pyro.sample("coupling", dist.Normal(float64(0.0), 1.0))
+        with pyro.plate("grids", 3):
+            pyro.sample("spins", IsingGrid.homogeneous(2, 2, coupling), obs=bad.expand(3, 2, 2))
+
+    for call in (
+        lambda: grid.expand([3]).log_prob(bad),
+        lambda: grid.log_potential(bad),
+        lambda: grid.log_pseudolikelihood(bad),
+        lambda: grid.log_pseudolikelihood(bad.new_ones(1, 2)),
+        lambda: bk.Target.from_pyro(model),
+    ):
+        with pytest.raises(ValueError, match=r"support|event_shape"):
+            call()
+
+
+def test_parameters_take_the_widest_dtype():
+    single, double = torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.float64)
+    grid = IsingGrid(single[:, 1:], double[1:], single)
+    assert grid.field.dtype == grid.log_partition.dtype == grid.sample().dtype == torch.float64
+    assert IsingGrid.homogeneous(2, 2, 0.4, field=float64(0.1)).log_partition.dtype == torch.float64
+
+
+def test_grids_too_many_for_the_memory_are_counted(monkeypatch):
+    monkeypatch.setattr(ising_grid, "_MAX_WEIGHTS", 2**12)
+    torus = IsingGrid.homogeneous(3, 4, float64([0.1] * 16), periodic=True)
+    assert torus.log_partition.shape == (16,)  # 4 * 64 numbers each
+    for call in (torus.expectations, torus.sample):
+        with pytest.raises(SettingsError, match="16 periodic grids of 3 by 4 need .* numbers at once"):
+            call()
+
+
 def test_single_precision_stays_single():
     grid = IsingGrid.homogeneous(4, 4, torch.tensor(0.4))
     assert grid.log_partition.dtype == grid.sample().dtype == torch.float32
@@ -275,6 +363,14 @@ FLAT = torch.zeros(17, 17)
         (lambda: IsingGrid.homogeneous(2, 2, torch.tensor(0.1)).log_prob(torch.zeros(2, 2)), ValueError, "support"),
         (lambda: kaufman_log_partition(4, 4, -0.1), SettingsError, "must be positive"),
         (lambda: kaufman_log_partition(1, 4, 0.1), SettingsError, "height"),
+        (lambda: kaufman_log_partition(4, 4, math.inf), SettingsError, "positive and finite"),
+        (lambda: kaufman_log_partition(4, 4, torch.ones(2), torch.ones(3)), ShapeError, r"\(2,\) and \(3,\)"),
+        (lambda: IsingGrid.homogeneous(2, 2, torch.tensor(math.inf)), DataError, "horizontal has an entry of size inf"),
+        (lambda: IsingGrid.homogeneous(2, 2, 0.1, torch.tensor(-math.inf)), DataError, "field"),
+        (lambda: IsingGrid.homogeneous(2, 2, torch.tensor(1)), DataError, "horizontal is torch.int64"),
+        (lambda: IsingGrid(torch.zeros(0, 2), torch.zeros(0, 3), torch.zeros(0, 3)), ShapeError, "without sites"),
+        (lambda: IsingGrid.homogeneous(2, 2, 0.1).sample((-1,)), SettingsError, "sample_shape"),
+        (lambda: IsingGrid.homogeneous(2, 2, 0.1).sample((2.5,)), SettingsError, "sample_shape"),
     ],
 )
 def test_bad_input_is_refused(call, error, said):

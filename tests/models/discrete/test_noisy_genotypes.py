@@ -4,6 +4,7 @@ import itertools
 import math
 from fractions import Fraction
 
+import pyro.distributions as dist
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -197,6 +198,36 @@ def test_without_errors_the_observed_matrix_is_certain():
             refused()
 
 
+@pytest.mark.parametrize("rate", [1e-4, 1e-7, 1e-20])
+def test_small_rates_in_single_precision(rate):
+    observed = random_observed(7, 6, seed=2).nan_to_num(1.0)
+    single, double = NoisyGenotypes(observed.bool(), rate, rate), NoisyGenotypes(observed, rate, rate)
+    assert single.log_evidence().dtype == single.marginals().dtype == torch.float32
+    exact = float(double.log_evidence())
+    assert abs(float(single.log_evidence()) - exact) < 2 * torch.finfo(torch.float32).eps * abs(exact)
+    assert float((single.marginals() - double.marginals()).abs().max()) < 1e-6
+    few = observed[:4, :4]
+    assert worst_error(few, rate, rate) < 1e-10  # against logarithms of listed probabilities
+    draws = NoisyGenotypes(few.bool(), rate, rate).sample(20)
+    assert float(NoisyGenotypes(few, rate, rate).log_likelihood(draws).amin()) > -math.inf
+
+
+def test_what_is_too_improbable_is_told_from_the_impossible():
+    model = NoisyGenotypes(CONFLICT, 1e-300, 1e-300)
+    assert abs(float(model.enumerate().log_evidence) + 300 * math.log(10) - math.log(6 / 58)) < 1e-9
+    for refused in (model.log_evidence, model.marginals, lambda: model.sample(3)):
+        with pytest.raises(SettingsError, match="below the range.*not zero"):
+            refused()
+
+
+def test_the_gradient_by_a_rate_of_zero_is_undefined_and_those_above_are_exact():
+    rate = torch.tensor([0.0, 1e-9], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(NoisyGenotypes(CONFLICT, rate, 0.2).log_evidence().sum(), rate)
+    (listed,) = torch.autograd.grad(NoisyGenotypes(CONFLICT, rate[1], 0.2).enumerate().log_evidence, rate)
+    assert bool(gradient[0].isnan())
+    assert abs(float(gradient[1] / listed[1]) - 1) < 1e-10
+
+
 # --- Draws
 
 
@@ -241,6 +272,13 @@ def test_sweeps_find_the_posterior_from_nothing(limit):
     assert float(z.abs().max()) < limit(z.numel())
 
 
+@pytest.mark.parametrize("rates", [(0.0, 0.3), (0.3, 0.0), (torch.tensor([0.1, 0.0]), 0.3)])
+def test_sweeps_without_one_kind_of_error_are_refused(rates):
+    model = NoisyGenotypes(random_observed(6, 4, seed=4), *rates)
+    with pytest.raises(SettingsError, match="above zero.*use sample"):
+        model.gibbs_sweep(torch.zeros(5, 2, 6, 4), generator=torch.Generator())
+
+
 # --- Trees
 
 
@@ -262,6 +300,14 @@ def test_clones_of_a_tree():
     assert tree.absent == (3,)
     with pytest.raises(DataError, match="no tree fits"):
         MutationTree.from_genotypes(CONFLICT)
+
+
+def test_a_long_chain_of_clones_has_a_text():
+    nodes = range(1, 3000)
+    tree = MutationTree(
+        (-1, *range(2999)), ((), *((node,) for node in nodes)), ((0,), *((node,) for node in nodes)), ()
+    )
+    assert tree.to_text().splitlines()[-1] == "  " * 2999 + "mutations 2999: cells 2999"
 
 
 # --- Unknown error rates
@@ -312,6 +358,34 @@ def test_the_target_is_the_exact_sum():
     torch.testing.assert_close(gradient, slope, rtol=1e-6, atol=1e-6)
 
 
+def test_the_target_far_out_in_single_precision():
+    observed = random_observed(8, 5, seed=2).nan_to_num(1.0)
+    values, gradients = zip(
+        *(
+            bk.Target.from_pyro(GenotypeModel(matrix)).value_and_grad(torch.full((1, 2), -30.0, dtype=matrix.dtype))
+            for matrix in (observed.float(), observed)
+        ),
+        strict=True,
+    )
+    assert gradients[0].dtype == torch.float32
+    for single, double in (values, gradients):
+        assert float((single / double - 1).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("prior", [dist.Uniform(0.1, 0.4), dist.Kumaraswamy(1.0, 3.0)])
+def test_priors_within_the_unit_interval_will_do(prior):
+    target = bk.Target.from_pyro(GenotypeModel(CONFLICT.float(), prior))
+    assert bool(target.log_density(torch.tensor([[-3.0, -1.0], [3.0, 0.0]])).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "prior", [dist.Normal(0.0, 1.0), dist.Gamma(1.0, 1.0), dist.Uniform(0.0, 2.0), dist.Beta(torch.ones(2), 1.0), 0.1]
+)
+def test_priors_beyond_the_unit_interval_are_refused(prior):
+    with pytest.raises(SettingsError, match="between 0 and 1"):
+        GenotypeModel(CONFLICT, false_negative_prior=prior)
+
+
 # --- Plots and bad input
 
 
@@ -325,6 +399,7 @@ def test_the_plot_has_a_mark_for_each_entry_that_was_read():
 
 
 GOOD = NoisyGenotypes(CONFLICT, 0.01, 0.2)
+PAIR = NoisyGenotypes(CONFLICT, torch.tensor([0.1, 0.2]), 0.2)
 LARGE = NoisyGenotypes(torch.zeros(8, 8), 0.01, 0.2)
 LARGER = NoisyGenotypes(torch.zeros(11, 3), 0.01, 0.2)
 
@@ -338,6 +413,11 @@ LARGER = NoisyGenotypes(torch.zeros(11, 3), 0.01, 0.2)
         (lambda: NoisyGenotypes(CONFLICT, 1.0, 0.1), SettingsError, "false_positive_rate"),
         (lambda: NoisyGenotypes(CONFLICT, 0.1, NAN), SettingsError, "false_negative_rate"),
         (lambda: NoisyGenotypes(CONFLICT, torch.zeros(2), torch.zeros(3)), ShapeError, "same"),
+        (lambda: NoisyGenotypes(CONFLICT, "a", 0.1), SettingsError, "false_positive_rate must be a number"),
+        (lambda: NoisyGenotypes(CONFLICT, 0.1, None), SettingsError, "false_negative_rate must be a number"),
+        (lambda: PAIR.log_likelihood(torch.zeros(5, 3, 2)), ShapeError, "does not broadcast"),
+        (lambda: PAIR.gibbs_sweep(torch.zeros(5, 3, 2), generator=None), ShapeError, "does not broadcast"),
+        (lambda: PAIR.gibbs_sweep(torch.zeros(3, 2), generator=None), ShapeError, "each pair of rates"),
         (lambda: GOOD.log_likelihood(torch.zeros(2, 2)), ShapeError, "3, 2"),
         (lambda: GOOD.log_likelihood(CONFLICT * 3), DataError, "other than 0 and 1"),
         (lambda: GOOD.gibbs_sweep(CONFLICT, generator=torch.Generator()), DataError, "start from zeros"),
@@ -346,7 +426,9 @@ LARGER = NoisyGenotypes(torch.zeros(11, 3), 0.01, 0.2)
         (lambda: NoisyGenotypes(CONFLICT, torch.zeros(2), 0.1).enumerate(), SettingsError, "one pair of rates"),
         (lambda: LARGE.enumerate(), SettingsError, "there are 15411841765756"),
         (lambda: conflict_free_matrices(3, 2, limit=57), SettingsError, "there are 58"),
-        (lambda: LARGER.log_evidence(), SettingsError, "at most 10 cells.*conflict-free matrices"),
+        (lambda: LARGER.log_evidence(), SettingsError, "at most 10 cells.*there are 11 and 3; use"),
+        (lambda: NoisyGenotypes(torch.zeros(100, 50), 0.1, 0.1).log_evidence(), SettingsError, "50; use fewer"),
+        (lambda: conflict_free_matrices(400, 3), SettingsError, "more than 2..400"),
         (lambda: LARGER.marginals(), SettingsError, "gibbs_sweep"),
         (lambda: LARGER.sample(2), SettingsError, "at most 10 cells"),
         (

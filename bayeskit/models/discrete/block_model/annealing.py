@@ -14,6 +14,7 @@ from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import AccuracyWarning
 from bayeskit.models.discrete.block_model.stochastic_block_model import StochasticBlockModel, co_assignment
 
+#: Of the chains; half of them where there are few.
 _LEAST_EFFECTIVE = 50
 
 
@@ -99,7 +100,7 @@ def annealed_evidence(
     num_steps = whole_number("num_steps", num_steps, least=1)
     generator = new_generator(seed, model.adjacency.device, stream="annealed_evidence")
     assignments = model.sample_prior(num_chains, generator=generator)
-    log_weights = model.adjacency.new_zeros(num_chains)
+    log_weights = model.adjacency.new_zeros(num_chains, dtype=torch.float64)
     before = 0.0
     for step in range(1, num_steps + 1):
         power = (step / num_steps) ** 2
@@ -108,8 +109,8 @@ def annealed_evidence(
         before = power
     log_evidence = float(log_weights.logsumexp(0)) - math.log(num_chains)
     error = float((log_weights - log_evidence).exp().std()) / math.sqrt(num_chains)
-    estimate = AnnealedEvidence(log_evidence, error, assignments, log_weights)
-    if estimate.effective_sample_size < _LEAST_EFFECTIVE:
+    estimate = AnnealedEvidence(log_evidence, error, assignments, log_weights.to(model.adjacency.dtype))
+    if estimate.effective_sample_size < min(_LEAST_EFFECTIVE, num_chains / 2):
         warnings.warn(
             f"the {num_chains} chains are worth {estimate.effective_sample_size:.0f} equally weighted ones, too few to "
             f"rely on the evidence or its error; raise num_steps above {num_steps}, or num_chains",

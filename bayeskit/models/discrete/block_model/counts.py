@@ -58,6 +58,7 @@ class EdgePrior:
     """Beta distributions of the probabilities of edges, integrated out.
 
     As counts are whole numbers, ratios of Gamma functions are read from tables, several times faster than computed.
+    These are float64 whatever the graph is in, for what is wanted are small differences of large entries.
 
     Parameters
     ----------
@@ -71,13 +72,16 @@ class EdgePrior:
         self.edges, self.gaps = edges, gaps
         kinds, kind = torch.stack([edges, gaps], -1).flatten(0, 1).unique(dim=0, return_inverse=True)
         self._start = kind.view_as(edges) * (most + 1)
-        first, second = kinds.unbind(-1)
+        first, second = kinds.double().unbind(-1)
         self._edge_table, self._gap_table, self._pair_table = (
-            _log_rising_factorials(start, most) for start in (first, second, first + second)
+            log_rising_factorials(start, most) for start in (first, second, first + second)
         )
 
     def log_marginal(self, edges: Tensor, pairs: Tensor) -> Tensor:
-        """Return the log probability of the edges among pairs of nodes, elementwise: ``(*batch, blocks, blocks)``."""
+        """Return the log probability of the edges among pairs of nodes, elementwise.
+
+        Shape ``(*batch, blocks, blocks)``, float64.
+        """
         found, all_pairs = edges.long(), pairs.long()
         among = self._edge_table[self._start + found] + self._gap_table[self._start + all_pairs - found]
         return among - self._pair_table[self._start + all_pairs]
@@ -87,7 +91,7 @@ def _within_once(counts: Tensor) -> Tensor:
     return counts - 0.5 * torch.diag_embed(counts.diagonal(dim1=-2, dim2=-1))
 
 
-def _log_rising_factorials(start: Tensor, most: int) -> Tensor:
+def log_rising_factorials(start: Tensor, most: int) -> Tensor:
     """Return ``log Gamma(start + n) - log Gamma(start)`` for ``n = 0 ... most``, one ``start`` after the other."""
     factors = (start.unsqueeze(-1) + torch.arange(most, device=start.device)).log()
     return torch.nn.functional.pad(factors.cumsum(-1), (1, 0)).flatten()

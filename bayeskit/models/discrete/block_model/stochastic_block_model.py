@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import one_thread
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete.block_model.counts import BlockCounts, EdgePrior
+from bayeskit.models.discrete.block_model.counts import BlockCounts, EdgePrior, log_rising_factorials
 
 _CHUNK = 2**14
 _MAX_SUMMED_ASSIGNMENTS = 2**12
@@ -116,6 +116,8 @@ class StochasticBlockModel:
         within, between = (adjacency.new_tensor(prior) for prior in (self.within_prior, self.between_prior))
         edges, gaps = torch.where(same.unsqueeze(-1), within, between).unbind(-1)
         self._edge_prior = EdgePrior(edges, gaps, self.num_nodes * (self.num_nodes - 1) // 2)
+        starts = adjacency.new_tensor([self.concentration, self.num_blocks * self.concentration], dtype=torch.float64)
+        self._size_table, self._total_table = log_rising_factorials(starts, self.num_nodes).view(2, -1)
 
     @property
     def num_nodes(self) -> int:
@@ -140,19 +142,18 @@ class StochasticBlockModel:
         ShapeError, DataError
             If ``assignments`` are not such.
         """
-        return self._log_prior(self._counts(assignments))
+        return self._log_prior(self._counts(assignments)).to(self.adjacency.dtype)
 
     def log_likelihood(self, assignments: Tensor) -> Tensor:
         """Return the log probability of the graph given assignments, edge probabilities integrated out.
 
         Shapes and errors are those of :meth:`log_prior`.
         """
-        return self._log_likelihood(self._counts(assignments))
+        return self._log_likelihood(self._counts(assignments)).to(self.adjacency.dtype)
 
     def log_joint(self, assignments: Tensor) -> Tensor:
         """Return the sum of :meth:`log_prior` and :meth:`log_likelihood`, the log of the posterior and a constant."""
-        counts = self._counts(assignments)
-        return self._log_prior(counts) + self._log_likelihood(counts)
+        return self._log_joint(assignments).to(self.adjacency.dtype)
 
     def parameters_given(self, assignments: Tensor) -> EdgeProbabilities:
         """Return the exact posteriors of proportions and edge probabilities given assignments ``(*batch, nodes)``."""
@@ -183,12 +184,14 @@ class StochasticBlockModel:
         index = torch.arange(self.num_blocks**self.num_nodes, device=self.adjacency.device).unsqueeze(1)
         place = self.num_blocks ** torch.arange(self.num_nodes, device=self.adjacency.device)
         assignments = index // place % self.num_blocks
-        log_joint = torch.cat([self.log_joint(chunk) for chunk in assignments.split(_CHUNK)])
+        log_joint = torch.cat([self._log_joint(chunk) for chunk in assignments.split(_CHUNK)])
         log_evidence = log_joint.logsumexp(0)
-        return BlockPosterior(assignments, (log_joint - log_evidence).exp(), log_evidence)
+        probabilities = (log_joint - log_evidence).exp().to(self.adjacency.dtype)
+        return BlockPosterior(assignments, probabilities, log_evidence.to(self.adjacency.dtype))
 
     def sample_prior(self, num_samples: int, *, generator: torch.Generator) -> Tensor:
         """Draw assignments from their prior: ``(num_samples, nodes)``."""
+        num_samples = whole_number("num_samples", num_samples, least=1)
         blocks = torch.empty(num_samples, 0, dtype=torch.int64, device=self.adjacency.device)
         sizes = self.adjacency.new_full((num_samples, self.num_blocks), self.concentration)
         for _ in range(self.num_nodes):  # Polya's urn: proportions integrated out
@@ -207,7 +210,7 @@ class StochasticBlockModel:
             One a chain, ``(chains, nodes)``.
         generator : torch.Generator
         power : Tensor or float, default 1.0
-            The sweep leaves ``prior * likelihood**power`` as it is; ``()`` or ``(chains,)``.
+            The sweep leaves ``prior * likelihood**power`` as it is; finite, ``()`` or ``(chains,)``.
 
         Returns
         -------
@@ -217,13 +220,15 @@ class StochasticBlockModel:
         Raises
         ------
         ShapeError, DataError
-            If ``assignments`` are not such.
+            If ``assignments`` are not such, or ``power`` has another shape.
+        SettingsError
+            If a power is not finite.
         """
         if assignments.dim() != 2:
             raise ShapeError(f"assignments have shape {tuple(assignments.shape)}; give (chains, {self.num_nodes})")
         counts = self._counts(assignments)
-        power = torch.as_tensor(power).to(self.adjacency)[..., None]
-        members = one_hot(assignments.T, self.num_blocks).to(self.adjacency)
+        power = _check_power(power, len(assignments)).to(self.adjacency.device)
+        members = one_hot(assignments.T.long(), self.num_blocks).to(self.adjacency)
         for node in range(self.num_nodes):
             neighbours = members[self.adjacency[node] == 1].sum(0)
             counts = counts.changed(members[node], neighbours, -1)
@@ -266,20 +271,22 @@ class StochasticBlockModel:
                 pyro.sample(f"edge_{first}_{second}", edge, obs=self.adjacency[first, second])
 
     def _counts(self, assignments: Tensor) -> BlockCounts:
-        if assignments.shape[-1:] != (self.num_nodes,) or assignments.is_floating_point():
+        whole = not (assignments.is_floating_point() or assignments.is_complex() or assignments.dtype == torch.bool)
+        if assignments.shape[-1:] != (self.num_nodes,) or not whole:
             raise ShapeError(
                 f"assignments have shape {tuple(assignments.shape)} and type {assignments.dtype}; "
                 f"give integers, (*batch, {self.num_nodes})"
             )
         if not bool(((assignments >= 0) & (assignments < self.num_blocks)).all()):
             raise DataError(f"assignments must be blocks 0 to {self.num_blocks - 1}")
-        return BlockCounts.of(self.adjacency, assignments, self.num_blocks)
+        return BlockCounts.of(self.adjacency, assignments.long(), self.num_blocks)
+
+    def _log_joint(self, assignments: Tensor) -> Tensor:
+        counts = self._counts(assignments)
+        return self._log_prior(counts) + self._log_likelihood(counts)
 
     def _log_prior(self, counts: BlockCounts) -> Tensor:
-        start = counts.sizes.new_full((self.num_blocks,), self.concentration)
-        after = start + counts.sizes
-        normalizer = start.sum().lgamma() - after.sum(-1).lgamma()
-        return normalizer + (after.lgamma() - start.lgamma()).sum(-1)
+        return self._size_table[counts.sizes.long()].sum(-1) - self._total_table[-1]
 
     def _log_likelihood(self, counts: BlockCounts) -> Tensor:
         return self._edge_prior.log_marginal(counts.edges, counts.pairs).triu().sum((-2, -1))
@@ -310,6 +317,8 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None) -> Tensor:
     ------
     ShapeError
         If the shapes differ from these.
+    DataError
+        If a weight is negative or not finite, or all are zero.
 
     Examples
     --------
@@ -323,6 +332,8 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None) -> Tensor:
             f"assignments and weights have shapes {tuple(assignments.shape)} and {tuple(weights.shape)}; "
             "give (draws, nodes) and (draws,)"
         )
+    if not (bool((weights >= 0).all()) and 0 < float(weights.sum()) < float("inf")):
+        raise DataError("weights of draws must be finite and not negative, and not all zero")
     weights = weights / weights.sum()
     total = weights.new_zeros(assignments.shape[-1], assignments.shape[-1])
     for block in assignments.unique().tolist():
@@ -345,6 +356,16 @@ def _check_adjacency(adjacency: Tensor) -> Tensor:
             row, column = wrong.nonzero()[0].tolist()
             raise DataError(f"the entry {adjacency[row, column]:g} of adjacency at {row}, {column} {what}")
     return adjacency
+
+
+def _check_power(power: Tensor | float, num_chains: int) -> Tensor:
+    """Return powers as float64, ``(1,)`` or ``(chains, 1)``."""
+    powers = torch.as_tensor(power, dtype=torch.float64)
+    if powers.shape not in ((), (num_chains,)):
+        raise ShapeError(f"power has shape {tuple(powers.shape)}; give one number, or one a chain, ({num_chains},)")
+    if not bool(powers.isfinite().all()):
+        raise SettingsError(f"power must be finite, not {power}")
+    return powers.unsqueeze(-1)
 
 
 def _check_prior(name: str, prior: tuple[float, float]) -> tuple[float, float]:

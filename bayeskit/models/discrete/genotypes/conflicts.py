@@ -11,6 +11,9 @@ from torch import Tensor
 from bayeskit._settings import whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
+#: Of more cells or mutations, lists refuse without an exact number.
+_MAX_COUNTED = 30
+
 
 def conflicting_pairs(genotypes: Tensor) -> Tensor:
     """Return which pairs of mutations no tree can explain together.
@@ -133,19 +136,24 @@ def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**1
     Raises
     ------
     SettingsError
-        If there are more than ``limit``; the message has their number.
+        If there are more than ``limit``; the message has their number, or a bound where that would take long.
 
     Examples
     --------
     >>> conflict_free_matrices(4, 3).shape
     torch.Size([2116, 4, 3])
     """
-    count = num_conflict_free(num_cells, num_mutations)
+    num_cells = whole_number("num_cells", num_cells, least=1)
+    num_mutations = whole_number("num_mutations", num_mutations, least=1)
+    longer = max(num_cells, num_mutations)  # ones in a single row or column never conflict
+    many = longer > _MAX_COUNTED
+    count = 2**longer if many else num_conflict_free(num_cells, num_mutations)
     if count > limit:
+        number = f"more than 2**{longer}" if many else f"{count}"
         raise SettingsError(
-            f"there are {count} conflict-free matrices of {num_cells} cells and {num_mutations} mutations, more than "
-            f"the limit of {limit}; raise limit if memory allows, or use NoisyGenotypes.log_evidence, "
-            "NoisyGenotypes.sample or NoisyGenotypes.gibbs_sweep, which need no list"
+            f"there are {number} conflict-free matrices of {num_cells} cells and {num_mutations} mutations, and the "
+            f"limit is {limit}; raise it if memory allows, or use what needs no list: NoisyGenotypes.log_evidence and "
+            "sample for at most 10 cells and 8 mutations, gibbs_sweep for at most 12 mutations"
         )
     subsets = torch.arange(2**num_cells)
     columns = subsets.unsqueeze(1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pyro
 import pyro.distributions as dist
+import torch
 from torch import Tensor
+from torch.distributions import constraints
 
 from bayeskit.errors import SettingsError
 from bayeskit.models.discrete.genotypes import noise
@@ -31,7 +33,7 @@ class GenotypeModel:
     ShapeError, DataError
         If ``observed`` is not such a matrix.
     SettingsError
-        If it is too large, or a prior is not over one number.
+        If it is too large, or a prior is not over one number between 0 and 1.
 
     Examples
     --------
@@ -55,8 +57,8 @@ class GenotypeModel:
         positive = false_positive_prior or dist.Beta(number(1.0), number(20.0))
         negative = false_negative_prior or dist.Beta(number(2.0), number(6.0))
         for prior in (positive, negative):
-            if prior.batch_shape or prior.event_shape:
-                raise SettingsError(f"the prior of a rate must be over one number, not {prior}")
+            if not _is_over_rates(prior):
+                raise SettingsError(f"the prior of a rate must be over one number between 0 and 1, not {prior}")
         self.false_positive_prior, self.false_negative_prior = positive, negative
 
     def __call__(self) -> tuple[Tensor, Tensor]:
@@ -65,3 +67,12 @@ class GenotypeModel:
         negative = pyro.sample("false_negative_rate", self.false_negative_prior)
         pyro.factor("observed", noise.log_evidence(self.observed, positive, negative))
         return positive, negative
+
+
+def _is_over_rates(prior: object) -> bool:
+    if not isinstance(prior, torch.distributions.Distribution) or prior.batch_shape or prior.event_shape:
+        return False
+    support = prior.support
+    if not isinstance(support, (constraints.interval, constraints.half_open_interval)):
+        return False
+    return bool(support.lower_bound >= 0) and bool(support.upper_bound <= 1)

@@ -107,19 +107,17 @@ class MutationTree(NamedTuple):
           mutations 0: cells 0
             mutations 1: cells 1
         """
+        children: list[list[int]] = [[] for _ in self.parents]
         depth = [0]
-        for parent in self.parents[1:]:
+        for node, parent in enumerate(self.parents[1:], start=1):
+            children[parent].append(node)
             depth.append(depth[parent] + 1)
-        lines = []
-
-        def visit(node: int) -> None:
+        lines, to_visit = [], [0]
+        while to_visit:
+            node = to_visit.pop()
+            to_visit.extend(reversed(children[node]))
             mutations = ", ".join(map(str, self.mutations[node]))
             name = f"mutations {mutations}" if mutations else "no mutation"
             cells = ", ".join(map(str, self.cells[node])) or "none"
             lines.append(f"{'  ' * depth[node]}{name}: cells {cells}")
-            for child, parent in enumerate(self.parents):
-                if parent == node:
-                    visit(child)
-
-        visit(0)
         return "\n".join(lines)

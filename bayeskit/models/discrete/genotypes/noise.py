@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.genotypes.conflicts import num_conflict_free
 from bayeskit.models.discrete.genotypes.nested_columns import MAX_CELLS, MAX_MUTATIONS, log_sum_over_columns
+
+#: A Gibbs sweep weighs all 2^mutations genotypes of a cell.
+MAX_SWEEP_MUTATIONS = 12
 
 
 def check_observed(observed: Tensor) -> Tensor:
@@ -29,10 +34,10 @@ def check_observed(observed: Tensor) -> Tensor:
 def check_size(num_cells: int, num_mutations: int) -> None:
     """Refuse a matrix that is too large for the recursion over sets."""
     if num_cells > MAX_CELLS or num_mutations > MAX_MUTATIONS:
+        remedy = "use NoisyGenotypes.gibbs_sweep, or " if num_mutations <= MAX_SWEEP_MUTATIONS else "use "
         raise SettingsError(
             f"the exact sum takes at most {MAX_CELLS} cells and {MAX_MUTATIONS} mutations, but there are {num_cells} "
-            f"and {num_mutations}, with {num_conflict_free(num_cells, num_mutations):.3g} conflict-free matrices; "
-            "use NoisyGenotypes.gibbs_sweep, or fewer cells or mutations"
+            f"and {num_mutations}; {remedy}fewer cells or mutations"
         )
 
 
@@ -43,8 +48,11 @@ def members(num_items: int, like: Tensor) -> Tensor:
 
 
 def entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log probability of each observed entry if it is 0, and if it is 1: ``(*batch, cells, mutations)``."""
-    positive, negative = (rate[..., None, None] for rate in (false_positive, false_negative))
+    """Return the log probability of each observed entry if it is 0, and if it is 1.
+
+    Both are float64, of shape ``(*batch, cells, mutations)``; the gradient by a rate of exactly zero is NaN.
+    """
+    positive, negative = (rate.double()[..., None, None] for rate in (false_positive, false_negative))
     read, missing = observed == 1, observed.isnan()
     absent = torch.where(read, positive.log(), (-positive).log1p())
     present = torch.where(read, (-negative).log1p(), negative.log())
@@ -52,7 +60,10 @@ def entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor
 
 
 def column_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> Tensor:
-    """Return the log probability of each observed column for each set of cells: ``(*batch, mutations, 2**cells)``."""
+    """Return the log probability of each observed column for each set of cells, as :func:`entry_terms` does.
+
+    Shape ``(*batch, mutations, 2**cells)``.
+    """
     absent, present = (x.mT.unsqueeze(-2) for x in entry_terms(observed, false_positive, false_negative))
     # A rate of zero has a term of minus infinity, which no product with an indicator would survive.
     return torch.where(members(observed.shape[0], observed) == 1, present, absent).sum(-1)
@@ -62,7 +73,7 @@ def log_evidence(observed: Tensor, false_positive: Tensor, false_negative: Tenso
     """Return the log probability of an observed matrix, ``(*batch)`` of the rates; nothing is checked but its size."""
     check_size(*observed.shape)
     total = log_sum_over_columns(column_terms(observed, false_positive, false_negative))
-    return total - total.new_tensor(float(num_conflict_free(*observed.shape))).log()
+    return (total - math.log(num_conflict_free(*observed.shape))).to(false_positive.dtype)
 
 
 def column_probabilities(terms: Tensor) -> Tensor:
@@ -70,9 +81,23 @@ def column_probabilities(terms: Tensor) -> Tensor:
     with torch.enable_grad():
         terms = terms.detach().requires_grad_()
         total = log_sum_over_columns(terms)
+        check_range(total.detach(), terms.detach())
         check_possible(total.detach())
         (probabilities,) = torch.autograd.grad(total.sum(), terms)
     return probabilities
+
+
+def check_range(log_sum: Tensor, terms: Tensor) -> None:
+    """Refuse a sum over columns that is minus infinity although some conflict-free matrix is possible."""
+    lost = log_sum == -torch.inf
+    if not bool(lost.any()):
+        return
+    number = log_sum_over_columns(torch.zeros_like(terms).masked_fill(terms == -torch.inf, -torch.inf))
+    if bool((lost & (number > -torch.inf)).any()):
+        raise SettingsError(
+            "at rates this small, the probability of the observed matrix lies below the range of floating-point "
+            "numbers, though it is not zero; raise the rates"
+        )
 
 
 def check_possible(log_evidence: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -13,9 +14,8 @@ from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.genotypes import noise
 from bayeskit.models.discrete.genotypes.conflicts import check_genotypes, conflict_free_matrices, has_conflict
 
-#: How many recursions run side by side while columns are sampled.
-_PREFIXES = 64
-_MAX_SWEEP_MUTATIONS = 12
+#: How many recursions run side by side while columns are sampled: at most so many, and numbers kept by all of them.
+_PREFIXES, _NUMBERS = 64, 2**27
 
 
 class GenotypePosterior(NamedTuple):
@@ -56,7 +56,7 @@ class NoisyGenotypes:
     DataError
         If an entry is neither 0, 1 nor missing.
     SettingsError
-        If a rate lies outside its domain.
+        If a rate is no number or lies outside its domain.
 
     References
     ----------
@@ -116,11 +116,11 @@ class NoisyGenotypes:
         Raises
         ------
         ShapeError, DataError
-            If ``genotypes`` are not such matrices.
+            If ``genotypes`` are not such matrices, or their batch does not broadcast with that of the rates.
         """
         present = self._check(genotypes)
-        absent_term, present_term = self._entry_terms()
-        return torch.where(present, present_term, absent_term).sum((-2, -1))
+        self._broadcast_batch(present)
+        return self._log_likelihood(present).to(self.observed.dtype)
 
     def enumerate(self, limit: int = 2**18) -> GenotypePosterior:
         """Return the posterior of every conflict-free matrix.
@@ -139,11 +139,12 @@ class NoisyGenotypes:
         """
         self._check_single_rates("enumerate")
         genotypes = conflict_free_matrices(self.num_cells, self.num_mutations, limit).to(self.observed.device)
-        log_likelihood = self.log_likelihood(genotypes)
+        log_likelihood = self._log_likelihood(genotypes)
         total = log_likelihood.logsumexp(0)
         noise.check_possible(total)
-        probabilities, order = (log_likelihood - total).exp().sort(descending=True, stable=True)
-        return GenotypePosterior(genotypes[order], probabilities, total - total.new_tensor(float(len(genotypes))).log())
+        probabilities, order = (log_likelihood - total).exp().to(self.observed.dtype).sort(descending=True, stable=True)
+        log_evidence = (total - math.log(len(genotypes))).to(self.observed.dtype)
+        return GenotypePosterior(genotypes[order], probabilities, log_evidence)
 
     def log_evidence(self) -> Tensor:
         """Return the log probability of the observed matrix, summed over all conflict-free ones without a list.
@@ -151,14 +152,18 @@ class NoisyGenotypes:
         Returns
         -------
         Tensor
-            Shape ``(*batch)`` of the rates, differentiable by them; minus infinity where no matrix is possible.
+            Shape ``(*batch)`` of the rates, differentiable by those above zero (by a zero, the gradient is NaN); minus
+            infinity where no matrix is possible.
 
         Raises
         ------
         SettingsError
-            If there are more than 10 cells or 8 mutations.
+            If there are more than 10 cells or 8 mutations, or if the probability lies below the range of
+            floating-point numbers, as may be with rates below about ``1e-12``.
         """
-        return noise.log_evidence(self.observed, self.false_positive_rate, self.false_negative_rate)
+        log_evidence = noise.log_evidence(self.observed, self.false_positive_rate, self.false_negative_rate)
+        noise.check_range(log_evidence.detach(), self._column_terms().detach())
+        return log_evidence
 
     def marginals(self) -> Tensor:
         """Return the posterior probability of each entry to be one.
@@ -176,7 +181,7 @@ class NoisyGenotypes:
             If no conflict-free matrix is possible.
         """
         probabilities = noise.column_probabilities(self._column_terms())
-        return (probabilities @ noise.members(self.num_cells, self.observed)).mT
+        return (probabilities @ noise.members(self.num_cells, probabilities)).mT.to(self.observed.dtype)
 
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent matrices from the exact posterior, column after column.
@@ -202,11 +207,13 @@ class NoisyGenotypes:
         num_samples = whole_number("num_samples", num_samples, least=1)
         generator = new_generator(seed, self.observed.device, stream="genotypes")
         terms = self._column_terms()
+        kept = 2 ** (self.num_cells + 2 * self.num_mutations)
+        side_by_side = min(_PREFIXES, max(1, _NUMBERS // kept))
         columns = torch.empty(num_samples, 0, dtype=torch.int64, device=terms.device)
         for j in range(self.num_mutations):
             # Samples that agree so far share one recursion.
             prefixes, which = columns.unique(dim=0, return_inverse=True) if j else (columns[:1], None)
-            chunks = [noise.column_probabilities(_given(terms, chunk))[:, j] for chunk in prefixes.split(_PREFIXES)]
+            chunks = [noise.column_probabilities(_given(terms, chunk))[:, j] for chunk in prefixes.split(side_by_side)]
             probabilities = torch.cat(chunks)
             probabilities = probabilities.expand(num_samples, -1) if which is None else probabilities[which]
             drawn = torch.multinomial(probabilities, 1, generator=generator)
@@ -217,8 +224,8 @@ class NoisyGenotypes:
     def gibbs_sweep(self, genotypes: Tensor, *, generator: torch.Generator) -> Tensor:
         """Draw each cell's genotype anew given all others, one cell after the other.
 
-        This leaves the posterior as it is, for any number of cells; the cost grows with ``2**mutations``. Where both
-        rates are positive, every conflict-free matrix can be reached, for a cell without mutations never conflicts.
+        This leaves the posterior as it is, for any number of cells; the cost grows with ``2**mutations``. As both rates
+        must be positive, every conflict-free matrix can be reached, for a cell without mutations never conflicts.
 
         Parameters
         ----------
@@ -237,14 +244,24 @@ class NoisyGenotypes:
         ShapeError, DataError
             If ``genotypes`` are not such matrices, or have a conflict.
         SettingsError
-            If there are more than 12 mutations.
+            If there are more than 12 mutations, or a rate is zero.
         """
-        if self.num_mutations > _MAX_SWEEP_MUTATIONS:
+        if self.num_mutations > noise.MAX_SWEEP_MUTATIONS:
             raise SettingsError(
                 f"a sweep weighs all 2**{self.num_mutations} genotypes of a cell; "
-                f"it takes at most {_MAX_SWEEP_MUTATIONS} mutations"
+                f"it takes at most {noise.MAX_SWEEP_MUTATIONS} mutations"
+            )
+        if bool(((self.false_positive_rate == 0) | (self.false_negative_rate == 0)).any()):
+            raise SettingsError(
+                "sweeps need rates above zero: without one kind of error, they cannot get from every matrix to every "
+                "other; use sample, or a small rate"
             )
         present = self._check(genotypes).clone()
+        if self._broadcast_batch(present) != present.shape[:-2]:
+            raise ShapeError(
+                f"genotypes have shape {tuple(present.shape)}, but rates a batch of shape "
+                f"{tuple(self.false_positive_rate.shape)}; start from at least one matrix for each pair of rates"
+            )
         if bool(has_conflict(present).any()):
             raise DataError("genotypes to start from have a conflict; start from zeros, which have none")
         patterns = noise.members(self.num_mutations, self.observed) == 1
@@ -275,6 +292,20 @@ class NoisyGenotypes:
             )
         return check_genotypes(genotypes)
 
+    def _log_likelihood(self, present: Tensor) -> Tensor:
+        absent_term, present_term = self._entry_terms()
+        return torch.where(present, present_term, absent_term).sum((-2, -1))
+
+    def _broadcast_batch(self, genotypes: Tensor) -> torch.Size:
+        batch, rates = genotypes.shape[:-2], self.false_positive_rate.shape
+        try:
+            return torch.broadcast_shapes(batch, rates)
+        except RuntimeError as error:
+            raise ShapeError(
+                f"genotypes have a batch of shape {tuple(batch)}, which does not broadcast with that of the rates, "
+                f"{tuple(rates)}"
+            ) from error
+
     def _check_single_rates(self, method: str) -> None:
         if self.false_positive_rate.dim():
             raise SettingsError(
@@ -282,7 +313,10 @@ class NoisyGenotypes:
             )
 
     def _rate(self, name: str, value: Tensor | float) -> Tensor:
-        rate = torch.as_tensor(value, dtype=self.observed.dtype, device=self.observed.device)
+        try:
+            rate = torch.as_tensor(value, dtype=self.observed.dtype, device=self.observed.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingsError(f"{name} must be a number in [0, 1) or a tensor of such, not {value!r}") from error
         if not bool(((rate >= 0) & (rate < 1)).all()):
             raise SettingsError(f"{name} must lie in [0, 1), not {value}")
         return rate

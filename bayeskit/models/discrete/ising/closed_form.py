@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import whole_number
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SettingsError, ShapeError
 
 #: The coupling at which an infinite square lattice begins to order.
 CRITICAL_COUPLING = 0.5 * math.asinh(1.0)
@@ -29,12 +29,15 @@ def kaufman_log_partition(
     Returns
     -------
     Tensor
-        Shape ``(*batch)``.
+        Shape ``(*batch)``, computed in double precision and returned in that of the couplings; plain numbers count as
+        double.
 
     Raises
     ------
     SettingsError
-        If a coupling is not positive, or a side has less than two sites.
+        If a coupling is not positive and finite, or a side has less than two sites.
+    ShapeError
+        If the batches of the couplings do not broadcast.
 
     References
     ----------
@@ -48,33 +51,51 @@ def kaufman_log_partition(
     """
     height = whole_number("height", height, least=2)
     width = whole_number("width", width, least=2)
-    between, within = torch.broadcast_tensors(
-        _positive("vertical", vertical), _positive("horizontal", vertical if horizontal is None else horizontal)
-    )
-    # A row's bonds, and the dual of those between rows: tanh(dual) = exp(-2 K).
-    dual = between.neg().mul(2).exp().atanh()
-    angle = torch.arange(2 * width).to(between) * (math.pi / width)
-    across, along = 2 * dual.unsqueeze(-1), 2 * within.unsqueeze(-1)
-    # cosh(gamma) - 1, written without the difference of numbers near one.
-    excess = 2 * ((across - along) / 2).sinh().square() + across.sinh() * along.sinh() * (1 - angle.cos())
-    gamma = 2 * (excess / 2).sqrt().asinh()
+    between = _positive("vertical", vertical)
+    within = between if horizontal is None else _positive("horizontal", horizontal)
+    dtype = torch.promote_types(between.dtype, within.dtype)
+    try:
+        between, within = torch.broadcast_tensors(between.double(), within.double())
+    except RuntimeError as error:
+        shapes = f"{tuple(between.shape)} and {tuple(within.shape)}"
+        raise ShapeError(f"the batches of vertical and horizontal do not broadcast: {shapes}") from error
+    gamma, growth = _modes(width, between, within)
+    # Of each mode cosh(height gamma / 2), less cosh(K) per site, and the sign-carrying ratio of sinh to it.
+    size = torch.where(gamma > 0, gamma, -gamma)  # of which the slope at zero is that of the growth
+    log_cosh = 0.5 * height * growth + (-height * size).exp().log1p()
+    ratio = (0.5 * height * gamma).tanh()
+    odd, even = log_cosh[..., 1::2].sum(-1), log_cosh[..., 0::2].sum(-1)
+    largest = torch.maximum(odd, even).detach()
+    total = (odd - largest).exp() * (1 + ratio[..., 1::2].prod(-1))
+    total = total + (even - largest).exp() * (1 + ratio[..., 0::2].prod(-1))
+    log_two_cosh = between + (-2 * between).exp().log1p()
+    return (height * width * log_two_cosh + largest + total.log() - math.log(2)).to(dtype)
+
+
+def _modes(width: int, between: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the exponent of each mode per row, ``(*batch, 2 * width)``, and by how much it exceeds ``-log(tanh(K))``.
+
+    That is the exponent which all have in common where neighbours in a row are not coupled: it grows without bound as
+    the coupling ``K`` between rows vanishes, when only the excess counts. With ``tanh`` for ``tanh(K)`` and ``decay``
+    for ``exp(-2 K')`` of the coupling in rows, ``cosh(gamma) - 1 = distance / (tanh * decay)``.
+    """
+    between, within = between.unsqueeze(-1), within.unsqueeze(-1)
+    log_tanh = (-(-2 * between).expm1()).log() - (-2 * between).exp().log1p()
     # The mode at angle zero has a sign, which turns at the critical coupling.
-    gamma = torch.cat([along - across, gamma[..., 1:]], dim=-1)
-    log_terms, signs = [], []
-    for modes in (gamma[..., 1::2], gamma[..., 0::2]):
-        exponent = 0.5 * height * modes
-        size = exponent.abs()
-        log_terms.append((size + (-2 * size).exp().log1p()).sum(-1))
-        log_terms.append((size + (-(-2 * size).expm1()).log()).sum(-1))
-        signs += [torch.ones_like(between), exponent.sign().prod(-1)]
-    stacked, weights = torch.stack(log_terms), torch.stack(signs)
-    largest = stacked.amax(0)
-    total = largest + (weights * (stacked - largest).exp()).sum(0).log()
-    return 0.5 * height * width * (2 * (2 * between).sinh()).log() + total - math.log(2)
+    zero = 2 * within + log_tanh
+    zero_growth = torch.where(zero > 0, zero + log_tanh, -2 * within)
+    angle = torch.arange(1, 2 * width).to(between) * (math.pi / width)
+    tanh, decay = between.tanh(), (-2 * within).exp()
+    below_one = 2 * (-2 * between).exp() / (1 + (-2 * between).exp())  # 1 - tanh
+    distance = 0.5 * ((-2 * within).expm1() + below_one).square()
+    distance = distance - 0.5 * below_one * (1 + tanh) * (-4 * within).expm1() * (angle / 2).sin().square()
+    scale = tanh * decay
+    growth = 2 * within + (scale + distance + (distance * (distance + 2 * scale)).sqrt()).log()
+    return torch.cat([zero, growth - log_tanh], -1), torch.cat([zero_growth, growth], -1)
 
 
 def _positive(name: str, value: Tensor | float) -> Tensor:
     coupling = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64)
-    if not bool((coupling > 0).all()):
-        raise SettingsError(f"{name} must be positive, not {value}; kaufman_log_partition is for ferromagnets")
-    return coupling
+    if not bool(((coupling > 0) & coupling.isfinite()).all()):
+        raise SettingsError(f"{name} must be positive and finite, not {value}; the closed form is for ferromagnets")
+    return coupling if coupling.is_floating_point() else coupling.to(torch.get_default_dtype())

@@ -49,8 +49,8 @@ def row_potentials(couplings: Couplings) -> Tensor:
     return couplings.field @ states.mT + couplings.horizontal @ (states * states.roll(-1, -1)).mT
 
 
-def messages(couplings: Couplings, rows: Tensor, periodic: bool) -> Iterator[list[Tensor]]:
-    """Yield, from the last row to the second, the log weight of a row and all below it while its spins are summed out.
+def messages(couplings: Couplings, rows: Tensor, periodic: bool) -> Iterator[Tensor]:
+    """Yield the log weight of all that lies below a row, from the last row to the first.
 
     Parameters
     ----------
@@ -62,25 +62,22 @@ def messages(couplings: Couplings, rows: Tensor, periodic: bool) -> Iterator[lis
 
     Yields
     ------
-    list of Tensor
-        The weight after ``0, 1, ..., columns`` spins of the row were summed out, each replaced by the spin above it:
-        bits of the state below that number are spins of the row above. Shape ``(*batch, first, 2**columns)``: where
-        the last row is joined to the first, the weight depends on the state of the first row too, and ``first`` is
-        ``2**columns``; otherwise it is 1.
+    Tensor
+        For each state of the row, ``(*batch, first, 2**columns)``: where the last row is joined to the first, the
+        weight depends on the state of the first row too, and ``first`` is ``2**columns``; otherwise it is 1.
     """
     message = _closing_bonds(couplings, rows, periodic)
+    yield message
     for row in range(rows.shape[-2] - 1, 0, -1):
-        stages = _cross_bonds(message + rows[..., row, None, :], couplings.vertical[..., row - 1, :])
-        message = stages[-1]
-        yield stages
+        message = _cross_bonds(message + rows[..., row, None, :], couplings.vertical[..., row - 1, :])[-1]
+        yield message
 
 
-def first_row(couplings: Couplings, rows: Tensor, periodic: bool, last_stages: list[Tensor] | None) -> Tensor:
+def first_row(rows: Tensor, periodic: bool, below: Tensor) -> Tensor:
     """Return the log weight of each state of the first row, all other rows summed out: ``(*batch, 2**columns)``.
 
-    ``last_stages`` is the last that :func:`messages` yields, if any.
+    ``below`` is the last that :func:`messages` yields.
     """
-    below = last_stages[-1] if last_stages else _closing_bonds(couplings, rows, periodic)
     return rows[..., 0, :] + (below.diagonal(dim1=-2, dim2=-1) if periodic else below.squeeze(-2))
 
 
@@ -101,18 +98,20 @@ def draw(couplings: Couplings, periodic: bool, count: int) -> Tensor:
     """
     rows = row_potentials(couplings)
     below = list(messages(couplings, rows, periodic))
-    logits = first_row(couplings, rows, periodic, below[-1] if below else None)
+    logits = first_row(rows, periodic, below.pop())
     first = torch.multinomial(logits.softmax(-1), count, replacement=True)
     start = first * logits.shape[-1] if periodic else first * 0
     states, state = [first], first
-    for row, stages in enumerate(reversed(below)):
+    for row in range(1, rows.shape[-2]):
+        # Computed a second time, for the stages of all rows together would take as many times the memory as columns.
+        stages = _cross_bonds(below.pop() + rows[..., row, None, :], couplings.vertical[..., row - 1, :])
         for j in reversed(range(len(stages) - 1)):
             # Bits above j are by now spins of this row, and the others still those of the row above.
             weight = stages[j].flatten(-2)
             down, up = state & ~(1 << j), state | (1 << j)
             above = 2.0 * ((state >> j) & 1) - 1.0
             log_odds = weight.gather(-1, start + up) - weight.gather(-1, start + down)
-            log_odds = log_odds + 2 * above * couplings.vertical[..., row, j, None]
+            log_odds = log_odds + 2 * above * couplings.vertical[..., row - 1, j, None]
             state = torch.where(torch.rand_like(log_odds) < log_odds.sigmoid(), up, down)
         states.append(state)
     return row_states(rows.shape[-1].bit_length() - 1, rows)[torch.stack(states, dim=-1)]
@@ -127,6 +126,10 @@ def _closing_bonds(couplings: Couplings, rows: Tensor, periodic: bool) -> Tensor
 
 
 def _cross_bonds(message: Tensor, coupling: Tensor) -> list[Tensor]:
+    """Return the weight of a row and all below it after ``0, 1, ..., columns`` of its spins were summed out.
+
+    Each is replaced by the spin above it: bits of the state below that number are spins of the row above.
+    """
     width = coupling.shape[-1]
     stages = [message]
     for j in range(width):
