@@ -16,6 +16,7 @@ from bayeskit.models.discrete.sequences import (
     NumberOfChanges,
     PoissonSegments,
     change_points,
+    conjugate_segments,
     load_nile,
     plot_change_points,
 )
@@ -89,6 +90,105 @@ def test_marginals_of_data_far_from_zero_keep_their_digits():
     near = NORMAL.log_marginals(x, 50).tril()
     moved = NormalSegments(0.5 + far, 0.3, 2.0, 1.5).log_marginals(x + far, 50).tril()
     torch.testing.assert_close(moved, near, rtol=0, atol=1e-6)
+
+
+def odd_series(kind, dtype):
+    x = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if kind == "step":
+        x[30:] += 1000
+    else:
+        x[0] = -9999.0 if kind == "outlier" else 1e8
+    return x.to(dtype)
+
+
+WIDE = NormalSegments(mean=0.0, precision=0.1, shape=2.0, rate=1.0)
+
+
+def error_of_normal_marginals(x):
+    """Compare some segments with sums of squares about their own means, data as they are; relative where large."""
+    found, worst = WIDE.log_marginals(x, len(x)), 0.0
+    for end in range(0, len(x), 7):
+        for length in range(1, end + 2):
+            part = x[end + 1 - length : end + 1].double()
+            rate = 1.0 + 0.5 * float((part - part.mean()).square().sum())
+            rate += 0.5 * 0.1 * length / (0.1 + length) * float(part.mean()) ** 2
+            exact = math.lgamma(2 + length / 2) - (2 + length / 2) * math.log(rate)
+            exact += 0.5 * math.log(0.1 / (0.1 + length)) - 0.5 * length * math.log(2 * math.pi)
+            worst = max(worst, abs(float(found[end, length - 1]) - exact) / max(1.0, abs(exact)))
+    return worst
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["step", "outlier", "far"])
+def test_normal_marginals_keep_their_digits_beside_a_step_and_an_outlier(kind, dtype):
+    # Half a unit of the last place of what is returned; in double precision a few roundings on the way.
+    assert error_of_normal_marginals(odd_series(kind, dtype)) < (1e-7 if dtype == torch.float32 else 1e-13)
+
+
+def test_mutation_differences_of_running_sums_lose_the_digits(monkeypatch):
+    def differences(x, max_length):
+        start = (torch.arange(1, len(x) + 1).unsqueeze(1) - torch.arange(1, max_length + 1)).clamp_min(0)
+        count = torch.arange(1, max_length + 1).to(x)
+
+        def sums(values):
+            running = torch.cat([values.new_zeros(1), values.cumsum(0)])
+            return running[1:].unsqueeze(1) - running[start]
+
+        return count, sums(x) / count, (sums(x.square()) - sums(x).square() / count).clamp_min(0)
+
+    monkeypatch.setattr(conjugate_segments, "_moments", differences)
+    assert error_of_normal_marginals(odd_series("outlier", torch.float32)) > 1e-3
+    assert error_of_normal_marginals(odd_series("far", torch.float64)) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["step", "outlier"])
+def test_single_precision_finds_the_same_changes(kind):
+    double, single = (
+        ChangePoints(odd_series(kind, dtype), WIDE, NumberOfChanges.up_to(3))
+        for dtype in (torch.float64, torch.float32)
+    )
+    # Log marginals of some 300 are rounded to 1.5e-5 each, and at most four are added up.
+    torch.testing.assert_close(single.number_probabilities.double(), double.number_probabilities, rtol=0, atol=6e-5)
+    torch.testing.assert_close(single.place_probabilities().double(), double.place_probabilities(), rtol=0, atol=6e-5)
+
+
+def test_levels_keep_their_digits_beside_an_outlier():
+    x = torch.tensor([1e15, -0.3, 0.1, 0.2, -0.1], dtype=torch.float64)
+    logs, levels = WIDE.log_marginals(x, 5), WIDE.levels(x, 5)
+    share = torch.stack([logs[end, end] + logs[4, 3 - end] for end in range(4)]).softmax(0)
+    # With the change after the first datum the others have a level of their own; else they share it with the first.
+    exact = share[0] * levels[4, 3] + (share * levels.diagonal()[:4])[1:].sum()
+    found = ChangePoints(x, WIDE, NumberOfChanges.exactly(1)).levels()
+    assert abs(float(found[1] - exact)) < 1e-12 and abs(float(levels[4, 3]) + 0.1 / 4.1) < 1e-15
+
+
+def test_poisson_marginals_in_single_precision():
+    x = torch.poisson(torch.full((150,), 1000.0), generator=torch.Generator().manual_seed(0))
+    single, double = (PoissonSegments(1.0, 0.001).log_marginals(y, 150).tril() for y in (x, x.double()))
+    torch.testing.assert_close(single.double(), double, rtol=1e-7, atol=0)
+    x[0] = 1e7  # what other segments hold is no matter
+    with_outlier = PoissonSegments(1.0, 0.001).log_marginals(x.double(), 150)
+    torch.testing.assert_close(with_outlier[1:, 0], double[1:, 0], rtol=0, atol=1e-12)
+
+
+def test_marginals_that_would_begin_before_the_data_are_not_read():
+    class Unread(NormalSegments):
+        def log_marginals(self, x, max_length):
+            right = super().log_marginals(x, max_length)
+            return torch.where(torch.ones_like(right).tril() > 0, right, math.nan)
+
+    found, right = (
+        ChangePoints(series(), kind(0.5, 0.3, 2.0, 1.5), NumberOfChanges.up_to(2)) for kind in (Unread, NormalSegments)
+    )
+    assert torch.equal(found.log_evidence, right.log_evidence)
+    assert torch.equal(found.levels(), right.levels()) and torch.equal(found.most_probable(), right.most_probable())
+
+
+def test_numbers_without_room_are_left_out():
+    found = ChangePoints(series(8), NORMAL, NumberOfChanges.up_to(2), max_length=4)
+    right = ChangePoints(series(8), NORMAL, NumberOfChanges((0.0, 0.5, 0.5)), max_length=4)
+    torch.testing.assert_close(found.log_evidence, right.log_evidence, rtol=0, atol=1e-13)
+    assert float(found.number_probabilities[0]) == 0.0 and bool(found.log_evidence_by_number[0].isnan())
 
 
 def sets_of_places(n):
@@ -242,6 +342,7 @@ def test_plot_shows_places_and_numbers():
     torch.testing.assert_close(heights, posterior.place_probabilities(), rtol=0, atol=1e-14)
     with pytest.raises(ShapeError, match="times"):
         plot_change_points(posterior, torch.arange(3))
+    plot_change_points(ChangePoints(series().requires_grad_(), NORMAL, NumberOfChanges.up_to(1)))
 
 
 def test_single_precision_and_one_datum():
@@ -257,7 +358,11 @@ def test_single_precision_and_one_datum():
         (lambda: ChangePoints(torch.zeros(0), NORMAL, NumberOfChanges.exactly(0)), ShapeError, "sequence of numbers"),
         (lambda: ChangePoints(torch.zeros(2, 2), NORMAL, NumberOfChanges.exactly(0)), ShapeError, "shape"),
         (lambda: ChangePoints(series(), NORMAL, NumberOfChanges.exactly(7)), SettingsError, "7 change points"),
-        (lambda: ChangePoints(series(), NORMAL, NumberOfChanges.up_to(2), min_length=3), SettingsError, "no room"),
+        (
+            lambda: ChangePoints(series(), NORMAL, NumberOfChanges.exactly(2), min_length=3),
+            SettingsError,
+            "allow one from 0 to 1",
+        ),
         (lambda: ChangePoints(series(), NORMAL, NumberOfChanges.up_to(2), min_length=9), SettingsError, "min_length"),
         (
             lambda: ChangePoints(series(), NORMAL, NegativeBinomialLengths(0.1, most=1), max_length=2),
@@ -266,6 +371,10 @@ def test_single_precision_and_one_datum():
         ),
         (lambda: NumberOfChanges((0.0,)), SettingsError, "not all zero"),
         (lambda: NumberOfChanges((-1.0, 2.0)), SettingsError, "probabilities"),
+        (lambda: NumberOfChanges(0.5), SettingsError, "probabilities=0.5"),
+        (lambda: NumberOfChanges("ab"), SettingsError, "must be a number"),
+        (lambda: NumberOfChanges(("a",)), SettingsError, "must be a number"),
+        (lambda: NORMAL.log_marginals(torch.zeros(0), 2), ShapeError, "sequence of numbers"),
         (lambda: NegativeBinomialLengths(1.0), SettingsError, "probability"),
         (lambda: NegativeBinomialLengths(0.5, successes=0), SettingsError, "successes"),
         (lambda: NormalSegments(0.0, 0.0, 1.0, 1.0), SettingsError, "precision"),

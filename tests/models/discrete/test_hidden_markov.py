@@ -10,7 +10,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit._torch import global_stream, new_generator
-from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.errors import DataError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.inference.evidence import naive_monte_carlo
 from bayeskit.models.discrete.sequences import (
     CategoricalEmission,
@@ -127,6 +127,54 @@ def test_gradients_are_finite_where_states_are_forbidden_and_sequences_padded():
     assert bool((hmm.sample_states(x, 50, seed=0)[..., 1:].diff(dim=-1)[:, 0] >= 0).all())
 
 
+@pytest.mark.parametrize("padding", [math.inf, math.nan, 1e200])
+def test_padding_is_not_read_nor_are_gradients(padding):
+    y = torch.tensor([[1.0, 0.5, padding, padding], [0.3, 0.2, 0.4, 0.6]], dtype=torch.float64)
+
+    def answers(y):
+        location, scale = normal(2, seed=3).requires_grad_(), normal(2, seed=4).exp().requires_grad_()
+        emission = dist.Normal(location, scale)
+        hmm = HiddenMarkov(normal(2), normal(2, 2, seed=1), emission, 4, torch.tensor([2, 4]))
+        total = hmm.log_prob(y)
+        gradient = torch.autograd.grad(total.sum() + hmm.state_entropy(y).sum(), (location, scale))
+        return total, hmm.state_probabilities(y), hmm.most_probable_states(y), *gradient
+
+    for found, right in zip(answers(y), answers(y.nan_to_num(0.0, 0.0).clamp_max(1.0)), strict=True):
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-13)
+
+
+def long_chains():
+    # Densities as small as those of a long sequence.
+    stay, emitted = torch.tensor([[3.0, 0.0], [0.0, 3.0]]), normal(400, 2, seed=2).float() - 16
+    for dtype in (torch.float32, torch.float64):
+        hmm = HiddenMarkov(torch.zeros(2, dtype=dtype), stay.to(dtype), dist.Normal(torch.zeros(2), 1.0), 400)
+        hmm._emitted = lambda value, dtype=dtype: emitted.to(dtype)
+        yield hmm, torch.zeros(400, dtype=dtype)
+
+
+def error_of_long_smoothing():
+    single, double = (hmm.state_probabilities(x) for hmm, x in long_chains())
+    return float((single - double).abs().max())
+
+
+def test_long_sequences_in_single_precision(monkeypatch):
+    single, double = (float(hmm.state_entropy(x)) for hmm, x in long_chains())
+    assert abs(single - double) < 5e-3  # ten units of the last place of the log density, some -6000
+    assert error_of_long_smoothing() < 1e-5
+    monkeypatch.setattr("bayeskit.models.discrete.sequences.chains._rescaled", lambda sums: sums)
+    assert error_of_long_smoothing() > 1e-4
+
+
+def test_a_state_beyond_the_end_is_not_read_and_no_other_may_be_out_of_range():
+    hmm, x = gaussian(5, LENGTHS), normal(4, 5, seed=7)
+    states = torch.where(torch.arange(5) < LENGTHS[:, None], 1, -1)
+    torch.testing.assert_close(hmm.log_joint(states, x), hmm.log_joint(torch.ones_like(states), x), rtol=0, atol=0)
+    for wrong in (-1, 3):
+        states[1, 2] = wrong
+        with pytest.raises(DataError, match=rf"states\[1, 2\] is {wrong}"):
+            hmm.log_joint(states, x)
+
+
 def test_draws_of_states_have_the_right_frequencies(limit):
     hmm, number = gaussian(4, torch.tensor([4, 3]), states=2), 20_000
     x = normal(2, 4, seed=5)
@@ -230,6 +278,38 @@ def test_the_distribution_at_given_parameters_is_that_of_the_model():
     assert hmm.most_probable_states(x).shape == (3, 5)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "lack site 'initial'; there are: none"),
+        ({"mean": None}, "lack site 'mean'"),
+        ({"mean": None, "means": torch.zeros(2).double()}, "lack site 'mean'; .* means"),
+        ({"means": torch.zeros(2).double()}, "no site 'means'; its sites are: initial, transition, mean, log_scale"),
+    ],
+)
+def test_a_distribution_draws_no_parameter(given, message):
+    model, x = HiddenMarkovModel(2, GaussianEmission()), normal(4)
+    target = bk.Target.from_pyro(model, x)
+    full = target.constrain(target.sample_prior(1, seed=0)[0])
+    parameters = {name: value for name, value in (full | given).items() if value is not None} if given else {}
+    with pytest.raises(UnknownNameError, match=message):
+        model.distribution(parameters, x)
+
+
+def test_an_emission_may_have_plates_and_deterministic_sites():
+    def emission(num_states, like):
+        with pyro.plate("states", num_states):
+            mean = pyro.sample("mean", dist.Normal(like.new_zeros(()), 1.0))
+        return dist.Normal(pyro.deterministic("twice", 2 * mean), 1.0)
+
+    model, x = HiddenMarkovModel(2, emission), normal(4)
+    target = bk.Target.from_pyro(model, x)
+    u = target.sample_prior(1, seed=0)[0]
+    for deterministic in (False, True):
+        hmm = model.distribution(target.constrain(u, deterministic=deterministic), x)
+        torch.testing.assert_close(hmm.log_prob(x).squeeze(), target.log_likelihood(u), rtol=0, atol=1e-12)
+
+
 def test_evidence_of_categories_is_the_exact_one(limit):
     x = torch.tensor([[0, 0, 1, 2], [2, 2, 0, 1]])
     model = HiddenMarkovModel(2, CategoricalEmission(3, 0.7), transition_concentration=0.8, stay=1.5)
@@ -280,6 +360,28 @@ EMISSION = dist.Normal(torch.zeros(2), 1.0)
             "log density -inf",
         ),
         (lambda: gaussian().sample_states(normal(5), 0, seed=0), SettingsError, "num_samples"),
+        (lambda: gaussian().log_prob(normal(1)), ShapeError, r"value has shape \(1,\); give \(\*batch, 5\)"),
+        (lambda: gaussian(5, LENGTHS).log_prob(normal(3, 5)), ShapeError, r"value \(3,\), distribution \(4,\)"),
+        (lambda: gaussian().log_joint(torch.zeros(1).long(), normal(5)), ShapeError, "states has shape"),
+        (lambda: gaussian().log_joint(torch.zeros(5), normal(5)), DataError, "give integers from 0 to 2"),
+        (lambda: gaussian(5, torch.tensor(2.9)), DataError, "float32; give integers"),
+        (
+            lambda: HiddenMarkov(torch.zeros(3, 2), torch.zeros(2, 2), EMISSION, 4, torch.tensor([1, 2])),
+            ShapeError,
+            r"initial_logits \(3,\).* lengths \(2,\)",
+        ),
+        (lambda: HiddenMarkov(torch.zeros(3, 2), torch.zeros(4, 2, 2), EMISSION, 4), ShapeError, "batches do not fit"),
+        (
+            lambda: HiddenMarkov(torch.full((2,), -math.inf), torch.zeros(2, 2), EMISSION, 4),
+            SettingsError,
+            r"initial_logits is \[-inf, -inf\]",
+        ),
+        (
+            lambda: HiddenMarkov(torch.zeros(2), torch.tensor([[0.0, 0.0], [-math.inf, -math.inf]]), EMISSION, 4),
+            SettingsError,
+            r"transition_logits\[1\] is \[-inf, -inf\]",
+        ),
+        (lambda: HiddenMarkovModel(2, GaussianEmission())(torch.zeros(0, 3)), ShapeError, "observations has shape"),
         (lambda: HiddenMarkovModel(1, GaussianEmission()), SettingsError, "num_states"),
         (lambda: HiddenMarkovModel(2, GaussianEmission(), stay=-1.0), SettingsError, "stay"),
         (lambda: GaussianEmission(scale=0.0), SettingsError, "scale"),
@@ -299,6 +401,16 @@ EMISSION = dist.Normal(torch.zeros(2), 1.0)
             lambda: categorical_log_evidence(HiddenMarkovModel(2, CategoricalEmission(2)), torch.tensor([0, 2])),
             DataError,
             "categories",
+        ),
+        (
+            lambda: categorical_log_evidence(HiddenMarkovModel(2, CategoricalEmission(2)), torch.tensor([0.0, 0.5])),
+            DataError,
+            "whole numbers from 0 to 1",
+        ),
+        (
+            lambda: categorical_log_evidence(HiddenMarkovModel(2, CategoricalEmission(2)), torch.tensor([0, math.nan])),
+            DataError,
+            "whole numbers from 0 to 1",
         ),
     ],
 )

@@ -115,6 +115,16 @@ def test_learning_never_lowers_the_likelihood_and_ends_where_its_gradient_vanish
     assert float(found.abs().max()) < 1e-6
 
 
+def test_a_learned_lexicon_keeps_the_end_beside_the_penalty():
+    text = Strings(STRINGS, candidate_words(STRINGS, max_length=4))
+    lexicon = learn_lexicon(text, length_penalty=1.6, num_steps=5, tolerance=0.0).lexicon
+    likelihood = learn_lexicon(text, length_penalty=1.6, num_steps=6, tolerance=0.0).log_likelihoods[-1]
+    assert abs(float(lexicon.log_prob(STRINGS).sum() - likelihood)) < 1e-10
+    # Taken as what the weights leave, the end would be far more probable.
+    left = Lexicon(lexicon.words, lexicon.log_weights).log_prob(STRINGS).sum()
+    assert float(left - likelihood) > 1.0
+
+
 def test_mutation_counts_that_are_wrong_lower_the_likelihood(monkeypatch):
     text = Strings(STRINGS, candidate_words(STRINGS, max_length=4))
     right = Strings.expected_counts
@@ -178,6 +188,11 @@ def test_exact_evidence_of_one_word_is_a_beta_integral():
         (lambda: Lexicon(["a", ""], torch.zeros(2)), SettingsError, "at least one character"),
         (lambda: Lexicon(["a"], torch.zeros(2)), ShapeError, r"give \(1,\)"),
         (lambda: Lexicon.from_weights({"a": 0.6, "b": 0.4}).log_prob(["ab"]), SettingsError, "sum to 1"),
+        (lambda: Lexicon("abc", torch.zeros(3)), SettingsError, "words is one string"),
+        (lambda: Strings(["ab"], words="ab"), SettingsError, "words is one string"),
+        (lambda: Lexicon(["a"], torch.tensor([0])), DataError, "give floating point"),
+        (lambda: Lexicon(["a"], torch.zeros(1), torch.zeros(1)), ShapeError, "log_end"),
+        (lambda: Strings(["a"]).log_marginal(torch.tensor([0])), DataError, "give floating point"),
         (lambda: Strings([]), DataError, "no string"),
         (lambda: Strings("abc"), DataError, "one string"),
         (lambda: Strings(["a", ""]), DataError, "string 1"),
@@ -185,12 +200,21 @@ def test_exact_evidence_of_one_word_is_a_beta_integral():
         (lambda: Strings(["ab"]).log_marginal(torch.zeros(2)), ShapeError, "values"),
         (lambda: Strings(["ab"]).split(torch.ones(1, 3) > 0), ShapeError, "ends"),
         (lambda: learn_lexicon(Strings(["ab"]), concentration=0.5), SettingsError, "concentration"),
+        (lambda: learn_lexicon(Strings(["ab"]), concentration="1"), SettingsError, "concentration"),
         (lambda: learn_lexicon(Strings(["ab"]), length_penalty=0.0), SettingsError, "length_penalty"),
+        (lambda: learn_lexicon(Strings(["ab"]), tolerance=math.nan), SettingsError, "tolerance"),
+        (lambda: learn_lexicon(Strings(["ab"]), tolerance=-1.0), SettingsError, "tolerance"),
         (lambda: learn_lexicon(Strings(["ab"], ["a"])), DataError, "string 0 is 'ab'"),
         (lambda: SegmentedText(Strings(["ab"], ["a"]), torch.ones(2)), DataError, "string 0 is 'ab'"),
         (lambda: SegmentedText(Strings(["a"], ["a"]), torch.ones(1)), ShapeError, "concentration"),
         (lambda: SegmentedText(Strings(["a"], ["a"]), torch.zeros(2)), SettingsError, "concentration"),
+        (lambda: SegmentedText(Strings(["a"], ["a"]), torch.tensor([1, 1])), DataError, "give floating point"),
         (lambda: texts().log_evidence(limit=3), SettingsError, "string 0 has 4 segmentations"),
+        (
+            lambda: SegmentedText(Strings(["a" * 200], ["a", "aa"]), torch.ones(3)).log_evidence(),
+            SettingsError,
+            r"string 0 has about exp\(95\.9189\) segmentations, which exceed limit=100000",
+        ),
     ],
 )
 def test_bad_input(make, error, message):

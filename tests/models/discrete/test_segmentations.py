@@ -106,6 +106,59 @@ def test_too_many_to_count_are_refused_with_their_logarithm():
     with pytest.raises(DataError, match=r"exp\(68\.62"):
         distribution.count()
     assert int(Segmentations(torch.zeros(62, 62)).count()) == 2**61
+    assert int(Segmentations(torch.zeros(63, 63)).count()) == 2**62
+    assert int(Segmentations(torch.zeros(64, 63)).count()) == 2**63 - 1
+    with pytest.raises(DataError, match=r"exp\(43\.66"):
+        Segmentations(torch.zeros(64, 64)).count()
+    assert Segmentations(torch.zeros(0, 4, 2)).count().shape == (0,)
+
+
+def every_answer(distribution):
+    return (
+        distribution.log_normalizer(),
+        distribution.segment_probabilities(),
+        distribution.entropy(),
+        distribution.expectation(torch.ones(())),
+        distribution.count(),
+        distribution.most_probable(),
+        distribution.sample(20, seed=0),
+        distribution.log_prob(distribution.most_probable()),
+    )
+
+
+@pytest.mark.parametrize("what", [math.nan, math.inf])
+def test_what_lies_outside_a_sequence_is_not_read(what):
+    weights = random_weights()
+    read = torch.zeros_like(weights, dtype=torch.bool)
+    for row, n in enumerate(LENGTHS.tolist()):
+        read[row, :n] = torch.ones(n, 4, dtype=torch.bool).tril()
+    spoiled = torch.where(read, weights, what).requires_grad_()
+    right, found = every_answer(Segmentations(weights, LENGTHS)), every_answer(Segmentations(spoiled, LENGTHS))
+    assert all(torch.equal(a, b) for a, b in zip(right, found, strict=True))
+    gradient = torch.autograd.grad(found[0].sum() + found[2].sum(), spoiled)[0]
+    assert bool(gradient.isfinite().all()) and float(gradient[~read].abs().sum()) == 0.0
+
+
+def error_of_long_entropy():
+    # A factor for each place makes weights as small as those of a long sequence, and changes no probability.
+    weights = torch.randn(300, 5, generator=torch.Generator().manual_seed(0)) - 16 * torch.arange(1, 6)
+    exact = Segmentations(weights.double()).entropy()
+    return float((Segmentations(weights).entropy() - exact).abs())
+
+
+def test_entropies_of_long_sequences_in_single_precision(monkeypatch):
+    assert error_of_long_entropy() < 5e-3  # ten units of the last place of the log normaliser, some -4700
+
+    class Drifts(Expectation):
+        def sum(self, elements, dim):
+            log_weights, values = elements
+            total = LogSum().sum(log_weights, dim)
+            return torch.stack([total, ((log_weights - total.unsqueeze(dim)).exp() * values).sum(dim)])
+
+    # Weights that do not add up to one by rounding, each time they multiply the whole sum so far.
+    monkeypatch.setattr(segmentations, "Expectation", Drifts)
+    monkeypatch.setattr(Drifts, "zero", lambda self, like: self.elements(torch.full_like(like[0], -1e30), like[1] * 0))
+    assert error_of_long_entropy() > 5e-2
 
 
 def test_probabilities_of_segments_are_the_gradient_of_the_log_marginal():
@@ -203,6 +256,9 @@ def test_dtype_follows_the_weights():
         (lambda: Segmentations(torch.zeros(2, 3, 2), torch.tensor([1, 2, 3])), ShapeError, "lengths"),
         (lambda: Segmentations(torch.zeros(2, 3, 2), torch.tensor([0, 3])), DataError, "from 1 to 3"),
         (lambda: Segmentations(torch.full((3, 2), math.nan)).entropy(), DataError, "length 1 that ends at place 0"),
+        (lambda: Segmentations(torch.tensor([[0.0, 0.0], [0.0, math.inf]])).check(), DataError, "length 2 .* 1 is inf"),
+        (lambda: Segmentations(torch.zeros(3, 2), torch.tensor(2.9)), DataError, "float32; give integers"),
+        (lambda: Segmentations(torch.zeros(3, 2, dtype=torch.int64)), DataError, "give floating point"),
         (lambda: Segmentations(torch.full((3, 2), -math.inf)).sample(3, seed=0), DataError, "begins at place 0"),
         (lambda: Segmentations(torch.zeros(3, 2)).sample(0, seed=0), SettingsError, "num_samples"),
         (lambda: Segmentations(torch.zeros(3, 2)).log_prob(torch.ones(2) > 0), ShapeError, "ends"),

@@ -6,6 +6,8 @@ to state ``j``, and of what is seen there.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -60,7 +62,7 @@ def chain_product(semiring: Semiring, matrices: Tensor) -> Tensor:
     return matrices[..., 0, :, :]
 
 
-def prefix_sums(semiring: Semiring, start: Tensor, matrices: Tensor) -> Tensor:
+def prefix_sums(semiring: Semiring, start: Tensor, matrices: Tensor, rescale: bool = False) -> Tensor:
     """Sum over the paths to every state, one step after the other.
 
     Parameters
@@ -70,24 +72,35 @@ def prefix_sums(semiring: Semiring, start: Tensor, matrices: Tensor) -> Tensor:
         Elements of the first states, ``(*batch, K)``.
     matrices : Tensor
         ``(*batch, n, K, K)``.
+    rescale : bool, default False
+        Whether elements are logarithms, and only differences between states of one step matter: the largest is then
+        made zero at every step, so that long paths cost no digits.
 
     Returns
     -------
     Tensor
         ``(*batch, n + 1, K)``.
     """
-    sums = [start]
+    sums = [_rescaled(start) if rescale else start]
     for matrix in matrices.unbind(-3):
-        sums.append(semiring.sum(semiring.product(sums[-1].unsqueeze(-1), matrix), -2))
+        extended = semiring.sum(semiring.product(sums[-1].unsqueeze(-1), matrix), -2)
+        sums.append(_rescaled(extended) if rescale else extended)
     return torch.stack(sums, -2)
 
 
-def suffix_sums(semiring: Semiring, matrices: Tensor) -> Tensor:
+def suffix_sums(semiring: Semiring, matrices: Tensor, rescale: bool = False) -> Tensor:
     """Sum over the paths from every state: ``(*batch, n, K, K)`` to ``(*batch, n + 1, K)``."""
     sums = [semiring.one(matrices.sum(-3)[..., 0])]
     for matrix in matrices.flip(-3).unbind(-3):
-        sums.append(semiring.sum(semiring.product(matrix, sums[-1].unsqueeze(-2)), -1))
+        extended = semiring.sum(semiring.product(matrix, sums[-1].unsqueeze(-2)), -1)
+        sums.append(_rescaled(extended) if rescale else extended)
     return torch.stack(sums[::-1], -2)
+
+
+def _rescaled(sums: Tensor) -> Tensor:
+    """Subtract the largest of the last dimension; where all are minus infinity they stay so."""
+    largest = sums.detach().amax(-1, keepdim=True)
+    return sums - largest.masked_fill(largest == -math.inf, 0.0)
 
 
 def predecessors(sums: Tensor, matrices: Tensor) -> Tensor:

@@ -50,6 +50,9 @@ class ChangePointPrior(Protocol):
 class NumberOfChanges:
     """The number of change points has given probabilities; given their number, all places are equally probable.
 
+    Where the limits of length leave no room for a number, it is left out, and the probabilities of the others are
+    normalised.
+
     Parameters
     ----------
     probabilities : tuple of float
@@ -58,7 +61,7 @@ class NumberOfChanges:
     Raises
     ------
     SettingsError
-        If a probability is negative or not finite, or all are zero.
+        If a probability is no number, negative or not finite, or all are zero.
 
     Examples
     --------
@@ -70,7 +73,13 @@ class NumberOfChanges:
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "probabilities", tuple(float(p) for p in self.probabilities))
+        try:
+            numbers = tuple(real_number("probabilities", p) for p in self.probabilities)
+        except TypeError:
+            raise SettingsError(
+                f"probabilities={self.probabilities!r}; give those of 0, 1, 2, ... changes, such as (0.5, 0.5)"
+            ) from None
+        object.__setattr__(self, "probabilities", numbers)
         if not all(0 <= p < math.inf for p in self.probabilities) or not sum(self.probabilities) > 0:
             raise SettingsError(
                 f"probabilities={self.probabilities}; give numbers of at least 0 that are finite and not all zero"
@@ -100,16 +109,19 @@ class NumberOfChanges:
         Raises
         ------
         SettingsError
-            If so many change points have no room.
+            If there is no room for any number with a probability above zero.
         """
-        probabilities = torch.tensor(self.probabilities, dtype=torch.float64)
-        for number in ((probabilities > 0) & (totals == -math.inf)).nonzero().flatten().tolist():
+        logits = torch.tensor(self.probabilities, dtype=torch.float64).log()
+        room = totals > -math.inf
+        possible = room & (logits > -math.inf)
+        if not bool(possible.any()):
+            fits = room.nonzero().flatten().tolist()
             raise SettingsError(
-                f"the prior allows {number} change points, but there is no room for {number + 1} segments; lower the "
-                "number, or change min_length or max_length"
+                f"with {int(logits.argmax())} change points, or any other number of probability above zero, no "
+                f"segmentation fits the limits of length; allow one from {fits[0]} to {fits[-1]}, or relax the limits"
             )
-        logarithms = (probabilities / probabilities.sum()).log()
-        return torch.where(probabilities > 0, logarithms - totals, -math.inf)
+        logits = logits.masked_fill(~possible, -math.inf)
+        return torch.where(possible, logits.log_softmax(0) - totals, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -192,7 +204,7 @@ class ChangePoints:
     segments : SegmentModel
         For instance :class:`NormalSegments` or :class:`PoissonSegments`.
     prior : ChangePointPrior
-        :class:`NumberOfChanges` or :class:`NegativeBinomialLengths`, conditioned on the following restrictions.
+        :class:`NumberOfChanges` or :class:`NegativeBinomialLengths`, normalised over what the following limits allow.
     min_length : int, default 1
         Of a segment.
     max_length : int, optional
@@ -284,11 +296,11 @@ class ChangePoints:
         """Return the posterior mean of the mean of each datum, averaged over all segmentations, ``(n,)``."""
         share = self.segment_probabilities()
         parts = share * torch.where(share > 0, self.segments.levels(self.x, self.longest), 0.0)
+        # Of the segments that end with a datum, those at least so long reach the datum so many places before it.
+        reaching = parts.flip(1).cumsum(1).flip(1)
         n = len(self.x)
-        start = torch.arange(n, device=parts.device).unsqueeze(1) - torch.arange(self.longest, device=parts.device)
-        rises = parts.new_zeros(n).index_add(0, start.clamp_min(0).flatten(), parts.flatten())
-        falls = torch.cat([parts.new_zeros(1), parts.sum(1)[:-1]])
-        return (rises - falls).cumsum(0)
+        place = torch.arange(n, device=parts.device).unsqueeze(1) - torch.arange(self.longest, device=parts.device)
+        return parts.new_zeros(n).index_add(0, place.clamp_min(0).flatten(), reaching.flatten())
 
     def most_probable(self) -> Tensor:
         """Return the most probable change points, their number included.
@@ -333,11 +345,12 @@ class ChangePoints:
 def _checked_marginals(marginals: Tensor, n: int, longest: int) -> Tensor:
     if marginals.shape != (n, longest):
         raise ShapeError(f"the segment model returns log marginals {tuple(marginals.shape)} instead of {(n, longest)}")
-    bad = (marginals.isnan() | (marginals == math.inf)).tril()
+    read = torch.ones_like(marginals, dtype=torch.bool).tril()
+    bad = read & (marginals.isnan() | (marginals == math.inf))
     if bool(bad.any()):
         place, length = bad.nonzero()[0].tolist()
         raise DataError(
             f"the log marginal of the {length + 1} data up to x[{place}] is {float(marginals[place, length])}; a "
             "segment model must return finite numbers or minus infinity"
         )
-    return marginals.detach()
+    return torch.where(read, marginals.detach(), -math.inf)

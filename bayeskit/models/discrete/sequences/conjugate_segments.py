@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import real_number
-from bayeskit.errors import DataError
+from bayeskit.errors import DataError, ShapeError
 
 
 class SegmentModel(Protocol):
@@ -88,14 +88,11 @@ class NormalSegments:
             If ``x`` is not finite.
         """
         x = _finite(x)
-        # Differences of running sums cancel least about the mean of all data.
-        center = x.mean()
-        count, total, squares = _moments(x - center, max_length)
+        count, mean, spread = _moments(x, max_length)
         precision, shape = self.precision + count, self.shape + count / 2
-        spread = squares - total.square() / count
-        off = self.precision * count / precision * (total / count + center - self.mean).square()
-        rate = self.rate + 0.5 * (spread.clamp_min(0) + off)
-        return (
+        off = self.precision * count / precision * (mean - self.mean).square()
+        rate = self.rate + 0.5 * (spread + off)
+        marginals = (
             torch.lgamma(shape)
             - math.lgamma(self.shape)
             + self.shape * math.log(self.rate)
@@ -103,11 +100,13 @@ class NormalSegments:
             + 0.5 * (math.log(self.precision) - precision.log())
             - 0.5 * count * math.log(2 * math.pi)
         )
+        return marginals.to(x.dtype)
 
     def levels(self, x: Tensor, max_length: int) -> Tensor:
         """Return the posterior mean of every segment's mean, ``(n, max_length)``."""
-        count, total, _ = _moments(_finite(x) - self.mean, max_length)
-        return self.mean + total / (self.precision + count)
+        x = _finite(x)
+        count, mean, _ = _moments(x, max_length)
+        return (self.mean + count / (self.precision + count) * (mean - self.mean)).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -150,24 +149,28 @@ class PoissonSegments:
         x = _finite(x)
         if bool(((x < 0) | (x != x.round())).any()):
             raise DataError("the counts hold a negative number or a fraction; give whole numbers from zero")
-        count, total, _ = _moments(x, max_length)
-        factorials, _ = _window_sums(torch.lgamma(x + 1), max_length)
-        return (
+        counts = _windows(x, max_length)
+        length, total = _lengths(counts), counts.cumsum(1)
+        marginals = (
             torch.lgamma(self.shape + total)
             - math.lgamma(self.shape)
             + self.shape * math.log(self.rate)
-            - (self.shape + total) * (self.rate + count).log()
-            - factorials
+            - (self.shape + total) * (self.rate + length).log()
+            - torch.lgamma(counts + 1).cumsum(1)
         )
+        return marginals.to(x.dtype)
 
     def levels(self, x: Tensor, max_length: int) -> Tensor:
         """Return the posterior mean of every segment's rate, ``(n, max_length)``."""
-        count, total, _ = _moments(_finite(x), max_length)
-        return (self.shape + total) / (self.rate + count)
+        x = _finite(x)
+        counts = _windows(x, max_length)
+        return ((self.shape + counts.cumsum(1)) / (self.rate + _lengths(counts))).to(x.dtype)
 
 
 def _finite(x: Tensor) -> Tensor:
     """Return ``x`` in floating point, or raise DataError that names the first number that is not finite."""
+    if x.dim() != 1 or not len(x):
+        raise ShapeError(f"x has shape {tuple(x.shape)}; give a sequence of numbers, (n,)")
     x = x if x.is_floating_point() else x.double()
     bad = (~x.isfinite()).nonzero()
     if len(bad):
@@ -175,15 +178,26 @@ def _finite(x: Tensor) -> Tensor:
     return x
 
 
+def _windows(x: Tensor, max_length: int) -> Tensor:
+    """Return the datum so many places before each, float64, ``(n, max_length)``; the first one before the data."""
+    x = x.double()
+    padded = torch.cat([x[:1].expand(max_length - 1), x])
+    return padded.unfold(0, max_length, 1).flip(1)
+
+
+def _lengths(windows: Tensor) -> Tensor:
+    return torch.arange(1, windows.shape[1] + 1, dtype=windows.dtype, device=windows.device)
+
+
 def _moments(x: Tensor, max_length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return number, sum and sum of squares of the data of every segment, each ``(n, max_length)``."""
-    total, count = _window_sums(x, max_length)
-    return count, total, _window_sums(x.square(), max_length)[0]
+    """Return number, mean and sum of squares about the mean of the data of every segment, the latter two ``(n, L)``.
 
-
-def _window_sums(values: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
-    """Add up the last values at each place, and count them: both ``(n, max_length)``."""
-    length = torch.arange(1, max_length + 1, device=values.device)
-    start = (torch.arange(1, len(values) + 1, device=values.device).unsqueeze(1) - length).clamp_min(0)
-    sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
-    return sums[1:].unsqueeze(1) - sums[start], length.to(values).expand(start.shape)
+    A segment grows towards its start, and every datum more raises the sum of squares (Welford): nothing is subtracted,
+    so nothing cancels. Means are taken relative to the last datum, lest data far from zero lose digits.
+    """
+    off = _windows(x, max_length) - x.double().unsqueeze(1)
+    count = _lengths(off)
+    mean = off.cumsum(1) / count
+    rises = (off[:, 1:] - mean[:, :-1]).square() * count[:-1] / count[1:]
+    spread = torch.cat([torch.zeros_like(off[:, :1]), rises.cumsum(1)], 1)
+    return count, x.double().unsqueeze(1) + mean, spread

@@ -31,13 +31,13 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         p(x) = \sum_{z_1, \dots, z_T} \pi_{z_1} \prod_{t=2}^T A_{z_{t-1} z_t} \prod_{t=1}^T p(x_t \mid z_t).
 
     Sums over states, most probable states and draws of states are exact. Sequences of a batch may have different
-    lengths: pad them with any value in the support, it is not read. The first state emits the first observation;
+    lengths: what they are padded with is not read. The first state emits the first observation;
     ``pyro.distributions.DiscreteHMM`` makes a transition before.
 
     Parameters
     ----------
     initial_logits : Tensor
-        Logits of the first state, shape ``(*batch, K)``; minus infinity forbids a state.
+        Logits of the first state, shape ``(*batch, K)``; minus infinity forbids a state, but not all of them.
     transition_logits : Tensor
         Logits of the next state, a row for each state before, shape ``(*batch, K, K)``.
     emission : Distribution
@@ -56,11 +56,11 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     Raises
     ------
     ShapeError
-        If logits and emission disagree about the number of states, or ``lengths`` does not fit the batch.
+        If logits and emission disagree about the number of states, or they or ``lengths`` do not fit one batch.
     DataError
-        If a length is not from 1 to ``T``.
+        If a length is not a whole number from 1 to ``T``.
     SettingsError
-        If ``duration`` is below 1.
+        If ``duration`` is below 1. With validation, if logits are NaN or plus infinity, or forbid every state.
 
     References
     ----------
@@ -96,12 +96,15 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     ) -> None:
         duration = whole_number("duration", duration, least=1)
         num_states = _checked_states(initial_logits, transition_logits, emission, duration)
-        batch = torch.broadcast_shapes(
-            initial_logits.shape[:-1],
-            transition_logits.shape[:-2],
-            emission.batch_shape[:-2],
-            () if lengths is None else lengths.shape,
+        batch = _broadcast(
+            initial_logits=initial_logits.shape[:-1],
+            transition_logits=transition_logits.shape[:-2],
+            emission=emission.batch_shape[:-2],
+            lengths=() if lengths is None else lengths.shape,
         )
+        if self._validate_args if validate_args is None else validate_args:
+            _check_logits("initial_logits", initial_logits)
+            _check_logits("transition_logits", transition_logits)
         self.num_states, self.duration, self.emission, self.parallel = num_states, duration, emission, parallel
         self.initial_logits, self.transition_logits = initial_logits.log_softmax(-1), transition_logits.log_softmax(-1)
         self._padded = lengths is not None
@@ -130,6 +133,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of sequences, states summed out: ``(*batch, T, *event)`` to ``(*batch)``."""
+        value = self._filled(value)
         if self._validate_args:
             self._validate_sample(value)
         start, steps = self._potentials(value, LogSum())
@@ -159,7 +163,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             If a sequence has probability zero.
         """
         start, steps = self._possible(value, LogSum())
-        joint = prefix_sums(LogSum(), start, steps) + suffix_sums(LogSum(), steps)
+        joint = prefix_sums(LogSum(), start, steps, rescale=True) + suffix_sums(LogSum(), steps, rescale=True)
         return torch.where(self._inside().unsqueeze(-1), joint.softmax(-1), 0.0)
 
     def most_probable_states(self, value: Tensor) -> Tensor:
@@ -172,7 +176,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         """
         start, steps = self._possible(value, Max())
         with torch.no_grad():
-            sums = prefix_sums(Max(), start, steps)
+            sums = prefix_sums(Max(), start, steps, rescale=True)
             states = follow(predecessors(sums, steps).argmax(-1), sums[..., -1, :].argmax(-1))
         return torch.where(self._inside(), states, -1)
 
@@ -202,7 +206,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         start, steps = self._possible(value, LogSum())
         generator = new_generator(seed, start.device, stream="hidden_states")
         with torch.no_grad():
-            sums = prefix_sums(LogSum(), start, steps)
+            sums = prefix_sums(LogSum(), start, steps, rescale=True)
             last = draw(sums[..., -1, :], num_samples, generator)
             states = follow(draw(predecessors(sums, steps), num_samples, generator), last)
         return torch.where(self._inside(), states, -1)
@@ -231,11 +235,18 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             ``(*sample, *batch, T)``; beyond the length of a sequence they are not read.
         value : Tensor
             ``(*batch, T, *event)``.
+
+        Raises
+        ------
+        ShapeError
+            If states or observations have another number of steps, or their batches do not fit.
+        DataError
+            If a state is none of the whole numbers from 0 to ``K - 1``.
         """
         inside = self._inside()
-        states = states.clamp_min(0)
         emitted = self._emitted(value)
-        shape = torch.broadcast_shapes(states.shape, inside.shape, emitted.shape[:-1])
+        states = self._checked_path(states)
+        shape = _broadcast(states=states.shape, lengths=inside.shape, value=emitted.shape[:-1])
         states = states.expand(shape)
         seen = emitted.expand(*shape, self.num_states).gather(-1, states.unsqueeze(-1)).squeeze(-1)
         rows = self.transition_logits.expand(*shape[:-1], self.num_states, self.num_states)
@@ -313,7 +324,32 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     def _emitted(self, value: Tensor) -> Tensor:
         """Return the log density of each observation in each state, ``(*batch, T, K)``."""
-        return self.emission.log_prob(value.unsqueeze(-1 - len(self.emission.event_shape)))
+        return self.emission.log_prob(self._filled(value).unsqueeze(-1 - len(self.emission.event_shape)))
+
+    def _filled(self, value: Tensor) -> Tensor:
+        """Put a sequence's first observation for what it is padded with, so that densities and slopes are finite."""
+        if value.shape[-self.event_dim :] != self.event_shape:
+            raise ShapeError(
+                f"value has shape {tuple(value.shape)}; give (*batch, {', '.join(map(str, self.event_shape))})"
+            )
+        _broadcast(value=value.shape[: -self.event_dim], distribution=self.batch_shape)
+        if not self._padded:
+            return value
+        inside = self._inside().reshape(*self.batch_shape, self.duration, *(1,) * len(self.emission.event_shape))
+        return torch.where(inside, value, value.narrow(-self.event_dim, 0, 1))
+
+    def _checked_path(self, states: Tensor) -> Tensor:
+        if states.shape[-1:] != (self.duration,):
+            raise ShapeError(f"states has shape {tuple(states.shape)}; give (*sample, *batch, {self.duration})")
+        if states.dtype == torch.bool or states.is_floating_point() or states.is_complex():
+            raise DataError(f"states are {states.dtype}; give integers from 0 to {self.num_states - 1}")
+        _broadcast(states=states.shape[:-1], lengths=self.lengths.shape)
+        states = torch.where(self._inside(), states, 0).long()
+        bad = ((states < 0) | (states >= self.num_states)).nonzero()
+        if len(bad):
+            index = tuple(bad[0].tolist())
+            raise DataError(f"states{list(index)} is {int(states[index])}; give states from 0 to {self.num_states - 1}")
+        return states
 
     def _inside(self) -> Tensor:
         """Mark the steps within each sequence, ``(*batch, T)``."""
@@ -339,6 +375,24 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
                 "no posterior of its states; allow the transitions and emissions that it needs"
             )
         return self._potentials(value, semiring)
+
+
+def _broadcast(**shapes: Any) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        found = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ShapeError(f"batches do not fit: {found}; give shapes that can be broadcast") from None
+
+
+def _check_logits(name: str, logits: Tensor) -> None:
+    bad = (~logits.detach().logsumexp(-1).isfinite()).nonzero()
+    if len(bad):
+        row = tuple(bad[0].tolist())
+        raise SettingsError(
+            f"{name}{list(row) if row else ''} is {logits[row].tolist()}; give logits below infinity, and at least one "
+            "above minus infinity, for some state must be possible"
+        )
 
 
 def _checked_states(initial: Tensor, transition: Tensor, emission: Any, duration: int) -> int:

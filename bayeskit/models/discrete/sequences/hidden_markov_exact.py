@@ -52,8 +52,8 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
     observations = observations.unsqueeze(0) if observations.dim() == 1 else observations
     if observations.dim() != 2 or not observations.numel():
         raise ShapeError(f"observations has shape {tuple(observations.shape)}; give (sequences, T) or (T,)")
-    if bool(((observations < 0) | (observations >= emission.num_categories)).any()):
-        raise DataError(f"observations must be categories from 0 to {emission.num_categories - 1}")
+    if not bool(torch.isin(observations, torch.arange(emission.num_categories, device=observations.device)).all()):
+        raise DataError(f"observations must be categories, whole numbers from 0 to {emission.num_categories - 1}")
     states, size = model.num_states, observations.numel()
     if states**size > whole_number("limit", limit, least=1):
         raise SettingsError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -11,10 +12,12 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import TorchDistribution
 from pyro.distributions import constraints as pyro_constraints
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import SettingsError, ShapeError, UnknownNameError
 from bayeskit.models.discrete.sequences.hidden_markov import HiddenMarkov
 
 POSITIVE = (0.0, math.inf)
@@ -168,6 +171,37 @@ class CategoricalEmission:
         return dist.Categorical(logits=probabilities.log(), validate_args=False)
 
 
+class _Given(Messenger):
+    """Take the value of every latent site from a mapping, and refuse to draw one."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.values, self.sites = values, list[str]()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        self.sites.append(name)
+        if msg["is_observed"] or site_is_subsample(msg):
+            return
+        if name not in self.values:
+            raise UnknownNameError(f"parameters lack site {name!r}; there are: {', '.join(self.values) or 'none'}")
+        msg["value"] = self.values[name]
+
+    def check(self) -> None:
+        """Raise an error that names the first value without a site."""
+        for name in self.values:
+            if name not in self.sites:
+                raise UnknownNameError(f"the model has no site {name!r}; its sites are: {', '.join(self.sites)}")
+
+
+def _sequences(observations: Tensor) -> Tensor:
+    if observations.dim() < 1 or not observations.numel():
+        raise ShapeError(
+            f"observations has shape {tuple(observations.shape)}; give (sequences, T, *event) or (T,), without zeros"
+        )
+    return observations.unsqueeze(0) if observations.dim() == 1 else observations
+
+
 class HiddenMarkovModel:
     r"""Sequences with hidden states: a Pyro model whose states are summed out.
 
@@ -241,18 +275,15 @@ class HiddenMarkovModel:
         Raises
         ------
         ShapeError
-            If ``observations`` is not a sequence, or ``lengths`` does not fit.
+            If ``observations`` is not a sequence or empty, or ``lengths`` does not fit.
         """
-        if observations.dim() < 1:
-            raise ShapeError("observations is one number; give (sequences, T, *event), or (T,)")
-        if observations.dim() == 1:
-            observations = observations.unsqueeze(0)
+        observations = _sequences(observations)
         hmm = self._draw(observations, lengths)
         with pyro.plate("sequences", len(observations)):
             pyro.sample("observations", hmm, obs=observations)
 
     def distribution(
-        self, parameters: dict[str, Tensor], observations: Tensor, lengths: Tensor | None = None
+        self, parameters: Mapping[str, Tensor], observations: Tensor, lengths: Tensor | None = None
     ) -> HiddenMarkov:
         """Return the distribution of sequences for one value of each parameter.
 
@@ -262,11 +293,17 @@ class HiddenMarkovModel:
             The sites of the model, as ``target.constrain`` returns them for one vector.
         observations, lengths
             As the model takes them; values do not matter, only shapes.
+
+        Raises
+        ------
+        UnknownNameError
+            If a site of the model is missing, or a name is none of them.
         """
-        if observations.dim() == 1:
-            observations = observations.unsqueeze(0)
-        with pyro.poutine.block():
-            return pyro.poutine.condition(self._draw, data=parameters)(observations, lengths)
+        observations = _sequences(observations)
+        with pyro.poutine.block(), _Given(parameters) as given:
+            hmm = self._draw(observations, lengths)
+        given.check()
+        return hmm
 
     def _draw(self, observations: Tensor, lengths: Tensor | None) -> HiddenMarkov:
         like = observations if observations.is_floating_point() else torch.empty((), device=observations.device)

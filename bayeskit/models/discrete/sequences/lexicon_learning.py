@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.models.discrete.sequences.strings import Lexicon, Strings, checked_strings
+
+POSITIVE = (0.0, math.inf)
 
 
 class LearnedLexicon(NamedTuple):
@@ -21,7 +23,8 @@ class LearnedLexicon(NamedTuple):
     Attributes
     ----------
     lexicon : Lexicon
-        The words that are left, the most frequent first; its weights contain the penalty of length.
+        The words that are left, the most frequent first; its weights contain the penalty of length, and its end has
+        the probability learnt.
     expected_counts : Tensor
         How often each word is expected in the strings, ``(words,)``.
     log_likelihoods : Tensor
@@ -127,10 +130,13 @@ def learn_lexicon(
     >>> learn_lexicon(text, length_penalty=1.6).lexicon.split(["thedog", "acat"])
     [['the', 'dog'], ['a', 'cat']]
     """
-    if not 1 <= concentration < math.inf:
-        raise SettingsError(f"concentration must be at least 1 and finite, not {concentration}: there is no mode below")
-    if length_penalty is not None and not 0 < length_penalty < math.inf:
-        raise SettingsError(f"length_penalty must be above 0 and finite, not {length_penalty}")
+    concentration = real_number("concentration", concentration, POSITIVE)
+    if concentration < 1:
+        raise SettingsError(f"concentration must be at least 1, not {concentration:g}: there is no mode below")
+    if length_penalty is not None:
+        length_penalty = real_number("length_penalty", length_penalty, POSITIVE)
+    if real_number("tolerance", tolerance, (-math.inf, math.inf)) < 0:
+        raise SettingsError(f"tolerance must be at least 0, not {tolerance:g}")
     num_steps = whole_number("num_steps", num_steps, least=1)
     word_lengths = torch.tensor([len(word) for word in text.segments], dtype=torch.float64)
     penalty = torch.zeros_like(word_lengths) if length_penalty is None else word_lengths**length_penalty
@@ -146,12 +152,12 @@ def learn_lexicon(
         log_probs = kept.log() - kept.sum().log()
         if len(path) > 1 and abs(path[-1] - path[-2]) < tolerance * abs(path[-1]):
             break
-    return _sorted(text, log_probs[:-1] - penalty, torch.tensor(path, dtype=torch.float64))
+    return _sorted(text, log_probs[:-1] - penalty, log_probs[-1], torch.tensor(path, dtype=torch.float64))
 
 
-def _sorted(text: Strings, values: Tensor, path: Tensor) -> LearnedLexicon:
+def _sorted(text: Strings, values: Tensor, end: Tensor, path: Tensor) -> LearnedLexicon:
     counts = text.expected_counts(values)
     order = counts.argsort(descending=True, stable=True)
     order = order[values[order] > -math.inf]
     words = tuple(text.segments[i] for i in order.tolist())
-    return LearnedLexicon(Lexicon(words, values[order]), counts[order], path)
+    return LearnedLexicon(Lexicon(words, values[order], end), counts[order], path)

@@ -53,7 +53,7 @@ def plot_change_points(posterior: ChangePoints, times: Tensor | None = None, nam
     if times.shape != (n,):
         raise ShapeError(f"times has shape {tuple(times.shape)}; give ({n},)")
     x, level, change, probability = (
-        tensor.cpu().numpy()
+        tensor.detach().cpu().numpy()
         for tensor in (posterior.x, posterior.levels(), posterior.place_probabilities(), posterior.number_probabilities)
     )
     when = times.cpu().numpy()

@@ -29,7 +29,7 @@ class Segmentations:
     log_weights : Tensor
         Shape ``(*batch, n, L)``: entry ``[j, l]`` is the log weight of the segment of length ``l + 1`` whose last place
         is ``j``; minus infinity forbids it. ``L`` is the maximum length. Entries that would begin before the sequence,
-        with ``l > j``, are not read.
+        with ``l > j``, are not read. Floating point.
     lengths : Tensor of int, optional
         Shape ``(*batch)``, of the sequences, from 1 to ``n``; what comes after is not read. By default all have ``n``.
         Fewer batch dimensions are broadcast.
@@ -39,7 +39,7 @@ class Segmentations:
     ShapeError
         If ``log_weights`` has fewer than two dimensions, or one of size zero, or ``lengths`` does not fit its batch.
     DataError
-        If a length is not from 1 to ``n``.
+        If a length is not a whole number from 1 to ``n``, or ``log_weights`` is not floating point.
 
     References
     ----------
@@ -62,8 +62,9 @@ class Segmentations:
                 f"log_weights has shape {tuple(log_weights.shape)}; give (*batch, n, L), a row for each place and a "
                 "column for each length of a segment that ends there"
             )
-        self.log_weights = log_weights
+        check_floating("log_weights", log_weights)
         self.lengths = checked_lengths(lengths, log_weights.shape[:-2], log_weights.shape[-2], log_weights.device)
+        self.log_weights = torch.where(_within(self.lengths, *log_weights.shape[-2:]), log_weights, -math.inf)
 
     def log_normalizer(self) -> Tensor:
         """Return the log marginal: the log of the sum over segmentations of their weights, ``(*batch)``.
@@ -190,12 +191,14 @@ class Segmentations:
         """
         possible = self.log_weights.detach() > -math.inf
         logarithm = self._total(LogSum(), torch.where(possible, 0.0, -math.inf).double())
-        if float(logarithm.max()) > 62 * math.log(2):
+        number = self._total(Counting(), possible.long())
+        # Integers of 64 bits are added modulo 2**64, so what lies between 2**63 and that comes out negative.
+        if bool(((number < 0) | (logarithm > 63.5 * math.log(2))).any()):
             raise DataError(
                 f"there are about exp({float(logarithm.max()):.6g}) segmentations, more than 64 bits can count; "
                 "for the logarithm give weights of one and ask log_normalizer()"
             )
-        return self._total(Counting(), possible.long())
+        return number
 
     def expectation(self, values: Tensor) -> Tensor:
         """Return the mean over segmentations of the sum of their segments' values, ``(*batch)``.
@@ -205,7 +208,7 @@ class Segmentations:
         Parameters
         ----------
         values : Tensor
-            Finite, broadcast to ``(*batch, n, L)``.
+            Finite, broadcast to ``(*batch, n, L)``. Those of segments without weight are not read.
 
         Raises
         ------
@@ -214,8 +217,9 @@ class Segmentations:
         """
         self.check()
         semiring = Expectation()
-        pairs = semiring.elements(self.log_weights, values.expand(self.log_weights.shape).to(self.log_weights))
-        return self._total(semiring, pairs)[1]
+        values = values.expand(self.log_weights.shape).to(self.log_weights)
+        values = torch.where(self.log_weights > -math.inf, values, 0.0)
+        return self._total(semiring, semiring.elements(self.log_weights, values))[1]
 
     def entropy(self) -> Tensor:
         """Return the entropy of the distribution over segmentations in nats, ``(*batch)``, differentiable.
@@ -236,7 +240,7 @@ class Segmentations:
             If there is one, or a log weight that is read is NaN or plus infinity.
         """
         weights = self.log_weights.detach()
-        bad = self._read() & (weights.isnan() | (weights == math.inf))
+        bad = weights.isnan() | (weights == math.inf)
         if bool(bad.any()):
             index = tuple(int(i) for i in bad.nonzero()[0])
             *sequence, place, length = index
@@ -256,18 +260,24 @@ class Segmentations:
                 "ones"
             )
 
-    def _read(self) -> Tensor:
-        """Mark the entries that lie within their sequence, ``(*batch, n, L)``."""
-        n, longest = self.log_weights.shape[-2:]
-        place = torch.arange(n, device=self.lengths.device).unsqueeze(-1)
-        return (torch.arange(longest, device=self.lengths.device) <= place) & (place < self.lengths[..., None, None])
-
     def _total(self, semiring: Semiring, elements: Tensor) -> Tensor:
         return totals(semiring, elements, self.lengths)
 
 
+def _within(lengths: Tensor, n: int, longest: int) -> Tensor:
+    """Mark the segments that lie within their sequence, ``(*batch, n, L)``."""
+    place = torch.arange(n, device=lengths.device).unsqueeze(-1)
+    return (torch.arange(longest, device=lengths.device) <= place) & (place < lengths[..., None, None])
+
+
 def _of(sequence: list[int]) -> str:
     return f" of sequence {tuple(sequence) if len(sequence) > 1 else sequence[0]}" if sequence else ""
+
+
+def check_floating(name: str, tensor: Tensor) -> None:
+    """Raise DataError unless ``tensor`` is floating point: nothing else holds minus infinity."""
+    if not tensor.is_floating_point():
+        raise DataError(f"{name} is {tensor.dtype}; give floating point, such as {name}.double()")
 
 
 def checked_lengths(lengths: Tensor | None, batch: torch.Size, n: int, device: torch.device) -> Tensor:
@@ -278,11 +288,14 @@ def checked_lengths(lengths: Tensor | None, batch: torch.Size, n: int, device: t
     ShapeError
         If they cannot be broadcast to the batch.
     DataError
-        If one is not from 1 to ``n``.
+        If one is not a whole number from 1 to ``n``.
     """
     if lengths is None:
         return torch.full(batch, n, dtype=torch.int64, device=device)
-    lengths = torch.as_tensor(lengths, device=device).to(torch.int64)
+    lengths = torch.as_tensor(lengths, device=device)
+    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise DataError(f"lengths are {lengths.dtype}; give integers, each from 1 to {n}")
+    lengths = lengths.to(torch.int64)
     if bool(((lengths < 1) | (lengths > n)).any()):
         raise DataError(f"lengths go from {int(lengths.min())} to {int(lengths.max())}; each must be from 1 to {n}")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 
 import pyro
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.discrete.sequences.segmentations import check_floating
 from bayeskit.models.discrete.sequences.strings import Strings
 
 
@@ -39,7 +41,7 @@ class SegmentedText:
     SettingsError
         If one is not above zero and finite.
     DataError
-        If a string has no segmentation.
+        If a string has no segmentation, or the concentration is not floating point.
 
     Examples
     --------
@@ -57,6 +59,7 @@ class SegmentedText:
                 f"concentration has shape {tuple(concentration.shape)}; give ({len(text.segments) + 1},), one for each "
                 "word and one for the end"
             )
+        check_floating("concentration", concentration)
         if not bool(((concentration > 0) & concentration.isfinite()).all()):
             raise SettingsError("concentration must be above 0 and finite everywhere")
         text.check(torch.zeros_like(concentration[:-1]))
@@ -105,18 +108,24 @@ class SegmentedText:
 
     def _counts(self, row: int, limit: int) -> Counter[tuple[int, ...]]:
         """Count how often each word occurs, for every segmentation of one string."""
-        text = Strings([self.text.strings[row]], self.text.segments, max_length=self.text.max_length)
-        number = int(text.segmentations(torch.zeros(len(text.segments))).count())
-        if number > limit:
+        string, numbers = self.text.strings[row], {word: i for i, word in enumerate(self.text.segments)}
+        last = [
+            [
+                (s, numbers[string[s:end]])
+                for s in range(max(0, end - self.text.max_length), end)
+                if string[s:end] in numbers
+            ]
+            for end in range(1, len(string) + 1)
+        ]
+        ways = [1]
+        for pieces in last:
+            ways.append(sum(ways[start] for start, _ in pieces))
+        if ways[-1] > limit:
+            number = ways[-1] if ways[-1] < 10**15 else f"about exp({math.log(ways[-1]):.6g})"
             raise SettingsError(
                 f"string {row} has {number} segmentations, which exceed limit={limit}; give shorter texts"
             )
-        string, numbers = self.text.strings[row], {word: i for i, word in enumerate(self.text.segments)}
         found: list[list[tuple[int, ...]]] = [[(0,) * len(numbers)]]
-        for end in range(1, len(string) + 1):
-            found.append([])
-            for start in range(max(0, end - self.text.max_length), end):
-                word = numbers.get(string[start:end])
-                if word is not None:
-                    found[end] += [(*c[:word], c[word] + 1, *c[word + 1 :]) for c in found[start]]
+        for pieces in last:
+            found.append([(*c[:w], c[w] + 1, *c[w + 1 :]) for start, w in pieces for c in found[start]])
         return Counter(found[-1])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bayeskit.models.discrete.sequences.semirings import LogSum, Semiring
+from bayeskit.models.discrete.sequences.semirings import LogSum, Semiring, shares
 
 Choice = Callable[[Tensor], Tensor]
 
@@ -192,9 +192,8 @@ def numbered_probabilities(sums: Tensor, segments: Tensor, number_probabilities:
     probabilities, arriving = torch.zeros_like(segments), sums.new_zeros(n + 1)
     for number in range(len(sums) - 1, 0, -1):
         arriving[n] += number_probabilities[number - 1]
-        total = sums[number, 1:].unsqueeze(1)
-        shares = (continuations(LogSum(), sums[number - 1], segments) - total).exp()
-        flow = torch.where(total == -math.inf, 0.0, arriving[1:].unsqueeze(1) * shares)
+        last = shares(continuations(LogSum(), sums[number - 1], segments), -1)
+        flow = arriving[1:].unsqueeze(1) * last
         probabilities += flow
         arriving = torch.zeros_like(arriving).index_add(0, start.clamp_min(0).flatten(), flow.flatten())
     return probabilities

@@ -160,9 +160,7 @@ class Expectation(Semiring):
     def sum(self, elements: Tensor, dim: int) -> Tensor:
         """Add weights up and average values by weight."""
         log_weights, values = elements
-        total = LogSum().sum(log_weights, dim)
-        offset = total.masked_fill(total == -math.inf, 0.0).unsqueeze(dim)
-        return torch.stack([total, ((log_weights - offset).exp() * values).sum(dim)])
+        return torch.stack([LogSum().sum(log_weights, dim), (shares(log_weights, dim) * values).sum(dim)])
 
     def one(self, like: Tensor) -> Tensor:
         """Return weights of one with value zero."""
@@ -171,6 +169,15 @@ class Expectation(Semiring):
     def zero(self, like: Tensor) -> Tensor:
         """Return weights of zero with value zero."""
         return self.elements(torch.full_like(like[0], -math.inf), torch.zeros_like(like[1]))
+
+
+def shares(log_weights: Tensor, dim: int) -> Tensor:
+    """Return the share of each alternative in the sum over ``dim``; zero where every one is impossible.
+
+    Shares sum to one to rounding, however large the log weights, unlike exponentials of differences from their sum.
+    """
+    impossible = (log_weights.detach() == -math.inf).all(dim, keepdim=True)
+    return log_weights.masked_fill(impossible, 0.0).softmax(dim).masked_fill(impossible, 0.0)
 
 
 def surprisal(log_weights: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayeskit._settings import whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete.sequences.segmentations import Segmentations
+from bayeskit.models.discrete.sequences.segmentations import Segmentations, check_floating
 from bayeskit.models.discrete.sequences.segments import totals
 from bayeskit.models.discrete.sequences.semirings import LogSum
 
@@ -84,7 +84,10 @@ class Strings:
         ------
         ShapeError
             If ``values`` has another last dimension.
+        DataError
+            If it is not floating point.
         """
+        check_floating("values", values)
         if values.shape[-1:] != (len(self.segments),):
             raise ShapeError(f"values has shape {tuple(values.shape)}; give (*batch, {len(self.segments)})")
         none = torch.full_like(values[..., :1], -math.inf)
@@ -186,13 +189,17 @@ class Lexicon:
     words : sequence of str
     log_weights : Tensor
         Shape ``(words,)``. Any weights will do, not only probabilities.
+    log_end : Tensor, optional
+        Log probability of the end, a number. By default the end has what the weights leave.
 
     Raises
     ------
     SettingsError
         If there is no word, or one is empty or given twice.
     ShapeError
-        If there is not one weight for each word.
+        If there is not one weight for each word, or ``log_end`` is not one number.
+    DataError
+        If weights are not floating point.
 
     Examples
     --------
@@ -207,11 +214,14 @@ class Lexicon:
     0.02116
     """
 
-    def __init__(self, words: Sequence[str], log_weights: Tensor) -> None:
+    def __init__(self, words: Sequence[str], log_weights: Tensor, log_end: Tensor | None = None) -> None:
         self.words = checked_words(words)
         if log_weights.shape != (len(self.words),):
             raise ShapeError(f"log_weights has shape {tuple(log_weights.shape)}; give ({len(self.words)},)")
-        self.log_weights = log_weights
+        check_floating("log_weights", log_weights)
+        if log_end is not None and log_end.dim():
+            raise ShapeError(f"log_end has shape {tuple(log_end.shape)}; give one number, ()")
+        self.log_weights, self.log_end = log_weights, log_end
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, float], *, dtype: torch.dtype = torch.float64) -> Lexicon:
@@ -252,8 +262,10 @@ class Lexicon:
         Raises
         ------
         SettingsError
-            If the weights sum to one or more, so that no text ends.
+            If the end has no probability of its own, and the weights sum to one or more, so that no text ends.
         """
+        if self.log_end is not None:
+            return self.segmentations(strings).log_normalizer() + self.log_end
         words = float(self.log_weights.detach().exp().sum())
         if not words < 1 - len(self.words) * torch.finfo(self.log_weights.dtype).eps:
             raise SettingsError(
@@ -277,6 +289,8 @@ def checked_strings(strings: Sequence[str]) -> tuple[str, ...]:
 
 def checked_words(words: Sequence[str]) -> tuple[str, ...]:
     """Return ``words`` as a tuple, or raise SettingsError where there is none, an empty one, or one twice."""
+    if isinstance(words, str):
+        raise SettingsError(f"words is one string, {words!r}; give a sequence of words, such as [{words!r}]")
     words = tuple(words)
     if not words:
         raise SettingsError("the lexicon is empty, so that no string has a segmentation; give at least one word")
