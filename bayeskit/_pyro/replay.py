@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyro
 import torch
-from pyro.distributions import Bernoulli, Categorical, Delta
+from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayeskit._pyro.batching import batchable_distributions
 from bayeskit._pyro.inspection import culprit, dtype_and_device
+from bayeskit._pyro.unclamped import unclamped
 from bayeskit._torch import defaults, global_stream, new_generator
 from bayeskit._tracing import UNTRACEABLE
 from bayeskit.errors import ModelError, UnsupportedSiteError
@@ -81,12 +82,13 @@ class Replay(Messenger):
             raise ModelError(f"two sites are named {name!r}; give each its own name")
         self.names.add(name)
         if msg["is_observed"] or isinstance(base_of(fn), Delta):
-            log_prob = scale_and_mask(fn.log_prob(msg["value"]), msg["scale"], msg["mask"]).sum().to(torch.float64)
+            log_prob = unclamped(fn).log_prob(msg["value"])
+            log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum().to(torch.float64)
             self._refuse_undefined(name, log_prob)
             self.log_likelihood = self.log_likelihood.to(log_prob.device) + log_prob
         else:
             self.values[name] = msg["value"]
-            log_prob = log_mass(base_of(fn).expand(elements_of(fn)), msg["value"])
+            log_prob = unclamped(base_of(fn).expand(elements_of(fn))).log_prob(msg["value"])
             self.log_prior = self.log_prior.to(log_prob.device) + log_prob.sum().to(torch.float64)
 
     def _refuse_undefined(self, name: str, log_prob: Tensor) -> None:
@@ -111,17 +113,6 @@ def elements_of(fn: Any) -> torch.Size:
     return whole[: len(whole) - len(base_of(fn).event_shape)]
 
 
-def log_mass(base: Any, value: Tensor) -> Tensor:
-    """Return the log probability of a value, ``-inf`` where the distribution was given a probability of zero."""
-    log_prob = base.log_prob(value)
-    inner = vars(base).get("_categorical", base)
-    if isinstance(inner, (Bernoulli, Categorical)) and vars(inner).get("probs") is inner._param:
-        # Probabilities are clamped there, so that their logarithms stay finite.
-        least = math.log(torch.finfo(log_prob.dtype).eps) + 1e-3
-        return torch.where(log_prob > least, log_prob, -torch.inf)
-    return log_prob
-
-
 def choices_of(name: str, fn: Any) -> Choices:
     """List the values of a discrete site.
 
@@ -136,7 +127,7 @@ def choices_of(name: str, fn: Any) -> Choices:
     values = listed(name, base)
     ones = (1,) * len(elements)
     spread = values.reshape(len(values), *ones, *base.event_shape).expand(len(values), *elements, *base.event_shape)
-    log_prob = log_mass(base.expand(elements), spread)
+    log_prob = unclamped(base.expand(elements)).log_prob(spread)
     mass = log_prob.logsumexp(0)
     if not bool((mass.abs() <= UNIT_MASS.get(mass.dtype, ROUNDED_MASS)).all()):
         wrong = float(mass.reshape(-1)[int(mass.abs().nan_to_num(nan=math.inf).argmax())].exp())

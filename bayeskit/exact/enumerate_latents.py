@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayeskit._progress import progress_bar
 from bayeskit._pyro.replay import Choices, Replay, ReplayedModel, choices_of
 from bayeskit._settings import whole_number
 from bayeskit._tracing import UNTRACEABLE
@@ -21,14 +22,19 @@ UNIT_MASS = 1e-4
 
 
 def enumerate_latents(
-    model: Callable[..., Any], *args: Any, max_assignments: int = MAX_ASSIGNMENTS, **kwargs: Any
+    model: Callable[..., Any],
+    *args: Any,
+    max_assignments: int = MAX_ASSIGNMENTS,
+    progress: bool = True,
+    **kwargs: Any,
 ) -> EnumeratedPosterior:
     """Compute the evidence and the posterior of a Pyro model whose latent sites are all discrete, exactly.
 
     Every assignment of the latent sites is visited: those of a plate element by element, those of a site that exists
     only for some values of an earlier one, or whose values depend on it, where they exist. ``pyro.param`` values are
     constants, ``pyro.factor`` and observed sites the likelihood. Marks for enumeration and ``pyro.markov`` change
-    nothing. Assignments of zero prior probability are left out.
+    nothing. Assignments of zero prior probability are left out. Probabilities that a discrete distribution was given
+    count as they are, small ones and exact zeros, where torch itself would raise them to its rounding unit.
 
     A model that can be batched is run once for some thousand assignments at a time; any other, once for each.
 
@@ -40,6 +46,8 @@ def enumerate_latents(
         What it is called with.
     max_assignments : int, default 100000
         A larger joint space is refused before it is visited.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
 
     Returns
     -------
@@ -83,12 +91,12 @@ def enumerate_latents(
     if choices and _looks_fixed(replayed, choices):
         if count > limit:
             raise _too_many(f"{count}", limit)
-        batched = _visit_in_batches(replayed, choices, count)
+        batched = _visit_in_batches(replayed, choices, count, progress)
         if batched is not None:
             return batched
     elif not choices:
         return EnumeratedPosterior.of_rows([{}], torch.stack([run.log_prior]), torch.stack([run.log_likelihood]))
-    return _visit_one_by_one(replayed, limit)
+    return _visit_one_by_one(replayed, limit, progress)
 
 
 class _Path:
@@ -169,32 +177,38 @@ def _too_many(count: str, limit: int) -> SettingsError:
 
 
 def _visit_in_batches(
-    replayed: ReplayedModel, choices: Mapping[str, Choices], count: int
+    replayed: ReplayedModel, choices: Mapping[str, Choices], count: int, progress: bool
 ) -> EnumeratedPosterior | None:
     """Visit a joint space that does not depend on values; None where the model cannot be batched or it does."""
     parts = []
-    for start in range(0, count, BATCH):
-        assignment = _assignments(choices, torch.arange(start, min(start + BATCH, count), device=replayed.device))
-        try:
-            log_prior, log_likelihood = replayed.run_batch(assignment, choices)
-        except UNTRACEABLE:
-            return None
-        possible = log_prior > -torch.inf
-        undefined = log_likelihood[possible].isnan() | (log_likelihood[possible] == torch.inf)
-        if bool(log_prior.isnan().any()) or bool(undefined.any()):
-            return None  # one by one, the error can name the site
-        parts.append(
-            (
-                {name: value[possible] for name, value in assignment.items()},
-                log_prior[possible],
-                log_likelihood[possible],
-            )
-        )
+    with progress_bar("assignments", count, enabled=progress) as bar:
+        for start in range(0, count, BATCH):
+            part = _batch(replayed, choices, torch.arange(start, min(start + BATCH, count), device=replayed.device))
+            if part is None:
+                return None
+            parts.append(part)
+            bar.update(min(start + BATCH, count))
     log_prior = torch.cat([part[1] for part in parts])
     if not abs(float(log_prior.logsumexp(0))) < UNIT_MASS:
         return None
     table = {name: torch.cat([part[0][name] for part in parts]) for name in choices}
     return EnumeratedPosterior(table, log_prior, torch.cat([part[2] for part in parts]))
+
+
+def _batch(
+    replayed: ReplayedModel, choices: Mapping[str, Choices], number: Tensor
+) -> tuple[dict[str, Tensor], Tensor, Tensor] | None:
+    """Return the possible ones of some assignments, log priors and log likelihoods; None as for all of them."""
+    assignment = _assignments(choices, number)
+    try:
+        log_prior, log_likelihood = replayed.run_batch(assignment, choices)
+    except UNTRACEABLE:
+        return None
+    possible = log_prior > -torch.inf
+    undefined = log_likelihood[possible].isnan() | (log_likelihood[possible] == torch.inf)
+    if bool(log_prior.isnan().any()) or bool(undefined.any()):
+        return None  # one by one, the error can name the site
+    return {name: value[possible] for name, value in assignment.items()}, log_prior[possible], log_likelihood[possible]
 
 
 def _assignments(choices: Mapping[str, Choices], number: Tensor) -> dict[str, Tensor]:
@@ -211,16 +225,18 @@ def _assignments(choices: Mapping[str, Choices], number: Tensor) -> dict[str, Te
     return {name: result[name] for name in choices}
 
 
-def _visit_one_by_one(replayed: ReplayedModel, limit: int) -> EnumeratedPosterior:
+def _visit_one_by_one(replayed: ReplayedModel, limit: int, progress: bool) -> EnumeratedPosterior:
     """Replay the model once for each assignment, depth first."""
     path = _Path()
     runs: list[Replay] = []
-    while True:
-        if len(runs) == limit:
-            raise _too_many(f"more than {limit}", limit)
-        runs.append(replayed.run(path.supply))
-        if not path.advance():
-            break
+    with progress_bar("assignments", None, enabled=progress) as bar:
+        while True:
+            if len(runs) == limit:
+                raise _too_many(f"more than {limit}", limit)
+            runs.append(replayed.run(path.supply))
+            bar.update(len(runs))
+            if not path.advance():
+                break
     return EnumeratedPosterior.of_rows(
         [run.values for run in runs],
         torch.stack([run.log_prior for run in runs]),

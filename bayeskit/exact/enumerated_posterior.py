@@ -16,6 +16,10 @@ from bayeskit.errors import ImproperPosteriorError, ShapeError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+
+#: Labels that an axis of values has at most.
+LABELS = 12
 
 
 class Marginal(NamedTuple):
@@ -209,6 +213,49 @@ class EnumeratedPosterior:
         draws = self.sample(chains * count, seed)
         posterior = {name: value.reshape(chains, count, *value.shape[1:]) for name, value in draws.items()}
         return as_inference_data(to_datasets({"posterior": posterior}, {"log_evidence": self.log_evidence}))
+
+    def plot(self, site: str, ax: Axes | None = None) -> Axes:
+        """Plot the marginal posterior of a site: bars for a single element, an image for several.
+
+        Parameters
+        ----------
+        site : str
+        ax : Axes, optional
+            By default those of a new figure.
+
+        Returns
+        -------
+        Axes
+
+        Raises
+        ------
+        UnknownNameError
+            If there is no such site.
+        ImproperPosteriorError
+            If no assignment admits the data.
+        """
+        from bayeskit._plots import BLUE
+
+        values, probabilities = self.marginal(site)
+        height = probabilities.reshape(-1, len(values)).cpu().numpy()
+        if ax is None:
+            from matplotlib.figure import Figure
+
+            ax = Figure(figsize=(6.4, 4.0), layout="constrained").subplots()
+        places = range(0, len(values), -(-len(values) // LABELS))
+        labels = [f"{float(values[i]):g}" for i in places]
+        if len(height) == 1:
+            ax.bar(range(len(values)), height[0], color=BLUE, alpha=0.8)
+            ax.set_xticks(places, labels)
+            ax.set_xlabel(site)
+            ax.set_ylabel("posterior probability")
+        else:
+            image = ax.imshow(height.T, origin="lower", aspect="auto", vmin=0.0, vmax=1.0, cmap="Blues")
+            ax.set_yticks(places, labels)
+            ax.set_ylabel("value")
+            ax.set_xlabel(f"element of {site}")
+            ax.figure.colorbar(image, ax=ax, label="posterior probability")
+        return ax
 
 
 def _column(name: str, values: Sequence[Tensor | None]) -> Tensor:

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bayeskit._plots import BLUE, GREY, VERMILION
+from bayeskit._inputs import as_numbers
 from bayeskit._progress import progress_bar
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import SettingsError
+from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.gradients.binary import DisARM
-from bayeskit.inference.gradients.estimator import Function, GradientEstimator, function_of
+from bayeskit.inference.gradients.comparison import EXPECTED, GradientComparison, GradientStatistics
+from bayeskit.inference.gradients.estimator import Function, GradientEstimator, Table, function_of
 from bayeskit.inference.gradients.score_function import Baseline, LeaveOneOut, ScoreFunction
 from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, space_of
 from bayeskit.inference.gradients.top_k import RaoBlackwell
 from bayeskit.inference.gradients.unordered_set import UnorderedSet
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+__all__ = ["GradientComparison", "GradientStatistics", "compare"]
 
 #: Numbers that one block of replicates may hold for its points.
 _BLOCK = 1 << 21
@@ -36,146 +35,16 @@ _BLOCK = 1 << 21
 _LESSONS = 200
 #: Calls of a single gradient whose median is its cost.
 _CALLS = 25
-#: Draws of a category that are expected before its component is judged: rarer ones make no bell curve.
-_EXPECTED = 200
-#: A z-score beyond it is called a bias: one in 16,000 for a single component.
-_BIASED = 4.0
-
-
-@dataclass(frozen=True)
-class GradientStatistics:
-    """What replicates of one estimator have shown.
-
-    Attributes
-    ----------
-    name : str
-    mean, standard_error, exact : Tensor
-        Of each component of the gradient, of the shape of the logits.
-    rounding : Tensor
-        Differences up to which say nothing, by component.
-    judged : Tensor
-        Which components had draws enough of their category to be judged, bool.
-    variance : float
-        Trace of the covariance of one gradient.
-    num_evaluations : int
-        Of the function, for one gradient.
-    seconds : float
-        For one gradient alone, the median of several.
-    unbiased : bool
-        What the estimator says of itself.
-    """
-
-    name: str
-    mean: Tensor
-    standard_error: Tensor
-    exact: Tensor
-    rounding: Tensor
-    judged: Tensor
-    variance: float
-    num_evaluations: int
-    seconds: float
-    unbiased: bool
-
-    @property
-    def z(self) -> Tensor:
-        """Difference from the exact gradient in standard errors, by component; NaN where draws were too few."""
-        difference = self.mean - self.exact
-        exact = (difference.abs() <= self.rounding) & (self.standard_error <= self.rounding)
-        z = torch.where(exact | (difference == 0), 0.0, difference / self.standard_error)
-        return torch.where(self.judged, z, torch.nan)
-
-    @property
-    def largest_z(self) -> float:
-        """The z-score that is largest in size; NaN where none could be judged."""
-        z = self.z[self.judged]
-        return float(z[z.abs().argmax()]) if len(z) else float("nan")
-
-
-@dataclass(frozen=True, repr=False)
-class GradientComparison:
-    """Statistics of several estimators on one problem.
-
-    Attributes
-    ----------
-    results : dict of GradientStatistics
-        By name, in the order they were given.
-    num_replicates : int
-    """
-
-    results: dict[str, GradientStatistics]
-    num_replicates: int
-
-    def __getitem__(self, name: str) -> GradientStatistics:
-        return self.results[name]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return a table, a line for each estimator.
-
-        Its columns: the estimator, the largest z-score against enumeration and of how many components it is the
-        largest (those with draws enough to judge), the trace of the covariance, evaluations of the function for a
-        gradient, their product (the variance per unit cost), seconds for a gradient, and whether the estimator claims
-        to be unbiased.
-        """
-        rows = [
-            {
-                "estimator": name,
-                "largest_z": found.largest_z,
-                "components": int(found.judged.sum()),
-                "variance": found.variance,
-                "num_evaluations": found.num_evaluations,
-                "variance_per_cost": found.variance * found.num_evaluations,
-                "seconds": found.seconds,
-                "unbiased": found.unbiased,
-            }
-            for name, found in self.results.items()
-        ]
-        return pd.DataFrame(rows)
-
-    def __repr__(self) -> str:
-        table = self.to_pandas().to_string(index=False, float_format="{:.4g}".format)
-        return f"{self.num_replicates} replicates\n{table}"
-
-    def plot(self, axes: Sequence[Axes] | None = None) -> Sequence[Axes]:
-        """Plot variances per unit cost, and z-scores against enumeration; those that claim no bias are filled.
-
-        Parameters
-        ----------
-        axes : sequence of two Axes, optional
-
-        Returns
-        -------
-        sequence of Axes
-        """
-        if axes is None:
-            from matplotlib.figure import Figure
-
-            figure = Figure(figsize=(8.0, 1.2 + 0.4 * len(self.results)), layout="constrained")
-            axes = list(figure.subplots(1, 2, sharey=True))
-        left, right = axes
-        for row, found in enumerate(self.results.values()):
-            face = BLUE if found.unbiased else "white"
-            cost = found.variance * found.num_evaluations
-            if cost > 0:
-                left.plot(cost, row, "o", color=BLUE, markerfacecolor=face)
-            else:
-                left.annotate("exact", (0.02, row), xycoords=("axes fraction", "data"), va="center", color=GREY)
-            z = abs(found.largest_z) if bool(found.judged.any()) else 0.0
-            colour = VERMILION if z > _BIASED else BLUE
-            right.plot(min(z, 1e3), row, "o", color=colour, markerfacecolor=colour if found.unbiased else "white")
-        left.set_xscale("log")
-        right.set_xscale("symlog", linthresh=_BIASED)
-        right.axvline(_BIASED, color=GREY, linestyle="--", linewidth=1.0)
-        left.set_yticks(range(len(self.results)), list(self.results))
-        left.set_ylim(len(self.results) - 0.5, -0.5)
-        left.set_xlabel("variance x evaluations")
-        right.set_xlabel("largest |z| against enumeration")
-        return axes
+_TABULATED = (
+    "a table of values is continued linearly between categories, where relaxed estimators may look better than on the "
+    "curved function of a model"
+)
 
 
 def compare(
     distribution: Distribution | Space | Tensor,
     f: Function | Tensor,
-    estimators: Sequence[GradientEstimator] | None = None,
+    estimators: Sequence[GradientEstimator] | GradientEstimator | None = None,
     *,
     num_replicates: int = 10_000,
     seed: int = 0,
@@ -191,8 +60,10 @@ def compare(
         `(*batch, categories)`.
     f : callable or Tensor
         From values `(points, *more, *event)` to numbers `(points, *more)`, whatever dimensions stand between; or its
-        values at the categories. Relaxed estimators hand out one-hot vectors, so that an `f` that indexes fails there.
-    estimators : sequence of GradientEstimator, optional
+        values at the categories, a tensor or array. Relaxed estimators hand out one-hot vectors, so that an `f` that
+        indexes fails there; values at the categories are continued linearly between these, where `StraightThrough` has
+        neither bias nor variance, other than on the curved function of a model.
+    estimators : GradientEstimator or sequence of them, optional
         By default the score function alone and with leave-one-out baselines, the unordered set with and without its
         baseline, Rao-Blackwellised top-k, and DisARM where the distribution is made of bits, at equal evaluations.
     num_replicates : int, default 10,000
@@ -210,7 +81,9 @@ def compare(
     Raises
     ------
     SettingsError
-        If there are more points than the limit, or nothing to compare.
+        If there are more points than the limit, nothing to compare, or what is to be compared is no estimator.
+    DataError
+        If `f` is not finite somewhere, naming the point.
 
     Examples
     --------
@@ -224,14 +97,14 @@ def compare(
     True
     """
     whole_number("num_replicates", num_replicates, least=2)
-    space = space_of(distribution)
-    function = function_of(f, space)
+    space = space_of(_given(distribution))
+    function = function_of(f if callable(f) else as_numbers("f", f).to(space.like), space)
     if not isinstance(space, Factorised):
         raise SettingsError(
             f"{type(space.distribution).__name__} has no logits of its own to compare gradients by; compare on a "
             "Categorical, a OneHotCategorical or Bernoulli"
         )
-    chosen = _usual(space) if estimators is None else list(estimators)
+    chosen = _usual(space) if estimators is None else _listed(estimators)
     if not chosen:
         raise SettingsError("there are no estimators to compare; leave them out for the usual ones")
     names = _names(chosen)
@@ -240,7 +113,29 @@ def compare(
         for i, (name, estimator) in enumerate(zip(names, chosen, strict=True)):
             results[name] = _measured(name, estimator, space, function, num_replicates, seed, limit)
             bar.update(i + 1)
-    return GradientComparison(results, num_replicates)
+    enough = math.ceil(EXPECTED / float(space.least_probability().min()))
+    tabulated = isinstance(function, Table) and any(e.relaxed and not e.unbiased for e in chosen)
+    return GradientComparison(results, num_replicates, enough, (_TABULATED,) if tabulated else ())
+
+
+def _given(distribution: Any) -> Distribution | Space | Tensor:
+    """Return the distribution, or logits of any library as a tensor."""
+    if isinstance(distribution, (Distribution, Space, Tensor)):
+        return distribution
+    logits = as_numbers("distribution", distribution)
+    return logits if logits.is_floating_point() else logits.to(torch.get_default_dtype())
+
+
+def _listed(estimators: Any) -> list[GradientEstimator]:
+    found: list[Any]
+    try:
+        found = [estimators] if isinstance(estimators, (GradientEstimator, str)) else list(estimators)
+    except TypeError:
+        found = [estimators]
+    for estimator in found:
+        if not isinstance(estimator, GradientEstimator):
+            raise SettingsError(f"{estimator!r:.80} is no gradient estimator; give objects such as UnorderedSet(k=4)")
+    return found
 
 
 def _usual(space: Factorised) -> list[GradientEstimator]:
@@ -287,10 +182,10 @@ def _measured(
     seed: int,
     limit: int,
 ) -> GradientStatistics:
-    exact = _gradient(space, (), lambda q: estimator.expectation(q, function, limit))
+    exact, rounding = _exact(estimator, space, function, limit)
     estimator = _trained(estimator, space, function, seed)
     count = estimator.num_evaluations(space)
-    size = max(count * space.num_variables * space.num_categories * exact.numel() // exact.shape[-1], 1)
+    size = max(count * space.num_variables * space.num_categories * space.batch_shape.numel(), 1)
     block = max(min(_BLOCK // size, num_replicates), 1)
     generator = new_generator(seed, exact.device, stream=f"comparison of gradients: {name}")
     total, squares, done = torch.zeros_like(exact), torch.zeros_like(exact), 0
@@ -298,8 +193,12 @@ def _measured(
         copies = min(block, num_replicates - done)
         found = _gradient(space, (copies,), lambda q: estimator.surrogate(q, function, generator)) - exact
         total, squares, done = total + found.sum(0), squares + found.square().sum(0), done + copies
+    if not bool(squares.isfinite().all()):
+        raise DataError(f"gradients of {name} are not finite; look at f where it draws, such as between corners")
     shift = total / done
     variance = (squares / done - shift.square()).clamp_min(0) * done / (done - 1)
+    error = (variance / done).sqrt()
+    often = space.least_probability().reshape(exact.shape) * num_replicates >= EXPECTED
     seconds = []
     with one_thread():
         for _ in range(_CALLS):
@@ -309,10 +208,10 @@ def _measured(
     return GradientStatistics(
         name,
         exact + shift,
-        (variance / done).sqrt(),
+        error,
         exact,
-        _rounding(exact, len(space.batch_shape)),
-        space.least_probability().reshape(exact.shape) * num_replicates >= _EXPECTED,
+        rounding,
+        often | ((shift.abs() <= rounding) & (error <= rounding)),
         float(variance.sum()),
         count,
         statistics.median(seconds),
@@ -343,11 +242,25 @@ def _trained(estimator: GradientEstimator, space: Factorised, function: Function
     return dataclasses.replace(estimator, baseline=_Fixed(learned))
 
 
-def _rounding(exact: Tensor, batch_dims: int) -> Tensor:
-    """Return differences that rounding alone may make, by the largest component of each problem of the batch."""
-    largest = exact.abs().flatten(batch_dims).amax(-1).clamp_min(1e-30)
-    largest = largest.reshape(*largest.shape, *[1] * (exact.dim() - batch_dims))
-    return (100 * torch.finfo(exact.dtype).eps * largest).expand(exact.shape)
+def _exact(estimator: GradientEstimator, space: Factorised, function: Function, limit: int) -> tuple[Tensor, Tensor]:
+    """Return the exact gradient, and differences from it that rounding alone may make."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def watched(points: Tensor) -> Tensor:
+        seen.append((points.detach(), function(points)))
+        return seen[-1][1]
+
+    exact = _gradient(space, (), lambda q: estimator.expectation(q, watched, limit))
+    points, values = seen[-1]
+    bad = ~values.detach().isfinite()
+    if bool(bad.any()):
+        place = tuple(int(i) for i in bad.nonzero()[0])
+        raise DataError(f"f is {float(values[place])} at {points[place].tolist()}; it must be finite everywhere")
+    # Exact gradients near zero are differences of values, whose rounding is theirs.
+    own = exact.abs().reshape(*space.batch_shape, -1).amax(-1)
+    largest = torch.maximum(own, values.detach().abs().amax(0).to(exact))
+    largest = largest.reshape(*largest.shape, *[1] * (exact.dim() - largest.dim()))
+    return exact, (100 * torch.finfo(exact.dtype).eps * largest).expand(exact.shape)
 
 
 def _gradient(space: Factorised, copies: tuple[int, ...], value: Callable[[Space], Tensor]) -> Tensor:

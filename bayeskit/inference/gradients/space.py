@@ -208,7 +208,7 @@ class Factorised(Space):
 
     def copies(self, shape: tuple[int, ...]) -> Factorised:
         """Return independent copies with logits of their own, which require a gradient: batch `(*shape, *batch)`."""
-        logits = self._parameter.detach().expand(*shape, *self._parameter.shape).clone().requires_grad_(True)
+        logits = self._parameter.detach().expand((*shape, *self._parameter.shape)).clone().requires_grad_(True)
         kind: Any = type(self.base)
         copied = kind(logits=logits, validate_args=False)
         events = len(self._event)

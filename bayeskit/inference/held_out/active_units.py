@@ -143,7 +143,8 @@ def _means(name: str, site: Site, layout: Layout) -> Tensor:
     fn = site["fn"]
     if fn.support.is_discrete:
         raise GuideError(
-            f"site {name!r} is discrete, and its mean tells little; ask for its mutual_information instead"
+            f"site {name!r} is discrete, and the mean of a category tells little: active units are of continuous codes "
+            "only; look at how the guide's own probabilities vary with the data"
         )
     try:
         x = fn.mean

@@ -13,12 +13,16 @@ import torch
 from pyro.nn import pyro_method
 from torch import Tensor, nn
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.discrete._gradient import checked_gradient
 from bayeskit.models.vae.autoencoder import features
 from bayeskit.models.vae.generative_model import GenerativeModel
 from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
 from bayeskit.models.vae.networks import Activation, check_hidden, check_sizes, mlp
+
+__all__ = ["BinaryVAE", "CategoricalVAE", "DiscreteVAE", "binary_vae", "categorical_vae"]
 
 #: Codes that are listed at most.
 MAX_CODES = 1 << 16
@@ -40,13 +44,12 @@ class DiscreteVAE(GenerativeModel):
     data_shape : tuple of int
     gradient : object, optional
         How the guide's part of the gradient is estimated: one of :mod:`bayeskit.inference.gradients`, put into the
-        guide's site as ``infer={"gradient": gradient}``. An attribute, too: None draws plainly, as is right for
-        importance sampling.
+        guide's site as ``infer={"gradient": gradient}``. An attribute: None draws plainly, for importance sampling.
 
     Raises
     ------
     SettingsError
-        If a shape is empty.
+        If a shape is empty, or the gradient is no estimator.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class DiscreteVAE(GenerativeModel):
         check_sizes(*code_shape)
         self.encoder, self.decoder = encoder, decoder
         self.code_shape = code_shape
-        self.gradient = gradient
+        self.gradient = checked_gradient(gradient)
 
     @property
     @abstractmethod
@@ -89,9 +92,9 @@ class DiscreteVAE(GenerativeModel):
 
     def posterior(self, x: Tensor) -> Any:
         """Return the encoder's distribution of codes: data ``(*batch, *data_shape)`` to event shape ``code_shape``."""
-        logits = self.encoder(x)
+        x = self._numbers(x)
         batch = x.shape[: x.dim() - self.event_dim]
-        return self.code_distribution(logits.reshape(*batch, *self.code_shape))
+        return self.code_distribution(self.encoder(x).reshape(*batch, *self.code_shape))
 
     def prior(self) -> Any:
         """Return the uniform distribution of codes."""
@@ -104,7 +107,7 @@ class DiscreteVAE(GenerativeModel):
 
         Parameters
         ----------
-        x : Tensor
+        x : Tensor or array
             Shape ``(n, *data_shape)``.
         num_items : int, optional
             Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
@@ -114,6 +117,7 @@ class DiscreteVAE(GenerativeModel):
         ShapeError, DataError, SettingsError
             If the data do not fit.
         """
+        x = self._numbers(x)
         self.check(x)
         with self.data_plate(x, num_items):
             z = pyro.sample("z", self.prior())
@@ -122,6 +126,7 @@ class DiscreteVAE(GenerativeModel):
     @pyro_method
     def guide(self, x: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the encoder's distribution; arguments as of :meth:`model`."""
+        x = self._numbers(x)
         self.check_layout(x)
         infer: Any = {} if self.gradient is None else {"gradient": self.gradient}
         with self.data_plate(x, num_items):
@@ -129,6 +134,7 @@ class DiscreteVAE(GenerativeModel):
 
     def encode(self, x: Tensor) -> Tensor:
         """Return the encoder's most probable codes: ``(*batch, *data_shape)`` to ``(*batch, *code_shape)``."""
+        x = self._numbers(x)
         self.check(x)
         with torch.no_grad():
             batch = x.shape[: x.dim() - self.event_dim]
@@ -142,6 +148,7 @@ class DiscreteVAE(GenerativeModel):
         ShapeError
             If the codes have another shape.
         """
+        z = self._numbers(z, "z")
         if z.shape[-len(self.code_shape) :] != self.code_shape:
             raise ShapeError(f"z has shape {tuple(z.shape)}, but codes have shape (*batch, *{self.code_shape})")
         with torch.no_grad():
@@ -164,6 +171,7 @@ class DiscreteVAE(GenerativeModel):
         SettingsError
             If there are too many codes to list, naming their number.
         """
+        x = self._numbers(x)
         self.check(x)
         codes = self.codes()
         outputs = self.decoder(codes.unsqueeze(1))
@@ -190,6 +198,11 @@ class DiscreteVAE(GenerativeModel):
         log_joint = self.log_joint(x)
         log_guide = self.posterior(x).log_prob(self.codes().unsqueeze(1))
         return (log_guide.exp() * (log_joint - log_guide)).sum(0)
+
+    def _numbers(self, x: Tensor, name: str = "x") -> Tensor:
+        """Return data of any library, whole numbers and bits as the parameters' kind of number."""
+        found = as_numbers(name, x)
+        return x if found is x and x.is_floating_point() else found.to(next(self.parameters()))
 
     def _check_listable(self) -> None:
         if self.num_codes > MAX_CODES:
@@ -419,7 +432,7 @@ def categorical_vae(
     torch.Size([64, 3, 4])
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
-    size = num_variables * num_categories
+    size = whole_number("num_variables", num_variables, 1) * whole_number("num_categories", num_categories, 2)
     encoder, decoder = _perceptrons(data_dim, hidden, size, likelihood, activation)
     decoder = nn.Sequential(nn.Flatten(-2), *decoder)
     return CategoricalVAE(encoder, decoder, num_variables, num_categories, likelihood, (data_dim,), gradient)
@@ -429,6 +442,8 @@ def _perceptrons(
     data_dim: int, hidden: Sequence[int], code_size: int, likelihood: Likelihood, activation: Activation
 ) -> tuple[nn.Sequential, nn.Sequential]:
     """Return an encoder to logits and a decoder from flat codes."""
+    if isinstance(hidden, int):
+        raise SettingsError(f"hidden is {hidden}, and must be a sequence of the layers' units, such as ({hidden},)")
     check_hidden(hidden)
     check_sizes(data_dim, code_size)
     encoder = nn.Sequential(features(data_dim, hidden, activation), nn.Linear(hidden[-1], code_size))

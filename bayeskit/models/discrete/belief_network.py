@@ -11,9 +11,13 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete._gradient import checked_gradient
+
+__all__ = ["SigmoidBeliefNetwork"]
 
 #: Hidden bits of two neighbouring layers, of which all joint states are listed at most.
 MAX_BITS = 20
@@ -43,7 +47,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     Raises
     ------
     SettingsError
-        If there are fewer than two layers, or one is empty.
+        If there are fewer than two layers, one is empty, or the gradient is no estimator.
 
     References
     ----------
@@ -68,11 +72,13 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         self, layers: Sequence[int], num_data: int | None = None, gradient: object | None = None, seed: int = 0
     ) -> None:
         super().__init__()
+        if isinstance(layers, int):
+            raise SettingsError(f"layers must name at least a hidden and a visible one, such as [3, {layers}]")
         self.layers = tuple(whole_number("layers", size, 1) for size in layers)
         if len(self.layers) < 2:
             raise SettingsError(f"layers must name at least a hidden and a visible one, not {list(layers)}")
         self.num_data = None if num_data is None else whole_number("num_data", num_data, 1)
-        self.gradient = gradient
+        self.gradient = checked_gradient(gradient)
         hidden, visible = sum(self.layers[:-1]), self.layers[-1]
         with global_stream(new_generator(seed, stream="belief network")):
             self.top = nn.Parameter(torch.zeros(self.layers[0]))
@@ -89,7 +95,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
 
         Parameters
         ----------
-        x : Tensor
+        x : Tensor or array
             Zeros and ones, ``(n, visible)``.
 
         Raises
@@ -97,7 +103,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         ShapeError, DataError
             If the data do not fit.
         """
-        self._check(x)
+        x = self._checked(x)
         with pyro.plate("data", len(x), dim=-1):
             logits = self.top
             for level, linear in enumerate(self.downwards):
@@ -108,8 +114,9 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     def guide(self, x: Tensor) -> None:
         """Draw all hidden layers for each row, independently of each other; arguments as of :meth:`model`."""
         infer: Any = {} if self.gradient is None else {"gradient": self.gradient}
-        with pyro.plate("data", len(x), dim=-1):
-            for level, logits in enumerate(self.guide_logits(x)):
+        each = self.guide_logits(x)
+        with pyro.plate("data", len(each[0]), dim=-1):
+            for level, logits in enumerate(each):
                 pyro.sample(f"h{level}", _bits(logits), infer=infer)
 
     def guide_logits(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -120,7 +127,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         ShapeError, DataError
             If the data do not fit.
         """
-        self._check(x)
+        x = self._checked(x)
         joint = self.upwards(x) if self.num_data is None else self.upwards.weight
         return joint.split(self.layers[:-1], -1)
 
@@ -137,7 +144,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         SettingsError
             If there are too many states to list, naming their number.
         """
-        self._check(x)
+        x = self._checked(x)
         largest = max([self.layers[0]] + [a + b for a, b in zip(self.layers, self.layers[1:-1], strict=False)])
         if largest > MAX_BITS:
             raise SettingsError(
@@ -167,7 +174,10 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         number = torch.arange(2**size, device=self.top.device).unsqueeze(-1)
         return (number >> torch.arange(size, device=self.top.device) & 1).to(self.top.dtype)
 
-    def _check(self, x: Tensor) -> None:
+    def _checked(self, x: Tensor) -> Tensor:
+        found = as_numbers("x", x)
+        if found is not x or not x.is_floating_point():
+            x = found.to(self.top)
         if x.dim() != 2 or x.shape[1] != self.layers[-1]:
             raise ShapeError(f"x has shape {tuple(x.shape)}; it must be (n, {self.layers[-1]})")
         if self.num_data not in (None, len(x)):
@@ -178,6 +188,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
             raise DataError(f"x is {x.dtype}, but the parameters are {self.top.dtype}; convert one of them")
         if not bool(((x == 0) | (x == 1)).all()):
             raise DataError("x has values other than 0 and 1; binarise the data first")
+        return x
 
 
 def _bits(logits: Tensor) -> Any:

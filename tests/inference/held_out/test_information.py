@@ -170,7 +170,7 @@ def test_bad_input_is_refused():
         active_units(guide, X, threshold=0.0)
     with pytest.raises(DataError, match="one datum"):
         active_units(guide, X[:1])
-    with pytest.raises(GuideError, match="discrete"):
+    with pytest.raises(GuideError, match="discrete.*continuous codes only"):
         active_units(coin, X)
     with pytest.raises(ModelError, match="no plate"):
         active_units(lambda x: pyro.sample("z", dist.Normal(0.0, 1.0)), X)

@@ -167,3 +167,20 @@ def test_bad_input():
         SigmoidBeliefNetwork([2, 3], num_data=5).guide(torch.zeros(4, 3))
     with pytest.raises(SettingsError, match=str(2**24)):
         SigmoidBeliefNetwork([12, 12, 3]).log_evidence(torch.zeros(1, 3))
+
+
+def test_data_come_from_any_library():
+    made, rows = network([2, 3]), all_rows(3)
+    with torch.no_grad():
+        evidence = made.log_evidence(rows)
+        for x in (rows.numpy(), rows.tolist(), rows.bool(), rows.long(), rows.numpy().astype("float32")):
+            assert torch.equal(made.log_evidence(x), evidence)
+        assert ELBO().loss(made.model, made.guide, rows.tolist()) > 0
+
+
+def test_settings_are_refused_at_once():
+    with pytest.raises(SettingsError, match=r"such as \[3, 5\]"):
+        SigmoidBeliefNetwork(5)
+    for wrong in ("DisARM", DisARM):
+        with pytest.raises(SettingsError, match="no gradient estimator"):
+            SigmoidBeliefNetwork([2, 3], gradient=wrong)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bayeskit._torch import global_stream, new_generator
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.exact.enumerate_latents import enumerate_latents
 from bayeskit.inference.gradients import DisARM, Enumeration, LeaveOneOut, UnorderedSet, WeightedPoints
 from bayeskit.inference.held_out import importance_sampling
@@ -208,3 +208,34 @@ def test_bad_input():
         vae.decode(torch.zeros(5, 2))
     with pytest.raises(ShapeError, match="4"):
         vae.log_evidence(torch.zeros(5, 3))
+
+
+# --- Input
+
+
+def test_data_come_from_any_library():
+    vae = made(binary_vae, data_dim=4, hidden=(5,), num_bits=2)
+    with torch.no_grad():
+        code, evidence = vae.encode(PATTERNS), vae.log_evidence(PATTERNS)
+        for x in (PATTERNS.numpy(), PATTERNS.tolist(), PATTERNS.bool(), PATTERNS.numpy().astype("float32")):
+            assert torch.equal(vae.encode(x), code)
+            assert torch.equal(vae.log_evidence(x), evidence)
+            assert torch.equal(vae.evidence_lower_bound(x), vae.evidence_lower_bound(PATTERNS))
+        assert torch.equal(vae.decode(code.numpy()), vae.decode(code))
+        assert ELBO().loss(vae.model, vae.guide, PATTERNS.numpy()) > 0
+        with pytest.raises(DataError, match=r"x\.to"):
+            vae.encode(PATTERNS.float())
+
+
+@pytest.mark.parametrize("function", [binary_vae, categorical_vae])
+def test_settings_are_refused_at_once(function):
+    for wrong in ("UnorderedSet", UnorderedSet, 4):
+        with pytest.raises(SettingsError, match="no gradient estimator"):
+            function(data_dim=4, hidden=(5,), gradient=wrong)
+    with pytest.raises(SettingsError, match=r"hidden is 50.*\(50,\)"):
+        function(data_dim=4, hidden=50)
+
+
+def test_category_counts_that_are_no_numbers_are_refused():
+    with pytest.raises(SettingsError, match="num_categories"):
+        categorical_vae(data_dim=4, hidden=(5,), num_categories=2.5)
