@@ -7,8 +7,9 @@ Usage::
 
 Problems: three and eight bits and ten categories, at uniform and at extreme logits. A component of the gradient is
 judged where its rarer event is expected 200 times: with 100,000 replicates all of them, for the problem with the rarest
-events gets four times as many. `PATH` is a Python with torch and storchastic, which runs as a
-separate program, in turns.
+events gets four times as many. Of some 500 components one lies beyond four standard errors in 3 % of all runs: such an
+estimator is run again on ten times as many fresh draws, and both are printed. `PATH` is a Python with torch and
+storchastic, which runs as a separate program, in turns.
 """
 
 from __future__ import annotations
@@ -105,16 +106,23 @@ def table(replicates: int) -> None:
     worst, better, few, total = 0.0, [], 0, 0
     for name, (distribution, f) in problems().items():
         count = TIMES.get(name, 1) * replicates
-        found = gradients.compare(distribution, f, estimators("bits" in name), num_replicates=count)
+        chosen = estimators("bits" in name)
+        found = gradients.compare(distribution, f, chosen, num_replicates=count)
         print(f"\n{name}: {found}", flush=True)
         judged = [x.judged for x in found.results.values()]
         few += sum(int((~x).sum()) for x in judged)
         total += sum(x.numel() for x in judged)
-        worst = max(worst, *(abs(x.largest_z) for x in found.results.values()))
+        for estimator, x in zip(chosen, found.results.values(), strict=True):
+            if not abs(x.largest_z) < 4:
+                again = gradients.compare(distribution, f, estimator, num_replicates=10 * count, seed=1)
+                fresh = next(iter(again.results.values())).largest_z
+                print(f"{estimator}: {x.largest_z:.2f}, and {fresh:.2f} on {10 * count} fresh draws", flush=True)
+                x = next(iter(again.results.values()))
+            worst = max(worst, abs(x.largest_z))
         by_name = {n: x.variance * x.num_evaluations for n, x in found.results.items()}
         ours = min(by_name["UnorderedSet(k=4)"], by_name["UnorderedSet(k=4, baseline=True)"])
         better.append((name, by_name["UnorderedSet(k=4)"], ours, by_name["LeaveOneOut(num_samples=4)"]))
-    print(f"\nlargest |z| of all: {worst:.2f}, of {total - few} components judged out of {total}")
+    print(f"\nlargest |z| of all, runs on fresh draws in place of those repeated: {worst:.2f}, of {total - few} components judged out of {total}")
     print("\nvariance x evaluations at four evaluations")
     print(f"{'':28s}{'unordered set':>16s}{'its better form':>18s}{'leave-one-out':>16s}")
     for name, plain, best, other in better:

@@ -6,7 +6,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit.draws import Draws
-from bayeskit.errors import DrawsError, SettingsError, UnknownNameError
+from bayeskit.errors import DataError, DrawsError, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Evidence, bridge_sampling
 from bayeskit.models.discrete.mixtures import (
     GaussianMixture,
@@ -85,9 +85,9 @@ def test_what_goes_wrong_without(mixture, labels, one_mode, limit, monkeypatch):
     assert z.log_evidence < truth - 0.8 * lost
 
 
-@pytest.mark.parametrize(("count", "brute_force", "published"), [(2, -239.76, -240.464), (3, -226.84, -228.620)])
+@pytest.mark.parametrize(("count", "brute_force", "published"), [(2, -239.76, -240.464), (3, -226.81, -228.620)])
 def test_the_galaxies_of_chib(count, brute_force, published, limit):
-    """Equal variances: averages of the likelihood over 1e8 prior draws, and what Chib (1995) got from one mode."""
+    """Equal variances: importance sampling without chains (-226.808 +- .007), and what Chib (1995) got from one mode."""
     prior = MixturePrior.independent(20.0, 10.0, 3.0, 20.0)
     mixture = GaussianMixture(galaxy_velocities(), count, prior, equal_scales=True)
     target = bk.Target.from_pyro(mixture, compile=False)
@@ -134,6 +134,9 @@ def test_contradictions_are_reported():
     assert "smc and symmetrised_bridge differ by 0.70 nats" in bad.warnings[0]
     doubtful = Evidence("symmetrised_bridge", -20.03, 0.001, 120, ("chains disagree",))
     assert module._reconciled([tempered, doubtful]).method == "smc"
+    # Where neither is trusted, remedies are those of the run that feeds both.
+    neither = module._reconciled([replace(tempered, warnings=("replicates disagree",)), doubtful])
+    assert neither.method == "smc" and neither.warnings == ("replicates disagree",)
 
 
 def test_number_of_components(monkeypatch):
@@ -157,6 +160,33 @@ def test_number_of_components(monkeypatch):
     assert all(settings == vars(TINY) | {"seed": 4, "progress": False} for _, settings in asked)
 
 
+def test_too_few_particles_for_a_bridge(limit):
+    """The tempered estimate, which has cost the most, is not thrown away."""
+    dim, one = 6, torch.tensor(1.0, dtype=torch.float64)
+    normal, wider = torch.distributions.Normal(0 * one, one), torch.distributions.Normal(0 * one, 2**0.5)
+    target = bk.Target.from_functions(
+        lambda u: normal.log_prob(u).sum(-1),
+        lambda u: normal.log_prob(u - 1).sum(-1),
+        dim=dim,
+        sample_prior=lambda n, generator: torch.randn(n, dim, generator=generator, dtype=torch.float64),
+    )
+    z = mixture_evidence(target, num_particles=8, num_replicates=3, ess_threshold=0.5, progress=False)
+    assert z.method == "smc" and not z.trusted
+    assert any("no bridge checks this estimate (1 chains of 16 draws are too few" in text for text in z.warnings)
+    assert abs(z.log_evidence - dim * float(wider.log_prob(one))) < limit() * z.standard_error
+    with pytest.raises(SettingsError, match="num_particles must be at least 8"):
+        mixture_evidence(target, num_particles=7)
+
+
+def test_what_to_do_about_doubts(monkeypatch):
+    doubtful = Evidence("smc", -20.0, 0.5, 100, ("replicates disagree: use more num_particles",))
+    monkeypatch.setattr(comparison_module, "mixture_evidence", lambda *_, **__: doubtful)
+    comparison = compare_num_components(Y.numpy(), [1, 2], progress=False)
+    assert "TemperingBudget(num_particles=64, num_replicates=32, ess_threshold=0.9)" in comparison.warnings[0]
+    assert comparison["1"].warnings[0] == doubtful.warnings[0]
+    assert TINY.larger() == TemperingBudget(64, 20, 0.85)
+
+
 def test_one_run_on_an_unknown_number(limit):
     few = Y[::3]
     exact = [exact_log_evidence(GaussianMixture(few, k, PRIOR)) for k in (1, 2)]
@@ -171,10 +201,23 @@ def test_one_run_on_an_unknown_number(limit):
 
 
 def test_bad_input(labels, draws):
-    with pytest.raises(SettingsError, match="each once, not .2, 2."):
+    with pytest.raises(SettingsError, match="each once, such as range.1, 4., not .2, 2."):
         compare_num_components(Y, [2, 2])
     with pytest.raises(SettingsError, match="each of .1, 2. a nonnegative number"):
         compare_num_components(Y, [1, 2], prior_probabilities={1: 1.0})
+    with pytest.raises(SettingsError, match="each of .1, 2. a nonnegative number, not .0.5, 0.5"):
+        compare_num_components(Y, [1, 2], prior_probabilities=[0.5, 0.5])
+    for weight in (math.inf, math.nan, -1.0):
+        with pytest.raises(SettingsError, match="finite and nonnegative, one above zero"):
+            compare_num_components(Y, [1, 2], prior_probabilities={1: weight, 2: 1.0})
+    with pytest.raises(SettingsError, match="such as range.1, 4., not .3."):
+        compare_num_components(Y, 3)
+    for budget in ({"num_particles": 64}, (32, 8)):
+        with pytest.raises(SettingsError, match="budget must be a TemperingBudget such as"):
+            compare_num_components(Y, [1, 2], budget=budget)
+    for y in ([1.0, math.nan], [1.0, math.inf], []):
+        with pytest.raises(DataError, match="NaN or infinite|no observations"):
+            compare_num_components(y, [1, 2])
     with pytest.raises(UnknownNameError, match="no site 'weights'"):
         mixture_evidence(labels.target, ("weights",))
     short = replace(

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, max_pool2d, softplus
+from torch.nn.functional import conv2d, max_pool2d
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import DataError, SettingsError, ShapeError
 
 
 class Rendering(NamedTuple):
@@ -46,8 +47,8 @@ class RenderingMixture:
 
     Parameters
     ----------
-    templates : Tensor
-        ``(templates, height, width)``.
+    templates : Tensor or array
+        ``(templates, height, width)``. Images are computed with in its precision, on its device.
     image_shape : (int, int)
         Height and width of images, at least the templates'.
     noise_scale : float, default 1.0
@@ -59,8 +60,10 @@ class RenderingMixture:
     ------
     ShapeError
         If templates do not fit into images.
+    DataError
+        If templates are not finite.
     SettingsError
-        If the noise or the probability lies outside its domain.
+        If the noise or the probability lies outside its domain, or the shape of images is not two whole numbers.
 
     References
     ----------
@@ -81,11 +84,15 @@ class RenderingMixture:
     def __init__(
         self, templates: Tensor, image_shape: tuple[int, int], noise_scale: float = 1.0, on_probability: float = 0.5
     ) -> None:
+        templates = _finite("templates", templates)
         if templates.dim() != 3 or not templates.numel():
             raise ShapeError(f"templates have shape {tuple(templates.shape)}; they must be (templates, height, width)")
         _, height, width = templates.shape
-        if len(image_shape) != 2 or image_shape[0] < height or image_shape[1] < width:
-            raise ShapeError(f"templates of {height} by {width} do not fit into images of shape {tuple(image_shape)}")
+        if not isinstance(image_shape, (tuple, list)) or len(image_shape) != 2:
+            raise SettingsError(f"image_shape must be height and width, such as (28, 28), not {image_shape!r}")
+        image_shape = whole_number("image_shape[0]", image_shape[0]), whole_number("image_shape[1]", image_shape[1])
+        if image_shape[0] < height or image_shape[1] < width:
+            raise ShapeError(f"templates of {height} by {width} do not fit into images of shape {image_shape}")
         self.templates = templates
         self.image_shape = image_shape
         self.noise_scale = real_number("noise_scale", noise_scale, between=(0, math.inf))
@@ -104,22 +111,29 @@ class RenderingMixture:
 
         Parameters
         ----------
-        x : Tensor
+        x : Tensor or array
             Images, ``(n, height, width)``.
 
         Raises
         ------
         ShapeError
             If the images have another shape.
+        DataError
+            If they are not finite.
         """
+        return conv2d(self._images(x).unsqueeze(1), *self.weights())
+
+    def _images(self, x: Tensor) -> Tensor:
+        x = _finite("x", x).to(self.templates)
         if x.dim() != 3 or tuple(x.shape[1:]) != tuple(self.image_shape):
             raise ShapeError(
                 f"x has shape {tuple(x.shape)}; it must be (n, {self.image_shape[0]}, {self.image_shape[1]})"
             )
-        return conv2d(x.unsqueeze(1), *self.weights())
+        return x
 
     def log_background(self, x: Tensor) -> Tensor:
         """Return the log joint density of an image and any one template and position that is off, ``(n,)``."""
+        x = self._images(x)
         normal = torch.distributions.Normal(torch.zeros((), dtype=x.dtype, device=x.device), self.noise_scale)
         causes = len(self.templates) * math.prod(self.positions)
         return normal.log_prob(x).sum((-1, -2)) + math.log1p(-self.on_probability) - math.log(causes)
@@ -129,7 +143,7 @@ class RenderingMixture:
 
         Parameters
         ----------
-        x : Tensor
+        x : Tensor or array
             Images, ``(n, height, width)``.
         window : int
             Edge of the windows that tile all positions.
@@ -154,7 +168,8 @@ class RenderingMixture:
 
     def log_evidence(self, x: Tensor) -> Tensor:
         """Return the log density of images, all causes summed out, ``(n,)``."""
-        return self.log_background(x) + softplus(self.scores(x)).flatten(1).logsumexp(-1)
+        scores = self.scores(x).flatten(1)
+        return self.log_background(x) + torch.logaddexp(scores, torch.zeros_like(scores)).logsumexp(-1)
 
     def most_probable(self, x: Tensor) -> Rendering:
         """Return the most probable causes of images; where all are off, the first."""
@@ -164,7 +179,8 @@ class RenderingMixture:
         return Rendering(index // (rows * columns), position, score > 0)
 
     def sample(self, n: int, *, seed: int | torch.Generator) -> tuple[Tensor, Rendering]:
-        """Draw images ``(n, height, width)`` and their causes."""
+        """Draw images ``(n, height, width)`` and their causes; ``n`` is at least one."""
+        n = whole_number("n", n, least=1)
         templates = self.templates
         generator = new_generator(seed, templates.device, stream="renderings")
         settings: Any = {"generator": generator, "device": templates.device}
@@ -177,3 +193,13 @@ class RenderingMixture:
         number = torch.arange(n, device=row.device).reshape(-1, 1, 1)
         x[number, rows, columns] += templates[which] * on.to(templates.dtype).reshape(-1, 1, 1)
         return x, Rendering(which, torch.stack([row, column], -1), on)
+
+
+def _finite(name: str, value: Any) -> Tensor:
+    """Return data of any library as a tensor of finite real numbers."""
+    numbers = as_numbers(name, value)
+    numbers = numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
+    bad = ~numbers.isfinite()
+    if bad.any():
+        raise DataError(f"{int(bad.sum())} of {bad.numel()} values of {name} are not finite")
+    return numbers

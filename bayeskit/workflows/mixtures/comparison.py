@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior
 from bayeskit.models.discrete.mixtures.gaussian_mixture import Covariance
+from bayeskit.models.discrete.mixtures.inputs import as_observations
 from bayeskit.target import Target
 from bayeskit.workflows.mixtures.evidence import mixture_evidence
 from bayeskit.workflows.model_comparison import ModelComparison
@@ -22,8 +25,22 @@ class TemperingBudget:
     """What each number of components may spend; see :func:`~bayeskit.inference.samplers.sample_smc`."""
 
     num_particles: int = 64
-    num_replicates: int = 32
-    ess_threshold: float = 0.9
+    num_replicates: int = 16
+    ess_threshold: float = 0.8
+
+    def larger(self) -> TemperingBudget:
+        """Return what to spend where this was too little, about four times as much.
+
+        Examples
+        --------
+        >>> TemperingBudget().larger()
+        TemperingBudget(num_particles=64, num_replicates=32, ess_threshold=0.9)
+        """
+        return TemperingBudget(
+            max(TemperingBudget.num_particles, self.num_particles),
+            2 * self.num_replicates,
+            round(1 - (1 - self.ess_threshold) / 2, 4),
+        )
 
 
 def compare_num_components(
@@ -40,9 +57,13 @@ def compare_num_components(
 ) -> ModelComparison:
     """Estimate the evidence of each number of components, and turn it into their posterior.
 
+    With the default budget and 100 observations in one dimension that takes a core about 1, 12, 14 and 23 seconds for 1
+    to 4 components, and 44 for six with the 82 galaxies; log evidences are then right to a tenth of a nat or so.
+    Where one is not to be trusted, its warnings name a larger budget.
+
     Parameters
     ----------
-    y : Tensor
+    y : Tensor or array
         Observations, shape ``(n,)`` or ``(n, D)``.
     num_components : sequence of int, default 1 to 6
         At least two.
@@ -63,8 +84,11 @@ def compare_num_components(
 
     Raises
     ------
+    DataError, ShapeError
+        As :class:`~bayeskit.models.discrete.mixtures.GaussianMixture`.
     SettingsError
-        If there are fewer than two numbers, one is given twice, or ``prior_probabilities`` are of others.
+        If there are fewer than two numbers, one is given twice, ``prior_probabilities`` are of others or not finite
+        and nonnegative, or ``budget`` is no :class:`TemperingBudget`.
 
     References
     ----------
@@ -84,23 +108,45 @@ def compare_num_components(
     >>> comparison.best, abs(factor - (exact[1] - exact[0])) < 4 * error
     ('2', True)
     """
-    sizes = [whole_number("num_components", size, 1) for size in num_components]
-    if len(sizes) < 2 or len(set(sizes)) < len(sizes):
-        raise SettingsError(f"give at least two numbers of components, each once, not {sizes}")
-    weights = dict.fromkeys(sizes, 1.0) if prior_probabilities is None else dict(prior_probabilities)
-    if weights.keys() != set(sizes) or min(weights.values()) < 0 or not sum(weights.values()) > 0:
-        raise SettingsError(f"prior_probabilities must give each of {sizes} a nonnegative number, not {weights}")
-    budget = budget or TemperingBudget()
+    y, sizes = as_observations(y), _sizes(num_components)
+    chances = _chances(sizes, prior_probabilities)
+    budget = TemperingBudget() if budget is None else budget
+    if not isinstance(budget, TemperingBudget):
+        raise SettingsError(f"budget must be a TemperingBudget such as {TemperingBudget()}, not {budget!r}")
     prior = MixturePrior.richardson_green(y) if prior is None else prior
     results: dict[str, Evidence] = {}
     for size in sizes:
         mixture = GaussianMixture(y, size, prior, covariance=covariance, equal_scales=equal_scales)
-        results[str(size)] = mixture_evidence(
+        z = mixture_evidence(
             Target.from_pyro(mixture), mixture.exchangeable, **vars(budget), seed=seed, progress=progress
         )
-    total = sum(weights.values())
+        remedy = () if z.trusted else (f"where more particles help, give budget={budget.larger()}",)
+        results[str(size)] = replace(z, warnings=z.warnings + remedy)
     return ModelComparison(
         results,
-        {str(k): weights[k] / total for k in sizes},
+        {str(size): chance for size, chance in chances.items()},
         {"method": "mixture_evidence", "seed": seed} | vars(budget),
     )
+
+
+def _sizes(num_components: Sequence[int]) -> list[int]:
+    try:
+        given: list[Any] = list(num_components)
+    except TypeError:  # one number
+        given = [num_components]
+    sizes = [whole_number("num_components", size, 1) for size in given]
+    if len(sizes) < 2 or len(set(sizes)) < len(sizes):
+        raise SettingsError(f"give at least two numbers of components, each once, such as range(1, 4), not {sizes}")
+    return sizes
+
+
+def _chances(sizes: Sequence[int], given: Mapping[int, float] | None) -> dict[int, float]:
+    """Return the prior probability of each number, adding up to one."""
+    weights = dict.fromkeys(sizes, 1.0) if given is None else given
+    if not isinstance(weights, Mapping) or weights.keys() != set(sizes):
+        raise SettingsError(f"prior_probabilities must give each of {sizes} a nonnegative number, not {weights}")
+    numbers = {size: real_number(f"prior_probabilities[{size}]", weights[size]) for size in sizes}
+    total = sum(numbers.values())
+    if not all(0 <= number < math.inf for number in numbers.values()) or not 0 < total < math.inf:
+        raise SettingsError(f"prior_probabilities must be finite and nonnegative, one above zero, not {numbers}")
+    return {size: number / total for size, number in numbers.items()}

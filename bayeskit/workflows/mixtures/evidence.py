@@ -17,7 +17,14 @@ from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence import Evidence, bridge_sampling, smc
 from bayeskit.inference.evidence.bridge_sampling import MAX_ITERATIONS, iterate, terms
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
+from bayeskit.inference.evidence.checks import (
+    MIN_DRAWS,
+    MIN_EFFECTIVE,
+    belongs,
+    finite_chains,
+    posterior_problems,
+    with_rounding,
+)
 from bayeskit.inference.samplers import sample_smc
 from bayeskit.models.discrete.mixtures import Labels, aligned
 from bayeskit.target import Target
@@ -138,8 +145,8 @@ def mixture_evidence(
     exchangeable: Sequence[str] = (),
     *,
     num_particles: int = 64,
-    num_replicates: int = 32,
-    ess_threshold: float = 0.9,
+    num_replicates: int = 16,
+    ess_threshold: float = 0.8,
     seed: int = 0,
     progress: bool = True,
 ) -> Evidence:
@@ -148,7 +155,8 @@ def mixture_evidence(
     Tempered particles start at the prior, which has the symmetry of the posterior, so that they reach all modes, those
     that differ by labels and those that do not; their estimate needs no other remedy. The particles that arrive at the
     posterior then feed :func:`symmetrised_bridge`, which is usually the more precise one. Of the trusted estimates the
-    one with the smaller error is returned. Neither is trusted where they differ by more than four standard errors.
+    one with the smaller error is returned, and where neither is trusted the tempered one, whose particles feed the
+    other. Nor is any trusted where they differ by more than four standard errors, or no bridge can be built.
 
     Parameters
     ----------
@@ -157,8 +165,8 @@ def mixture_evidence(
     exchangeable : sequence of str
         Sites whose first dimension is the component, such as :attr:`GaussianMixture.exchangeable`. Where there are
         none, the bridge is a plain one; with more than seven components tempering stands alone.
-    num_particles, num_replicates : int, default 64 and 32
-    ess_threshold : float, default 0.9
+    num_particles, num_replicates : int, default 64 and 16
+    ess_threshold : float, default 0.8
         Of :func:`~bayeskit.inference.samplers.sample_smc`.
     seed : int, default 0
     progress : bool, default True
@@ -172,6 +180,8 @@ def mixture_evidence(
     ------
     UnknownNameError, ModelError
         If ``exchangeable`` are not exchangeable sites of the target.
+    SettingsError
+        If there are fewer than eight particles, or a setting lies outside its domain.
 
     Examples
     --------
@@ -185,16 +195,21 @@ def mixture_evidence(
     >>> abs(z.log_evidence - exact_log_evidence(mixture)) < 4 * z.standard_error
     True
     """
+    num_particles = whole_number("num_particles", num_particles, MIN_DRAWS)
     started = time.monotonic()
     labels = Labels(target, exchangeable) if exchangeable else None
     run = sample_smc(target, num_particles, num_replicates, seed, ess_threshold=ess_threshold, progress=progress)
     tempered = smc(target, run, seed=seed)
     estimates = [tempered]
     draws = _halves_of_replicates(run.draws)
-    if labels is None:
-        estimates.append(bridge_sampling(target, draws, seed=seed))
-    elif labels.listable:
-        estimates.append(symmetrised_bridge(draws, labels, seed=seed))
+    try:
+        if labels is None:
+            estimates.append(bridge_sampling(target, draws, seed=seed))
+        elif labels.listable:
+            estimates.append(symmetrised_bridge(draws, labels, seed=seed))
+    except DrawsError as error:
+        problem = f"no bridge checks this estimate ({error}): raise num_particles"
+        estimates = [replace(tempered, warnings=(*tempered.warnings, problem))]
     return replace(_reconciled(estimates), seconds=time.monotonic() - started)
 
 
@@ -222,7 +237,7 @@ def _halves_of_replicates(draws: Draws) -> Draws:
 
 def _reconciled(estimates: Sequence[Evidence]) -> Evidence:
     """Return the better one of one or two estimates, with a warning where they contradict each other."""
-    chosen = min(estimates, key=lambda z: (not z.trusted, z.standard_error))
+    chosen = min((z for z in estimates if z.trusted), key=lambda z: z.standard_error, default=estimates[0])
     facts, problems = dict(chosen.diagnostics), list(chosen.warnings)
     for z in estimates:
         facts |= {f"{z.method}.log_evidence": z.log_evidence, f"{z.method}.standard_error": z.standard_error}

@@ -336,9 +336,9 @@ def test_pictures():
     ("make", "error", "said"),
     [
         (lambda: GaussianMixture(SMALL, 0), SettingsError, "num_components must be at least 1"),
-        (lambda: GaussianMixture(SMALL.long(), 2), ShapeError, "floating tensor"),
+        (lambda: GaussianMixture(SMALL[0], 2), ShapeError, r"shape \(n,\) or \(n, D\), not \(\)"),
         (lambda: GaussianMixture(SMALL[:0], 2), DataError, r"shape \(0,\)"),
-        (lambda: GaussianMixture(SMALL / 0, 2), DataError, "5 non-finite"),
+        (lambda: GaussianMixture(SMALL / 0, 2), DataError, "5 values that are NaN or infinite"),
         (lambda: GaussianMixture(torch.ones(3), 2), DataError, "no range"),
         (lambda: GaussianMixture(TABLE, 2, CONJUGATE), ShapeError, "prior has dimension 1, the data 2"),
         (lambda: GaussianMixture(TABLE, 2, ordered=True), SettingsError, "no order"),

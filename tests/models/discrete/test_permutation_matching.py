@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import pyro
 import pytest
 import torch
@@ -184,6 +185,27 @@ def test_plain_svi_trains_a_relaxation():
     assert sum(losses[-20:]) < sum(losses[:20])
 
 
+def test_a_model_is_of_one_problem_and_a_relaxation_of_as_many():
+    matching, _ = NoisyMatching.simulate(4, 0.5, seed=0, batch_shape=(2,))
+    with pytest.raises(ShapeError, match=r"\(2, 4, 2\); model is of one problem"):
+        matching.model()
+    for shape in ((4,), (3, 4), (2, 5), (1, 2, 4)):
+        for kind in RELAXATIONS:
+            with pytest.raises(ShapeError, match=r"the centres of \(2, 4\)"):
+                matching.relaxed_model(kind(shape))
+
+
+def test_data_of_any_library():
+    centres = [[0, 0], [1, 0], [0, 3]]
+    observations = np.array([[0.1, 0.0], [0.0, 2.9], [1.1, 0.1]])
+    matching = NoisyMatching(centres, observations, 0.3)
+    assert matching.posterior().mode.tolist() == [0, 2, 1]
+    as_tensors = NoisyMatching(torch.tensor(centres, dtype=FLOAT64), torch.as_tensor(observations), 0.3)
+    assert abs(float(matching.log_evidence() - as_tensors.log_evidence())) < 1e-12
+    with pytest.raises(DataError, match="centres"):
+        NoisyMatching([["a", "b"]], observations, 0.3)
+
+
 def test_bad_input_is_refused():
     table = torch.zeros(4, 2)
     with pytest.raises(ShapeError, match=r"\(4, 2\) and observations \(3, 2\)"):
@@ -200,9 +222,12 @@ def test_bad_input_is_refused():
     for kind in RELAXATIONS:
         with pytest.raises(SettingsError, match="temperature"):
             kind((4,), temperature=0)
-        with pytest.raises(SettingsError, match="shape"):
-            kind(())
+        for shape in ((), 4):
+            with pytest.raises(SettingsError, match="shape"):
+                kind(shape)
         with pytest.raises(SettingsError, match=r"shape\[-1\] must be at least 2"):
             kind((3, 1))
     with pytest.raises(SettingsError, match="the second must be greater"):
         RoundingRelaxation((4,), scales=(0.5, 0.5))
+    with pytest.raises(SettingsError, match="scales"):
+        RoundingRelaxation((4,), scales=(0.1, 0.5, 0.9))

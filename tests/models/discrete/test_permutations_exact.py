@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
@@ -164,6 +165,41 @@ def test_expansion_and_weights():
     torch.testing.assert_close(from_weights.log_partition, matching.log_partition[0], rtol=0, atol=1e-12)
 
 
+def test_weights_may_change_in_place_and_be_trained():
+    log_weights = random_log_weights(3, 3)
+    matching = GibbsPermutation(log_weights)
+    listed = matching.enumerate_support()
+    before = matching.log_prob(listed).exp()
+    log_weights[0, 0] += 2.0
+    after = matching.log_prob(listed).exp()
+    assert abs(float(after.sum()) - 1) < 1e-12 and float((after - before).abs().max()) > 0.05
+    assert torch.equal(matching._sums[-1], matching._sums[-1]) and matching._sums is matching._sums
+    log_weights = log_weights.requires_grad_()
+    matching = GibbsPermutation(log_weights)
+    optimizer = torch.optim.SGD([log_weights], 1.0)
+    losses = []
+    for _ in range(3):
+        loss = -matching.log_prob(listed[0])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] > losses[1] > losses[2] > 0
+    assert abs(float(matching.log_prob(listed).detach().exp().sum()) - 1) < 1e-12
+
+
+def test_data_of_any_library():
+    weights = [[2, 0], [0, 1]]
+    expected = GibbsPermutation(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+    for given in (weights, np.array(weights), torch.tensor(weights)):
+        matching = GibbsPermutation(given)
+        assert abs(float(matching.log_partition - expected.log_partition)) < 1e-6
+        assert abs(float(log_permanent(given) - expected.log_partition)) < 1e-6
+        assert nearest_permutation(given).tolist() == [0, 1]
+        assert float(matching.log_prob(torch.tensor([0, 1], dtype=torch.int32))) < 0
+    assert permutation_matrix([1, 0]).tolist() == [[0, 1], [1, 0]]
+
+
 def test_nearest_permutation_is_the_best_of_all():
     matrices = random_log_weights(4, 3, 6, 6)
     listed = all_permutations(6)
@@ -190,8 +226,12 @@ def test_bad_input_is_refused_with_counts():
         log_permanent(column)
     crowded = torch.zeros(3, 3)
     crowded[:2, 1:] = -INFINITY
-    with pytest.raises(DataError, match="1 of 1 matrices"):
-        GibbsPermutation(crowded).log_prob(torch.arange(3))
+    with pytest.raises(DataError, match="1 of 1 matrices of log_weights leave no permutation"):
+        GibbsPermutation(crowded)
+    with pytest.raises(DataError, match="1 of 2 vectors of permutation"):
+        permutation_matrix(torch.tensor([[0, 1], [0, 0]]))
+    with pytest.raises(ShapeError, match=r"values have shape \(1,\); give \(\*batch, 4\)"):
+        GibbsPermutation(sines()).log_weight(torch.tensor([0]))
     with pytest.raises(DataError, match="no permutation"):
         nearest_permutation(crowded)
     with pytest.raises(SettingsError, match="2,097,152 sets"):

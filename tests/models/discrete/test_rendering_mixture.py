@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from bayeskit._torch import new_generator
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.rendering_mixture import RenderingMixture
 
 
@@ -101,8 +102,38 @@ def test_draws_have_the_mixture_s_causes(limit):
     assert float((frequency - 1 / 3).abs().max()) < limit(4) * (2 / 9 / 4000) ** 0.5
 
 
+def test_sums_are_accurate_above_twenty():
+    # Scores of 21 and 25: where softplus is taken to be its argument, the evidence is off by exp(-21).
+    made = RenderingMixture(torch.full((1, 1, 1), 7.0, dtype=torch.float64), (1, 1))
+    x = torch.tensor([45.5 / 7, 49.5 / 7], dtype=torch.float64).reshape(2, 1, 1)
+    scores = made.scores(x).flatten()
+    expected = scores + torch.log1p((-scores).exp())
+    torch.testing.assert_close(made.log_evidence(x) - made.log_background(x), expected, rtol=0, atol=1e-13)
+    assert float((expected - scores).abs().max()) > 1e-10
+
+
+def test_data_of_any_library():
+    made = RenderingMixture([[[3, 3]], [[3, -3]]], [4, 5])
+    image = np.zeros((1, 4, 5), dtype=np.int64)
+    image[0, 2, 1:3] = 3, -3
+    assert made.most_probable(image).position.tolist() == [[2, 1]]
+    single = RenderingMixture(torch.tensor([[[3.0, 3.0]], [[3.0, -3.0]]]), (4, 5))
+    assert abs(float(single.log_evidence(image.astype(np.float64)) - made.log_evidence(image))) < 1e-4
+    assert single.log_evidence(image).dtype == torch.float32
+
+
 def test_bad_input():
     made = mixture()
+    with pytest.raises(DataError, match="1 of 4 values of templates"):
+        RenderingMixture(torch.tensor([[[1.0, 2.0], [math.nan, 1.0]]]), (5, 5))
+    with pytest.raises(DataError, match="30 of 30 values of x"):
+        made.log_evidence(torch.full((1, 5, 6), math.nan))
+    for number in (-1, 0, 2.0):
+        with pytest.raises(SettingsError, match="n must be"):
+            made.sample(number, seed=0)
+    for shape in (5, (5,), (5, 6, 7), (5.0, 6), ("a", 6)):
+        with pytest.raises(SettingsError, match="image_shape"):
+            RenderingMixture(made.templates, shape)
     with pytest.raises(ShapeError, match="templates, height, width"):
         RenderingMixture(torch.zeros(2, 3), (5, 5))
     with pytest.raises(ShapeError, match="do not fit"):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
@@ -163,7 +164,7 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
     ----------
     mixture : GaussianMixture
         As above.
-    assignments : Tensor
+    assignments : Tensor or array of int
         From 0 to ``K - 1``, shape ``(*batch, n)``.
 
     Returns
@@ -178,12 +179,16 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
     ShapeError
         If there is not one assignment for each observation.
     DataError
-        If an assignment is no component.
+        If an assignment is no integer, or no component.
     """
     prior, count = mixture.prior, mixture.num_components
+    assignments = as_numbers("assignments", assignments)
     relative_precision, rate = _conjugate(mixture)
     if not assignments.dim() or assignments.shape[-1] != len(mixture.y):
         raise ShapeError(f"assignments of shape {tuple(assignments.shape)} for {len(mixture.y)} observations")
+    if assignments.dtype == torch.bool or assignments.is_floating_point() or assignments.is_complex():
+        raise DataError(f"assignments are integers from 0 to {count - 1}, not {assignments.dtype}; use .long()")
+    assignments = assignments.to(mixture.y.device, torch.int64)
     if not bool(((assignments >= 0) & (assignments < count)).all()):
         raise DataError(f"assignments must lie between 0 and {count - 1}, the components")
     c0, e0, rate = prior.shape, prior.concentration, rate.to(mixture.y.device)

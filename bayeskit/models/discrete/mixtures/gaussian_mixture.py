@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import whole_number
-from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit._torch import new_generator
+from bayeskit.draws import Draws
+from bayeskit.errors import InitializationError, SettingsError, ShapeError
 from bayeskit.models.discrete.mixtures.batchable_gamma import BatchableGamma
+from bayeskit.models.discrete.mixtures.inputs import as_observations, as_real, site_values
 from bayeskit.models.discrete.mixtures.ordered_sample import OrderedSample
 from bayeskit.models.discrete.mixtures.priors import MixturePrior
+from bayeskit.target import Target
 
 Covariance = Literal["diagonal", "full"]
+CANDIDATES, CHUNK = 200, 4_000_000
 
 
 class GaussianMixture:
@@ -38,7 +43,7 @@ class GaussianMixture:
 
     Parameters
     ----------
-    y : Tensor
+    y : Tensor or array
         Observations, shape ``(n,)`` or ``(n, D)``.
     num_components : int
         ``K``.
@@ -86,10 +91,7 @@ class GaussianMixture:
         equal_scales: bool = False,
         ordered: bool = False,
     ) -> None:
-        if y.dim() not in (1, 2) or not y.is_floating_point():
-            raise ShapeError(f"y must be a floating tensor of shape (n,) or (n, D), not {tuple(y.shape)} of {y.dtype}")
-        if y.numel() == 0 or not bool(y.isfinite().all()):
-            raise DataError(f"y has shape {tuple(y.shape)} and holds {int((~y.isfinite()).sum())} non-finite values")
+        y = as_observations(y)
         if covariance not in ("diagonal", "full"):
             raise SettingsError(f"covariance must be 'diagonal' or 'full', not {covariance!r}")
         if ordered and y.dim() == 2:
@@ -125,7 +127,7 @@ class GaussianMixture:
         z: Tensor | int = 0
         with pyro.plate("data", len(self.y)):
             if self.num_components > 1:
-                weights = dist.Categorical(values["share"])
+                weights = dist.Categorical(logits=values["share"].log())
                 z = pyro.sample("assignment", weights, infer={"enumerate": "parallel"})
             component = self.component(
                 mean[z],
@@ -134,14 +136,68 @@ class GaussianMixture:
             )
             pyro.sample("y", component, obs=self.y)
 
-    def log_component_density(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def start(self, num_chains: int = 4, seed: int | torch.Generator = 0) -> Tensor:
+        """Return a point for each chain to start from: the best of many draws from the prior.
+
+        A prior as wide as the data puts few draws near the posterior, and chains that start far off take long there.
+        Each has a labelling of its own.
+
+        Parameters
+        ----------
+        num_chains : int, default 4
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        Tensor
+            Unconstrained, shape ``(num_chains, d)``, for ``bayeskit.sample(target, initial=...)``.
+
+        Raises
+        ------
+        InitializationError
+            If the density is zero at every draw of a chain.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior
+        >>> y = [-2.1, -1.9, -1.4, 1.6, 2.0, 2.5]
+        >>> mixture = GaussianMixture(y, 2, MixturePrior.independent(0.0, 3.0, 3.0, 1.0))
+        >>> start = mixture.start(num_chains=4, seed=0)
+        >>> start.shape
+        torch.Size([4, 6])
+        >>> bk.sample(bk.Target.from_pyro(mixture), 4, 20, 20, initial=start, progress=False)
+        Draws(4 chains x 20 draws, dim 6, sites: share, precision, mean)
+        """
+        num_chains = whole_number("num_chains", num_chains, 1)
+        target = Target.from_pyro(self, compile=False)
+        generator = new_generator(seed, target.device, stream="starting points of a mixture")
+        points = torch.cat([target.sample_prior(CANDIDATES, generator) for _ in range(num_chains)])
+        rows = max(1, CHUNK // (len(self.y) * self.num_components))
+        density = torch.cat([target.log_density(some) for some in points.split(rows)])
+        density = torch.where(density.isfinite(), density, -torch.inf).reshape(num_chains, CANDIDATES)
+        best = density.max(1)
+        if not bool(best.values.isfinite().all()):
+            raise InitializationError(
+                f"the density is zero at {CANDIDATES} draws from the prior; look at the prior, whose scales may be far "
+                "from those of the data"
+            )
+        return points[torch.arange(num_chains, device=points.device) * CANDIDATES + best.indices]
+
+    def __repr__(self) -> str:
+        settings = [f"num_components={self.num_components}"]
+        settings += ["covariance='full'"] if self.covariance == "full" else []
+        settings += [f"{name}=True" for name in ("equal_scales", "ordered") if getattr(self, name)]
+        return f"GaussianMixture(y of shape {tuple(self.y.shape)}, {', '.join(settings)})"
+
+    def log_component_density(self, values: Draws | Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the log density of points under every component, times its weight.
 
         Parameters
         ----------
-        values : mapping of str to Tensor
-            The sites, ``{site: (*batch, *shape)}``, as :meth:`bayeskit.Target.constrain` returns them.
-        x : Tensor
+        values : Draws or mapping of str to Tensor
+            Draws, or the sites, ``{site: (*batch, *shape)}``, as :meth:`bayeskit.Target.constrain` returns them.
+        x : Tensor or array
             Points, shape ``(m,)`` or ``(m, D)`` like the data.
 
         Returns
@@ -154,7 +210,8 @@ class GaussianMixture:
         ShapeError
             If ``x`` is not shaped like the data.
         """
-        if x.shape[1:] != self.y.shape[1:]:
+        values, x = site_values(values), as_real("x", x).to(self.y)
+        if x.dim() != self.y.dim() or x.shape[1:] != self.y.shape[1:]:
             raise ShapeError(f"x has shape {tuple(x.shape)}; give (m{''.join(f', {n}' for n in self.y.shape[1:])})")
         event = self.y.dim() - 1
         at = -2 - event  # where the points stand, left of the components
@@ -167,12 +224,12 @@ class GaussianMixture:
         share = values["share"]
         return density + (share.log() - share.sum(-1, keepdim=True).log()).unsqueeze(-2)
 
-    def log_density(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def log_density(self, values: Draws | Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the log density of points under the mixture, shape ``(*batch, m)``; as above."""
         return self.log_component_density(values, x).logsumexp(-1)
 
-    def responsibilities(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the probability that each observation comes from each component, shape ``(*batch, n, K)``."""
+    def responsibilities(self, values: Draws | Mapping[str, Tensor]) -> Tensor:
+        """Return the probability that each observation comes from each component, ``(*batch, n, K)``; as above."""
         return self.log_component_density(values, self.y).softmax(-1)
 
     def component(self, mean: Tensor, precision: Tensor, correlation: Tensor | None) -> dist.TorchDistribution:

@@ -24,7 +24,7 @@ class Labels:
     Parameters
     ----------
     target : Target
-    sites : sequence of str
+    sites : sequence of str, or str
         Sites whose first dimension is the component, such as :attr:`GaussianMixture.exchangeable`.
 
     Attributes
@@ -50,6 +50,7 @@ class Labels:
     """
 
     def __init__(self, target: Target, sites: Sequence[str]) -> None:
+        sites = (sites,) if isinstance(sites, str) else tuple(sites)
         found = {site.name: site for site in target.sites}
         missing = [name for name in sites if name not in found]
         if missing or not sites:
@@ -65,9 +66,12 @@ class Labels:
                     "of an exchangeable site must be the component (weights: use gamma variables over their sum)"
                 )
             blocks.append(torch.arange(site.start, site.stop, device=target.device).reshape(shape[0], -1))
-        self.target, self.sites = target, tuple(sites)
+        self.target, self.sites = target, sites
         self.coordinates = torch.cat(blocks, 1)
         self._check()
+
+    def __repr__(self) -> str:
+        return f"Labels(num_components={self.num_components}, sites={self.sites})"
 
     @property
     def num_components(self) -> int:

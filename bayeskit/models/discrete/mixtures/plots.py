@@ -1,4 +1,4 @@
-"""Pictures of a mixture: what it predicts, and how many components it has."""
+"""Pictures of a mixture: what it predicts, who belongs where, and how many components it has."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
+from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
 from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
 
@@ -19,16 +20,16 @@ MARGIN = 0.1
 
 
 def predictive_density(
-    mixture: GaussianMixture, values: Mapping[str, Tensor], x: Tensor, level: float = 0.9
+    mixture: GaussianMixture, values: Draws | Mapping[str, Tensor], x: Tensor, level: float = 0.9
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the posterior predictive density at points, and a pointwise band of the density itself.
 
     Parameters
     ----------
     mixture : GaussianMixture
-    values : mapping of str to Tensor
-        Posterior draws of its sites, ``{site: (*batch, *shape)}``.
-    x : Tensor
+    values : Draws or mapping of str to Tensor
+        Posterior draws, or of its sites, ``{site: (*batch, *shape)}``.
+    x : Tensor or array
         Points like the data, shape ``(m,)`` or ``(m, D)``.
     level : float in (0, 1), default 0.9
         Posterior probability of the equal-tailed band at each point.
@@ -46,7 +47,7 @@ def predictive_density(
 
 def plot_predictive(
     mixture: GaussianMixture,
-    values: Mapping[str, Tensor],
+    values: Draws | Mapping[str, Tensor],
     ax: Axes | None = None,
     *,
     level: float = 0.9,
@@ -59,8 +60,8 @@ def plot_predictive(
     ----------
     mixture : GaussianMixture
         Of one column of data.
-    values : mapping of str to Tensor
-        Posterior draws of its sites; labels may switch among them.
+    values : Draws or mapping of str to Tensor
+        Posterior draws, or of its sites; labels may switch among them.
     ax : Axes, optional
         Where to draw; by default new axes of ``pyplot``.
     level : float, default 0.9
@@ -107,6 +108,55 @@ def plot_predictive(
     return ax
 
 
+def plot_responsibilities(
+    mixture: GaussianMixture, values: Draws | Mapping[str, Tensor], ax: Axes | None = None
+) -> Axes:
+    """Plot the posterior probability of each observation to come from each component, as stacked bars.
+
+    Observations stand in ascending order; those of several columns by their most probable component.
+
+    Parameters
+    ----------
+    mixture : GaussianMixture
+    values : Draws or mapping of str to Tensor
+        Posterior draws, or of its sites. Components must mean the same in all of them: see :func:`relabel`.
+    ax : Axes, optional
+        Where to draw; by default new axes of ``pyplot``.
+
+    Returns
+    -------
+    Axes
+
+    Examples
+    --------
+    >>> import torch
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, plot_responsibilities
+    >>> mixture = GaussianMixture(torch.tensor([-2.0, 2.5, 2.2, -1.7]), 2)
+    >>> values = {"share": torch.ones(2), "mean": torch.tensor([-2.0, 2.0]), "precision": torch.ones(2)}
+    >>> plot_responsibilities(mixture, values, Figure().subplots()).get_ylabel()
+    'probability'
+    """
+    from bayeskit._plots import CHAIN_COLOURS
+
+    ax = _axes(ax)
+    p = mixture.responsibilities(values)
+    p = p.reshape(-1, *p.shape[-2:]).mean(0)  # (n, K)
+    order = (p.argmax(-1) - p.amax(-1) if mixture.y.dim() == 2 else mixture.y).argsort()
+    heights = p[order].cpu().numpy().T
+    places, bottom = range(len(order)), 0.0
+    for k, height in enumerate(heights):
+        colour = CHAIN_COLOURS[k % len(CHAIN_COLOURS)]
+        ax.bar(places, height, 1.0, bottom, color=colour, linewidth=0, label=f"component {k + 1}")
+        bottom = bottom + height
+    ax.set_xlim(-0.5, len(order) - 0.5)
+    ax.set_ylim(0, 1)
+    ax.set_xlabel("observation, sorted")
+    ax.set_ylabel("probability")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    return ax
+
+
 def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Axes | None = None) -> Axes:
     """Plot the posterior of the number of components, with standard errors of its estimate.
 
@@ -121,6 +171,11 @@ def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Ax
     -------
     Axes
 
+    Raises
+    ------
+    SettingsError
+        If there are no probabilities.
+
     Examples
     --------
     >>> from matplotlib.figure import Figure
@@ -130,6 +185,8 @@ def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Ax
     """
     from bayeskit._plots import BLUE, GREY
 
+    if not probabilities:
+        raise SettingsError("there are no numbers of components to plot; give {number: (probability, error)}")
     ax = _axes(ax)
     sizes = list(probabilities)
     heights, errors = zip(*probabilities.values(), strict=True)

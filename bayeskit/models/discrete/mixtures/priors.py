@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
+from bayeskit._settings import real_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.mixtures.inputs import as_observations
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +74,8 @@ class MixturePrior:
             raise SettingsError("give either the spread of the means or their relative_precision, not both or neither")
         if (self.rate is None) == (self.rate_prior is None):
             raise SettingsError("give either the rate of the precisions or its rate_prior, not both or neither")
+        if self.location.dim() != 1 or not len(self.location) or not bool(self.location.isfinite().all()):
+            raise SettingsError(f"location must hold a finite number for each dimension, not {self.location}")
         numbers: dict[str, Any] = {
             "spread": self.spread,
             "relative_precision": self.relative_precision,
@@ -101,19 +106,22 @@ class MixturePrior:
 
         Parameters
         ----------
-        y : Tensor
+        y : Tensor or array
             Observations, shape ``(n,)`` or ``(n, D)``.
 
         Raises
         ------
         DataError
-            If a dimension has no range.
+            If there are no observations, some are not finite, or a dimension has no range.
+        ShapeError
+            If ``y`` is neither a vector nor a matrix.
 
         References
         ----------
         Richardson, S., Green, P. J. (1997). On Bayesian analysis of mixtures with an unknown number of components.
         Journal of the Royal Statistical Society B 59, 731-792.
         """
+        y = as_observations(y)
         table = y.reshape(len(y), -1)
         low, high = table.amin(0), table.amax(0)
         width = high - low
@@ -143,8 +151,9 @@ class MixturePrior:
         Chib, S. (1995). Marginal likelihood from the Gibbs output. Journal of the American Statistical Association 90,
         1313-1321.
         """
-        b, s, c = _columns(location, spread, rate)
-        return cls(b, s, None, float(shape), c, None, float(concentration))
+        b, s, c = _columns(location=location, spread=spread, rate=rate)
+        c0, e0 = real_number("shape", shape), real_number("concentration", concentration)
+        return cls(b, s, None, c0, c, None, e0)
 
     @classmethod
     def conjugate(
@@ -163,10 +172,16 @@ class MixturePrior:
         concentration : float, default 1
             :math:`e_0`.
         """
-        b, c = _columns(location, rate)
-        return cls(b, None, float(relative_precision), float(shape), c, None, float(concentration))
+        b, c = _columns(location=location, rate=rate)
+        n0 = real_number("relative_precision", relative_precision)
+        c0, e0 = real_number("shape", shape), real_number("concentration", concentration)
+        return cls(b, None, n0, c0, c, None, e0)
 
 
-def _columns(*values: Any) -> list[Tensor]:
-    tensors = [torch.as_tensor(value, dtype=torch.float64).reshape(-1) for value in values]
+def _columns(**values: Any) -> list[Tensor]:
+    tensors = [as_numbers(name, value).to(torch.float64).reshape(-1) for name, value in values.items()]
+    sizes = {len(t) for t in tensors} - {1}
+    if len(sizes) > 1:
+        given = ", ".join(f"{name} {len(t)}" for name, t in zip(values, tensors, strict=True))
+        raise ShapeError(f"numbers of different dimensions: {given}; give one number, or one for each dimension")
     return [t.clone() for t in torch.broadcast_tensors(*tensors)]

@@ -9,11 +9,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bayeskit.draws import Draws
-from bayeskit.errors import ShapeError
+from bayeskit.errors import DataError, ShapeError
+from bayeskit.models.discrete.mixtures.inputs import as_real
 from bayeskit.models.discrete.mixtures.labels import Labels
 
 ALIGNMENTS = 20
 FAR = 25.0
+SUM_TOLERANCE = 1e-3
 
 
 def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
@@ -29,9 +31,9 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
     draws : Draws
         Of a target with exchangeable components.
     labels : Labels
-    responsibilities : Tensor
+    responsibilities : Tensor or array
         Probability that each observation comes from each component, shape ``(chains, draws, n, K)``, such as
-        :meth:`GaussianMixture.responsibilities` of ``draws.values()``.
+        :meth:`GaussianMixture.responsibilities` of ``draws``. Where observations are many, those of some are enough.
 
     Returns
     -------
@@ -42,6 +44,8 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
     ------
     ShapeError
         If ``responsibilities`` do not fit the draws.
+    DataError
+        If they are no probabilities that add up to one over the components.
 
     References
     ----------
@@ -56,16 +60,18 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
     >>> mixture = GaussianMixture(y, 2)
     >>> target = bk.Target.from_pyro(mixture)
     >>> draws = bk.sample(target, 4, 50, 50, progress=False)
-    >>> relabelled = relabel(draws, Labels(target, mixture.exchangeable), mixture.responsibilities(draws.values()))
+    >>> relabelled = relabel(draws, Labels(target, mixture.exchangeable), mixture.responsibilities(draws))
     >>> means = relabelled.values()["mean"].mean((0, 1)).sort().values
     >>> bool(means[0] < -1), bool(means[1] > 1)
     (True, True)
     """
-    p = responsibilities
+    p = as_real("responsibilities", responsibilities).to(draws.unconstrained.device)
     count = labels.num_components
-    if p.dim() != 4 or p.shape[:2] != draws.unconstrained.shape[:2] or p.shape[3] != count:
+    if p.dim() != 4 or p.shape[:2] != draws.unconstrained.shape[:2] or p.shape[3] != count or not p.shape[2]:
         chains, length = draws.unconstrained.shape[:2]
         raise ShapeError(f"responsibilities have shape {tuple(p.shape)}; give ({chains}, {length}, n, {count})")
+    if not bool((p >= 0).all() and ((p.sum(-1) - 1).abs() < SUM_TOLERANCE).all()):
+        raise DataError("responsibilities must be probabilities that add up to one over the components; some do not")
     p = p.flatten(0, 1).clamp(min=torch.finfo(p.dtype).tiny)
     entropy = (p * p.log()).sum(-2).unsqueeze(-2)  # (draws, 1, K)
     chosen = torch.arange(count, device=p.device).expand(len(p), count)
@@ -73,7 +79,7 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
     centre = p[int(draws.log_density.flatten().argmax())]
     for _ in range(ALIGNMENTS):
         cost = entropy - torch.einsum("snj,nk->skj", p, centre.log())
-        best = _assign(cost, labels)
+        best = _assign(cost)
         if bool((best == chosen).all()):
             break
         chosen = best
@@ -82,12 +88,8 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
     return replace(draws, unconstrained=u.reshape(draws.unconstrained.shape))
 
 
-def _assign(cost: Tensor, labels: Labels) -> Tensor:
+def _assign(cost: Tensor) -> Tensor:
     """Return for each draw which component to put in each place, ``(draws, K, K) -> (draws, K)``."""
-    if labels.listable:
-        permutations = labels.permutations()
-        places = torch.arange(labels.num_components, device=cost.device)
-        return permutations[cost[:, places, permutations].sum(-1).argmin(-1)]
     rows = [torch.from_numpy(linear_sum_assignment(one)[1]) for one in cost.cpu().numpy()]
     return torch.stack(rows).to(cost.device)
 
@@ -121,7 +123,7 @@ def aligned(u: Tensor, labels: Labels, start: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(ALIGNMENTS):
         # Cost of putting component j of a draw where component k of the centre is; one wild coordinate is no reason.
         cost = ((blocks.unsqueeze(1) - centre.unsqueeze(1)) / scale).square().clamp(max=FAR).sum(-1)
-        nearest = _assign(cost, labels)
+        nearest = _assign(cost)
         if bool((nearest == chosen).all()):
             break
         chosen = nearest

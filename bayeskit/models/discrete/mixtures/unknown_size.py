@@ -9,8 +9,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
+from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
+from bayeskit.models.discrete.mixtures.inputs import site_values
 
 
 class UnknownSizeMixture:
@@ -24,7 +27,7 @@ class UnknownSizeMixture:
     ----------
     mixture : GaussianMixture
         Of the largest number of components, two or more, with means that are not ordered.
-    probabilities : Tensor, optional
+    probabilities : Tensor or array, optional
         Prior of ``1, ..., K`` components, shape ``(K,)``; by default uniform.
 
     Raises
@@ -48,7 +51,7 @@ class UnknownSizeMixture:
         if count < 2 or mixture.ordered:
             raise SettingsError("give a mixture of two or more components whose means are not ordered")
         uniform = torch.full((count,), 1 / count, dtype=mixture.y.dtype, device=mixture.y.device)
-        given = uniform if probabilities is None else probabilities.to(uniform)
+        given = uniform if probabilities is None else as_numbers("probabilities", probabilities).to(uniform)
         if given.shape != uniform.shape:
             raise ShapeError(f"probabilities have shape {tuple(given.shape)}; give one for each of {count} components")
         if not bool((given >= 0).all() and given.isfinite().all() and given.sum() > 0):
@@ -73,21 +76,25 @@ class UnknownSizeMixture:
             )
             pyro.sample("y", component, obs=mixture.y)
 
-    def size_probabilities(self, values: Mapping[str, Tensor]) -> Tensor:
+    def __repr__(self) -> str:
+        return f"UnknownSizeMixture({self.mixture!r})"
+
+    def size_probabilities(self, values: Draws | Mapping[str, Tensor]) -> Tensor:
         """Return the probability of ``1, ..., K`` components given parameters and data.
 
         Its mean over posterior draws is the posterior of the number of components.
 
         Parameters
         ----------
-        values : mapping of str to Tensor
-            The sites, ``{site: (*batch, *shape)}``.
+        values : Draws or mapping of str to Tensor
+            Draws, or the sites, ``{site: (*batch, *shape)}``.
 
         Returns
         -------
         Tensor
             Shape ``(*batch, K)``.
         """
+        values = site_values(values)
         joint = self.mixture.log_component_density(values, self.mixture.y)  # (*batch, n, K)
         share = values["share"].log()
         normalised = share - share.logsumexp(-1, keepdim=True)

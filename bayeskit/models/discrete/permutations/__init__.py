@@ -1,7 +1,8 @@
 """Permutations: relaxations with densities, exact distributions, and matching models.
 
 Row ``i`` is matched with the column ``permutation[i]`` everywhere. Up to 20 rows `GibbsPermutation` has every answer
-exactly; beyond, the relaxations are guides for `pyro.infer.SVI`.
+exactly. Beyond, `RoundedPermutation.near_gibbs` draws from nearly the same distribution where its log weights are
+known, and the relaxations are guides for `pyro.infer.SVI` where they are not.
 """
 
 from bayeskit.models.discrete.permutations.assignments import (

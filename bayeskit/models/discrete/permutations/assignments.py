@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import one_hot
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
@@ -61,6 +62,40 @@ def check_square(name: str, matrix: Tensor) -> int:
     return int(matrix.shape[-1])
 
 
+def real_numbers(name: str, value: Any) -> Tensor:
+    """Return data of any library as a tensor of real numbers; integers and bools take torch's default dtype.
+
+    Raises
+    ------
+    DataError
+        If they are no numbers.
+    """
+    numbers = as_numbers(name, value)
+    return numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
+
+
+def check_possible(name: str, log_weights: Tensor) -> int:
+    """Return the number of rows of log weights, of which each matrix leaves some permutation possible.
+
+    Raises
+    ------
+    ShapeError
+        If a matrix is not square.
+    DataError
+        If entries are NaN or ``+inf``, or no permutation avoids those that are ``-inf``.
+    """
+    size = check_log_weights(name, log_weights)
+    refused = (log_weights == -math.inf).detach().reshape(-1, size, size)
+    pattern = torch.zeros_like(refused, dtype=torch.float64).masked_fill(refused, -math.inf)[refused.any(-1).any(-1)]
+    crowded = sum(_assigned(one) is None for one in pattern.cpu().numpy())
+    if crowded:
+        raise DataError(
+            f"{crowded} of {len(refused)} matrices of {name} leave no permutation possible: some rows have, together, "
+            "fewer columns than there are of them; allow more pairs"
+        )
+    return size
+
+
 def check_log_weights(name: str, log_weights: Tensor) -> int:
     """Return the number of rows of log weights, which are finite or ``-inf`` with some finite ones in every row.
 
@@ -97,7 +132,7 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
 
     Parameters
     ----------
-    permutation : Tensor of int
+    permutation : Tensor or array of int
         Shape ``(*batch, n)``.
     dtype : torch.dtype, optional
         By default torch's default.
@@ -107,6 +142,11 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
     Tensor
         Shape ``(*batch, n, n)``.
 
+    Raises
+    ------
+    DataError
+        If vectors do not have each of ``0, ..., n - 1`` once.
+
     Examples
     --------
     >>> import torch
@@ -114,7 +154,16 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
     >>> permutation_matrix(torch.tensor([2, 0, 1]), torch.int64).tolist()
     [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
     """
-    return one_hot(permutation, permutation.shape[-1]).to(dtype or torch.get_default_dtype())
+    permutation = as_numbers("permutation", permutation)
+    if not permutation.dim():
+        raise ShapeError("permutation is a single number; give vectors, (*batch, n)")
+    valid = permutations.check(permutation)
+    if not valid.all():
+        raise DataError(
+            f"{int((~valid).sum())} of {valid.numel()} vectors of permutation do not have each of "
+            f"0, ..., {permutation.shape[-1] - 1} once"
+        )
+    return one_hot(permutation.long(), permutation.shape[-1]).to(dtype or torch.get_default_dtype())
 
 
 def all_permutations(size: int) -> Tensor:
@@ -157,7 +206,7 @@ def nearest_permutation(matrix: Tensor) -> Tensor:
 
     Parameters
     ----------
-    matrix : Tensor
+    matrix : Tensor or array
         Shape ``(*batch, n, n)``, without NaN; ``-inf`` where a pair is impossible.
 
     Returns
@@ -183,14 +232,18 @@ def nearest_permutation(matrix: Tensor) -> Tensor:
     >>> nearest_permutation(torch.tensor([[0.6, 0.5], [0.5, 0.1]])).tolist()
     [1, 0]
     """
+    matrix = real_numbers("matrix", matrix)
     size = check_square("matrix", matrix)
-    flat = matrix.detach().cpu().double().reshape(-1, size, size).numpy()
-    try:
-        found = [linear_sum_assignment(one, maximize=True)[1].tolist() for one in flat]
-    except ValueError as error:
-        check_log_weights("matrix", matrix)
-        raise DataError(
-            "no permutation avoids the entries of matrix that are -inf: two rows or more have the same "
-            "columns left, and fewer of them; allow more pairs"
-        ) from error
+    found = [_assigned(one) for one in matrix.detach().cpu().double().reshape(-1, size, size).numpy()]
+    if None in found:
+        check_possible("matrix", matrix)
     return torch.tensor(found, dtype=torch.int64, device=matrix.device).reshape(*matrix.shape[:-2], size)
+
+
+def _assigned(matrix: Any) -> list[int] | None:
+    """Return the columns of greatest sum, or None where SciPy finds NaN or no permutation."""
+    try:
+        columns: list[int] = linear_sum_assignment(matrix, maximize=True)[1].tolist()
+    except ValueError:
+        return None
+    return columns

@@ -8,15 +8,15 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import lazy_property
 
-from bayeskit.errors import DataError
+from bayeskit.errors import DataError, ShapeError
 from bayeskit.models.discrete.permutations.assignments import (
     all_permutations,
-    check_log_weights,
+    check_possible,
     check_square,
     nearest_permutation,
     permutations,
+    real_numbers,
 )
 from bayeskit.models.discrete.permutations.permanent import column_sets, partial_sums
 
@@ -40,7 +40,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     ShapeError
         If a matrix is not square.
     DataError
-        If entries are NaN or ``+inf``, or a row or column is ``-inf`` everywhere.
+        If entries are NaN or ``+inf``, or no permutation avoids those that are ``-inf``.
 
     References
     ----------
@@ -63,8 +63,10 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     has_enumerate_support = True
 
     def __init__(self, log_weights: Tensor, validate_args: bool | None = None) -> None:
-        size = check_log_weights("log_weights", log_weights)
+        log_weights = real_numbers("log_weights", log_weights)
+        size = check_possible("log_weights", log_weights)
         self.log_weights = log_weights
+        self._latest: tuple[int, list[Tensor]] | None = None
         # Impossible pairs are no real numbers, so that torch's own check of arguments would refuse them.
         super().__init__(log_weights.shape[:-2], torch.Size([size]), validate_args=False)
         self._validate_args = TorchDistribution._validate_args if validate_args is None else validate_args
@@ -83,8 +85,9 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         ShapeError
             If a matrix is not square.
         DataError
-            If entries are negative, or a row or column is zero everywhere.
+            If entries are negative, or no permutation avoids those that are zero.
         """
+        weights = real_numbers("weights", weights)
         check_square("weights", weights)
         negative = weights < 0
         if negative.any():
@@ -97,18 +100,18 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> GibbsPermutation:
         """Return the same distribution with another batch shape."""
-        return GibbsPermutation(self.log_weights.expand(*batch_shape, *self.log_weights.shape[-2:]))
+        return GibbsPermutation(
+            self.log_weights.expand(*batch_shape, *self.log_weights.shape[-2:]), self._validate_args
+        )
 
-    @lazy_property
+    @property
     def _sums(self) -> list[Tensor]:
-        sums = partial_sums(self.log_weights)
-        impossible = sums[-1].squeeze(-1) == -math.inf
-        if impossible.any():
-            raise DataError(
-                f"{int(impossible.sum())} of {impossible.numel()} matrices of log_weights leave no permutation "
-                "possible: some rows have, together, fewer columns than there are of them; allow more pairs"
-            )
-        return sums
+        weights = self.log_weights
+        if weights.requires_grad or weights.is_inference():  # a graph serves one backward pass
+            return partial_sums(weights)
+        if self._latest is None or self._latest[0] != weights._version:  # they may have changed in place
+            self._latest = weights._version, partial_sums(weights)
+        return self._latest[1]
 
     @property
     def log_partition(self) -> Tensor:
@@ -118,8 +121,6 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         ------
         SettingsError
             If there are more than 20 rows.
-        DataError
-            If no permutation is possible.
         """
         return self._sums[-1].squeeze(-1)
 
@@ -129,10 +130,17 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         Parameters
         ----------
         value : Tensor of int
+
+        Raises
+        ------
+        ShapeError
+            If values have another number of rows.
         """
+        if value.shape[-1:] != self.event_shape:
+            raise ShapeError(f"values have shape {tuple(value.shape)}; give (*batch, {self.event_shape[0]})")
         shape = torch.broadcast_shapes(value.shape, self.log_weights.shape[:-1])
         weights = self.log_weights.expand(*shape, self.log_weights.shape[-1])
-        return weights.gather(-1, value.expand(shape).unsqueeze(-1)).squeeze(-1).sum(-1)
+        return weights.gather(-1, value.long().expand(shape).unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``.

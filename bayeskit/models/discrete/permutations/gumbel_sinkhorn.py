@@ -15,8 +15,9 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import ModelError
 from bayeskit.models.discrete.permutations.assignments import (
     check_log_weights,
-    doubly_stochastic,
+    check_possible,
     nearest_permutation,
+    real_numbers,
 )
 
 EULER = 0.5772156649015329
@@ -61,6 +62,7 @@ def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
     tensor([[0.6667, 0.3333],
             [0.3333, 0.6667]])
     """
+    log_weights = real_numbers("log_weights", log_weights)
     check_log_weights("log_weights", log_weights)
     return scale(log_weights, whole_number("num_iterations", num_iterations, least=1))
 
@@ -80,6 +82,10 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     :meth:`log_prob` says so. A lower bound of the evidence takes the noise as the latent variable, whose divergence
     from a prior is known: :meth:`noise_divergence`. It bounds the divergence of the matrices from above, loosely.
 
+    Columns of draws sum to one up to rounding, rows only as nearly as the iterations bring them there: with 10 rows,
+    scores of zero and 20 iterations, a third of draws have a row off by 0.01 or more at temperature 0.5, and most by
+    0.1 or more at 0.05. :attr:`support` is therefore that of matrices without negative entries.
+
     Parameters
     ----------
     log_scores : Tensor
@@ -94,7 +100,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     ShapeError
         If a matrix is not square.
     DataError
-        If entries are NaN or ``+inf``, or a row or column is ``-inf`` everywhere.
+        If entries are NaN or ``+inf``, or no permutation avoids those that are ``-inf``.
     SettingsError
         If the temperature is not positive, or there is no iteration.
 
@@ -113,11 +119,12 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     """
 
     arg_constraints = {"log_scores": constraints.independent(constraints.real, 2)}
-    support = doubly_stochastic
+    support = constraints.independent(constraints.nonnegative, 2)
     has_rsample = True
 
     def __init__(self, log_scores: Tensor, temperature: float = 1.0, num_iterations: int = 20) -> None:
-        size = check_log_weights("log_scores", log_scores)
+        log_scores = real_numbers("log_scores", log_scores)
+        size = check_possible("log_scores", log_scores)
         self.log_scores = log_scores
         self.temperature = real_number("temperature", temperature, between=(0.0, math.inf))
         self.num_iterations = whole_number("num_iterations", num_iterations, least=1)
@@ -159,6 +166,8 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     def noise_divergence(self, prior_temperature: float | None = None) -> Tensor:
         r"""Return the divergence of :math:`(L + G) / \tau` from :math:`G / \tau_0`, ``(*batch)``.
 
+        Pairs that are impossible are so in the prior too, and count nothing.
+
         Parameters
         ----------
         prior_temperature : float, optional
@@ -173,6 +182,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         ratio = real_number("prior_temperature", prior, between=(0.0, math.inf)) / self.temperature
         # Gumbel distributions with scales 1 / tau and 1 / tau_0: the ratio of scales is tau_0 / tau.
         constant = -math.log(ratio) + EULER * (ratio - 1) - 1
-        shifted = ratio * self.log_scores
-        moment = math.exp(math.lgamma(ratio + 1))
-        return (shifted + moment * (-shifted).exp() + constant).sum((-1, -2))
+        impossible = self.log_scores == -math.inf
+        shifted = ratio * self.log_scores.masked_fill(impossible, 0.0)
+        terms = shifted + (math.lgamma(ratio + 1) - shifted).exp() + constant
+        return terms.masked_fill(impossible, 0.0).sum((-1, -2))

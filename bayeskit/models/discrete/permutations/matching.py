@@ -12,6 +12,7 @@ from torch import Tensor
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, ShapeError
+from bayeskit.models.discrete.permutations.assignments import real_numbers
 from bayeskit.models.discrete.permutations.gibbs import GibbsPermutation
 from bayeskit.models.discrete.permutations.relaxations import Relaxation
 
@@ -34,9 +35,9 @@ class NoisyMatching:
 
     Parameters
     ----------
-    centres : Tensor
+    centres : Tensor or array
         :math:`c`, shape ``(*batch, n, d)``: several problems may be solved at once.
-    observations : Tensor
+    observations : Tensor or array
         :math:`y`, same shape.
     scale : float
         :math:`\sigma`, positive.
@@ -63,6 +64,7 @@ class NoisyMatching:
     """
 
     def __init__(self, centres: Tensor, observations: Tensor, scale: float) -> None:
+        centres, observations = real_numbers("centres", centres), real_numbers("observations", observations)
         if centres.dim() < 2 or centres.shape != observations.shape:
             raise ShapeError(
                 f"centres have shape {tuple(centres.shape)} and observations {tuple(observations.shape)}; both are "
@@ -73,7 +75,8 @@ class NoisyMatching:
                 raise DataError(
                     f"{int((~values.isfinite()).sum())} of {values.numel()} values of {name} are not finite"
                 )
-        self.centres, self.observations = centres, observations
+        dtype = torch.promote_types(centres.dtype, observations.dtype)
+        self.centres, self.observations = centres.to(dtype), observations.to(dtype)
         self.scale = real_number("scale", scale, between=(0.0, math.inf))
         self.size = centres.shape[-2]
 
@@ -130,7 +133,18 @@ class NoisyMatching:
         return self.posterior().log_partition - math.lgamma(self.size + 1)
 
     def model(self) -> None:
-        """Draw a permutation and the observations: a Pyro model of one problem whose permutation can be enumerated."""
+        """Draw a permutation and the observations: a Pyro model of one problem whose permutation can be enumerated.
+
+        Raises
+        ------
+        ShapeError
+            If there are several problems.
+        """
+        if self.centres.dim() != 2:
+            raise ShapeError(
+                f"centres have shape {tuple(self.centres.shape)}; model is of one problem, (n, d). Make a "
+                "NoisyMatching of each, or see log_evidence and posterior, which take them all at once."
+            )
         log_weights = self.centres.new_zeros(self.size, self.size)
         permutation = pyro.sample("permutation", GibbsPermutation(log_weights), infer={"enumerate": "parallel"})
         pyro.sample(
@@ -148,8 +162,17 @@ class NoisyMatching:
             Of the same number of rows, and of the same batch.
         linear : bool, default True
             Log likelihood :math:`\sum_{ij} X_{ij} \log N(y_i; c_j, \sigma^2)`, its expectation for permutations with
-            these marginal probabilities; otherwise :math:`\log N(y; X c, \sigma^2)`, which is no less.
+            these marginal probabilities; otherwise :math:`\log N(y; X c, \sigma^2)`, which is no less for doubly
+            stochastic matrices; those of rounding may lie outside.
+
+        Raises
+        ------
+        ShapeError
+            If the relaxation has another batch or number of rows.
         """
+        expected, given = tuple(self.centres.shape[:-1]), (*relaxation.batch_shape, relaxation.size)
+        if given != expected:
+            raise ShapeError(f"the relaxation is of shape {given}, the centres of {expected}; make it with {expected}")
         matrix = relaxation.matrix(pyro.sample(relaxation.site, relaxation.prior()))
         if linear:
             log_likelihood = (matrix * self.log_weights).flatten(-self.centres.dim()).sum(-1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.discrete.permutations.assignments import check_log_weights
+from bayeskit.models.discrete.permutations.assignments import check_log_weights, real_numbers
 
 LARGEST = 20  # 1,048,576 sets of columns and ten times as many terms
 
@@ -52,6 +52,7 @@ def log_permanent(log_weights: Tensor) -> Tensor:
     >>> float(log_permanent(torch.zeros(5, 5)).exp().round())
     120.0
     """
+    log_weights = real_numbers("log_weights", log_weights)
     check_log_weights("log_weights", log_weights)
     return partial_sums(log_weights)[-1].squeeze(-1)
 

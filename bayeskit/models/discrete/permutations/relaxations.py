@@ -46,8 +46,8 @@ class Relaxation(PyroModule):  # type: ignore[misc]
 
     def __init__(self, shape: tuple[int, ...], temperature: float) -> None:
         super().__init__()
-        if not shape:
-            raise SettingsError("shape is (); give (*batch, n), such as (6,) for permutations of six")
+        if not isinstance(shape, (tuple, list)) or not shape:
+            raise SettingsError(f"shape is {shape!r}; give (*batch, n), such as (6,) for permutations of six")
         self.size = whole_number("shape[-1]", shape[-1], least=2)
         self.batch_shape = torch.Size(whole_number("shape", length, least=1) for length in shape[:-1])
         self.temperature = real_number("temperature", temperature, between=POSITIVE)
@@ -157,7 +157,7 @@ class StickBreakingRelaxation(Relaxation):
 
     def matrix(self, value: Tensor) -> Tensor:
         """Return the doubly stochastic matrix of logits."""
-        return break_sticks(value / self.temperature)[0].exp()
+        return break_sticks(value.double() / self.temperature)[0].exp().to(value.dtype)
 
     def distribution(self) -> StickBreakingPermutation:
         """Return the variational distribution of matrices."""
@@ -223,6 +223,8 @@ class RoundingRelaxation(Relaxation):
             raise SettingsError(f"temperature must lie in (0, 1], not {self.temperature:g}")
         self.prior_scale = real_number("prior_scale", prior_scale, between=POSITIVE)
         scales = (0.001, _greatest_scale(self.size)) if scales is None else scales
+        if not isinstance(scales, (tuple, list)) or len(scales) != 2:
+            raise SettingsError(f"scales are {scales!r}; give the least and the greatest, such as (0.001, 0.5)")
         least, greatest = (real_number("scales", bound, between=POSITIVE) for bound in scales)
         if not least < greatest:
             raise SettingsError(f"scales are ({least:g}, {greatest:g}); the second must be greater")

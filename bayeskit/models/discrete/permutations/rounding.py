@@ -15,6 +15,7 @@ from bayeskit.models.discrete.permutations.assignments import (
     check_square,
     nearest_permutation,
     permutation_matrix,
+    real_numbers,
 )
 
 Shape = torch.Size | list[int] | tuple[int, ...]
@@ -88,6 +89,35 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         self.loc, self.scale = torch.broadcast_tensors(loc, scale)
         super().__init__(self.loc.shape[:-2], torch.Size([size, size]), validate_args=False)
 
+    @classmethod
+    def near_gibbs(cls, log_weights: Tensor) -> RoundedPermutation:
+        r"""Return normal matrices whose :meth:`sample_permutations` are nearly draws of a :class:`GibbsPermutation`.
+
+        Of any number of rows, and without training. Two permutations that differ in two rows are told apart by the sum
+        of four entries. Around the log weights, with the scale :math:`\pi / \sqrt{12}`, it has the mean and the
+        variance of a logistic variable, and one wins with nearly the probability that it has of the two.
+
+        Parameters
+        ----------
+        log_weights : Tensor
+            Shape ``(*batch, n, n)``, finite.
+
+        References
+        ----------
+        Papandreou, G., Yuille, A. L. (2011). Perturb-and-MAP random fields: using discrete optimization to learn and
+        sample from energy models. ICCV.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bayeskit.models.discrete.permutations import RoundedPermutation
+        >>> log_weights = torch.eye(50).mul(8.0)
+        >>> RoundedPermutation.near_gibbs(log_weights).sample_permutations((100,)).shape
+        torch.Size([100, 50])
+        """
+        loc = real_numbers("log_weights", log_weights)
+        return cls(loc, torch.full_like(loc, math.pi / math.sqrt(12)))
+
     def expand(self, batch_shape: Shape, _instance: None = None) -> RoundedPermutation:
         """Return the same distribution with another batch shape."""
         shape = (*batch_shape, *self.event_shape)
@@ -123,7 +153,19 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         nearest = nearest_permutation(value)
         normal = (value - (1 - self.temperature) * permutation_matrix(nearest, value.dtype)) / self.temperature
         log_density = self._log_normal(normal) - math.log(self.temperature) * self.event_shape.numel()
-        return log_density.masked_fill((nearest_permutation(normal) != nearest).any(-1), -math.inf)
+        return log_density.masked_fill(self._misses_the_best(normal, nearest), -math.inf)
+
+    def _misses_the_best(self, normal: Tensor, nearest: Tensor) -> Tensor:
+        """Return whether a permutation is farther from a matrix than another one, by more than rounding errors."""
+        totals = (
+            normal.gather(-1, permutation.unsqueeze(-1)).sum((-1, -2))
+            for permutation in (nearest, nearest_permutation(normal))
+        )
+        size = normal.shape[-1]
+        largest = normal.detach().abs().amax((-1, -2)) + 1 / self.temperature
+        room = 4 * size * torch.finfo(normal.dtype).eps * largest
+        own, best = totals
+        return best - own > room
 
     def _log_normal(self, normal: Tensor) -> Tensor:
         residual = (normal - self.loc) / self.scale

@@ -13,7 +13,12 @@ from torch.nn.functional import logsigmoid
 
 from bayeskit._settings import whole_number
 from bayeskit.errors import DataError
-from bayeskit.models.discrete.permutations.assignments import check_square, permutation_matrix, permutations
+from bayeskit.models.discrete.permutations.assignments import (
+    check_square,
+    permutation_matrix,
+    permutations,
+    real_numbers,
+)
 from bayeskit.models.discrete.permutations.stick_breaking import StickBreakingTransform, break_sticks, shares
 
 Shape = torch.Size | list[int] | tuple[int, ...]
@@ -46,8 +51,10 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
 
     Notes
     -----
-    The density is that of all rows and columns but the last. A matrix that was just drawn has the accurate density of
-    the :math:`\psi` it was made from; entries of any other that are exactly zero make its density zero.
+    The density is that of all rows and columns but the last. A matrix that was just drawn has the density of the
+    :math:`\psi` it was made from; entries of any other that are exactly zero make its density zero. It is accurate for
+    :math:`|\psi| / \tau` up to about 60, such as at temperatures from 0.05 with unit scales; at 0.01 it can be wrong by
+    several, since differences of sums below the rounding error of a double are lost.
 
     References
     ----------
@@ -100,7 +107,8 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
         """
         log_density = super().log_prob(value)
         # At a face of the polytope the logit is infinite and its slope zero; the density tends to zero.
-        return log_density.masked_fill(log_density.isnan(), -math.inf)
+        at_face = log_density.isnan() & ~value.isnan().any(-1).any(-1)
+        return log_density.masked_fill(at_face, -math.inf)
 
     @property
     def limit(self) -> SequentialPermutation:
@@ -149,12 +157,15 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
     arg_constraints = {"logits": constraints.independent(constraints.real, 2)}
     support = permutations
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
+        logits = real_numbers("logits", logits)
         size = check_square("logits", logits) + 1
         if logits.isnan().any():
             raise DataError(f"{int(logits.isnan().sum())} of {logits.numel()} logits are NaN")
         self.logits = logits
+        # Infinite logits are decisions that are certain, which torch's own check of arguments would refuse.
         super().__init__(logits.shape[:-2], torch.Size([size]), validate_args=False)
+        self._validate_args = TorchDistribution._validate_args if validate_args is None else validate_args
 
     @classmethod
     def near_uniform(cls, size: int, dtype: torch.dtype | None = None) -> SequentialPermutation:
@@ -184,7 +195,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> SequentialPermutation:
         """Return the same distribution with another batch shape."""
-        return SequentialPermutation(self.logits.expand(*batch_shape, *self.logits.shape[-2:]))
+        return SequentialPermutation(self.logits.expand(*batch_shape, *self.logits.shape[-2:]), self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``.
@@ -193,6 +204,8 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         ----------
         value : Tensor of int
         """
+        if self._validate_args:
+            self._validate_sample(value)
         # Of a permutation, a share is one where the decision was made, and zero where it was no longer open.
         taken, left = shares(permutation_matrix(value, self.logits.dtype))
         log_taken, log_left = logsigmoid(self.logits), logsigmoid(-self.logits)
