@@ -4,9 +4,9 @@
 one-hot variables of 10 categories, or 50 bits; minibatches of 100. Every estimator evaluates the decoder at four codes
 for each image and step, REBAR at three. The log likelihood of a test image is estimated from importance samples of
 its guide, and too low by what those miss (Pareto k above .7 for nearly all images: compare rows, not with exact
-values); the bound is of 20 draws an image, and of the very codes, also where training saw relaxed ones, whose loss is no
-bound. Adam, learning rate 1e-3, norms of gradients clipped at 1,000. Each training is a task: with ``--checkpoint DIR``
-a run that was cut off goes on where it stopped.
+values); the bound is of 20 draws an image, and of the very codes, also where training saw relaxed ones, whose loss is
+no bound. Adam, learning rate 1e-3, norms of gradients clipped at 1,000. Each training is a task: with
+``--checkpoint DIR`` a run that was cut off goes on where it stopped.
 
     python benchmarks/discrete_autoencoders.py --seeds 3 --epochs 60 --jobs 2 --checkpoint DIR [--only DisARM]
     python benchmarks/discrete_autoencoders.py --quick

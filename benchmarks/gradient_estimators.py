@@ -122,7 +122,8 @@ def table(replicates: int) -> None:
         by_name = {n: x.variance * x.num_evaluations for n, x in found.results.items()}
         ours = min(by_name["UnorderedSet(k=4)"], by_name["UnorderedSet(k=4, baseline=True)"])
         better.append((name, by_name["UnorderedSet(k=4)"], ours, by_name["LeaveOneOut(num_samples=4)"]))
-    print(f"\nlargest |z| of all, runs on fresh draws in place of those repeated: {worst:.2f}, of {total - few} components judged out of {total}")
+    print(f"\nlargest |z| of all (of the fresh draws, where there are): {worst:.2f}")
+    print(f"judged: {total - few} of {total} components")
     print("\nvariance x evaluations at four evaluations")
     print(f"{'':28s}{'unordered set':>16s}{'its better form':>18s}{'leave-one-out':>16s}")
     for name, plain, best, other in better:
