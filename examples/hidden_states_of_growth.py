@@ -20,7 +20,7 @@ from statsmodels.datasets import macrodata
 
 import bayeskit as bk
 from bayeskit.inference import evidence
-from bayeskit.models.discrete.sequences import GaussianEmission, HiddenMarkovModel
+from bayeskit.models.discrete.sequences import GaussianEmission, HiddenMarkovModel, plot_states
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 
@@ -57,20 +57,19 @@ def main() -> None:
         print(f"state {state}: mean {mean.mean():.2f}, scale {scale.mean():.2f} +- {scale.std():.2f}", end=", ")
         print(f"stays with probability {stay.mean():.3f}")
 
-    # For each of some draws of the parameters, the states have exact probabilities.
-    some = range(0, len(values["mean"]), max(1, len(values["mean"]) // 50))
-    calm = torch.stack(
-        [
-            two_states.distribution({name: value[i] for name, value in values.items()}, y).state_probabilities(y)
-            for i in some
-        ]
-    ).mean(0)[:, 0]
+    # For each draw of the parameters, the states have exact probabilities; these are their averages.
+    probabilities = two_states.state_probabilities(draws, y)
     typical = {name: value.mean(0) for name, value in values.items()}
     path = two_states.distribution(typical, y).most_probable_states(y)
     changes = [quarters[t + 1] for t in path.diff().nonzero().flatten().tolist()]
     print(f"most probable states change in {', '.join(changes)}")
     for year in (1970, 1982, 1990, 2000, 2009):
-        print(f"probability of calm in {year} Q1: {float(calm[quarters.index(f'{year} Q1')]):.2f}")
+        print(f"probability of calm in {year} Q1: {float(probabilities[quarters.index(f'{year} Q1'), 0]):.2f}")
+    figure = plot_states(
+        probabilities, y, table["year"][1:] + table["quarter"][1:] / 4 - 0.25, name="growth (per cent)"
+    )
+    if not SMALL:
+        figure.savefig("hidden_states_of_growth.png", dpi=100)
     assert factor > 3
 
 

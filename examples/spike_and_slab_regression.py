@@ -20,7 +20,7 @@ import pyro.distributions as dist
 import torch
 from sklearn.datasets import load_diabetes
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.distributed import global_stream
 from bayeskit.inference.gradients import UnorderedSet
 from bayeskit.inference.objectives import ELBO
 from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
@@ -46,7 +46,7 @@ def train(regression: SpikeAndSlabRegression, x: torch.Tensor, y: torch.Tensor) 
     """Return the guide's probabilities of predictors being in."""
     guide, steps, objective = IndependentBits(x.shape[1]), 200 if SMALL else 600, ELBO()
     optimizer = torch.optim.Adam(guide.parameters(), lr=0.05)
-    with global_stream(new_generator(0, stream="example")):
+    with global_stream(torch.Generator().manual_seed(0)):
         for _ in range(steps):
             optimizer.zero_grad()
             objective.differentiable_loss(regression.model, guide, x, y).backward()
@@ -57,7 +57,7 @@ def train(regression: SpikeAndSlabRegression, x: torch.Tensor, y: torch.Tensor) 
 def main() -> None:
     data = load_diabetes()
     x, y = torch.as_tensor(data.data), torch.as_tensor(data.target)
-    order = torch.randperm(len(y), generator=new_generator(0, stream="split"))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     x, y = x[order], y[order]
     mean, sd = x[:TRAIN].mean(0), x[:TRAIN].std(0)
     x, y = (x - mean) / sd, (y - y[:TRAIN].mean()) / y[:TRAIN].std()
@@ -66,10 +66,9 @@ def main() -> None:
     posterior = regression.posterior(x[:TRAIN], y[:TRAIN])
     found = train(regression, x[:TRAIN], y[:TRAIN])
     print(f"log evidence {posterior.log_evidence:.3f}, over {len(posterior.subsets)} subsets")
-    print("predictor   in: exact   guide   mean coefficient")
-    rows = zip(data.feature_names, posterior.inclusion_probabilities, found, posterior.coefficients[1:], strict=True)
-    for name, exact, guide, coefficient in rows:
-        print(f"{name:9s}      {exact:7.3f} {guide:7.3f}   {coefficient:10.3f}")
+    table = posterior.to_pandas(data.feature_names)
+    table.insert(1, "guide", [1.0, *found.tolist()])
+    print(table.round(3))
     inclusion = dict(zip(data.feature_names, posterior.inclusion_probabilities.tolist(), strict=True))
     assert min(inclusion["bmi"], inclusion["bp"], inclusion["s5"]) > 0.9
     assert inclusion["age"] < 0.5

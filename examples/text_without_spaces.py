@@ -15,7 +15,7 @@ import os
 
 import torch
 
-from bayeskit.models.discrete.sequences import Lexicon, Strings, candidate_words, learn_lexicon
+from bayeskit.models.discrete.sequences import Lexicon, Strings, candidate_words, learn_lexicon, plot_boundaries
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 THINGS = ("the|a|my|your|this", "old|little|red|good|", "dog|cat|child|friend|book|house|garden|hat|bird|ball")
@@ -70,6 +70,10 @@ def main() -> None:
         unseen, learned.lexicon.split(["".join(s) for s in unseen]), segmentations.entropy(), strict=True
     ):
         print(f"{' '.join(sentence):45s} -> {' '.join(best):45s} entropy {float(entropy):.3f}")
+    string = "".join(unseen[0])
+    ax = plot_boundaries(segmentations.boundary_probabilities()[0], string)
+    if not SMALL:
+        ax.figure.savefig("text_without_spaces.png", dpi=100)
     assert scores["with a penalty of length"] > scores["likelihood alone"]
 
 
