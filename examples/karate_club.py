@@ -20,6 +20,7 @@ from bayeskit.models.discrete.block_model import (
     StochasticBlockModel,
     annealed_evidence,
     co_assignment,
+    compare_num_blocks,
     karate_club,
     plot_adjacency,
     plot_co_assignment,
@@ -48,14 +49,16 @@ def main() -> None:
     print(f"ten members: exact {exact:.3f}, annealed {estimate.log_evidence:.3f} +- {estimate.standard_error:.3f}")
     assert abs(estimate.log_evidence - exact) < 4 * estimate.standard_error
 
-    found = {}
-    chains, steps = (400, 60) if SMALL else (1000, 400)
-    for blocks in (1, 2) if SMALL else (1, 2, 3, 4, 5):
-        found[blocks] = annealed_evidence(StochasticBlockModel(club.adjacency, blocks), chains, steps, seed=blocks)
-        print(f"{blocks} blocks: log evidence {found[blocks].log_evidence:.2f} +- {found[blocks].standard_error:.2f}")
-    assert found[2].log_evidence > found[1].log_evidence + 20
+    comparison = compare_num_blocks(
+        club.adjacency,
+        (1, 2) if SMALL else (1, 2, 3, 4, 5),
+        num_chains=400 if SMALL else 1000,
+        num_steps=60 if SMALL else 400,
+    )
+    print(comparison)
+    assert comparison.log_bayes_factor(2, 1)[0] > 20
     if not SMALL:
-        assert found[4].log_evidence > found[2].log_evidence + 3
+        assert comparison.log_bayes_factor(4, 2)[0] > 3
 
     # Two blocks: those with many friends, leaders of both sides among them, and everybody else.
     two, draws = most_probable_of_sweeps(StochasticBlockModel(club.adjacency, 2))

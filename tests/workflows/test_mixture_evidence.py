@@ -87,7 +87,7 @@ def test_what_goes_wrong_without(mixture, labels, one_mode, limit, monkeypatch):
 
 @pytest.mark.parametrize(("count", "brute_force", "published"), [(2, -239.76, -240.464), (3, -226.81, -228.620)])
 def test_the_galaxies_of_chib(count, brute_force, published, limit):
-    """Equal variances: importance sampling without chains (-226.808 +- .007), and what Chib (1995) got from one mode."""
+    """Equal variances: importance sampling without chains (-226.808 +- .007), and what Chib (1995) got of one mode."""
     prior = MixturePrior.independent(20.0, 10.0, 3.0, 20.0)
     mixture = GaussianMixture(galaxy_velocities(), count, prior, equal_scales=True)
     target = bk.Target.from_pyro(mixture, compile=False)

@@ -258,7 +258,7 @@ def test_dtype_follows_the_weights():
         (lambda: Segmentations(torch.full((3, 2), math.nan)).entropy(), DataError, "length 1 that ends at place 0"),
         (lambda: Segmentations(torch.tensor([[0.0, 0.0], [0.0, math.inf]])).check(), DataError, "length 2 .* 1 is inf"),
         (lambda: Segmentations(torch.zeros(3, 2), torch.tensor(2.9)), DataError, "float32; give integers"),
-        (lambda: Segmentations(torch.zeros(3, 2, dtype=torch.int64)), DataError, "give floating point"),
+        (lambda: Segmentations(torch.zeros(3, 2, dtype=torch.complex64)), DataError, "complex"),
         (lambda: Segmentations(torch.full((3, 2), -math.inf)).sample(3, seed=0), DataError, "begins at place 0"),
         (lambda: Segmentations(torch.zeros(3, 2)).sample(0, seed=0), SettingsError, "num_samples"),
         (lambda: Segmentations(torch.zeros(3, 2)).log_prob(torch.ones(2) > 0), ShapeError, "ends"),

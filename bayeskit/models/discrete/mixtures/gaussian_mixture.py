@@ -14,8 +14,9 @@ from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import as_real, site_values
 from bayeskit.models.discrete.mixtures.batchable_gamma import BatchableGamma
-from bayeskit.models.discrete.mixtures.inputs import as_observations, as_real, site_values
+from bayeskit.models.discrete.mixtures.inputs import as_observations
 from bayeskit.models.discrete.mixtures.ordered_sample import OrderedSample
 from bayeskit.models.discrete.mixtures.priors import MixturePrior
 from bayeskit.target import Target

@@ -1,34 +1,11 @@
-"""What users hand to a mixture: observations, and values of its sites."""
+"""What users hand to a mixture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
 from torch import Tensor
 
-from bayeskit._inputs import as_numbers
-from bayeskit.draws import Draws
 from bayeskit.errors import DataError, ShapeError
-
-
-def as_real(name: str, value: Tensor) -> Tensor:
-    """Return data of any library as a floating tensor; integers and booleans take the default dtype.
-
-    Raises
-    ------
-    DataError
-        If it has anything but real numbers.
-
-    Examples
-    --------
-    >>> as_real("x", [1.5, 2.0])
-    tensor([1.5000, 2.0000], dtype=torch.float64)
-    """
-    tensor = as_numbers(name, value)
-    if tensor.is_complex():
-        raise DataError(f"{name} holds complex numbers; give real ones")
-    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+from bayeskit.models.discrete.inputs import as_real
 
 
 def as_observations(y: Tensor) -> Tensor:
@@ -59,15 +36,3 @@ def as_observations(y: Tensor) -> Tensor:
     if not bool(y.isfinite().all()):
         raise DataError(f"y holds {int((~y.isfinite()).sum())} values that are NaN or infinite; leave them out")
     return y
-
-
-def site_values(values: Draws | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the values of the sites, ``{site: (*batch, *shape)}``, which draws have as ``(chains, draws)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> site_values({"mean": torch.zeros(3, 2)})["mean"].shape
-    torch.Size([3, 2])
-    """
-    return values.values(deterministic=False) if isinstance(values, Draws) else values

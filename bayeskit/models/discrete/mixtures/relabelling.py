@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.models.discrete.mixtures.inputs import as_real
+from bayeskit.models.discrete.inputs import as_real
 from bayeskit.models.discrete.mixtures.labels import Labels
 
 ALIGNMENTS = 20

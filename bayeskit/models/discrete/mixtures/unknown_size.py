@@ -12,8 +12,8 @@ from torch import Tensor
 from bayeskit._inputs import as_numbers
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import site_values
 from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
-from bayeskit.models.discrete.mixtures.inputs import site_values
 
 
 class UnknownSizeMixture:

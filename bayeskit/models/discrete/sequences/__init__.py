@@ -22,7 +22,7 @@ from bayeskit.models.discrete.sequences.hidden_markov_model import (
     OrderedNormal,
 )
 from bayeskit.models.discrete.sequences.lexicon_learning import LearnedLexicon, candidate_words, learn_lexicon
-from bayeskit.models.discrete.sequences.plots import plot_change_points
+from bayeskit.models.discrete.sequences.plots import plot_boundaries, plot_change_points, plot_states
 from bayeskit.models.discrete.sequences.segmentations import Segmentations
 from bayeskit.models.discrete.sequences.segmented_text import SegmentedText
 from bayeskit.models.discrete.sequences.semirings import Counting, Expectation, LogSum, Max, Semiring
@@ -57,5 +57,7 @@ __all__ = [
     "categorical_log_evidence",
     "learn_lexicon",
     "load_nile",
+    "plot_boundaries",
     "plot_change_points",
+    "plot_states",
 ]

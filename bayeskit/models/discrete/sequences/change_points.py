@@ -12,6 +12,7 @@ from torch import Tensor
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import as_real, check_part
 from bayeskit.models.discrete.sequences.conjugate_segments import SegmentModel
 from bayeskit.models.discrete.sequences.segments import (
     Choice,
@@ -77,7 +78,8 @@ class NumberOfChanges:
             numbers = tuple(real_number("probabilities", p) for p in self.probabilities)
         except TypeError:
             raise SettingsError(
-                f"probabilities={self.probabilities!r}; give those of 0, 1, 2, ... changes, such as (0.5, 0.5)"
+                f"probabilities={self.probabilities!r}; give those of 0, 1, 2, ... changes, such as (0.5, 0.5), or use "
+                "NumberOfChanges.up_to(3) or NumberOfChanges.exactly(3)"
             ) from None
         object.__setattr__(self, "probabilities", numbers)
         if not all(0 <= p < math.inf for p in self.probabilities) or not sum(self.probabilities) > 0:
@@ -199,8 +201,8 @@ class ChangePoints:
 
     Parameters
     ----------
-    x : Tensor
-        Shape ``(n,)``, in the order of time.
+    x : Tensor or array
+        Shape ``(n,)``, in the order of time. Whole numbers become double precision.
     segments : SegmentModel
         For instance :class:`NormalSegments` or :class:`PoissonSegments`.
     prior : ChangePointPrior
@@ -224,9 +226,10 @@ class ChangePoints:
     ShapeError
         If ``x`` is not a sequence of numbers, or the segment model returns another shape.
     SettingsError
-        If a setting lies outside its domain, or the prior allows no segmentation.
+        If a setting lies outside its domain, ``segments`` or ``prior`` is something else, or the prior allows no
+        segmentation.
     DataError
-        If the data do not fit the segment model, or have probability zero.
+        If the data are no real numbers, or do not fit the segment model, or have probability zero.
 
     References
     ----------
@@ -239,6 +242,8 @@ class ChangePoints:
     >>> from bayeskit.models.discrete.sequences import ChangePoints, NormalSegments, NumberOfChanges
     >>> x = torch.tensor([0.1, -0.2, 0.3, 0.0, 5.1, 4.8, 5.3], dtype=torch.float64)
     >>> posterior = ChangePoints(x, NormalSegments(0.0, 0.1, 2.0, 1.0), NumberOfChanges.up_to(2))
+    >>> posterior
+    ChangePoints(7 data, most probably 1 change, log evidence -12.7738)
     >>> posterior.most_probable()
     tensor([False, False, False,  True, False, False])
     >>> posterior.number_probabilities
@@ -254,6 +259,9 @@ class ChangePoints:
         min_length: int = 1,
         max_length: int | None = None,
     ) -> None:
+        x = as_real("x", x, torch.float64)
+        check_part("segments", segments, "log_marginals", "a model such as PoissonSegments(shape=1.0, rate=1.0)")
+        check_part("prior", prior, "number_weights", "a prior such as NumberOfChanges.up_to(3)")
         if x.dim() != 1 or not len(x):
             raise ShapeError(f"x has shape {tuple(x.shape)}; give a sequence of numbers, (n,)")
         n = len(x)
@@ -280,6 +288,11 @@ class ChangePoints:
         if not bool(self.log_evidence > -math.inf):
             raise DataError("the data have probability zero under the segment model and the prior; relax one of them")
         self.number_probabilities = joint.softmax(-1)
+
+    def __repr__(self) -> str:
+        best = int(self.number_probabilities.argmax())
+        changes = f"{best} change{'' if best == 1 else 's'}"
+        return f"ChangePoints({len(self.x)} data, most probably {changes}, log evidence {float(self.log_evidence):.6g})"
 
     def segment_probabilities(self) -> Tensor:
         """Return the probability of each segment, ``(n, max_length)``: the gradient of the log evidence.
@@ -314,13 +327,13 @@ class ChangePoints:
         number = (sums[1:, -1] + self._number_weights).argmax() + 1
         return self._places(sums, number, lambda logits: logits.argmax(-1))
 
-    def sample(self, num_samples: int, *, seed: int | torch.Generator) -> Tensor:
+    def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent sets of change points from the posterior.
 
         Parameters
         ----------
         num_samples : int
-        seed : int or torch.Generator
+        seed : int or torch.Generator, default 0
 
         Returns
         -------

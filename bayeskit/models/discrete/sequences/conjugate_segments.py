@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayeskit._settings import real_number
 from bayeskit.errors import DataError, ShapeError
+from bayeskit.models.discrete.inputs import as_real
 
 
 class SegmentModel(Protocol):
@@ -169,9 +170,9 @@ class PoissonSegments:
 
 def _finite(x: Tensor) -> Tensor:
     """Return ``x`` in floating point, or raise DataError that names the first number that is not finite."""
+    x = as_real("x", x, torch.float64)
     if x.dim() != 1 or not len(x):
         raise ShapeError(f"x has shape {tuple(x.shape)}; give a sequence of numbers, (n,)")
-    x = x if x.is_floating_point() else x.double()
     bad = (~x.isfinite()).nonzero()
     if len(bad):
         raise DataError(f"x[{int(bad[0])}] is {float(x[bad[0]])}; give finite data")

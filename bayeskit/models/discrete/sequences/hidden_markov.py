@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import torch
@@ -9,9 +11,12 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from bayeskit._inputs import as_numbers
+from bayeskit._pyro.unclamped import unclamped
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
-from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.errors import BayeskitWarning, DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import as_real
 from bayeskit.models.discrete.sequences.chains import (
     chain_product,
     follow,
@@ -36,16 +41,16 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     Parameters
     ----------
-    initial_logits : Tensor
+    initial_logits : Tensor or array
         Logits of the first state, shape ``(*batch, K)``; minus infinity forbids a state, but not all of them.
-    transition_logits : Tensor
+    transition_logits : Tensor or array
         Logits of the next state, a row for each state before, shape ``(*batch, K, K)``.
     emission : Distribution
         Of one observation in each state: its batch shape ends in ``K``, as in ``(K,)``, or in ``(T, K)`` or ``(1, K)``
-        with further batch dimensions before.
+        with further batch dimensions before. Probabilities of zero are kept, although torch raises them a little.
     duration : int
         The number of steps ``T``, padding included.
-    lengths : Tensor of int, optional
+    lengths : Tensor or array of int, optional
         Shape ``(*batch)``, from 1 to ``T``; by default all sequences have ``T`` steps.
     parallel : bool, default True
         Sum states out in ``log2(T)`` rounds of matrix products, in time :math:`T K^3`; or else in ``T`` steps, in time
@@ -61,6 +66,11 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         If a length is not a whole number from 1 to ``T``.
     SettingsError
         If ``duration`` is below 1. With validation, if logits are NaN or plus infinity, or forbid every state.
+
+    Warns
+    -----
+    BayeskitWarning
+        With validation, if logits look like probabilities.
 
     References
     ----------
@@ -95,6 +105,9 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         validate_args: bool | None = None,
     ) -> None:
         duration = whole_number("duration", duration, least=1)
+        initial_logits = as_real("initial_logits", initial_logits)
+        transition_logits = as_real("transition_logits", transition_logits)
+        lengths = None if lengths is None else as_numbers("lengths", lengths)
         num_states = _checked_states(initial_logits, transition_logits, emission, duration)
         batch = _broadcast(
             initial_logits=initial_logits.shape[:-1],
@@ -180,7 +193,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             states = follow(predecessors(sums, steps).argmax(-1), sums[..., -1, :].argmax(-1))
         return torch.where(self._inside(), states, -1)
 
-    def sample_states(self, value: Tensor, num_samples: int, *, seed: int | torch.Generator) -> Tensor:
+    def sample_states(self, value: Tensor, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw sequences of states given the observations.
 
         Parameters
@@ -188,7 +201,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         value : Tensor
             ``(*batch, T, *event)``.
         num_samples : int
-        seed : int or torch.Generator
+        seed : int or torch.Generator, default 0
 
         Returns
         -------
@@ -285,8 +298,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             )
         if self._padded and bool((self.lengths < self.duration).any()):
             raise SettingsError("sequences have different lengths; enumerate those of one length at a time")
-        digits = self.num_states ** torch.arange(self.duration - 1, -1, -1, device=value.device)
-        states = torch.arange(number, device=value.device).unsqueeze(-1) // digits % self.num_states
+        digits = self.num_states ** torch.arange(self.duration - 1, -1, -1, device=self.lengths.device)
+        states = torch.arange(number, device=self.lengths.device).unsqueeze(-1) // digits % self.num_states
         shaped = states.reshape(number, *(1,) * len(self.batch_shape), self.duration)
         return states, self.log_joint(shaped, value)
 
@@ -324,10 +337,19 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     def _emitted(self, value: Tensor) -> Tensor:
         """Return the log density of each observation in each state, ``(*batch, T, K)``."""
-        return self.emission.log_prob(self._filled(value).unsqueeze(-1 - len(self.emission.event_shape)))
+        value = self._filled(value).unsqueeze(-1 - len(self.emission.event_shape))
+        emitted = self.emission.log_prob(value)
+        if not self.emission.support.is_discrete:
+            return emitted
+        # Filled in afterwards, zeros leave the slopes of all other probabilities finite.
+        exact = unclamped(self.emission).log_prob(value)
+        return emitted.masked_fill(exact.detach() == -math.inf, -math.inf)
 
     def _filled(self, value: Tensor) -> Tensor:
         """Put a sequence's first observation for what it is padded with, so that densities and slopes are finite."""
+        value = as_numbers("value", value)
+        if value.dtype == torch.bool or not (value.is_floating_point() or self.emission.support.is_discrete):
+            value = value.to(self.initial_logits.dtype)
         if value.shape[-self.event_dim :] != self.event_shape:
             raise ShapeError(
                 f"value has shape {tuple(value.shape)}; give (*batch, {', '.join(map(str, self.event_shape))})"
@@ -339,6 +361,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return torch.where(inside, value, value.narrow(-self.event_dim, 0, 1))
 
     def _checked_path(self, states: Tensor) -> Tensor:
+        states = as_numbers("states", states)
         if states.shape[-1:] != (self.duration,):
             raise ShapeError(f"states has shape {tuple(states.shape)}; give (*sample, *batch, {self.duration})")
         if states.dtype == torch.bool or states.is_floating_point() or states.is_complex():
@@ -371,8 +394,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         if bool(lost.any()):
             index = tuple(int(i) for i in lost.nonzero()[0])
             raise DataError(
-                f"sequence {index if index else ''} has log density {float(self.log_prob(value)[index])}, so there is "
-                "no posterior of its states; allow the transitions and emissions that it needs"
+                f"the sequence{f' {index}' if index else ''} has log density {float(self.log_prob(value)[index])}, so "
+                "there is no posterior of its states; allow the transitions and emissions that it needs"
             )
         return self._potentials(value, semiring)
 
@@ -392,6 +415,14 @@ def _check_logits(name: str, logits: Tensor) -> None:
         raise SettingsError(
             f"{name}{list(row) if row else ''} is {logits[row].tolist()}; give logits below infinity, and at least one "
             "above minus infinity, for some state must be possible"
+        )
+    shares = logits.detach().double()
+    sums_to_one = torch.isclose(shares.sum(-1), shares.new_ones(()), rtol=0.0, atol=1e-5)
+    if bool((shares >= 0).all() & sums_to_one.all()) and not torch.allclose(shares, shares.softmax(-1), atol=1e-5):
+        warnings.warn(
+            f"the rows of {name} look like probabilities; give their logarithms, {name}.log()",
+            BayeskitWarning,
+            stacklevel=4,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.sequences.hidden_markov_model import CategoricalEmission, HiddenMarkovModel
@@ -19,7 +20,7 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
     ----------
     model : HiddenMarkovModel
         With :class:`CategoricalEmission`.
-    observations : Tensor of int
+    observations : Tensor or array of int
         Shape ``(sequences, T)`` or ``(T,)``.
     limit : int, default 2**20
         The largest number of joint sequences of states.
@@ -49,6 +50,7 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
     emission = model.emission
     if not isinstance(emission, CategoricalEmission):
         raise SettingsError(f"the emission is {emission!r}; the exact evidence is known for CategoricalEmission only")
+    observations = as_numbers("observations", observations)
     observations = observations.unsqueeze(0) if observations.dim() == 1 else observations
     if observations.dim() != 2 or not observations.numel():
         raise ShapeError(f"observations has shape {tuple(observations.shape)}; give (sequences, T) or (T,)")

@@ -16,8 +16,11 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import real_number, whole_number
+from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError, ShapeError, UnknownNameError
+from bayeskit.models.discrete.inputs import site_values
 from bayeskit.models.discrete.sequences.hidden_markov import HiddenMarkov
 
 POSITIVE = (0.0, math.inf)
@@ -195,6 +198,7 @@ class _Given(Messenger):
 
 
 def _sequences(observations: Tensor) -> Tensor:
+    observations = as_numbers("observations", observations)
     if observations.dim() < 1 or not observations.numel():
         raise ShapeError(
             f"observations has shape {tuple(observations.shape)}; give (sequences, T, *event) or (T,), without zeros"
@@ -202,13 +206,24 @@ def _sequences(observations: Tensor) -> Tensor:
     return observations.unsqueeze(0) if observations.dim() == 1 else observations
 
 
+def _batched(values: Mapping[str, Tensor], batch: torch.Size, ones: tuple[int, ...]) -> dict[str, Tensor]:
+    """Put dimensions of one after those of a batch, for the dimensions that observations have."""
+    for name, value in values.items():
+        if value.shape[: len(batch)] != batch:
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}, initial {tuple(values['initial'].shape)}; give the values of "
+                "all sites for the same draws"
+            )
+    return {name: value.reshape(*batch, *ones, *value.shape[len(batch) :]) for name, value in values.items()}
+
+
 class HiddenMarkovModel:
     r"""Sequences with hidden states: a Pyro model whose states are summed out.
 
     The probabilities of the first state (site ``"initial"``) and each row of those of the next state (site
     ``"transition"``) are Dirichlet distributed, the emission has priors of its own, and the sequences are the observed
-    site ``"observations"``. Give it to :meth:`bayeskit.Target.from_pyro`; :meth:`distribution` then answers questions
-    about states for any values of the parameters.
+    site ``"observations"``. Give it to :meth:`bayeskit.Target.from_pyro`; :meth:`state_probabilities` then averages
+    over the draws, and :meth:`distribution` answers all questions about states for given values of the parameters.
 
     Parameters
     ----------
@@ -225,7 +240,8 @@ class HiddenMarkovModel:
     Raises
     ------
     SettingsError
-        If there are fewer than two states, or a concentration is not above zero and finite, or ``stay`` is negative.
+        If there are fewer than two states, or the emission is no emission, or a concentration is not above zero and
+        finite, or ``stay`` is negative.
 
     References
     ----------
@@ -241,6 +257,8 @@ class HiddenMarkovModel:
     >>> target = bk.Target.from_pyro(model, x, torch.tensor([4, 2]))
     >>> target.dim, [site.name for site in target.sites]
     (7, ['initial', 'transition', 'mean', 'log_scale'])
+    >>> model.state_probabilities(target.constrain(target.sample_prior(50)), x, torch.tensor([4, 2])).shape
+    torch.Size([2, 4, 2])
     """
 
     def __init__(
@@ -254,6 +272,11 @@ class HiddenMarkovModel:
         parallel: bool = True,
     ) -> None:
         self.num_states = whole_number("num_states", num_states, least=2)
+        if not callable(emission) or isinstance(emission, (type, torch.distributions.Distribution)):
+            raise SettingsError(
+                f"emission is {emission!r:.80}; give GaussianEmission(), CategoricalEmission(num_categories=...), or a "
+                "function that draws the parameters and returns a distribution"
+            )
         self.emission, self.parallel = emission, parallel
         self.initial_concentration = real_number("initial_concentration", initial_concentration, POSITIVE)
         self.transition_concentration = real_number("transition_concentration", transition_concentration, POSITIVE)
@@ -261,15 +284,19 @@ class HiddenMarkovModel:
         if self.stay < 0:
             raise SettingsError(f"stay must be at least 0, not {self.stay:g}")
 
+    def __repr__(self) -> str:
+        emission = getattr(self.emission, "__name__", None) or repr(self.emission)
+        return f"HiddenMarkovModel({self.num_states} states, {emission}, stay={self.stay:g})"
+
     def __call__(self, observations: Tensor, lengths: Tensor | None = None) -> None:
         """Draw the parameters and observe sequences.
 
         Parameters
         ----------
-        observations : Tensor
+        observations : Tensor or array
             Shape ``(sequences, T, *event)``, or ``(T,)`` for one sequence of numbers or categories. Shorter sequences
             are padded with any value in the support. With categories, parameters have torch's default dtype.
-        lengths : Tensor of int, optional
+        lengths : Tensor or array of int, optional
             Shape ``(sequences,)``.
 
         Raises
@@ -278,40 +305,91 @@ class HiddenMarkovModel:
             If ``observations`` is not a sequence or empty, or ``lengths`` does not fit.
         """
         observations = _sequences(observations)
-        hmm = self._draw(observations, lengths)
+        hmm = self._given_parameters(*self._draw(observations), observations, lengths)
         with pyro.plate("sequences", len(observations)):
             pyro.sample("observations", hmm, obs=observations)
 
     def distribution(
-        self, parameters: Mapping[str, Tensor], observations: Tensor, lengths: Tensor | None = None
+        self, parameters: Draws | Mapping[str, Tensor], observations: Tensor, lengths: Tensor | None = None
     ) -> HiddenMarkov:
-        """Return the distribution of sequences for one value of each parameter.
+        """Return the distribution of sequences for given values of the parameters.
 
         Parameters
         ----------
-        parameters : dict of str to Tensor
-            The sites of the model, as ``target.constrain`` returns them for one vector.
+        parameters : Draws or mapping of str to Tensor
+            Draws, or the sites of the model, ``{site: (*batch, *shape)}``, as ``target.constrain`` returns them.
         observations, lengths
             As the model takes them; values do not matter, only shapes.
+
+        Returns
+        -------
+        HiddenMarkov
+            For a batch of values, that of one sequence ``(T,)`` has batch shape ``(*batch)``, and that of several
+            sequences ``(*batch, 1)`` or, with ``lengths``, ``(*batch, sequences)``: it takes all of them at once.
 
         Raises
         ------
         UnknownNameError
             If a site of the model is missing, or a name is none of them.
+        ShapeError
+            If sites have values for different draws.
         """
+        values, several = site_values(parameters), as_numbers("observations", observations).dim() > 1
         observations = _sequences(observations)
-        with pyro.poutine.block(), _Given(parameters) as given:
-            hmm = self._draw(observations, lengths)
+        batch = values["initial"].shape[:-1] if "initial" in values else torch.Size()
+        if batch:
+            values = _batched(values, batch, (1, 1) if several else (1,))
+        with pyro.poutine.block(), _Given(values) as given:
+            initial, transition, emission = self._draw(observations)
         given.check()
-        return hmm
+        if batch:  # the last dimension of one is that of the steps, which only the emission has
+            initial, transition = initial.squeeze(-2), transition.squeeze(-3)
+        return self._given_parameters(initial, transition, emission, observations, lengths)
 
-    def _draw(self, observations: Tensor, lengths: Tensor | None) -> HiddenMarkov:
+    def state_probabilities(
+        self, parameters: Draws | Mapping[str, Tensor], observations: Tensor, lengths: Tensor | None = None
+    ) -> Tensor:
+        """Return the probability of each state at each step, averaged over values of the parameters.
+
+        Averages mean something only where states keep their names from draw to draw, as sorted ones do.
+
+        Parameters
+        ----------
+        parameters : Draws or mapping of str to Tensor
+            Draws, or the sites of the model, ``{site: (*batch, *shape)}``.
+        observations, lengths
+            As the model takes them.
+
+        Returns
+        -------
+        Tensor
+            ``(T, K)`` of one sequence ``(T,)``, and ``(sequences, T, K)`` of several.
+
+        Raises
+        ------
+        UnknownNameError
+            If a site of the model is missing, or a name is none of them.
+        ShapeError
+            If sites have values for different draws, or ``lengths`` does not fit.
+        DataError
+            If a sequence has probability zero.
+        """
+        observations = as_numbers("observations", observations)
+        sequences = _sequences(observations)
+        probabilities = self.distribution(parameters, sequences, lengths).state_probabilities(sequences)
+        mean = probabilities.reshape(-1, *sequences.shape[:2], self.num_states).mean(0)
+        return mean[0] if observations.dim() == 1 else mean
+
+    def _given_parameters(
+        self, initial: Tensor, transition: Tensor, emission: Any, observations: Tensor, lengths: Tensor | None
+    ) -> HiddenMarkov:
+        duration = observations.shape[1]
+        return HiddenMarkov(initial.log(), transition.log(), emission, duration, lengths, parallel=self.parallel)
+
+    def _draw(self, observations: Tensor) -> tuple[Tensor, Tensor, Any]:
         like = observations if observations.is_floating_point() else torch.empty((), device=observations.device)
         rows = torch.full_like(like.new_empty(self.num_states, self.num_states), self.transition_concentration)
         rows = rows + self.stay * torch.eye(self.num_states, dtype=rows.dtype, device=rows.device)
         initial = pyro.sample("initial", dist.Dirichlet(torch.full_like(rows[0], self.initial_concentration)))
         transition = pyro.sample("transition", dist.Dirichlet(rows).to_event(1))
-        emission = self.emission(self.num_states, like)
-        return HiddenMarkov(
-            initial.log(), transition.log(), emission, observations.shape[1], lengths, parallel=self.parallel
-        )
+        return initial, transition, self.emission(self.num_states, like)

@@ -130,6 +130,8 @@ def learn_lexicon(
     >>> learn_lexicon(text, length_penalty=1.6).lexicon.split(["thedog", "acat"])
     [['the', 'dog'], ['a', 'cat']]
     """
+    if not isinstance(text, Strings):
+        raise SettingsError(f"text is {text!r:.80}; give Strings(strings, candidate_words(strings, max_length=...))")
     concentration = real_number("concentration", concentration, POSITIVE)
     if concentration < 1:
         raise SettingsError(f"concentration must be at least 1, not {concentration:g}: there is no mode below")

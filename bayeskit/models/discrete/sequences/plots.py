@@ -1,35 +1,46 @@
-"""Plots of change points."""
+"""Plots of change points, of hidden states, and of the places where a text is cut."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit._plots import BLUE, GREY, VERMILION
-from bayeskit.errors import ShapeError
+from bayeskit._inputs import as_numbers
+from bayeskit._plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
+from bayeskit.errors import DataError, ShapeError
 from bayeskit.models.discrete.sequences.change_points import ChangePoints
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
 
 
-def plot_change_points(posterior: ChangePoints, times: Tensor | None = None, name: str = "data") -> Figure:
+def plot_change_points(
+    posterior: ChangePoints,
+    times: Tensor | Sequence[Any] | None = None,
+    name: str = "data",
+    figure: Figure | SubFigure | None = None,
+) -> Figure | SubFigure:
     r"""Plot data with the posterior mean of their level, and the posteriors of places and number of change points.
 
     Parameters
     ----------
     posterior : ChangePoints
-    times : Tensor, optional
-        Of the data, shape ``(n,)``; by default 0, 1, 2, ... A change point is drawn at the last datum before it.
+    times : Tensor, array or sequence, optional
+        Of the data, shape ``(n,)``, numbers or dates; by default 0, 1, 2, ... A change point is drawn at the last datum
+        before it.
     name : str, default "data"
         Of what was measured.
+    figure : Figure or SubFigure, optional
+        Where to draw; by default a new figure, not registered with ``pyplot``.
 
     Returns
     -------
-    Figure
-        Of matplotlib, not registered with ``pyplot``.
+    Figure or SubFigure
 
     Raises
     ------
@@ -46,26 +57,17 @@ def plot_change_points(posterior: ChangePoints, times: Tensor | None = None, nam
     >>> [ax.get_ylabel() for ax in figure.axes]
     ['data', 'probability of\na change', 'probability']
     """
-    from matplotlib.figure import Figure
-
-    n = len(posterior.x)
-    times = torch.arange(n) if times is None else times
-    if times.shape != (n,):
-        raise ShapeError(f"times has shape {tuple(times.shape)}; give ({n},)")
-    x, level, change, probability = (
-        tensor.detach().cpu().numpy()
-        for tensor in (posterior.x, posterior.levels(), posterior.place_probabilities(), posterior.number_probabilities)
+    x, level, change, probability = map(
+        _array, (posterior.x, posterior.levels(), posterior.place_probabilities(), posterior.number_probabilities)
     )
-    when = times.cpu().numpy()
-    figure = Figure(figsize=(9.0, 4.5), layout="constrained")
+    when = _when(times, len(x))
+    figure = _figure(figure, 9.0)
     grid = figure.add_gridspec(2, 2, width_ratios=(3, 1), height_ratios=(2, 1))
     series = figure.add_subplot(grid[0, 0])
     places = figure.add_subplot(grid[1, 0], sharex=series)
     numbers = figure.add_subplot(grid[:, 1])
-    series.plot(when, x, color=GREY, marker=".", linewidth=0.6, markersize=4)
+    _plot_series(series, when, x, name)
     series.plot(when, level, color=BLUE, linewidth=1.8)
-    series.set_ylabel(name)
-    series.tick_params(labelbottom=False)
     places.vlines(when[:-1], 0, change, color=VERMILION, linewidth=1.8)
     places.set_ylim(0, 1)
     places.set_ylabel("probability of\na change")
@@ -75,4 +77,143 @@ def plot_change_points(posterior: ChangePoints, times: Tensor | None = None, nam
     numbers.set_ylim(0, 1)
     numbers.set_xlabel("number of change points")
     numbers.set_ylabel("probability")
+    _shorten_dates(places)
     return figure
+
+
+def plot_states(
+    probabilities: Tensor,
+    x: Tensor,
+    times: Tensor | Sequence[Any] | None = None,
+    name: str = "data",
+    figure: Figure | SubFigure | None = None,
+) -> Figure | SubFigure:
+    """Plot a sequence, and below it the probability of each hidden state at each step.
+
+    Parameters
+    ----------
+    probabilities : Tensor or array
+        Shape ``(T, K)``, as :meth:`HiddenMarkovModel.state_probabilities` returns them for one sequence.
+    x : Tensor or array
+        The observations, shape ``(T,)``.
+    times : Tensor, array or sequence, optional
+        Shape ``(T,)``, numbers or dates; by default 0, 1, 2, ...
+    name : str, default "data"
+        Of what was measured.
+    figure : Figure or SubFigure, optional
+        Where to draw; by default a new figure, not registered with ``pyplot``.
+
+    Returns
+    -------
+    Figure or SubFigure
+
+    Raises
+    ------
+    ShapeError
+        If the probabilities are not those of one sequence, or there is not one observation and one time for each step.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import plot_states
+    >>> figure = plot_states(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]]), torch.tensor([0.2, -0.3, 4.0]))
+    >>> [ax.get_ylabel() for ax in figure.axes]
+    ['data', 'probability']
+    """
+    shares, observed = _array(as_numbers("probabilities", probabilities)), _array(as_numbers("x", x))
+    if shares.ndim != 2 or not shares.size:
+        raise ShapeError(f"probabilities has shape {shares.shape}; give (T, K), those of one sequence")
+    if observed.shape != shares.shape[:1]:
+        raise ShapeError(f"x has shape {observed.shape}; give ({len(shares)},), one observation for each step")
+    when = _when(times, len(shares))
+    figure = _figure(figure, 8.0)
+    series, states = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    _plot_series(series, when, observed, name)
+    colours = [CHAIN_COLOURS[state % len(CHAIN_COLOURS)] for state in range(shares.shape[1])]
+    labels = [f"state {state}" for state in range(shares.shape[1])]
+    states.stackplot(when, shares.T, colors=colours, labels=labels, alpha=0.8, linewidth=0)
+    states.set_ylim(0, 1)
+    states.set_ylabel("probability")
+    states.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    _shorten_dates(states)
+    return figure
+
+
+def plot_boundaries(probabilities: Tensor, string: str, ax: Axes | None = None) -> Axes:
+    """Plot the probability that a word ends after each character of a string.
+
+    Parameters
+    ----------
+    probabilities : Tensor or array
+        One row of :meth:`Segmentations.boundary_probabilities`, shape ``(n,)`` with ``n`` at least the number of
+        characters; what comes after is not read.
+    string : str
+    ax : Axes, optional
+        Where to draw; by default the axes of a new figure, not registered with ``pyplot``.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ShapeError
+        If there is not a probability for each character.
+    DataError
+        If the string is empty, or no string.
+
+    Examples
+    --------
+    >>> from bayeskit.models.discrete.sequences import Lexicon, plot_boundaries
+    >>> lexicon = Lexicon.from_weights({"a": 0.3, "b": 0.2, "ab": 0.4})
+    >>> plot_boundaries(lexicon.segmentations(["abab"]).boundary_probabilities()[0], "abab").get_ylabel()
+    'probability of an end'
+    """
+    if not isinstance(string, str) or not string:
+        raise DataError(f"string is {string!r:.80}; give a string of at least one character")
+    shares = _array(as_numbers("probabilities", probabilities))
+    if shares.ndim != 1 or len(shares) < len(string):
+        raise ShapeError(f"probabilities has shape {shares.shape}; give ({len(string)},), one for each character")
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(figsize=(max(3.0, 0.25 * len(string)), 2.0), layout="constrained").subplots()
+    ax.bar(np.arange(len(string)) + 0.5, shares[: len(string)], width=0.25, color=VERMILION)
+    ax.set_xticks(range(len(string)), list(string))
+    ax.tick_params(axis="x", length=0)
+    ax.set_xlim(-0.7, len(string) - 0.2)
+    ax.set_ylim(0, 1)
+    ax.set_ylabel("probability of an end")
+    return ax
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def _when(times: Any, n: int) -> np.ndarray:
+    """Return anything that matplotlib can plot, one for each of ``n`` data."""
+    when = np.arange(n) if times is None else np.asarray(times.cpu() if isinstance(times, torch.Tensor) else times)
+    if when.shape != (n,):
+        raise ShapeError(f"times has shape {when.shape}; give ({n},)")
+    return when
+
+
+def _figure(figure: Any, width: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, 4.5), layout="constrained") if figure is None else figure
+
+
+def _plot_series(ax: Axes, when: np.ndarray, x: np.ndarray, name: str) -> None:
+    ax.plot(when, x, color=GREY, marker=".", linewidth=0.6, markersize=4)
+    ax.set_ylabel(name)
+    ax.tick_params(labelbottom=False)
+
+
+def _shorten_dates(ax: Axes) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = ax.xaxis.get_major_locator()
+    if isinstance(locator, AutoDateLocator):
+        ax.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=locator.tz))

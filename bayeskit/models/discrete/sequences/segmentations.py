@@ -7,9 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, ShapeError
+from bayeskit.models.discrete.inputs import as_real
 from bayeskit.models.discrete.sequences.segments import continuations, follow, prefix_sums, segment_lengths, totals
 from bayeskit.models.discrete.sequences.semirings import Counting, Expectation, LogSum, Max, Semiring, draw, surprisal
 
@@ -26,11 +28,11 @@ class Segmentations:
 
     Parameters
     ----------
-    log_weights : Tensor
+    log_weights : Tensor or array
         Shape ``(*batch, n, L)``: entry ``[j, l]`` is the log weight of the segment of length ``l + 1`` whose last place
         is ``j``; minus infinity forbids it. ``L`` is the maximum length. Entries that would begin before the sequence,
-        with ``l > j``, are not read. Floating point.
-    lengths : Tensor of int, optional
+        with ``l > j``, are not read.
+    lengths : Tensor or array of int, optional
         Shape ``(*batch)``, of the sequences, from 1 to ``n``; what comes after is not read. By default all have ``n``.
         Fewer batch dimensions are broadcast.
 
@@ -39,7 +41,7 @@ class Segmentations:
     ShapeError
         If ``log_weights`` has fewer than two dimensions, or one of size zero, or ``lengths`` does not fit its batch.
     DataError
-        If a length is not a whole number from 1 to ``n``, or ``log_weights`` is not floating point.
+        If a length is not a whole number from 1 to ``n``, or ``log_weights`` are no real numbers.
 
     References
     ----------
@@ -57,14 +59,18 @@ class Segmentations:
     """
 
     def __init__(self, log_weights: Tensor, lengths: Tensor | None = None) -> None:
+        log_weights = as_real("log_weights", log_weights)
         if log_weights.dim() < 2 or not log_weights.shape[-1] or not log_weights.shape[-2]:
             raise ShapeError(
                 f"log_weights has shape {tuple(log_weights.shape)}; give (*batch, n, L), a row for each place and a "
                 "column for each length of a segment that ends there"
             )
-        check_floating("log_weights", log_weights)
         self.lengths = checked_lengths(lengths, log_weights.shape[:-2], log_weights.shape[-2], log_weights.device)
         self.log_weights = torch.where(_within(self.lengths, *log_weights.shape[-2:]), log_weights, -math.inf)
+
+    def __repr__(self) -> str:
+        *batch, n, longest = self.log_weights.shape
+        return f"Segmentations(batch {tuple(batch)}, {n} places, segments of up to {longest})"
 
     def log_normalizer(self) -> Tensor:
         """Return the log marginal: the log of the sum over segmentations of their weights, ``(*batch)``.
@@ -116,13 +122,13 @@ class Segmentations:
             logits = continuations(Max(), prefix_sums(Max(), self.log_weights), self.log_weights)
             return follow(logits.argmax(-1) + 1, self.lengths)
 
-    def sample(self, num_samples: int, *, seed: int | torch.Generator) -> Tensor:
+    def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent segmentations: True where a segment ends, ``(num_samples, *batch, n)``.
 
         Parameters
         ----------
         num_samples : int
-        seed : int or torch.Generator
+        seed : int or torch.Generator, default 0
 
         Raises
         ------
@@ -169,6 +175,7 @@ class Segmentations:
         ShapeError
             If ``ends`` has another number of places.
         """
+        ends = as_numbers("ends", ends)
         n, longest = self.log_weights.shape[-2:]
         if ends.shape[-1:] != (n,) or ends.dtype != torch.bool:
             raise ShapeError(f"ends is {ends.dtype} of shape {tuple(ends.shape)}; give a mask (*sample, *batch, {n})")
@@ -207,7 +214,7 @@ class Segmentations:
 
         Parameters
         ----------
-        values : Tensor
+        values : Tensor or array
             Finite, broadcast to ``(*batch, n, L)``. Those of segments without weight are not read.
 
         Raises
@@ -217,7 +224,7 @@ class Segmentations:
         """
         self.check()
         semiring = Expectation()
-        values = values.expand(self.log_weights.shape).to(self.log_weights)
+        values = as_real("values", values).expand(self.log_weights.shape).to(self.log_weights)
         values = torch.where(self.log_weights > -math.inf, values, 0.0)
         return self._total(semiring, semiring.elements(self.log_weights, values))[1]
 
@@ -274,12 +281,6 @@ def _of(sequence: list[int]) -> str:
     return f" of sequence {tuple(sequence) if len(sequence) > 1 else sequence[0]}" if sequence else ""
 
 
-def check_floating(name: str, tensor: Tensor) -> None:
-    """Raise DataError unless ``tensor`` is floating point: nothing else holds minus infinity."""
-    if not tensor.is_floating_point():
-        raise DataError(f"{name} is {tensor.dtype}; give floating point, such as {name}.double()")
-
-
 def checked_lengths(lengths: Tensor | None, batch: torch.Size, n: int, device: torch.device) -> Tensor:
     """Return the lengths of sequences in a tensor of ``n`` places, int64, ``(*batch)``; by default ``n``.
 
@@ -292,7 +293,7 @@ def checked_lengths(lengths: Tensor | None, batch: torch.Size, n: int, device: t
     """
     if lengths is None:
         return torch.full(batch, n, dtype=torch.int64, device=device)
-    lengths = torch.as_tensor(lengths, device=device)
+    lengths = as_numbers("lengths", lengths).to(device)
     if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
         raise DataError(f"lengths are {lengths.dtype}; give integers, each from 1 to {n}")
     lengths = lengths.to(torch.int64)

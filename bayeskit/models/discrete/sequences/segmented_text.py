@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.discrete.sequences.segmentations import check_floating
+from bayeskit.models.discrete.inputs import as_real
 from bayeskit.models.discrete.sequences.strings import Strings
 
 
@@ -31,8 +31,9 @@ class SegmentedText:
     ----------
     text : Strings
         Strings and the words that they may consist of.
-    concentration : Tensor
-        Of the Dirichlet distribution, above zero, shape ``(words + 1,)``; the last belongs to the end.
+    concentration : Tensor, array or float
+        Of the Dirichlet distribution, above zero, shape ``(words + 1,)``; the last belongs to the end. A number is that
+        of every word and of the end.
 
     Raises
     ------
@@ -41,7 +42,7 @@ class SegmentedText:
     SettingsError
         If one is not above zero and finite.
     DataError
-        If a string has no segmentation, or the concentration is not floating point.
+        If a string has no segmentation, or the concentration is no real number.
 
     Examples
     --------
@@ -54,16 +55,23 @@ class SegmentedText:
     """
 
     def __init__(self, text: Strings, concentration: Tensor) -> None:
+        if not isinstance(text, Strings):
+            raise SettingsError(f"text is {text!r:.80}; give Strings(strings, words)")
+        concentration = as_real("concentration", concentration)
+        if not concentration.dim():
+            concentration = concentration.expand(len(text.segments) + 1)
         if concentration.shape != (len(text.segments) + 1,):
             raise ShapeError(
                 f"concentration has shape {tuple(concentration.shape)}; give ({len(text.segments) + 1},), one for each "
                 "word and one for the end"
             )
-        check_floating("concentration", concentration)
         if not bool(((concentration > 0) & concentration.isfinite()).all()):
             raise SettingsError("concentration must be above 0 and finite everywhere")
         text.check(torch.zeros_like(concentration[:-1]))
         self.text, self.concentration = text, concentration
+
+    def __repr__(self) -> str:
+        return f"SegmentedText({self.text!r})"
 
     def __call__(self) -> None:
         """Draw the probabilities of words, and weigh them by the probability of the texts."""

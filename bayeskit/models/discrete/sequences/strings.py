@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete.sequences.segmentations import Segmentations, check_floating
+from bayeskit.models.discrete.inputs import as_real
+from bayeskit.models.discrete.sequences.segmentations import Segmentations
 from bayeskit.models.discrete.sequences.segments import totals
 from bayeskit.models.discrete.sequences.semirings import LogSum
 
@@ -67,12 +69,15 @@ class Strings:
         self.lengths = torch.tensor([len(string) for string in self.strings])
         self._index, self.segments = _index(self.strings, allowed, longest)
 
+    def __repr__(self) -> str:
+        return f"Strings({len(self.strings)} strings, {len(self.segments)} segments of up to {self.max_length})"
+
     def log_weights(self, values: Tensor) -> Tensor:
         """Look up the log weight of every segment of every string.
 
         Parameters
         ----------
-        values : Tensor
+        values : Tensor or array
             Log weights of ``segments``, shape ``(*batch, segments)``.
 
         Returns
@@ -85,9 +90,9 @@ class Strings:
         ShapeError
             If ``values`` has another last dimension.
         DataError
-            If it is not floating point.
+            If ``values`` are no real numbers.
         """
-        check_floating("values", values)
+        values = as_real("values", values)
         if values.shape[-1:] != (len(self.segments),):
             raise ShapeError(f"values has shape {tuple(values.shape)}; give (*batch, {len(self.segments)})")
         none = torch.full_like(values[..., :1], -math.inf)
@@ -98,7 +103,7 @@ class Strings:
 
         Parameters
         ----------
-        values : Tensor or callable
+        values : Tensor, array or callable
             Log weights of ``segments``, ``(*batch, segments)``, or a function that scores them all at once, for
             instance a network: it maps ``segments`` to that tensor.
 
@@ -107,7 +112,7 @@ class Strings:
         ShapeError
             If there is not one number for each segment.
         """
-        weights = self.log_weights(values if isinstance(values, Tensor) else values(self.segments))
+        weights = self.log_weights(values(self.segments) if callable(values) else values)
         return Segmentations(weights, self.lengths.to(weights.device))
 
     def log_marginal(self, values: Tensor) -> Tensor:
@@ -115,7 +120,8 @@ class Strings:
 
         The same as ``segmentations(values).log_normalizer()``, for code that is traced.
         """
-        return totals(LogSum(), self.log_weights(values), self.lengths.to(values.device))
+        weights = self.log_weights(values)
+        return totals(LogSum(), weights, self.lengths.to(weights.device))
 
     def expected_counts(self, values: Tensor) -> Tensor:
         """Return how often each segment is expected in the segmentations of all strings, ``(segments,)``.
@@ -124,7 +130,7 @@ class Strings:
 
         Parameters
         ----------
-        values : Tensor
+        values : Tensor or array
             Log weights, ``(segments,)``.
 
         Raises
@@ -132,6 +138,7 @@ class Strings:
         DataError
             If a string has no segmentation.
         """
+        values = as_real("values", values)
         self.check(values)
         with torch.enable_grad():
             weights = values.detach().requires_grad_()
@@ -150,6 +157,7 @@ class Strings:
         ShapeError
             If ``ends`` has another shape.
         """
+        ends = as_numbers("ends", ends)
         if ends.shape != self._index.shape[:2]:
             raise ShapeError(f"ends has shape {tuple(ends.shape)}; give {tuple(self._index.shape[:2])}")
         cuts = [[0, *(row.nonzero().flatten() + 1).tolist()] for row in ends.cpu()]
@@ -166,7 +174,8 @@ class Strings:
         DataError
             If there is one.
         """
-        lost = (self.log_marginal(values.detach()) == -math.inf).nonzero()
+        values = as_real("values", values).detach()
+        lost = (self.log_marginal(values) == -math.inf).nonzero()
         if len(lost):
             string = int(lost[0, -1])
             try:
@@ -187,9 +196,9 @@ class Lexicon:
     Parameters
     ----------
     words : sequence of str
-    log_weights : Tensor
+    log_weights : Tensor or array
         Shape ``(words,)``. Any weights will do, not only probabilities.
-    log_end : Tensor, optional
+    log_end : Tensor or float, optional
         Log probability of the end, a number. By default the end has what the weights leave.
 
     Raises
@@ -199,7 +208,7 @@ class Lexicon:
     ShapeError
         If there is not one weight for each word, or ``log_end`` is not one number.
     DataError
-        If weights are not floating point.
+        If weights are no real numbers.
 
     Examples
     --------
@@ -216,12 +225,17 @@ class Lexicon:
 
     def __init__(self, words: Sequence[str], log_weights: Tensor, log_end: Tensor | None = None) -> None:
         self.words = checked_words(words)
+        log_weights = as_real("log_weights", log_weights)
+        log_end = None if log_end is None else as_real("log_end", log_end).to(log_weights.device)
         if log_weights.shape != (len(self.words),):
             raise ShapeError(f"log_weights has shape {tuple(log_weights.shape)}; give ({len(self.words)},)")
-        check_floating("log_weights", log_weights)
         if log_end is not None and log_end.dim():
             raise ShapeError(f"log_end has shape {tuple(log_end.shape)}; give one number, ()")
         self.log_weights, self.log_end = log_weights, log_end
+
+    def __repr__(self) -> str:
+        first = ", ".join(map(repr, self.words[:4]))
+        return f"Lexicon({len(self.words)} words: {first}{', ...' if len(self.words) > 4 else ''})"
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, float], *, dtype: torch.dtype = torch.float64) -> Lexicon:
@@ -232,6 +246,8 @@ class Lexicon:
         SettingsError
             If there is no word, one is empty, or a weight is not above zero and finite.
         """
+        if not isinstance(weights, Mapping):
+            raise SettingsError(f"weights is {weights!r:.80}; give a mapping of words to weights, such as {{'a': 0.5}}")
         for word, weight in weights.items():
             if not 0 < float(weight) < math.inf:
                 raise SettingsError(f"word {word!r} has weight {weight}; give a finite number above zero")
