@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from bayeskit._settings import real_number, whole_number
+from bayeskit._inputs import as_numbers
+from bayeskit._settings import real_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.subset_posterior import SubsetPosterior
+
+__all__ = [
+    "MAX_PREDICTORS",
+    "BetaBinomialInclusion",
+    "InclusionPrior",
+    "IndependentInclusion",
+    "SpikeAndSlabRegression",
+    "SubsetPosterior",
+]
 
 #: Predictors of which all subsets are listed at most.
 MAX_PREDICTORS = 20
@@ -120,80 +132,6 @@ def _stirling(x: Tensor | float) -> Tensor | float:
     return y * (1 / 12 - y * y * (1 / 360 - y * y * (1 / 1260 - y * y / 1680)))
 
 
-@dataclass(frozen=True, eq=False)
-class SubsetPosterior:
-    """The exact posterior over all subsets of predictors.
-
-    Attributes
-    ----------
-    subsets : Tensor
-        Zeros and ones, ``(2**p, p)``.
-    log_evidence_each : Tensor
-        Log marginal likelihood of each subset, ``(2**p,)``.
-    probabilities : Tensor
-        Posterior probability of each subset, ``(2**p,)``.
-    log_evidence : float
-        Log marginal likelihood, averaged over the prior of subsets.
-    coefficients_each : Tensor
-        Posterior means given each subset, the intercept first, ``(2**p, 1 + p)``; zero for predictors that are out.
-    """
-
-    subsets: Tensor
-    log_evidence_each: Tensor
-    probabilities: Tensor
-    log_evidence: float
-    coefficients_each: Tensor
-
-    @property
-    def inclusion_probabilities(self) -> Tensor:
-        """Posterior probability of each predictor being in, ``(p,)``."""
-        return self.probabilities @ self.subsets
-
-    @property
-    def coefficients(self) -> Tensor:
-        """Posterior means averaged over subsets, the intercept first, ``(1 + p,)``."""
-        return self.probabilities @ self.coefficients_each
-
-    @property
-    def size_probabilities(self) -> Tensor:
-        """Posterior probability of each number of predictors, ``(p + 1,)``."""
-        sizes = self.subsets.sum(-1).long()
-        found = self.probabilities.new_zeros(self.subsets.shape[-1] + 1)
-        return found.index_add(0, sizes, self.probabilities)
-
-    @property
-    def median_probability_subset(self) -> Tensor:
-        """Those predictors that are more probably in than out, zeros and ones, ``(p,)``."""
-        return (self.inclusion_probabilities > 0.5).to(self.subsets)
-
-    def most_probable(self, count: int = 1) -> tuple[Tensor, Tensor]:
-        """Return the most probable subsets ``(count, p)`` and their probabilities ``(count,)``.
-
-        Raises
-        ------
-        SettingsError
-            If there are not so many subsets.
-        """
-        if whole_number("count", count, 1) > len(self.subsets):
-            raise SettingsError(f"count is {count}, but there are {len(self.subsets)} subsets")
-        probabilities, index = self.probabilities.topk(count)
-        return self.subsets[index], probabilities
-
-    def predict(self, x: Tensor) -> Tensor:
-        """Return posterior means of the response, averaged over subsets: ``(m, p)`` to ``(m,)``.
-
-        Raises
-        ------
-        ShapeError
-            If there is another number of predictors.
-        """
-        p = self.subsets.shape[-1]
-        if x.dim() != 2 or x.shape[1] != p:
-            raise ShapeError(f"x has shape {tuple(x.shape)}; it must be (m, {p})")
-        coefficients = self.coefficients
-        return coefficients[0] + x.to(coefficients) @ coefficients[1:]
-
-
 @dataclass(frozen=True)
 class SpikeAndSlabRegression:
     r"""Linear regression with a point mass at zero and a normal slab for each coefficient.
@@ -255,10 +193,11 @@ class SpikeAndSlabRegression:
         Parameters
         ----------
         inclusion : Tensor
-        x : Tensor
+        x : Tensor or array
             Predictors, ``(n, p)``.
-        y : Tensor
-            Responses, ``(n,)``. Computed is in double precision; the result has the wider dtype of ``x`` and ``y``.
+        y : Tensor or array
+            Responses, ``(n,)``. Computed is in double precision; the result has the wider dtype of ``x`` and ``y``,
+            integers counting as double precision.
 
         Raises
         ------
@@ -267,11 +206,11 @@ class SpikeAndSlabRegression:
         DataError
             If a value is not finite, or the regression on all predictors is not to be had in double precision.
         """
-        _check(x, y)
+        x, y = _read(x, y)
         if inclusion.shape[-1:] != x.shape[1:]:
             raise ShapeError(f"inclusion has shape {tuple(inclusion.shape)}, but x has {x.shape[1]} predictors")
-        solved = self._solved(inclusion, self._summary(x.double(), y.double()))[0]
-        return solved.to(torch.promote_types(x.dtype, y.dtype))
+        solved = self._solved(inclusion, self._summary(x.double(), y.double()))
+        return solved.log_evidence.to(torch.promote_types(x.dtype, y.dtype))
 
     def model(self, x: Tensor, y: Tensor) -> None:
         """Pyro model with one latent site, ``inclusion``, of event shape ``(p,)``: coefficients are integrated out.
@@ -288,7 +227,7 @@ class SpikeAndSlabRegression:
         ShapeError, DataError
             If the data do not fit.
         """
-        _check(x, y)
+        x, y = _read(x, y)
         p = x.shape[1]
         inclusion = pyro.sample("inclusion", dist.Bernoulli(probs=x.new_full((p,), 0.5)).to_event(1))
         pyro.factor("inclusion_prior", self.inclusion.log_prob(inclusion) + p * math.log(2))
@@ -300,7 +239,8 @@ class SpikeAndSlabRegression:
         Parameters
         ----------
         x, y
-            As of :meth:`log_evidence`; they are computed with in double precision.
+            As of :meth:`log_evidence`; they are computed with in double precision. Columns of a data frame name the
+            predictors.
 
         Raises
         ------
@@ -309,8 +249,8 @@ class SpikeAndSlabRegression:
         SettingsError
             If there are more than 20 predictors, naming the number of subsets.
         """
-        _check(x, y)
-        x, y = x.double(), y.double()
+        names = getattr(x, "columns", None)
+        x, y = (value.double() for value in _read(x, y))
         p = x.shape[1]
         if p > MAX_PREDICTORS:
             raise SettingsError(
@@ -321,14 +261,18 @@ class SpikeAndSlabRegression:
         subsets = (number >> torch.arange(p, device=x.device) & 1).to(x.dtype)
         summary = self._summary(x, y)
         parts = [self._solved(part, summary) for part in subsets.split(_BATCH)]
-        log_evidence = torch.cat([part[0] for part in parts])
+        log_evidence, coefficients, rate = (torch.cat(each) for each in zip(*parts, strict=True))
         log_joint = log_evidence + self.inclusion.log_prob(subsets)
         return SubsetPosterior(
             subsets,
             log_evidence,
             log_joint.softmax(0),
             float(log_joint.logsumexp(0)),
-            torch.cat([part[1] for part in parts]),
+            coefficients,
+            self.noise_shape + 0.5 * len(x),
+            rate,
+            partial(self._roots, summary),
+            tuple(f"x[{j}]" for j in range(p)) if names is None else tuple(map(str, names)),
         )
 
     def _summary(self, x: Tensor, y: Tensor) -> _Summary:
@@ -350,18 +294,14 @@ class SpikeAndSlabRegression:
             )
         return _Summary(n, mean_x, mean_y, centred.mT @ centred, centred.mT @ responses, triangle, best, least)
 
-    def _solved(self, inclusion: Tensor, data: _Summary) -> tuple[Tensor, Tensor]:
-        """Return log evidences and mean coefficients of subsets, ``(*batch)`` and ``(*batch, 1 + p)``.
+    def _solved(self, inclusion: Tensor, data: _Summary) -> _Solved:
+        """Integrate coefficients and noise out.
 
         The deviations of responses from their mean come first, and then the mean, as one more response whose unit is
         the standard deviation that the intercept leaves it: sums of squares alone, so that no offset cancels.
         """
         kept = inclusion.to(data.gram)
-        unit = math.hypot(self.intercept_scale, data.n**-0.5)
-        row = self.slab_scale / unit * data.mean_x
-        # Predictors that are out leave a unit row in the precision.
-        precision = kept.unsqueeze(-1) * data.gram * kept.unsqueeze(-2) + torch.eye(len(data.gram)).to(kept)
-        factor, _ = torch.linalg.cholesky_ex(precision)
+        unit, row, factor = self._precision(kept, data)
         right = torch.stack([kept * data.projected, kept * row], -1)
         half = torch.linalg.solve_triangular(factor, right, upper=False)
         weights, gain = torch.linalg.solve_triangular(factor.mT, half, upper=True).unbind(-1)
@@ -380,8 +320,50 @@ class SpikeAndSlabRegression:
         shape = self.noise_shape + 0.5 * data.n
         constant = self.noise_shape * math.log(self.noise_rate) - math.lgamma(self.noise_shape) + math.lgamma(shape)
         log_evidence = constant - 0.5 * data.n * math.log(2 * math.pi) - log_determinant
-        log_evidence = log_evidence - shape * (self.noise_rate + 0.5 * squares).log()
-        return log_evidence, torch.cat([intercept.unsqueeze(-1), slopes], -1)
+        rate = self.noise_rate + 0.5 * squares
+        return _Solved(log_evidence - shape * rate.log(), torch.cat([intercept.unsqueeze(-1), slopes], -1), rate)
+
+    def _roots(self, data: _Summary, inclusion: Tensor) -> Tensor:
+        """Return roots of covariances of coefficients in units of the noise: ``(k, p)`` to ``(k, 1 + p, 1 + p)``."""
+        kept = inclusion.to(data.gram)
+        unit, row, factor = self._precision(kept, data)
+        half = torch.linalg.solve_triangular(factor, (kept * row).unsqueeze(-1), upper=False).squeeze(-1)
+        # The mean response adds a term of rank one to the precision: the inverse's root has one less.
+        growth = (1 + half.square().sum(-1)).sqrt()
+        less = half.unsqueeze(-1) * half.unsqueeze(-2) / (growth * (1 + growth)).unsqueeze(-1).unsqueeze(-1)
+        root = torch.linalg.solve_triangular(factor.mT, torch.eye(len(row)).to(kept) - less, upper=True)
+        slopes = self.slab_scale * kept.unsqueeze(-1) * root
+        share = (self.intercept_scale / unit) ** 2
+        intercept = -share * (data.mean_x @ slopes)
+        own = torch.full_like(intercept[..., :1], math.sqrt(share / data.n))
+        first = torch.cat([own, intercept], -1).unsqueeze(-2)
+        return torch.cat([first, torch.nn.functional.pad(slopes, (1, 0))], -2)
+
+    def _precision(self, kept: Tensor, data: _Summary) -> tuple[float, Tensor, Tensor]:
+        """Return the mean response's unit, its row of predictors, and the Cholesky factor of the others' precision."""
+        unit = math.hypot(self.intercept_scale, data.n**-0.5)
+        # Predictors that are out leave a unit row in the precision.
+        precision = kept.unsqueeze(-1) * data.gram * kept.unsqueeze(-2) + torch.eye(len(data.gram)).to(kept)
+        factor, _ = torch.linalg.cholesky_ex(precision)
+        return unit, self.slab_scale / unit * data.mean_x, factor
+
+
+class _Solved(NamedTuple):
+    """Of subsets.
+
+    Attributes
+    ----------
+    log_evidence : Tensor
+        ``(*batch)``.
+    coefficients : Tensor
+        Posterior means, the intercept first, ``(*batch, 1 + p)``.
+    noise_rate : Tensor
+        Of the noise variance's posterior, ``(*batch)``.
+    """
+
+    log_evidence: Tensor
+    coefficients: Tensor
+    noise_rate: Tensor
 
 
 class _Summary(NamedTuple):
@@ -410,14 +392,19 @@ class _Summary(NamedTuple):
     least: Tensor
 
 
-def _check(x: Tensor, y: Tensor) -> None:
+def _read(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Return predictors and responses as floating-point tensors."""
+    x, y = (_floating(as_numbers(name, value)) for name, value in (("x", x), ("y", y)))
     if x.dim() != 2 or y.shape != x.shape[:1]:
         raise ShapeError(f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; they must be (n, p) and (n,)")
     if not x.numel():
         raise ShapeError(f"x has {x.shape[0]} rows and {x.shape[1]} predictors; give at least one of each")
-    if not (x.is_floating_point() and y.is_floating_point()):
-        raise DataError(f"x is {x.dtype} and y {y.dtype}; convert both to floating point, such as x.double()")
     for name, value in (("x", x), ("y", y)):
         if not bool(value.isfinite().all()):
             position = tuple((~value.isfinite()).nonzero()[0].tolist())
             raise DataError(f"{name} is not finite at index {position}; remove or impute that entry")
+    return x, y
+
+
+def _floating(value: Tensor) -> Tensor:
+    return value if value.is_floating_point() else value.double()

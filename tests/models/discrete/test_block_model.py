@@ -327,7 +327,7 @@ def sweep_at(power):
     ("call", "error", "said"),
     [
         (lambda: StochasticBlockModel(torch.zeros(3, 4), 2), ShapeError, "nodes, nodes"),
-        (lambda: StochasticBlockModel(torch.zeros(3, 3, dtype=torch.int64), 2), DataError, "floating-point"),
+        (lambda: StochasticBlockModel(torch.full((3, 3), 2), 2), DataError, "entry 2 of adjacency at 0, 0 is neither"),
         (lambda: StochasticBlockModel(torch.full((3, 3), 0.5), 2), DataError, "neither 0 nor 1"),
         (lambda: StochasticBlockModel(torch.ones(3, 3).triu(1), 2), DataError, "mirror image"),
         (lambda: StochasticBlockModel(torch.eye(3), 2), DataError, "0, 0 joins a node to itself"),

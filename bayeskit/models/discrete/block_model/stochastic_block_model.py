@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import one_thread
 from bayeskit.errors import DataError, SettingsError, ShapeError
@@ -35,6 +36,10 @@ class BlockPosterior(NamedTuple):
     assignments: Tensor
     probabilities: Tensor
     log_evidence: Tensor
+
+    def __repr__(self) -> str:
+        count, nodes = self.assignments.shape
+        return f"BlockPosterior(log_evidence={float(self.log_evidence):.6f}, {count} assignments of {nodes} nodes)"
 
     def co_assignment(self) -> Tensor:
         """Return the probability of each pair of nodes to share a block, whatever its label: ``(nodes, nodes)``."""
@@ -68,8 +73,9 @@ class StochasticBlockModel:
 
     Parameters
     ----------
-    adjacency : Tensor
-        Zeros and ones, symmetric, zero on its diagonal, floating point, ``(nodes, nodes)``.
+    adjacency : Tensor or array
+        Zeros and ones, symmetric, zero on its diagonal, ``(nodes, nodes)``. Integers and booleans become the default
+        dtype.
     num_blocks : int
         At least one; blocks may be empty.
     concentration : float, default 1.0
@@ -107,7 +113,7 @@ class StochasticBlockModel:
         within_prior: tuple[float, float] = (1.0, 1.0),
         between_prior: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        self.adjacency = _check_adjacency(adjacency)
+        self.adjacency = adjacency = _check_adjacency(adjacency)
         self.num_blocks = whole_number("num_blocks", num_blocks, least=1)
         self.concentration = real_number("concentration", concentration, between=(0.0, float("inf")))
         self.within_prior = _check_prior("within_prior", within_prior)
@@ -118,6 +124,10 @@ class StochasticBlockModel:
         self._edge_prior = EdgePrior(edges, gaps, self.num_nodes * (self.num_nodes - 1) // 2)
         starts = adjacency.new_tensor([self.concentration, self.num_blocks * self.concentration], dtype=torch.float64)
         self._size_table, self._total_table = log_rising_factorials(starts, self.num_nodes).view(2, -1)
+
+    def __repr__(self) -> str:
+        edges = int(self.adjacency.sum()) // 2
+        return f"StochasticBlockModel({self.num_nodes} nodes, {edges} edges, num_blocks={self.num_blocks})"
 
     @property
     def num_nodes(self) -> int:
@@ -298,15 +308,17 @@ class StochasticBlockModel:
         return (after - self._edge_prior.log_marginal(edges, pairs)).sum(-1)
 
 
-def co_assignment(assignments: Tensor, weights: Tensor | None = None) -> Tensor:
+def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_weights: Tensor | None = None) -> Tensor:
     """Return how often each pair of nodes shares a block.
 
     Parameters
     ----------
-    assignments : Tensor of int
+    assignments : Tensor of int or array
         Shape ``(draws, nodes)``.
-    weights : Tensor, optional
+    weights : Tensor or array, optional
         Shape ``(draws,)``, normalized here; equal by default.
+    log_weights : Tensor or array, optional
+        Their logarithms, instead.
 
     Returns
     -------
@@ -317,6 +329,8 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None) -> Tensor:
     ------
     ShapeError
         If the shapes differ from these.
+    SettingsError
+        If both weights and their logarithms are given.
     DataError
         If a weight is negative or not finite, or all are zero.
 
@@ -326,14 +340,25 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None) -> Tensor:
     >>> co_assignment(torch.tensor([[0, 0, 1], [1, 0, 0]]))[0]
     tensor([1.0000, 0.5000, 0.0000])
     """
-    weights = torch.ones(len(assignments), device=assignments.device) if weights is None else weights
+    if weights is not None and log_weights is not None:
+        raise SettingsError("give co_assignment either weights or log_weights")
+    assignments = as_numbers("assignments", assignments)
+    if log_weights is not None:
+        weights = as_numbers("log_weights", log_weights)
+        weights = (weights - weights.max()).exp() if weights.numel() else weights
+    elif weights is None:
+        weights = torch.ones(assignments.shape[:1], device=assignments.device)
+    else:
+        weights = as_numbers("weights", weights)
     if assignments.dim() != 2 or weights.shape != assignments.shape[:1]:
         raise ShapeError(
             f"assignments and weights have shapes {tuple(assignments.shape)} and {tuple(weights.shape)}; "
             "give (draws, nodes) and (draws,)"
         )
     if not (bool((weights >= 0).all()) and 0 < float(weights.sum()) < float("inf")):
-        raise DataError("weights of draws must be finite and not negative, and not all zero")
+        raise DataError(
+            "weights of draws must be finite and not negative, and not all zero; logarithms are given as log_weights"
+        )
     weights = weights / weights.sum()
     total = weights.new_zeros(assignments.shape[-1], assignments.shape[-1])
     for block in assignments.unique().tolist():
@@ -343,10 +368,11 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def _check_adjacency(adjacency: Tensor) -> Tensor:
+    adjacency = as_numbers("adjacency", adjacency)
     if adjacency.dim() != 2 or adjacency.shape[0] != adjacency.shape[1] or not len(adjacency):
         raise ShapeError(f"adjacency has shape {tuple(adjacency.shape)}; give (nodes, nodes)")
     if not adjacency.is_floating_point():
-        raise DataError(f"adjacency has type {adjacency.dtype}; give zeros and ones as floating-point numbers")
+        adjacency = adjacency.to(torch.get_default_dtype())
     for wrong, what in (
         ((adjacency != 0) & (adjacency != 1), "is neither 0 nor 1"),
         (adjacency != adjacency.T, "differs from its mirror image; the graph must be undirected"),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import DataError, SettingsError, ShapeError
@@ -34,6 +35,13 @@ class GenotypePosterior(NamedTuple):
     genotypes: Tensor
     probabilities: Tensor
     log_evidence: Tensor
+
+    def __repr__(self) -> str:
+        count, cells, mutations = self.genotypes.shape
+        return (
+            f"GenotypePosterior(log_evidence={float(self.log_evidence):.6f}, {count} matrices of {cells} cells and "
+            f"{mutations} mutations)"
+        )
 
 
 class NoisyGenotypes:
@@ -80,7 +88,7 @@ class NoisyGenotypes:
     def __init__(
         self, observed: Tensor, false_positive_rate: Tensor | float, false_negative_rate: Tensor | float
     ) -> None:
-        self.observed = noise.check_observed(observed)
+        self.observed = noise.check_observed(as_numbers("observed", observed))
         positive = self._rate("false_positive_rate", false_positive_rate)
         negative = self._rate("false_negative_rate", false_negative_rate)
         try:
@@ -89,6 +97,16 @@ class NoisyGenotypes:
             raise ShapeError(
                 f"the rates have shapes {tuple(positive.shape)} and {tuple(negative.shape)}; give the same (*batch)"
             ) from error
+
+    def __repr__(self) -> str:
+        missing, rates = int(self.observed.isnan().sum()), []
+        for name in ("false_positive_rate", "false_negative_rate"):
+            rate = getattr(self, name)
+            rates.append(f"{name}={f'shape {tuple(rate.shape)}' if rate.dim() else f'{float(rate):g}'}")
+        return (
+            f"NoisyGenotypes({self.num_cells} cells, {self.num_mutations} mutations, {missing} missing entries, "
+            f"{', '.join(rates)})"
+        )
 
     @property
     def num_cells(self) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._plots import VERMILION
 from bayeskit.errors import ShapeError
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes) -> Axes:
+def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = None) -> Axes:
     """Plot the probability of each entry to be one, dark for one, and what was read.
 
     Filled circles are entries read as one, hollow ones those read as zero, and missing entries have no mark: a hollow
@@ -21,9 +22,10 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes) -> Axes:
 
     Parameters
     ----------
-    probabilities, observed : Tensor
+    probabilities, observed : Tensor or array
         Shape ``(cells, mutations)``; missing entries of ``observed`` are NaN.
-    ax : Axes
+    ax : Axes, optional
+        By default those of a new figure. A colour bar takes some of their space.
 
     Returns
     -------
@@ -41,12 +43,19 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes) -> Axes:
     >>> plot_genotypes(torch.full((3, 2), 0.5), torch.eye(3)[:, :2], Figure().subplots()).get_xlabel()
     'mutation'
     """
+    probabilities, observed = as_numbers("probabilities", probabilities), as_numbers("observed", observed)
     if probabilities.dim() != 2 or probabilities.shape != observed.shape:
         raise ShapeError(
             f"probabilities and observed have shapes {tuple(probabilities.shape)} and {tuple(observed.shape)}; "
             "give (cells, mutations) for both"
         )
-    ax.imshow(probabilities.detach().cpu().numpy(), cmap="Greys", vmin=0.0, vmax=1.0, interpolation="nearest")
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(layout="constrained").subplots()
+    shown = probabilities.detach().cpu().double().numpy()
+    image = ax.imshow(shown, cmap="Greys", vmin=0.0, vmax=1.0, interpolation="nearest")
+    ax.figure.colorbar(image, ax=ax, label="probability to have the mutation")
     for value, face in ((1, VERMILION), (0, "none")):
         cells, mutations = (observed == value).cpu().nonzero(as_tuple=True)
         ax.scatter(mutations.numpy(), cells.numpy(), s=40, facecolors=face, edgecolors=VERMILION, linewidths=1.4)
