@@ -10,6 +10,7 @@ from torch import Tensor
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.genotypes.conflicts import num_conflict_free
 from bayeskit.models.discrete.genotypes.nested_columns import MAX_CELLS, MAX_MUTATIONS, log_sum_over_columns
+from bayeskit.models.discrete.inputs import as_real
 
 #: A Gibbs sweep weighs all 2^mutations genotypes of a cell.
 MAX_SWEEP_MUTATIONS = 12
@@ -17,10 +18,9 @@ MAX_SWEEP_MUTATIONS = 12
 
 def check_observed(observed: Tensor) -> Tensor:
     """Return an observed matrix, integers as floating-point numbers, or say what is wrong with it."""
+    observed = as_real("observed", observed)
     if observed.dim() != 2 or not observed.numel():
         raise ShapeError(f"observed has shape {tuple(observed.shape)}; give (cells, mutations), at least one of each")
-    if not observed.is_floating_point():
-        observed = observed.to(torch.get_default_dtype())
     wrong = ~((observed == 0) | (observed == 1) | observed.isnan())
     if bool(wrong.any()):
         cell, mutation = wrong.nonzero()[0].tolist()

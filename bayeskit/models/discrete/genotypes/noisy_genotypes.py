@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit._inputs import as_numbers
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import DataError, SettingsError, ShapeError
@@ -88,7 +87,7 @@ class NoisyGenotypes:
     def __init__(
         self, observed: Tensor, false_positive_rate: Tensor | float, false_negative_rate: Tensor | float
     ) -> None:
-        self.observed = noise.check_observed(as_numbers("observed", observed))
+        self.observed = noise.check_observed(observed)
         positive = self._rate("false_positive_rate", false_positive_rate)
         negative = self._rate("false_negative_rate", false_negative_rate)
         try:
