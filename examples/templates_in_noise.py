@@ -71,9 +71,9 @@ def main() -> None:
         figure, axes = plt.subplots(1, 4, figsize=(8, 2.2))
         axes[0].imshow(images[0], cmap="gray_r")
         axes[0].set_title("image")
-        for k, ax in enumerate(axes[1:]):
+        for k, (ax, name) in enumerate(zip(axes[1:], ("cross", "ring", "stroke"), strict=True)):
             ax.imshow(scores[0, k].relu(), cmap="viridis", vmin=0, vmax=float(scores[0].max()))
-            ax.set_title(f"ReLU of template {k}")
+            ax.set_title(f"ReLU: {name}")
         figure.savefig("templates_in_noise.png", dpi=100)
 
 
