@@ -5,6 +5,12 @@ from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.compare import EvidenceComparison, compare
 from bayeskit.inference.evidence.harmonic_mean import harmonic_mean
 from bayeskit.inference.evidence.laplace import laplace_importance_sampling
+from bayeskit.inference.evidence.laplus import (
+    beta_prime_laplus,
+    gamma_laplus,
+    gamma_laplus_importance_sampling,
+    lognormal_laplus,
+)
 from bayeskit.inference.evidence.methods import METHODS, Material, Method, select
 from bayeskit.inference.evidence.naive_monte_carlo import naive_monte_carlo
 from bayeskit.inference.evidence.nested_sampling import nested_sampling
@@ -20,10 +26,14 @@ __all__ = [
     "EvidenceComparison",
     "Material",
     "Method",
+    "beta_prime_laplus",
     "bridge_sampling",
     "compare",
+    "gamma_laplus",
+    "gamma_laplus_importance_sampling",
     "harmonic_mean",
     "laplace_importance_sampling",
+    "lognormal_laplus",
     "naive_monte_carlo",
     "nested_sampling",
     "path_sampling",

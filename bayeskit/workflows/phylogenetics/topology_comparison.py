@@ -29,7 +29,8 @@ from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.laplus import gamma_laplus
+from bayeskit.inference.evidence.laplus.matching import match_gamma
+from bayeskit.inference.evidence.laplus.modes import SHORTEST, Modes, climb_to_modes
 from bayeskit.inference.evidence.methods import METHODS
 from bayeskit.models.phylogenetics import (
     Alignment,
@@ -52,7 +53,6 @@ from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologi
 from bayeskit.target import Target
 from bayeskit.workflows.model_comparison import ModelComparison, compare_models
 from bayeskit.workflows.phylogenetics.inputs import check_models, unrooted_topologies
-from bayeskit.workflows.phylogenetics.modes import SHORTEST, Modes, climb_to_modes
 from bayeskit.workflows.phylogenetics.proposal import Proposal
 
 if TYPE_CHECKING:
@@ -384,7 +384,7 @@ def _first_proposal(
     start = allowed_lengths(prior, topologies.num_edges).expand(len(topologies), -1)
     if not _is_infinite_at_zero(prior, topologies.num_edges):
         modes = climb_to_modes(log_density, start)
-        return modes, Proposal(*gamma_laplus(modes.position, modes.gradient, modes.second))
+        return modes, Proposal(*match_gamma(modes.position, modes.gradient, modes.second))
     # The mode is at zero whatever the data; that of the logarithms is where the probability is.
     modes = climb_to_modes(lambda x: log_density(x) + x.log().sum(-1), start)
     proposal = Proposal.matched_in_logarithms(modes.position, modes.gradient, modes.second)

@@ -1,4 +1,4 @@
-"""The posterior modes of branch lengths on many topologies at once."""
+"""Modes of densities of positive coordinates, many densities at once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Branch lengths below this count as zero.
+#: Coordinates below this count as zero.
 SHORTEST = 1e-9
 #: Multiples of a step that are tried together: short ones far from a mode, long ones on the way to zero.
 MULTIPLES = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.1, 0.03, 0.01)
 #: The largest change of the logarithm of a coordinate in one simple step.
 LARGEST_CHANGE = 3.0
+
+
+#: From positions to log densities and their gradients.
+ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Modes(NamedTuple):
@@ -22,15 +26,15 @@ class Modes(NamedTuple):
     Attributes
     ----------
     position : Tensor
-        Shape `(topologies, edges)`.
+        Shape `(densities, dim)`.
     value : Tensor
-        Log density, shape `(topologies,)`.
+        Log density, shape `(densities,)`.
     gradient, second : Tensor
-        First and second derivatives by each coordinate, shape `(topologies, edges)`.
+        First and second derivatives by each coordinate, shape `(densities, dim)`.
     num_evaluations : int
-        Of the density or its gradient, for each topology.
+        Of the density or its gradient, for each density.
     converged : Tensor
-        Whether no step leads higher, shape `(topologies,)`, bool.
+        Whether no step leads higher, shape `(densities,)`, bool.
     """
 
     position: Tensor
@@ -42,7 +46,12 @@ class Modes(NamedTuple):
 
 
 def climb_to_modes(
-    log_density: Callable[[Tensor], Tensor], start: Tensor, *, max_iterations: int = 100, tolerance: float = 1e-12
+    log_density: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    value_and_gradient: ValueAndGradient | None = None,
+    max_iterations: int = 100,
+    tolerance: float = 1e-12,
 ) -> Modes:
     """Climb to a mode of each of several densities of positive coordinates, by Newton's method.
 
@@ -53,9 +62,12 @@ def climb_to_modes(
     Parameters
     ----------
     log_density : callable
-        Log densities `(points, densities)` of positions `(points, densities, dim)`, differentiable.
+        Log densities `(points, densities)` of positions `(points, densities, dim)`; differentiable, unless the
+        gradient comes from `value_and_gradient`.
     start : Tensor
         Where to start, positive, shape `(densities, dim)`.
+    value_and_gradient : callable, optional
+        The same log densities and their gradients `(points, densities, dim)`.
     max_iterations : int, default 100
     tolerance : float, default 1e-12
         A density is at its mode once the best step gains less than this share of its absolute value.
@@ -72,12 +84,13 @@ def climb_to_modes(
     >>> modes.position.squeeze(-1)
     tensor([0.5000, 0.2500], dtype=torch.float64)
     """
+    evaluate = value_and_gradient or (lambda x: _value_and_gradient(log_density, x))
     x, dim = start.clamp(min=SHORTEST), start.shape[-1]
     multiples = torch.tensor(MULTIPLES, dtype=x.dtype, device=x.device)[:, None, None]
     count, rows = 0, torch.arange(len(x), device=x.device)
     for _ in range(max_iterations):
-        value, gradient = (result[0] for result in _value_and_gradient(log_density, x[None]))
-        hessian = _hessian(log_density, x)
+        value, gradient = (result[0] for result in evaluate(x[None]))
+        hessian = _hessian(evaluate, x)
         with torch.no_grad():
             tried = (x * (multiples * _step(x, gradient, hessian)).exp()).clamp(min=SHORTEST)
             reached = log_density(tried).nan_to_num(nan=-torch.inf)
@@ -98,13 +111,13 @@ def _value_and_gradient(log_density: Callable[[Tensor], Tensor], x: Tensor) -> t
     return value.detach(), gradient
 
 
-def _hessian(log_density: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _hessian(evaluate: ValueAndGradient, x: Tensor) -> Tensor:
     """Return the Hessian of each density, `(densities, dim, dim)`; one-sided differences at the end of the line."""
     count, dim = x.shape
     step = torch.finfo(x.dtype).eps ** (1 / 3) * x.clamp(min=1e-2)
     offset = torch.diag_embed(step).movedim(0, 1)  # (dim, densities, dim)
     upper, lower = x + offset, (x - offset).clamp(min=SHORTEST)
-    _, gradient = _value_and_gradient(log_density, torch.cat([upper, lower]))
+    _, gradient = evaluate(torch.cat([upper, lower]))
     width = (upper - lower).diagonal(dim1=0, dim2=2)  # (densities, dim)
     hessian = (gradient[:dim] - gradient[dim:]).movedim(0, 1) / width[..., None]
     return 0.5 * (hessian + hessian.mT)

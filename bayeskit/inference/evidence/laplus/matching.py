@@ -1,0 +1,141 @@
+"""Laplus: a distribution on the positive half line for each coordinate, matched to the density at its mode."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: A mode below this counts as one at zero.
+ZERO = 1e-6
+
+
+def is_inside(mode: Tensor, second: Tensor) -> Tensor:
+    """Tell at which coordinates the mode is inside and the log density concave, shape `(*batch)`."""
+    return (mode >= ZERO) & (second < 0)
+
+
+def slope_at_zero(first: Tensor) -> Tensor:
+    """Return the rate of the exponential distribution with the same slope, `(*batch)`."""
+    # A slope of nothing at zero has no exponential distribution; a huge mean stands for it.
+    return first.abs().clamp(min=torch.finfo(first.dtype).tiny ** 0.5)
+
+
+def match_gamma(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Match gamma distributions to a log density at its mode, each coordinate by itself.
+
+    Where the mode is inside, the gamma distribution has the same mode and the same second derivative of its log
+    density there; where it is at zero, or the log density is not concave, the exponential distribution with the same
+    slope.
+
+    Parameters
+    ----------
+    mode : Tensor
+        Positive coordinates of the mode, shape `(*batch)`.
+    first, second : Tensor
+        First and second derivatives of the log density by each coordinate at the mode, shape `(*batch)`.
+
+    Returns
+    -------
+    shape, rate : Tensor
+        Of the gamma distributions, shape `(*batch)`.
+
+    References
+    ----------
+    Fourment, M., Magee, A. F., Whidden, C., Bilge, A., Matsen, F. A., Minin, V. N. (2020). 19 dubious ways to compute
+    the marginal likelihood of a phylogenetic tree topology. Systematic Biology 69, 209-220.
+
+    Examples
+    --------
+    Of a gamma distribution itself, with shape 3 and rate 4:
+
+    >>> import torch
+    >>> mode = torch.tensor(0.5, dtype=torch.float64)
+    >>> match_gamma(mode, torch.zeros_like(mode), -2 / mode**2)
+    (tensor(3., dtype=torch.float64), tensor(4., dtype=torch.float64))
+    """
+    inside, rate = is_inside(mode, second), -second * mode
+    return torch.where(inside, rate * mode + 1, 1.0), torch.where(inside, rate, slope_at_zero(first))
+
+
+def match_beta_prime(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Match beta prime distributions, with densities in proportion to x^(a - 1) (1 + x)^(-a - b).
+
+    Parameters
+    ----------
+    mode, first, second : Tensor
+        As of :func:`match_gamma`. Where the mode is not inside, the distribution has `a` of one and the same slope at
+        zero.
+
+    Returns
+    -------
+    first_shape, second_shape : Tensor
+        `a` and `b`, shape `(*batch)`; `b` may be negative where tails are too heavy for any.
+
+    Examples
+    --------
+    Of a beta prime distribution itself, with shapes 3 and 4, whose mode is 2 / 5:
+
+    >>> import torch
+    >>> mode = torch.tensor(0.4, dtype=torch.float64)
+    >>> match_beta_prime(mode, torch.zeros_like(mode), -2 / mode**2 + 7 / (1 + mode) ** 2)
+    (tensor(3., dtype=torch.float64), tensor(4.0000, dtype=torch.float64))
+    """
+    inside, bent = is_inside(mode, second), -second * mode * (mode + 1)
+    return torch.where(inside, bent * mode + 1, 1.0), torch.where(inside, bent - 1, slope_at_zero(first) - 1)
+
+
+def match_lognormal(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Match lognormal distributions.
+
+    Parameters
+    ----------
+    mode, first, second : Tensor
+        As of :func:`match_gamma`. Where the mode is not inside, the distribution has mean and variance of the
+        exponential distribution with the same slope, for a lognormal one has no mode at zero.
+
+    Returns
+    -------
+    location, scale : Tensor
+        Mean and standard deviation of the logarithm, shape `(*batch)`.
+
+    Examples
+    --------
+    Of a lognormal distribution itself, with location 0.3 and scale 0.5:
+
+    >>> import torch
+    >>> mode = torch.tensor(0.3 - 0.25, dtype=torch.float64).exp()
+    >>> match_lognormal(mode, torch.zeros_like(mode), -1 / (0.25 * mode**2))
+    (tensor(0.3000, dtype=torch.float64), tensor(0.5000, dtype=torch.float64))
+    """
+    inside, half = is_inside(mode, second), torch.tensor(2.0, dtype=mode.dtype).log()
+    variance = torch.where(inside, -1 / (second * mode.square()), half)
+    location = torch.where(inside, mode.log() + variance, -slope_at_zero(first).log() - half / 2)
+    return location, variance.sqrt()
+
+
+def fitted_shapes(log_density: Tensor, tail: Tensor, x: Tensor) -> Tensor:
+    """Return the power of x, at least .001 less one and at most one less one, that fits a log density best.
+
+    With what the tail does known, `log_density - tail` is a constant plus the power times log x: a regression.
+
+    Parameters
+    ----------
+    log_density, tail, x : Tensor
+        At points of each coordinate, shape `(points, *batch)`.
+
+    Returns
+    -------
+    Tensor
+        The power plus one, in [.001, 1], shape `(*batch)`; one where the density is not finite at all points.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.linspace(0.1, 2.0, 10, dtype=torch.float64).unsqueeze(-1)
+    >>> fitted_shapes(-0.4 * x.log() - 3 * x + 7, -3 * x, x)
+    tensor([0.6000], dtype=torch.float64)
+    """
+    left, scale = log_density - tail, x.log()
+    centred = scale - scale.mean(0)
+    power = (centred * (left - left.mean(0))).sum(0) / centred.square().sum(0)
+    return torch.where(power.isfinite(), (power + 1).clamp(0.001, 1.0), 1.0)
