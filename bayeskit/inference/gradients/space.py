@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -156,11 +157,14 @@ class Factorised(Space):
         self._event = tuple(own)
         shape = (*distribution.batch_shape, math.prod(own), log_probabilities.shape[-1])
         self.log_probabilities = log_probabilities.reshape(shape)
-        # In single precision probabilities do not sum to one closely enough for what few points leave over.
-        exact = logits.detach().double()
-        exact = torch.stack([logsigmoid(-exact), logsigmoid(exact)], -1) if self.binary else exact.log_softmax(-1)
-        self._exact = exact.reshape(shape)
         super().__init__(distribution, shape[-2], shape[-1])
+
+    @cached_property
+    def _exact(self) -> Tensor:
+        """Log probabilities in double precision: in single they sum to one too roughly for what few points leave."""
+        logits = self._parameter.detach().double()
+        exact = torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1) if self.binary else logits.log_softmax(-1)
+        return exact.reshape(self.log_probabilities.shape)
 
     @property
     def parameter(self) -> Tensor:
