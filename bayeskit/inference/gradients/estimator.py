@@ -30,13 +30,13 @@ class WeightedPoints(NamedTuple):
         Shape `(points, *batch, *event)`.
     weights : Tensor
         Shape `(points, *batch)`; some may be negative.
-    offset : Tensor or float, default 0.0
+    offset : Tensor, optional
         What a control variate adds that knows the points and not `f`: `(*batch)`.
     """
 
     values: Tensor
     weights: Tensor
-    offset: Tensor | float = 0.0
+    offset: Tensor | None = None
 
 
 class GradientEstimator(ABC):
@@ -100,7 +100,8 @@ class GradientEstimator(ABC):
             If the distribution is none that the estimator knows.
         """
         drawn = self.points(space_of(distribution), generator)
-        return (drawn.weights * evaluated(f, drawn)).sum(0) + drawn.offset
+        total = (drawn.weights * evaluated(f, drawn)).sum(0)
+        return total + drawn.offset if isinstance(drawn.offset, Tensor) else total
 
     def expectation(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
         """Return what the estimator is about, by enumeration: the expectation, differentiable, `(*batch)`.

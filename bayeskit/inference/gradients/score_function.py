@@ -185,10 +185,10 @@ class LeaveOneOut(GradientEstimator):
         """Draw points."""
         count = self.num_samples
         codes = space.sample(count, generator)
-        score = magic(space.log_prob(codes))
-        others = (score.sum(0) - score) / (count - 1)
-        # The value of a weight is 1 / count; its gradient, the score less the mean of the others'.
-        return WeightedPoints(space.value(codes), (1 + score - others) / count)
+        log_probability = space.log_prob(codes)
+        # The value of a weight is 1 / count; its gradient, the score less the mean of the others', over count.
+        moved = (log_probability - log_probability.mean(0)) / (count - 1)
+        return WeightedPoints(space.value(codes), moved - (moved.detach() - 1 / count))
 
     def num_evaluations(self, space: Space) -> int:
         """Return the number of draws."""

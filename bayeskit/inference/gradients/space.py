@@ -106,6 +106,10 @@ class Space(ABC):
         shape = (num_samples, *self.batch_shape)
         codes = torch.zeros(*shape, 0, dtype=torch.int64, device=self.like.device)
         with torch.no_grad():
+            if self.num_variables == 1:
+                log_probability = self.conditional(codes)
+                noise = gumbel((*shape, self.num_categories), log_probability, generator)
+                return noise.add_(log_probability).argmax(-1, keepdim=True)
             for _ in range(self.num_variables):
                 log_probability = self.conditional(codes)
                 noise = gumbel((*shape, self.num_categories), log_probability, generator)
@@ -291,8 +295,8 @@ def check_size(size: int, limit: int) -> None:
 
 
 def _gathered(table: Tensor, codes: Tensor) -> Tensor:
-    table = table.expand(len(codes), *table.shape)
-    return table.gather(-1, codes.unsqueeze(-1)).squeeze(-1).sum(-1)
+    found = table.expand(len(codes), *table.shape).gather(-1, codes.unsqueeze(-1)).squeeze(-1)
+    return found.squeeze(-1) if found.shape[-1] == 1 else found.sum(-1)
 
 
 def _logits(base: Distribution) -> Tensor:
