@@ -171,6 +171,8 @@ class Table:
         """Return the values at indices `(points, *batch)`, or interpolated at points `(points, *batch, categories)`."""
         if z.is_floating_point():
             return (z * self.values).sum(-1)
+        if self.values.dim() == 1:
+            return self.values[z]
         return self.values.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).squeeze(-1)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, OneHotCategorical
+from torch.distributions.utils import lazy_property
 from torch.nn.functional import logsigmoid
 
 from bayeskit._settings import whole_number
@@ -129,6 +130,28 @@ class Space(ABC):
         codes = torch.cartesian_prod(*[single] * self.num_variables).reshape(self.size, self.num_variables)
         ones = (1,) * len(self.batch_shape)
         return codes.reshape(self.size, *ones, self.num_variables).expand(self.size, *self.batch_shape, -1)
+
+
+class UnnormalisedCategorical(Categorical):
+    """A Categorical whose logits are normalised when somebody asks for them: estimators do that themselves.
+
+    Parameters
+    ----------
+    logits : Tensor
+        Shape `(*batch, categories)`.
+    validate_args : bool, optional
+        Taken for the sake of the signature; nothing is validated.
+    """
+
+    def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
+        self.given = self._param = logits
+        self._num_events = logits.shape[-1]
+        Distribution.__init__(self, logits.shape[:-1], validate_args=False)
+
+    @lazy_property
+    def logits(self) -> Tensor:
+        """Normalised, as of any Categorical."""
+        return self.given - self.given.logsumexp(-1, keepdim=True)
 
 
 class Factorised(Space):
@@ -264,7 +287,7 @@ def space_of(distribution: Distribution | Space | Tensor) -> Space:
                 f"logits of shape {tuple(distribution.shape)} and {distribution.dtype} have no categories; give "
                 "floating-point numbers of shape (*batch, categories)"
             )
-        distribution = Categorical(logits=distribution, validate_args=False)
+        distribution = UnnormalisedCategorical(logits=distribution)
     own = getattr(distribution, "space", None)
     space = own() if callable(own) else None
     return space if isinstance(space, Space) else Factorised(distribution)
@@ -300,6 +323,8 @@ def _gathered(table: Tensor, codes: Tensor) -> Tensor:
 
 
 def _logits(base: Distribution) -> Tensor:
+    if isinstance(base, UnnormalisedCategorical):
+        return base.given
     if isinstance(base, (Categorical, OneHotCategorical, Bernoulli)):
         inner = getattr(base, "_categorical", base)
         given = vars(inner).get("probs")
@@ -317,6 +342,8 @@ def _logits(base: Distribution) -> Tensor:
 
 
 def _check_logits(logits: Tensor) -> None:
+    if math.isfinite(float(logits.sum())):  # one operation, for what is looked at in every step of training
+        return
     good = logits.isfinite()
     if not bool(good.all()):
         raise impossible("logit", logits, ~good)
