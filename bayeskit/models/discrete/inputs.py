@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayeskit._inputs import as_numbers
+from bayeskit._settings import real_number
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SettingsError
 
@@ -66,3 +68,27 @@ def check_part(name: str, value: Any, method: str, remedy: str) -> None:
     """
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         raise SettingsError(f"{name} is {value!r:.80}; give {remedy}")
+
+
+def prior_probabilities_of(sizes: Sequence[int], given: Mapping[int, float] | None) -> dict[int, float]:
+    """Return the prior probability of each number of components, adding up to one; all the same by default.
+
+    Raises
+    ------
+    SettingsError
+        If they are not given for just these numbers, or are negative, infinite, or all zero.
+
+    Examples
+    --------
+    >>> from bayeskit.models.discrete.inputs import prior_probabilities_of
+    >>> prior_probabilities_of([2, 3], {2: 1, 3: 3})
+    {2: 0.25, 3: 0.75}
+    """
+    weights = dict.fromkeys(sizes, 1.0) if given is None else given
+    if not isinstance(weights, Mapping) or weights.keys() != set(sizes):
+        raise SettingsError(f"prior_probabilities must give each of {sizes} a nonnegative number, not {weights}")
+    numbers = {size: real_number(f"prior_probabilities[{size}]", weights[size]) for size in sizes}
+    total = sum(numbers.values())
+    if not all(0 <= number < math.inf for number in numbers.values()) or not 0 < total < math.inf:
+        raise SettingsError(f"prior_probabilities must be finite and nonnegative, one above zero, not {numbers}")
+    return {size: number / total for size, number in numbers.items()}

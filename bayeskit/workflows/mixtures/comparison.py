@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from bayeskit._settings import real_number, whole_number
+from bayeskit._settings import whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
+from bayeskit.models.discrete.inputs import prior_probabilities_of
 from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior
 from bayeskit.models.discrete.mixtures.gaussian_mixture import Covariance
 from bayeskit.models.discrete.mixtures.inputs import as_observations
@@ -109,7 +109,7 @@ def compare_num_components(
     ('2', True)
     """
     y, sizes = as_observations(y), _sizes(num_components)
-    chances = _chances(sizes, prior_probabilities)
+    chances = prior_probabilities_of(sizes, prior_probabilities)
     budget = TemperingBudget() if budget is None else budget
     if not isinstance(budget, TemperingBudget):
         raise SettingsError(f"budget must be a TemperingBudget such as {TemperingBudget()}, not {budget!r}")
@@ -138,15 +138,3 @@ def _sizes(num_components: Sequence[int]) -> list[int]:
     if len(sizes) < 2 or len(set(sizes)) < len(sizes):
         raise SettingsError(f"give at least two numbers of components, each once, such as range(1, 4), not {sizes}")
     return sizes
-
-
-def _chances(sizes: Sequence[int], given: Mapping[int, float] | None) -> dict[int, float]:
-    """Return the prior probability of each number, adding up to one."""
-    weights = dict.fromkeys(sizes, 1.0) if given is None else given
-    if not isinstance(weights, Mapping) or weights.keys() != set(sizes):
-        raise SettingsError(f"prior_probabilities must give each of {sizes} a nonnegative number, not {weights}")
-    numbers = {size: real_number(f"prior_probabilities[{size}]", weights[size]) for size in sizes}
-    total = sum(numbers.values())
-    if not all(0 <= number < math.inf for number in numbers.values()) or not 0 < total < math.inf:
-        raise SettingsError(f"prior_probabilities must be finite and nonnegative, one above zero, not {numbers}")
-    return {size: number / total for size, number in numbers.items()}

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from bayeskit._settings import real_number, whole_number
+from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import SettingsError, UnknownNameError
 from bayeskit.models.discrete.block_model.annealing import AnnealedEvidence, annealed_evidence
 from bayeskit.models.discrete.block_model.stochastic_block_model import StochasticBlockModel
+from bayeskit.models.discrete.inputs import prior_probabilities_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,7 +201,7 @@ def compare_num_blocks(
     (2, True)
     """
     sizes = _sizes(num_blocks)
-    chances = _chances(sizes, prior_probabilities)
+    chances = prior_probabilities_of(sizes, prior_probabilities)
     models = {size: StochasticBlockModel(adjacency, size, concentration, within_prior, between_prior) for size in sizes}
     results = {
         size: annealed_evidence(
@@ -222,15 +223,3 @@ def _sizes(num_blocks: Any) -> list[int]:
     if len(sizes) < 2 or len(set(sizes)) < len(sizes):
         raise SettingsError(f"give at least two numbers of blocks, each once, such as range(1, 5), not {sizes}")
     return sizes
-
-
-def _chances(sizes: list[int], given: Mapping[int, float] | None) -> dict[int, float]:
-    """Return the prior probability of each number, adding up to one."""
-    weights = dict.fromkeys(sizes, 1.0) if given is None else given
-    if not isinstance(weights, Mapping) or weights.keys() != set(sizes):
-        raise SettingsError(f"prior_probabilities must give each of {sizes} a nonnegative number, not {weights}")
-    numbers = {size: real_number(f"prior_probabilities[{size}]", weights[size]) for size in sizes}
-    total = sum(numbers.values())
-    if not all(0 <= number < math.inf for number in numbers.values()) or not 0 < total < math.inf:
-        raise SettingsError(f"prior_probabilities must be finite and nonnegative, one above zero, not {numbers}")
-    return {size: number / total for size, number in numbers.items()}

@@ -247,9 +247,10 @@ class GaussianMixture:
         if prior.rate_prior is not None:
             shape, inverse_scale = prior.rate_prior
             rate = pyro.sample("rate", dist.Gamma(shape, self._like_data(inverse_scale)).to_event(event))
-        else:
-            assert prior.rate is not None
+        elif prior.rate is not None:
             rate = self._like_data(prior.rate)
+        else:
+            raise SettingsError("the prior has no rate of the precisions; make it by a method of MixturePrior")
         scales = BatchableGamma(torch.full_like(rate, prior.shape), rate).to_event(event)
         if self.equal_scales:
             values["precision"] = pyro.sample("precision", scales)
@@ -273,7 +274,8 @@ class GaussianMixture:
         spread, relative = self.prior.spread, self.prior.relative_precision
         if spread is not None:
             return self._like_data(spread)
-        assert relative is not None
+        if relative is None:
+            raise SettingsError("the prior has no spread of the means; make it by a method of MixturePrior")
         return (relative * precision).rsqrt()
 
     def _like_data(self, x: Tensor) -> Tensor:
