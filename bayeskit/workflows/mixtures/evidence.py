@@ -16,7 +16,6 @@ from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence import Evidence, bridge_sampling, smc
-from bayeskit.inference.evidence.bridge_sampling import MAX_ITERATIONS, iterate, terms
 from bayeskit.inference.evidence.checks import (
     MIN_DRAWS,
     MIN_EFFECTIVE,
@@ -25,6 +24,7 @@ from bayeskit.inference.evidence.checks import (
     posterior_problems,
     with_rounding,
 )
+from bayeskit.inference.evidence.posterior.bridge_sampling import MAX_ITERATIONS, iterate, terms
 from bayeskit.inference.samplers import sample_smc
 from bayeskit.models.discrete.mixtures import Labels, aligned
 from bayeskit.target import Target

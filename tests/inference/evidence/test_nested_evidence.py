@@ -9,7 +9,7 @@ from bayeskit.errors import DrawsError
 from bayeskit.exact.eggbox import eggbox
 from bayeskit.exact.gaussian_shells import gaussian_shells
 from bayeskit.exact.spike_and_slab import spike_and_slab
-from bayeskit.inference.evidence.nested_sampling import nested_sampling
+from bayeskit.inference.evidence.sequential.nested_sampling import nested_sampling
 from bayeskit.inference.samplers.nested.run import sample_nested
 from bayeskit.inference.samplers.nested.slice import ConstrainedSlice, SliceInfo
 

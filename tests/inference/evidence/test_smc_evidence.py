@@ -11,7 +11,7 @@ from scipy.stats import binom, norm
 
 import bayeskit as bk
 from bayeskit.errors import DrawsError, SamplingWarning
-from bayeskit.inference.evidence.smc import _error, smc
+from bayeskit.inference.evidence.sequential.smc import _error, smc
 from bayeskit.inference.samplers.smc.pilot import Pilot
 from bayeskit.inference.samplers.smc.run import sample_smc
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from bayeskit._statistics import (
@@ -15,80 +13,16 @@ from bayeskit._statistics import (
     pareto_shape,
     weight_effective_sample_size,
 )
-from bayeskit._torch import new_generator, one_thread
+from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import InitializationError, SettingsError
+from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
+from bayeskit.inference.evidence.mode.modes import curvature, find_modes
+from bayeskit.inference.evidence.mode.student_t import StudentT, scale_factor
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.samplers.initial import starting_points
 from bayeskit.target import Target
 
 MAX_ROUNDS = 15
-
-
-def find_modes(target: Target, *, seed: int = 0, draws: Draws | None = None) -> tuple[Tensor, int]:
-    """Find the modes reachable from a few starting points by L-BFGS.
-
-    Parameters
-    ----------
-    target : Target
-    seed : int, default 0
-    draws : Draws, optional
-        Posterior draws; the best of them becomes a starting point.
-
-    Returns
-    -------
-    modes : Tensor
-        Ends of all searches, the highest first, shape ``(searches, d)``, unconstrained.
-    num_evaluations : int
-
-    Raises
-    ------
-    InitializationError
-        If no search ends at a finite density.
-    """
-    one = torch.ones(1, dtype=target.dtype, device=target.device)
-    start = starting_points(target, 4, one.expand(4), new_generator(seed, target.device, "mode"))
-    if draws is not None:
-        best = draws.log_density.flatten().argmax()
-        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0), start[:2]])
-    count = 0
-
-    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal count
-        count += 1
-        u = torch.as_tensor(x, dtype=target.dtype, device=target.device).unsqueeze(0)
-        value, gradient = target.value_and_grad(u, one)
-        result = -float(value)
-        if not math.isfinite(result):
-            return 1e300, np.zeros_like(x)
-        return result, -gradient[0].double().cpu().numpy()
-
-    found: list[tuple[float, np.ndarray]] = []
-    with one_thread():
-        for point in start:
-            outcome = minimize(
-                loss,
-                point.double().cpu().numpy(),
-                jac=True,
-                method="L-BFGS-B",
-                options={"maxiter": 2000, "maxls": 50},
-            )
-            found.append((float(outcome.fun), outcome.x))
-    ends = [x for value, x in sorted(found, key=lambda pair: pair[0]) if value < 1e299]
-    if not ends:
-        raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")
-    return torch.as_tensor(np.stack(ends), dtype=target.dtype, device=target.device), count
-
-
-def curvature(target: Target, mode: Tensor) -> tuple[Tensor, int]:
-    """Negative Hessian of the log density at ``mode``, ``(d, d)``, by central differences of the exact gradient."""
-    d = target.dim
-    step = torch.finfo(target.dtype).eps ** (1 / 3) * mode.abs().clamp(min=1.0)
-    offsets = torch.diag(step)
-    _, gradient = target.value_and_grad(torch.cat([mode + offsets, mode - offsets]))
-    hessian = (gradient[:d] - gradient[d:]) / (2 * step.unsqueeze(-1))
-    return -0.5 * (hessian + hessian.T), 2 * d
 
 
 def laplace_importance_sampling(
@@ -140,7 +74,7 @@ def laplace_importance_sampling(
     generator = new_generator(seed, stream="laplace importance sampling")
     modes, search = find_modes(target, seed=seed, draws=draws)
     precision, differences = curvature(target, modes[0])
-    proposal = _StudentT(modes[0], _scale_factor(precision), degrees_of_freedom)
+    proposal = StudentT(modes[0], scale_factor(precision), degrees_of_freedom)
     pilot = max(4000, 40 * target.dim)
     rounds, stalls, best = 0, 0, (0.0, proposal)
     while rounds < MAX_ROUNDS and stalls < 3 and best[0] < 0.5:
@@ -175,7 +109,7 @@ def laplace_importance_sampling(
 MIN_MISSED_MASS = 0.01
 
 
-def _missed_modes(target: Target, proposal: _StudentT, others: Tensor, log_z: float, largest: float) -> list[str]:
+def _missed_modes(target: Target, proposal: StudentT, others: Tensor, log_z: float, largest: float) -> list[str]:
     """Ask whether a mode that a search ended at lies outside the proposal and carries mass of its own."""
     for mode in others:
         height = float(target.log_density(mode))
@@ -189,7 +123,7 @@ def _missed_modes(target: Target, proposal: _StudentT, others: Tensor, log_z: fl
     return []
 
 
-def _missed_draws(proposal: _StudentT, draws: Draws | None, largest: float) -> list[str]:
+def _missed_draws(proposal: StudentT, draws: Draws | None, largest: float) -> list[str]:
     """Ask whether posterior draws lie where no proposal draw had as large a weight."""
     if draws is None:
         return []
@@ -201,44 +135,13 @@ def _missed_draws(proposal: _StudentT, draws: Draws | None, largest: float) -> l
     return [f"{100 * share:.0f} % of the posterior draws lie outside the proposal: use bridge sampling"]
 
 
-def _log_weights(target: Target, proposal: _StudentT, x: Tensor) -> Tensor:
+def _log_weights(target: Target, proposal: StudentT, x: Tensor) -> Tensor:
     """Log importance weights; where the density is not a number it counts as zero."""
     log_weights = target.log_density(x) - proposal.log_prob(x)
     return torch.where(log_weights.isnan(), -torch.inf, log_weights)
 
 
-class _StudentT:
-    """Multivariate Student-t with location ``(d,)`` and scale factor ``(d, d)``."""
-
-    def __init__(self, location: Tensor, factor: Tensor, degrees_of_freedom: float) -> None:
-        self.location, self.factor, self.df = location, factor, degrees_of_freedom
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        d = len(self.location)
-        normal = torch.randn(num_draws, d, generator=generator, dtype=self.location.dtype)
-        # A chi-squared variable with real degrees of freedom; torch's gamma sampler takes the generator.
-        concentration = torch.full((num_draws, 1), self.df / 2, dtype=self.location.dtype)
-        chi_squared = 2 * torch._standard_gamma(concentration, generator=generator)
-        scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
-        return self.location + scaled @ self.factor.T
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        d = x.shape[-1]
-        z = torch.linalg.solve_triangular(self.factor, (x - self.location).T, upper=False)
-        constant = math.lgamma((self.df + d) / 2) - math.lgamma(self.df / 2) - d / 2 * math.log(self.df * math.pi)
-        log_determinant = self.factor.diagonal().log().sum()
-        return constant - log_determinant - (self.df + d) / 2 * torch.log1p(z.square().sum(0) / self.df)
-
-
-def _scale_factor(precision: Tensor) -> Tensor:
-    """Cholesky factor of the inverse of ``precision``; directions without curvature get a finite width."""
-    values, vectors = torch.linalg.eigh(precision)
-    floor = 1e-8 * values.abs().max()
-    covariance = (vectors / values.clamp(min=floor)) @ vectors.T
-    return torch.linalg.cholesky(covariance)
-
-
-def _refit(x: Tensor, log_weights: Tensor, current: _StudentT, degrees_of_freedom: float) -> _StudentT:
+def _refit(x: Tensor, log_weights: Tensor, current: StudentT, degrees_of_freedom: float) -> StudentT:
     """Fit location and scale to the weighted draws.
 
     Weights too uneven to carry a covariance are flattened by a power; what that
@@ -255,7 +158,7 @@ def _refit(x: Tensor, log_weights: Tensor, current: _StudentT, degrees_of_freedo
     trust = effective / (effective + d)
     blended = trust * scale + (1 - trust) * current.factor @ current.factor.T
     factor, failed = torch.linalg.cholesky_ex(blended)
-    return current if bool(failed) else _StudentT(mean, factor, degrees_of_freedom)
+    return current if bool(failed) else StudentT(mean, factor, degrees_of_freedom)
 
 
 def _flattened(log_weights: Tensor, needed: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayeskit._torch import new_generator
 from bayeskit.errors import DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, with_rounding
-from bayeskit.inference.evidence.laplace import curvature, find_modes
+from bayeskit.inference.evidence.mode.modes import curvature, find_modes
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.smc.run import SMCRun, sample_smc
@@ -67,7 +67,7 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
     Examples
     --------
     >>> from bayeskit import exact
-    >>> from bayeskit.inference.evidence.smc import smc
+    >>> from bayeskit.inference.evidence.sequential.smc import smc
     >>> case = exact.get("beta_binomial")
     >>> z = smc(case.target(), seed=1)
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted

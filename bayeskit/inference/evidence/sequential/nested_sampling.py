@@ -73,7 +73,7 @@ def nested_sampling(
     Examples
     --------
     >>> from bayeskit import exact
-    >>> from bayeskit.inference.evidence.nested_sampling import nested_sampling
+    >>> from bayeskit.inference.evidence.sequential.nested_sampling import nested_sampling
     >>> case = exact.get("beta_binomial")
     >>> z = nested_sampling(case.target(), num_live=200)
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted

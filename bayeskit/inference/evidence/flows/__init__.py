@@ -1,0 +1,1 @@
+"""Estimators from a normalizing flow that was fitted to posterior draws."""

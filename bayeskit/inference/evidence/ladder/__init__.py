@@ -1,0 +1,1 @@
+"""Estimators on draws at every temperature between prior and posterior."""

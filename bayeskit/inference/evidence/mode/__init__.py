@@ -1,0 +1,1 @@
+"""Estimators that look at the density where it is highest."""

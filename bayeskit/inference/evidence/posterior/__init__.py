@@ -1,0 +1,1 @@
+"""Estimators on draws from the posterior."""

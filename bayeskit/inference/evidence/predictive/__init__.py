@@ -1,0 +1,1 @@
+"""Predictive scores: how well a model foretells single observations."""

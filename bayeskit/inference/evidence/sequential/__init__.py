@@ -1,0 +1,1 @@
+"""Estimators that carry points from the prior to the posterior."""

@@ -1,0 +1,1 @@
+"""Estimators from a distribution that was optimised to be close to the posterior."""
