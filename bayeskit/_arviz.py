@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import xarray as xr
 from torch import Tensor
+
+from bayeskit.errors import OutputError
 
 
 def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]) -> dict[str, xr.Dataset]:
@@ -20,11 +24,15 @@ def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]
     attributes : dict
         Strings and numbers to keep with every group.
     """
-    facts = {"inference_library": "bayeskit", "inference_library_version": version("bayeskit")} | attributes
-    # netCDF attributes hold strings and numbers only, no booleans.
-    numbers = {k: int(v) if isinstance(v, bool) else v for k, v in facts.items()}
-    plain = {k: v for k, v in numbers.items() if isinstance(v, (str, int, float))}
+    plain = plain_attributes(attributes)
     return {name: _dataset(variables, plain) for name, variables in groups.items() if variables}
+
+
+def plain_attributes(facts: dict[str, Any]) -> dict[str, str | int | float]:
+    """Return what netCDF can keep of some facts, which is strings and numbers but no booleans, and whose they are."""
+    facts = {"inference_library": "bayeskit", "inference_library_version": version("bayeskit")} | facts
+    numbers = {k: int(v) if isinstance(v, bool) else v for k, v in facts.items()}
+    return {k: v for k, v in numbers.items() if isinstance(v, (str, int, float))}
 
 
 def as_inference_data(datasets: dict[str, xr.Dataset]) -> Any:
@@ -36,6 +44,26 @@ def as_inference_data(datasets: dict[str, xr.Dataset]) -> Any:
 
         container = vars(arviz).get("InferenceData")
         return tree if container is None else container.from_datatree(tree)
+
+
+def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
+    """Write one group a dataset, whole or not at all.
+
+    Raises
+    ------
+    OutputError
+        If the file cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        xr.DataTree.from_dict(datasets).to_netcdf(temporary, engine="h5netcdf")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
+        ) from error
 
 
 def _dataset(variables: dict[str, Tensor], attributes: dict[str, Any]) -> xr.Dataset:

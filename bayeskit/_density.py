@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from bayeskit._pyro import Site, tensors_in
 from bayeskit._torch import validation_kept
-from bayeskit.errors import ModelError
+from bayeskit._tracing import UNTRACEABLE
+from bayeskit.errors import BayeskitError, ModelError
 
 
 class Density(Protocol):
@@ -28,6 +29,15 @@ class Density(Protocol):
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]: ...
     def vector(self, values: Mapping[str, Tensor]) -> Tensor: ...
     def pointwise(self, u: Tensor) -> dict[str, Tensor]: ...
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A density that tells how far its bijection stretches space."""
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained|, of the shape that ``joint`` gives its terms."""
+        ...
 
 
 class FunctionDensity:
@@ -59,6 +69,9 @@ class FunctionDensity:
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         return torch.as_tensor(values["u"], dtype=self.dtype, device=self.device)
 
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        return u.new_zeros(u.shape[:-1])
+
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
         raise ModelError("a target made from functions has no pointwise log likelihood; build it with Target.from_pyro")
 
@@ -79,3 +92,16 @@ def fingerprint(density: Density, evaluate: Callable[[Tensor], tuple[Tensor, Ten
         "density": [f"{float(x):.{digits}e}" for x in values],
     }
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def raise_if_broken(density: Density, u: Tensor) -> None:
+    """Raise the model's own error if it cannot be evaluated at a single vector either."""
+    try:
+        density.joint(u)
+    except BayeskitError:
+        raise
+    except UNTRACEABLE as error:
+        raise ModelError(
+            f"the model runs, but its density cannot be evaluated: {error}; a loop over enumerated sites "
+            "needs pyro.markov around its range"
+        ) from error

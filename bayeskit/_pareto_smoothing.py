@@ -48,18 +48,14 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     largest = rows.amax(-1, keepdim=True)
     nothing = largest.squeeze(-1) == -torch.inf
     rows = torch.where(nothing.unsqueeze(-1), 0.0, rows - largest)
-    length = min(n // 5, math.ceil(3 * math.sqrt(n)))
+    length = num_largest(n) - 1
     equal = (rows.amin(-1) > -1e-12) & ~nothing
     if length < MIN_TAIL:
         shape = torch.where(equal, -torch.inf, torch.inf)
         return (rows - rows.logsumexp(-1, keepdim=True)).reshape(log_weights.shape), shape.reshape(batch)
     ordered, order = rows.sort(-1)
     cutoff = ordered[:, -length - 1].exp().unsqueeze(-1)
-    excess = ordered[:, -length:].exp() - cutoff
-    # A tail without quartiles of its own, most of it at the cutoff, has no distribution to fit.
-    usable = excess[:, length // 4 - 1] > 0
-    filler = torch.linspace(0.1, 1.0, length, dtype=rows.dtype, device=rows.device)
-    scale, shape = fitted_tail(torch.where(usable.unsqueeze(-1), excess, filler))
+    scale, shape, usable = _fitted_beyond(cutoff, ordered[:, -length:].exp())
     level = (torch.arange(length, dtype=rows.dtype, device=rows.device) + 0.5) / length
     k = shape.unsqueeze(-1)
     quantile = cutoff + scale.unsqueeze(-1) * torch.expm1(-k * torch.log1p(-level)) / k
@@ -67,6 +63,49 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     rows = rows.scatter(-1, order[:, -length:], tail)
     shape = torch.where(usable, shape, torch.where(equal, -torch.inf, torch.inf))
     return (rows - rows.logsumexp(-1, keepdim=True)).reshape(log_weights.shape), shape.reshape(batch)
+
+
+def num_largest(num_weights: int) -> int:
+    """Return how many of the largest weights :func:`shape_of_largest` should be given, the cutoff included."""
+    return min(num_weights // 5, math.ceil(3 * math.sqrt(num_weights))) + 1
+
+
+def shape_of_largest(largest: Tensor) -> Tensor:
+    """Return the Pareto ``k`` of which :func:`pareto_smoothed` tells, from the largest weights alone.
+
+    Parameters
+    ----------
+    largest : Tensor
+        Log weights in ascending order, ``(m, length)``; the first is the cutoff.
+
+    Returns
+    -------
+    Tensor
+        ``(m,)``; ``inf`` where there are too few weights, ``-inf`` where they are equal.
+
+    Examples
+    --------
+    >>> weights = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> largest = weights.sort(-1).values[:, -num_largest(1000):]
+    >>> bool((shape_of_largest(largest) - pareto_smoothed(weights)[1]).abs().max() < 1e-12)
+    True
+    """
+    rows = largest - largest[:, -1:]
+    equal = rows[:, 0] > -1e-12
+    if rows.shape[1] - 1 < MIN_TAIL:
+        return torch.where(equal, -torch.inf, torch.inf)
+    _, shape, usable = _fitted_beyond(rows[:, :1].exp(), rows[:, 1:].exp())
+    return torch.where(usable, shape, torch.where(equal, -torch.inf, torch.inf))
+
+
+def _fitted_beyond(cutoff: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit what lies beyond cutoffs ``(m, 1)``: scale, shape and whether there was enough to fit, each ``(m,)``."""
+    length, excess = tail.shape[-1], tail - cutoff
+    # A tail without quartiles of its own, most of it at the cutoff, has no distribution to fit.
+    usable = excess[:, length // 4 - 1] > 0
+    filler = torch.linspace(0.1, 1.0, length, dtype=tail.dtype, device=tail.device)
+    scale, shape = fitted_tail(torch.where(usable.unsqueeze(-1), excess, filler))
+    return scale, shape, usable
 
 
 def fitted_tail(excess: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ changed: figures that a function makes for itself are plain ``Figure`` objects, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -133,6 +133,61 @@ def _arrow(ax: Axes, estimate: Evidence, row: int, low: float, high: float) -> N
         fontsize="small",
         color=colour,
     )
+
+
+def plot_calibration(
+    z: Mapping[str, np.ndarray], trusted: Mapping[str, np.ndarray], name: str = "", ax: Axes | None = None
+) -> Axes:
+    """Plot how many standard errors replicates of several methods are off.
+
+    A dot a replicate, hollow where it was not trusted; the band holds nineteen in twenty of right error bars. What lies
+    beyond six standard errors is drawn at the edge.
+
+    Parameters
+    ----------
+    z : mapping of str to ndarray
+        By method, shape ``(replicates,)``.
+    trusted : mapping of str to ndarray
+        Of the same shapes.
+    name : str, optional
+        Of the problem, as the title.
+    ax : Axes, optional
+        Where to draw; by default new axes of ``pyplot``.
+
+    Returns
+    -------
+    Axes
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit._plots import plot_calibration
+    >>> z = {"bridge_sampling": np.array([0.3, -1.2, 0.8])}
+    >>> plot_calibration(z, {"bridge_sampling": np.ones(3, dtype=bool)}, "linreg10", Figure().subplots()).get_title()
+    'linreg10'
+    """
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(7.0, 1.4 + 0.42 * len(z)), layout="constrained")
+    ax.axvspan(-1.96, 1.96, color=GREY, alpha=0.15, linewidth=0)
+    ax.axvline(0.0, color=GREY, linewidth=1.0)
+    for row, (method, values) in enumerate(z.items()):
+        known = np.isfinite(values)
+        # Spread over the height of the row in an order that repeats itself, so that no dot hides another.
+        height = row + 0.6 * (np.arange(len(values)) * 0.618034 % 1.0 - 0.5)
+        for sure, colour, face in ((True, BLUE, BLUE), (False, VERMILION, "none")):
+            shown = known & (trusted[method].astype(bool) == sure)
+            ax.scatter(
+                values[shown].clip(-6, 6), height[shown], s=10, edgecolors=colour, facecolors=face, linewidths=0.8
+            )
+    ax.set_xlim(-6.3, 6.3)
+    ax.set_ylim(len(z) - 0.5, -0.5)
+    ax.set_yticks(range(len(z)), [method.replace("_", " ") for method in z])
+    ax.set_xlabel("standard errors from the answer")
+    ax.set_title(name)
+    return ax
 
 
 def plot_trace(values: np.ndarray, name: str, ax: Axes) -> Axes:

@@ -19,17 +19,21 @@ from rich.text import Text
 from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError
 
 if TYPE_CHECKING:
-    from bayeskit.inference.evidence import Budget, EvidenceComparison
+    from bayeskit.gallery import Entry
+    from bayeskit.inference.evidence import Budget, Calibration, EvidenceComparison, Problem
     from bayeskit.workflows import Exam
 
 # Torch and Pyro are imported inside the commands: asking for help should not wait for them.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 BAD_INPUT, FALSE_COMFORT_FOUND, INTERRUPTED = 2, 1, 130
+MAX_FALSE_COMFORT = 0.01
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for table, draws and report.")]
 Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
 Methods = Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")]
+Replicates = Annotated[int, typer.Option(min=1, help="How often to repeat everything, each time with another seed.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Replicates under way at a time.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, and no table.")]
 Chains = Annotated[int | None, typer.Option(min=1, help="Chains of the posterior run.")]
 Warmup = Annotated[int | None, typer.Option(min=0, help="Adapting iterations of the posterior run.")]
@@ -117,20 +121,26 @@ def evidence(
     ladder_warmup: LadderWarmup = None,
     ladder_samples: LadderSamples = None,
     target_acceptance: Acceptance = None,
+    replicates: Replicates = 1,
+    jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
     """Estimate the log evidence of a named model, or of an alignment on a tree.
 
-    With --out, writes evidence.csv, posterior.nc and report.html; a killed run resumes with the same command.
+    With --out, writes evidence.csv, posterior.nc and report.html; a killed run resumes with the same command. With
+    --replicates, repeats everything with other seeds and says how far apart the estimates lie, beside the errors that
+    they claim; with --out, it writes replicates.csv and calibration.csv instead.
     """
     _check_choice(name, alignment, tree)
+    if jobs > 1 and replicates == 1:
+        raise SettingsError("--jobs says how many replicates are under way at a time; give --replicates as well")
     from bayeskit._evaluation import warm_up_compiler
     from bayeskit._files import as_output_folder
     from bayeskit.gallery import get, tree_target
     from bayeskit.inference.evidence import compare, select
     from bayeskit.workflows import evidence_in_folder
 
-    chosen: str | list[str] = methods if methods == "all" else [m.strip() for m in methods.split(",") if m.strip()]
+    chosen = _names(methods)
     if not chosen:
         raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
     select(chosen)
@@ -149,6 +159,12 @@ def evidence(
         ladder_samples=ladder_samples,
         target_acceptance=target_acceptance,
     )
+    if replicates > 1:
+        problem = _problem(entry, alignment, tree, substitution)
+        found = _calibrated(problem, chosen, replicates, budget, seed, jobs, out, quiet)
+        if not quiet:
+            _print_calibration([found], out)
+        return
     reference = None
     settings: dict[str, Any]
     if entry is not None:
@@ -230,21 +246,35 @@ def exam(
     cases: Annotated[str, typer.Option(help="Exact cases separated by commas, or 'all'.")] = "all",
     seed: Seed = 0,
     small: Annotated[bool, typer.Option("--small", help="A budget of seconds, to try it out.")] = False,
+    table: Annotated[str, typer.Option(help="'answers', or 'calibration': are the error bars right?")] = "answers",
+    replicates: Annotated[int, typer.Option(min=2, help="Of each case, for the table of calibration.")] = 20,
+    jobs: Jobs = 1,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table of calibration.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Let every method answer every problem whose exact evidence is known.
 
-    Exits with 1 where a method trusted an answer more than three standard errors away.
+    Exits with 1 where a method trusted an answer more than three standard errors away. With --table calibration, every
+    case is answered many times, on a small budget, and the table says whether the error bars are right.
     """
     from bayeskit.workflows.exam import SMALL, run_exam
 
-    result = run_exam(
-        methods if methods == "all" else [m.strip() for m in methods.split(",") if m.strip()],
-        cases if cases == "all" else [c.strip() for c in cases.split(",") if c.strip()],
-        seed,
-        budget=SMALL if small else None,
-        progress=not quiet,
-    )
+    if table not in ("answers", "calibration"):
+        raise SettingsError(f"--table is 'answers' or 'calibration', not {table!r}")
+    which, what = _names(cases), _names(methods)
+    if table == "calibration":
+        from bayeskit.inference.evidence.calibration import SMALL as LESS
+        from bayeskit.inference.evidence.calibration import as_problem
+        from bayeskit.workflows.exam import selected_cases
+
+        found = []
+        for name in selected_cases(which):
+            place = None if out is None else out / name
+            budget = SMALL if small else LESS
+            found.append(_calibrated(as_problem(name), what, replicates, budget, seed, jobs, place, quiet))
+        _print_calibration(found, out)
+        return
+    result = run_exam(what, which, seed, budget=SMALL if small else None, progress=not quiet)
     _print_exam(result)
     if result.has_false_comfort:
         raise typer.Exit(FALSE_COMFORT_FOUND)
@@ -268,6 +298,39 @@ def list_models() -> None:
 def main() -> None:
     """Run the command line."""
     app()
+
+
+def _names(text: str) -> str | list[str]:
+    return text if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _problem(entry: Entry | None, alignment: Path | None, tree: Path | None, substitution: str) -> Problem:
+    from bayeskit.gallery import tree_target
+    from bayeskit.inference.evidence import Problem
+
+    if entry is not None:
+        return Problem(entry.name, entry.build, math.nan if entry.reference is None else entry.reference)
+    build = functools.partial(tree_target, str(alignment), str(tree), substitution)
+    return Problem(Path(str(alignment)).name, build)
+
+
+def _calibrated(
+    problem: Problem,
+    methods: str | list[str],
+    replicates: int,
+    budget: Budget,
+    seed: int,
+    jobs: int,
+    out: Path | None,
+    quiet: bool,
+) -> Calibration:
+    from bayeskit.inference.evidence import calibrate
+    from bayeskit.workflows import calibration_in_folder
+
+    common: dict[str, Any] = {"budget": budget, "seed": seed, "num_jobs": jobs, "progress": not quiet}
+    if out is None:
+        return calibrate(methods, problem, replicates, **common)
+    return calibration_in_folder(methods, problem, out, replicates, **common)
 
 
 # -- input ----------------------------------------------------------------------------------
@@ -308,8 +371,6 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _print_evidence(comparison: EvidenceComparison, title: str, reference: float | None) -> None:
-    from bayeskit.report import headline
-
     console = _console()
     table = _table(title, "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
     for z in comparison:
@@ -326,9 +387,34 @@ def _print_evidence(comparison: EvidenceComparison, title: str, reference: float
     for z in comparison:
         for warning in z.warnings:
             console.print(Text(f"{z.method}: {warning}", style="yellow"))
-    console.print(Text(str(headline(comparison)), style="bold"))
+    for method, reason in comparison.refused.items():
+        console.print(Text(f"{method}: does not apply: {reason}", style="dim"))
+    for score in comparison.scores.values():
+        console.print(Text(str(score), style="" if score.trusted else "yellow"))
+    for note in comparison.notes:
+        console.print(Text(note, style="dim"))
+    console.print(Text(str(comparison.verdict), style="bold"))
     if reference is not None:
         console.print(f"reference {reference:.4f}")
+
+
+def _print_calibration(found: list[Calibration], out: Path | None) -> None:
+    console = _console()
+    columns = {"bias": ".4f", "sd_of_estimate": ".4f", "mean_standard_error": ".4f", "sd_of_z": ".2f",
+               "coverage_95": ".2f", "trusted": ".2f", "false_comfort": ".3f", "failed": ".2f"}  # fmt: skip
+    for one in found:
+        known = "" if math.isnan(one.log_evidence) else f", log evidence {one.log_evidence:.4f}"
+        table = _table(f"{one.case}{known}", "method", *(name.replace("_", " ") for name in columns))
+        for _, row in one.to_pandas().iterrows():
+            style = "bold red" if row["false_comfort"] > MAX_FALSE_COMFORT else None
+            table.add_row(row["method"], *(_figure(row[name], spec) for name, spec in columns.items()), style=style)
+        console.print(table)
+    if out is None:
+        typer.echo("give --out DIR to keep replicates, table and plot")
+    else:
+        typer.echo(
+            f"written to {out}: replicates.csv, calibration.csv, calibration.svg" + (" of each case" * (len(found) > 1))
+        )
 
 
 def _print_files(out: Path | None) -> None:

@@ -21,7 +21,7 @@ _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
 _ENDINGS = ("interrupted", "time budget", "finished", "converged")  # what a user most needs to know first
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draws:
     """Draws of one or more chains, in unconstrained space.
 

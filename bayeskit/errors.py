@@ -124,3 +124,7 @@ class JitterWarning(BayeskitWarning):
 
 class ConversionWarning(BayeskitWarning):
     """Input was converted to the form a method needs."""
+
+
+class ConstantsWarning(BayeskitWarning):
+    """A constant of the density was dropped, or a prior does not follow its density: the evidence is off by that."""

@@ -7,8 +7,7 @@ import io
 import itertools
 import math
 import platform
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,8 @@ from bayeskit._files import write_atomically
 from bayeskit._page import cell, escape, number, pairs, table, whole_page
 from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence import Evidence, EvidenceComparison
+from bayeskit.inference.evidence import EvidenceComparison
+from bayeskit.inference.evidence.page import estimates_section, own_seconds, verdict_section
 from bayeskit.target import Target
 
 if TYPE_CHECKING:
@@ -29,72 +29,7 @@ if TYPE_CHECKING:
 
 MAX_PLOTTED = 12
 MAX_LISTED = 400
-AGREEMENT = 3.0
 PACKAGES = ("bayeskit", "torch", "pyro-ppl", "numpy", "scipy", "xarray", "arviz", "matplotlib")
-
-
-@dataclass(frozen=True)
-class Headline:
-    """What several estimates amount to.
-
-    Attributes
-    ----------
-    best : Evidence or None
-        The trusted estimate with the smallest standard error; None where no method is trusted.
-    num_trusted, num_methods : int
-    disagreeing : tuple of str
-        Trusted methods more than three standard errors of the difference away from ``best``.
-    """
-
-    best: Evidence | None
-    num_trusted: int
-    num_methods: int
-    disagreeing: tuple[str, ...]
-
-    def __str__(self) -> str:
-        if self.best is None:
-            return f"log evidence unknown: none of {self.num_methods} methods is trusted"
-        text = (
-            f"log evidence {self.best.log_evidence:.4f} ± {self.best.standard_error:.4f} "
-            f"by {self.best.method}; {self.num_trusted} of {self.num_methods} methods trusted"
-        )
-        if self.disagreeing:
-            return f"{text}, but it disagrees with {', '.join(self.disagreeing)}"
-        return f"{text}, which agree" if self.num_trusted > 1 else text
-
-
-def headline(estimates: Iterable[Evidence]) -> Headline:
-    """Sum up several estimates of one log evidence.
-
-    Estimates that share draws are not independent, so they are not averaged: the trusted one with the
-    smallest standard error speaks, and the others confirm or contradict it.
-
-    Parameters
-    ----------
-    estimates : iterable of Evidence
-
-    Returns
-    -------
-    Headline
-
-    Examples
-    --------
-    >>> from bayeskit.inference.evidence import Evidence
-    >>> bridge = Evidence("bridge_sampling", -94.083, 0.002, 8000)
-    >>> print(headline([bridge, Evidence("path_sampling", -94.09, 0.01, 8000)]))
-    log evidence -94.0830 ± 0.0020 by bridge_sampling; 2 of 2 methods trusted, which agree
-    """
-    results = list(estimates)
-    trusted = [z for z in results if z.trusted]
-    if not trusted:
-        return Headline(None, 0, len(results), ())
-    best = min(trusted, key=lambda z: z.standard_error)
-    away = tuple(
-        z.method
-        for z in trusted
-        if abs(z.log_evidence - best.log_evidence) > AGREEMENT * math.hypot(z.standard_error, best.standard_error)
-    )
-    return Headline(best, len(trusted), len(results), away)
 
 
 def posterior_summary(draws: Draws) -> pd.DataFrame:
@@ -186,7 +121,7 @@ def write_report(
     """
     sections = [f"<h1>{escape(title)}</h1>"]
     if comparison.results:
-        sections += [_headline_section(comparison, reference), _evidence_section(comparison, reference)]
+        sections += [verdict_section(comparison, reference), estimates_section(comparison, reference)]
     if comparison.draws is not None:
         sections.append(_posterior_section(comparison.draws))
     sections.append(_settings_section(comparison, target, settings or {}))
@@ -195,51 +130,6 @@ def write_report(
 
 
 # -- sections -------------------------------------------------------------------------------
-
-
-def _headline_section(comparison: EvidenceComparison, reference: float | None) -> str:
-    summary = headline(comparison)
-    if summary.best is None:
-        value = '<p class="value bad">unknown</p>'
-    else:
-        best = summary.best
-        error = f'<span class="error">± {best.standard_error:.4f}</span>'
-        value = f'<p class="value">{best.log_evidence:.4f} {error}</p>'
-    note = ""
-    if reference is not None:
-        note = f" Reference value: {reference:.4f}."
-        if summary.best is not None and summary.best.standard_error > 0:
-            z = (summary.best.log_evidence - reference) / summary.best.standard_error
-            note += f" The estimate is {z:+.2f} standard errors away from it."
-    text = f"<p>{escape(str(summary))}.{note}</p>"
-    return f'<section class="headline"><h2>Log evidence</h2>{value}{text}</section>'
-
-
-def _evidence_section(comparison: EvidenceComparison, reference: float | None) -> str:
-    header = ["method", "log evidence", "standard error", "evaluations", "seconds", "trusted"]
-    rows = []
-    for z in comparison:
-        cells = [
-            cell(z.method),
-            number(z.log_evidence, ".4f"),
-            number(z.standard_error, ".4f"),
-            number(z.num_evaluations, ",d"),
-            number(z.seconds, ".1f"),
-            cell("yes" if z.trusted else "no"),
-        ]
-        rows.append(("" if z.trusted else "untrusted", cells))
-    parts = ["<section><h2>Estimates</h2>", table(header, rows)]
-    items = [f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>" for z in comparison if z.warnings]
-    if items:
-        parts.append(f"<h3>Why some are not trusted</h3><ul>{''.join(items)}</ul>")
-    parts.append(
-        "<p>Standard errors are Monte Carlo errors of the log evidence, in nats. Evaluations and seconds "
-        "include the shared draws: what each estimate would have cost alone.</p>"
-    )
-    caption = "Estimates with 95 % intervals; hollow ones are not trusted, arrows lie beyond the axis."
-    figure = _evidence_figure(comparison, reference)
-    parts.append(f"<figure>{figure}<figcaption>{caption}</figcaption></figure></section>")
-    return "".join(parts)
 
 
 def _posterior_section(draws: Draws) -> str:
@@ -289,22 +179,10 @@ def _settings_section(comparison: EvidenceComparison, target: Target | None, set
     if comparison.ladder is not None:
         facts["tempered ladder, seconds"] = f"{comparison.ladder.draws.seconds:.1f}"
         facts["tempered ladder, gradients"] = f"{comparison.ladder.num_evaluations:,}"
-    facts["estimators alone, seconds"] = f"{_own_seconds(comparison):.1f}"
+    facts["estimators alone, seconds"] = f"{own_seconds(comparison):.1f}"
     versions = {"python": platform.python_version()} | _versions() | {"platform": platform.platform(terse=True)}
     tables = (("Settings", facts), ("Versions", versions))
     return "".join(f"<section><h2>{name}</h2>{pairs(rows)}</section>" for name, rows in tables)
-
-
-def _own_seconds(comparison: EvidenceComparison) -> float:
-    """Return the time of the estimators without the draws that each row counts in."""
-    from bayeskit.inference.evidence import METHODS
-
-    shared = {
-        "posterior": 0.0 if comparison.draws is None else comparison.draws.seconds,
-        "ladder": 0.0 if comparison.ladder is None else comparison.ladder.draws.seconds,
-    }
-    own = (z.seconds - shared.get(METHODS[z.method].needs, 0.0) for z in comparison if z.method in METHODS)
-    return sum(max(0.0, seconds) for seconds in own)
 
 
 def _versions() -> dict[str, str]:
@@ -318,19 +196,6 @@ def _versions() -> dict[str, str]:
 
 
 # -- figures --------------------------------------------------------------------------------
-
-
-def _evidence_figure(comparison: EvidenceComparison, reference: float | None) -> str:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 1.5 + 0.4 * len(comparison.results)), layout="constrained")
-    comparison.plot(reference, figure.subplots())
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = buffer.getvalue()
-    # Inside a page the XML declaration and document type before the element are not allowed.
-    svg = text[text.index("<svg") :]
-    return svg.replace("<svg", '<svg role="img" aria-label="Estimates of the log evidence"', 1)
 
 
 def _chain_figures(names: list[str], values: torch.Tensor, summary: pd.DataFrame) -> str:

@@ -11,19 +11,13 @@ from torch import Tensor
 
 from bayeskit import _evaluation
 from bayeskit._batches import first_rows, gather, lift
-from bayeskit._density import Density, FunctionDensity, fingerprint
+from bayeskit._density import Constrained, Density, FunctionDensity, fingerprint, raise_if_broken
 from bayeskit._engine import Compile, Engine
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro import PyroDensity, Site, place_of
 from bayeskit._torch import global_stream, new_generator, one_thread
 from bayeskit._tracing import UNTRACEABLE, first_line
-from bayeskit.errors import (
-    BayeskitError,
-    ModelError,
-    SettingsError,
-    ShapeError,
-    SlowModelWarning,
-)
+from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
 
 PriorSampler = Callable[[int, torch.Generator], Tensor]
 
@@ -180,7 +174,7 @@ class Target:
         try:
             torch.func.vmap(density.joint)(torch.stack([probe, probe]))
         except UNTRACEABLE as error:
-            _raise_if_broken(density, probe)
+            raise_if_broken(density, probe)
             warnings.warn(
                 f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
                 "many times slower; replace Python control flow on sampled values by torch.where, or the "
@@ -395,6 +389,23 @@ class Target:
         rows = [self._density.vector({k: v[i] for k, v in flat.items()}) for i in range(count)]
         return torch.stack(rows).reshape(*(batch or ()), self.dim)
 
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log abs(d constrained / d unconstrained), ``(*batch, d) -> (*batch)``; zero for functions.
+
+        ``log_density(u) - log_jacobian(u)`` is a density of the constrained values: of all entries of a simplex but
+        the last, and of one triangle of a symmetric matrix.
+
+        Raises
+        ------
+        ModelError
+            If the target's density does not tell how its values are constrained.
+        """
+        density = self._density
+        if not isinstance(density, Constrained):
+            raise ModelError(f"the Jacobian of {type(density).__name__} is not known; build it with Target.from_pyro")
+        result: tuple[Tensor] = self._map(lambda v: (density.log_jacobian(v),), self._checked(u))
+        return result[0]
+
     @property
     def names(self) -> tuple[str, ...]:
         """A readable name for each unconstrained coordinate, such as ``theta[2]``."""
@@ -430,19 +441,6 @@ class Target:
     def __repr__(self) -> str:
         sites = ", ".join(f"{s.name}{tuple(s.shape)}" for s in self.sites)
         return f"Target(dim={self.dim}, sites=[{sites}], dtype={self.dtype}, device={self.device})"
-
-
-def _raise_if_broken(density: PyroDensity, u: Tensor) -> None:
-    """Raise the model's own error if it cannot be evaluated at a single vector either."""
-    try:
-        density.joint(u)
-    except BayeskitError:
-        raise
-    except UNTRACEABLE as error:
-        raise ModelError(
-            f"the model runs, but its density cannot be evaluated: {error}; a loop over enumerated sites "
-            "needs pyro.markov around its range"
-        ) from error
 
 
 __all__ = ["Evaluation", "Site", "Target"]

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bayeskit.workflows.calibration import SMALL, calibrate
+from bayeskit.inference.evidence.calibration import SMALL, calibrate
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     common = {"num_replicates": arguments.replicates, "seed": arguments.seed, "num_jobs": arguments.jobs}
     tables = [calibrate(arguments.case, **common).to_pandas().assign(draws="Hamiltonian Monte Carlo")]
     exchanging = calibrate(
-        arguments.case, ("path_sampling", "stepping_stone"), budget=replace(SMALL, exchange=True), **common
+        arguments.case, ("modified_path_sampling", "stepping_stone"), budget=replace(SMALL, exchange=True), **common
     )
     tables.append(exchanging.to_pandas().assign(draws="parallel tempering"))
     if arguments.case == "linreg10":

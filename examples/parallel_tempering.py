@@ -59,7 +59,7 @@ def main() -> None:
     run = sample_smc(target, num_particles=32 if SMALL else 64, seed=1)
     for z in (
         evidence.stepping_stone(target, ladder),
-        evidence.path_sampling(target, ladder),
+        evidence.modified_path_sampling(target, ladder),
         evidence.smc(target, run),
     ):
         print(f"  {z}")

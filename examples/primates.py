@@ -13,7 +13,7 @@ import os
 import bayeskit as bk
 from bayeskit.inference import evidence
 from bayeskit.models.phylogenetics import JC69, TreeModel, primates
-from bayeskit.report import headline, posterior_summary
+from bayeskit.report import posterior_summary
 
 SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
 METHODS = ["laplace_importance_sampling", "bridge_sampling"]
@@ -31,11 +31,11 @@ def main() -> None:
     comparison = evidence.compare(target, methods, seed=0, budget=evidence.Budget(num_chains=8, **size))
     columns = ["method", "log_evidence", "standard_error", "trusted"]
     print(comparison.to_pandas()[columns].to_string(index=False))
-    print(headline(comparison), f"(a long run gave {LONG_RUN})")
+    print(comparison.verdict, f"(a long run gave {LONG_RUN})")
 
     if comparison.draws is not None:
         print(posterior_summary(comparison.draws).round(4).to_string())
-    best = headline(comparison).best
+    best = comparison.verdict.best
     assert best is not None and abs(best.log_evidence - LONG_RUN) < 5 * (best.standard_error + 0.004)
 
 

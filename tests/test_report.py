@@ -11,7 +11,7 @@ import bayeskit as bk
 from bayeskit._plots import plot_evidence, plot_rank, plot_trace
 from bayeskit.errors import OutputError, ShapeError
 from bayeskit.inference.evidence import Evidence, EvidenceComparison
-from bayeskit.report import headline, posterior_summary, write_report
+from bayeskit.report import posterior_summary, write_report
 
 GOOD = Evidence("bridge_sampling", -94.083, 0.004, 8000)
 OTHER = Evidence("path_sampling", -94.090, 0.020, 9000)
@@ -28,23 +28,6 @@ def draws():
 def comparison(draws):
     results = {z.method: z for z in (GOOD, OTHER, ABSURD, FAILED)}
     return EvidenceComparison(results, draws, None, {"seed": 17})
-
-
-def test_headline_is_the_most_precise_trusted_estimate():
-    summary = headline([GOOD, OTHER, ABSURD, FAILED])
-    assert summary.best is GOOD
-    assert (summary.num_trusted, summary.num_methods, summary.disagreeing) == (2, 4, ())
-
-
-def test_headline_names_trusted_methods_that_disagree():
-    far = Evidence("path_sampling", -94.30, 0.02, 9000)
-    assert headline([GOOD, far]).disagreeing == ("path_sampling",)
-
-
-def test_headline_without_a_trusted_method_gives_no_number():
-    summary = headline([ABSURD, FAILED])
-    assert summary.best is None
-    assert "unknown" in str(summary)
 
 
 def test_summary_agrees_with_the_draws(draws):

@@ -305,6 +305,19 @@ class PyroDensity:
             if r.kind == "latent" or (r.kind == "deterministic" and shapes.get(r.name) == r.value.shape)
         }
 
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained| at one vector ``u``, masked entries included."""
+        supply, parts = self._from_vector(u), [u.new_zeros(())]
+
+        def noted(name: str, fn: Any) -> tuple[Tensor, Tensor | None]:
+            value, jacobian = supply(name, fn)
+            if jacobian is not None:
+                parts.append(jacobian.sum())
+            return value, jacobian
+
+        self._run(noted)
+        return torch.stack(parts).sum()
+
     def returned(self, u: Tensor) -> Any:
         """Return what the model itself returns at one vector ``u``."""
         return self._call(self._from_vector(u), enumerate_sites=False)[1]

@@ -2,7 +2,7 @@
 
 Each module holds one problem: a Pyro model and a function that builds an :class:`ExactCase`, computing the
 evidence and the posterior moments by closed form or quadrature. :data:`CASES` maps the name of each
-registered case to its builder.
+registered case to its builder; :data:`EASY` names those that every consistent method should get right.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from bayeskit.exact.enumerate_latents import enumerate_latents
 from bayeskit.exact.enumerated_posterior import EnumeratedPosterior, Marginal
 from bayeskit.exact.gaussian_shells import gaussian_shells, gaussian_shells_model
 from bayeskit.exact.linear_regression import linear_regression, linear_regression_model
+from bayeskit.exact.neals_funnel import neals_funnel, neals_funnel_model
+from bayeskit.exact.pima import pima, pima_model
 from bayeskit.exact.radiata_pine import radiata_pine, radiata_pine_model
 from bayeskit.exact.spike_and_slab import spike_and_slab, spike_and_slab_model
 from bayeskit.exact.three_taxon_tree import (
@@ -32,6 +34,7 @@ from bayeskit.exact.three_taxon_tree import (
 
 __all__ = [
     "CASES",
+    "EASY",
     "PATTERN_CLASSES",
     "EnumeratedPosterior",
     "ExactCase",
@@ -50,7 +53,11 @@ __all__ = [
     "get",
     "linear_regression",
     "linear_regression_model",
+    "neals_funnel",
+    "neals_funnel_model",
     "pattern_log_probabilities",
+    "pima",
+    "pima_model",
     "radiata_pine",
     "radiata_pine_model",
     "spike_and_slab",
@@ -69,6 +76,28 @@ def _radiata_pine_m2() -> ExactCase:
     return radiata_pine("z")
 
 
+def _pima_m1() -> ExactCase:
+    return pima("m1")
+
+
+def _pima_m2() -> ExactCase:
+    return pima("m2")
+
+
+def _gaussian_shells_10() -> ExactCase:
+    return gaussian_shells(10)
+
+
+EASY: tuple[str, ...] = (
+    "linreg10",
+    "radiata_pine_m1",
+    "radiata_pine_m2",
+    "beta_binomial",
+    "eight_schools",
+    "three_taxon_tree",
+)
+"""Names of the cases of one mode and moderate shape, which every consistent method gets right on a small budget."""
+
 CASES: dict[str, Callable[[], ExactCase]] = {
     "linreg10": linear_regression,
     "radiata_pine_m1": _radiata_pine_m1,
@@ -76,6 +105,13 @@ CASES: dict[str, Callable[[], ExactCase]] = {
     "beta_binomial": beta_binomial,
     "eight_schools": eight_schools,
     "three_taxon_tree": three_taxon_tree,
+    "pima_m1": _pima_m1,
+    "pima_m2": _pima_m2,
+    "gaussian_shells_2": gaussian_shells,
+    "gaussian_shells_10": _gaussian_shells_10,
+    "eggbox": eggbox,
+    "spike_and_slab": spike_and_slab,
+    "neals_funnel": neals_funnel,
 }
 """Name of each registered case to the function that builds it."""
 

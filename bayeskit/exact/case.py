@@ -40,12 +40,14 @@ class ExactCase:
         Posterior covariance of each flattened site, shape ``(numel, numel)``; ``(1, 1)`` for a scalar.
     reference : str
         Where the answer comes from: closed form or quadrature, and a citation.
+    standard_error : float
+        Error of ``log_evidence`` itself, in nats; 0 where it is exact to rounding.
 
     Raises
     ------
     DataError
-        If ``log_evidence`` is not finite, an argument is not a tensor, or a covariance does not fit
-        its mean.
+        If ``log_evidence`` is not finite, its error is not a finite number of at least 0, an argument is not a
+        tensor, or a covariance does not fit its mean.
 
     Notes
     -----
@@ -69,10 +71,15 @@ class ExactCase:
     posterior_mean: Mapping[str, Tensor] | None
     posterior_covariance: Mapping[str, Tensor] | None
     reference: str
+    standard_error: float = 0.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.log_evidence):
             raise DataError(f"{self.name}: log_evidence is {self.log_evidence}; an exact answer is finite.")
+        if not (math.isfinite(self.standard_error) and self.standard_error >= 0):
+            raise DataError(
+                f"{self.name}: standard_error is {self.standard_error}; the error of an answer is finite, at least 0."
+            )
         for position, argument in enumerate(self.args):
             if not isinstance(argument, Tensor):
                 raise DataError(

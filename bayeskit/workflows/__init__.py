@@ -1,5 +1,6 @@
 """What joins models with inference: runs that leave their results in a folder, and the exam."""
 
+from bayeskit.workflows.calibration import calibration_in_folder
 from bayeskit.workflows.exam import Exam, ExamRow, run_exam
 from bayeskit.workflows.folder import evidence_in_folder, posterior_in_folder, save_netcdf
 from bayeskit.workflows.mixtures import TemperingBudget, compare_num_components, mixture_evidence, symmetrised_bridge
@@ -15,6 +16,7 @@ __all__ = [
     "compare_num_components",
     "mixture_evidence",
     "symmetrised_bridge",
+    "calibration_in_folder",
     "compare_models",
     "evidence_in_folder",
     "posterior_in_folder",

@@ -41,6 +41,8 @@ class ExamRow:
         What the method answered.
     exact : float
         The right answer, in nats.
+    exact_error : float, default 0
+        The standard error of the right answer.
 
     Examples
     --------
@@ -53,14 +55,15 @@ class ExamRow:
     case: str
     evidence: Evidence
     exact: float
+    exact_error: float = 0.0
 
     @property
     def z(self) -> float:
-        """Distance from the right answer in the method's own standard errors."""
+        """Distance from the right answer in standard errors, the method's own and the answer's together."""
         difference = self.evidence.log_evidence - self.exact
         if difference == 0 or not math.isfinite(difference):
             return difference
-        error = self.evidence.standard_error
+        error = math.hypot(self.evidence.standard_error, self.exact_error)
         return difference / error if error > 0 else math.copysign(math.inf, difference)
 
     @property
@@ -152,18 +155,30 @@ def run_exam(
     """
     chosen = [method.name for method in select(methods)]  # an unknown method is said before anything runs
     rows = []
-    problems = [exact.get(name) for name in _selected(cases)]
+    problems = [exact.get(name) for name in selected_cases(cases)]
     with progress_bar("exam", len(problems), progress) as bar:
         for done, case in enumerate(problems):
             bar.update(done, case.name)
             # The bars of the samplers would write over this one.
             comparison = compare(case.target(), chosen, seed, budget=budget, progress=False)
-            rows += [ExamRow(case.name, estimate, case.log_evidence) for estimate in comparison]
+            rows += [ExamRow(case.name, estimate, case.log_evidence, case.standard_error) for estimate in comparison]
         bar.update(len(problems))
     return Exam(tuple(rows))
 
 
-def _selected(cases: str | Sequence[str]) -> list[str]:
+def selected_cases(cases: str | Sequence[str]) -> list[str]:
+    """Return the names of the exact cases that are meant by `cases`, "all" or names.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is none.
+
+    Examples
+    --------
+    >>> selected_cases("linreg10")
+    ['linreg10']
+    """
     if cases == "all":
         return list(exact.CASES)
     names = [cases] if isinstance(cases, str) else list(cases)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import xarray as xr
-
+from bayeskit._arviz import write_netcdf
 from bayeskit._files import as_output_folder, write_atomically
 from bayeskit.draws import Draws
-from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import Budget, EvidenceComparison, compare, select
 from bayeskit.inference.samplers import sample
 from bayeskit.inference.samplers.driver import obey
@@ -210,17 +207,7 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
     ...         dict(tree["posterior"].sizes)
     {'chain': 4, 'draw': 20}
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    tree = xr.DataTree.from_dict(draws.to_datasets())
-    try:
-        tree.to_netcdf(temporary, engine="h5netcdf")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
-        ) from error
+    write_netcdf(draws.to_datasets(), path)
 
 
 def _remove_checkpoints(folder: Path) -> None:

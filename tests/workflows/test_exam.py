@@ -29,6 +29,12 @@ def test_verdicts(made, verdict):
     assert Exam((made,)).has_false_comfort == (verdict == "FALSE COMFORT")
 
 
+def test_the_error_of_the_answer_counts():
+    estimate = Evidence("method", -10.04, 0.01, 10)
+    assert ExamRow("case", estimate, -10.0, 0.02).z == pytest.approx(-0.04 / math.hypot(0.01, 0.02))
+    assert ExamRow("case", estimate, -10.0, 0.02).verdict == "pass"
+
+
 def test_summary_counts():
     exam = Exam((row(-10.0, 0.1), row(-10.0, 0.1), row(0.0, 0.1, ("bad",)), row(0.0, 0.1)))
     assert str(exam).startswith("4 answers: 2 pass, 1 self-flagged, 1 false comfort")

@@ -1,43 +1,115 @@
-"""Marginal likelihoods: one estimator a file, each with an error bar and a verdict on itself."""
+"""Marginal likelihoods: every way to compute them, each with an error bar and a verdict on itself."""
 
 from bayeskit.inference.evidence.budget import Budget
-from bayeskit.inference.evidence.compare import EvidenceComparison, compare
-from bayeskit.inference.evidence.ladder.path_sampling import path_sampling
-from bayeskit.inference.evidence.ladder.stepping_stone import stepping_stone
+from bayeskit.inference.evidence.calibration import Calibration, Problem, calibrate
+from bayeskit.inference.evidence.compare import compare
+from bayeskit.inference.evidence.comparison import EvidenceComparison
+from bayeskit.inference.evidence.conjugate import ConjugateBlock, chib
+from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence.flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
+from bayeskit.inference.evidence.ladder import (
+    generalised_stepping_stone,
+    modified_path_sampling,
+    path_sampling,
+    stepping_stone,
+    thermodynamic_integration,
+)
 from bayeskit.inference.evidence.laplus import (
     beta_prime_laplus,
     gamma_laplus,
     gamma_laplus_importance_sampling,
     lognormal_laplus,
 )
-from bayeskit.inference.evidence.methods import METHODS, Material, Method, select
-from bayeskit.inference.evidence.mode.laplace_importance_sampling import laplace_importance_sampling
-from bayeskit.inference.evidence.posterior.bridge_sampling import bridge_sampling
-from bayeskit.inference.evidence.posterior.harmonic_mean import harmonic_mean
+from bayeskit.inference.evidence.material import Material
+from bayeskit.inference.evidence.methods import METHODS, Method, select
+from bayeskit.inference.evidence.mode import (
+    Mode,
+    find_mode,
+    laplace,
+    laplace_importance_sampling,
+    maximum_likelihood,
+    maximum_posterior,
+)
+from bayeskit.inference.evidence.posterior import (
+    bridge_sampling,
+    harmonic_mean,
+    stabilised_harmonic_mean,
+    warp_bridge_sampling,
+)
+from bayeskit.inference.evidence.predictive import (
+    PredictiveScore,
+    conditional_predictive_ordinates,
+    pointwise_predictive_density,
+)
 from bayeskit.inference.evidence.prior.naive_monte_carlo import naive_monte_carlo
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.sequential.nested_sampling import nested_sampling
-from bayeskit.inference.evidence.sequential.smc import smc
+from bayeskit.inference.evidence.sequential import (
+    PrequentialEvidence,
+    adaptive_smc,
+    nested_sampling,
+    prequential,
+    smc,
+)
+from bayeskit.inference.evidence.variational import (
+    MeanField,
+    evidence_lower_bound,
+    fit_mean_field,
+    variational_importance_sampling,
+)
+from bayeskit.inference.evidence.verdict import Verdict, judge
 
 __all__ = [
     "METHODS",
     "Budget",
+    "Calibration",
+    "ConjugateBlock",
+    "ConstantsReport",
     "Evidence",
     "EvidenceComparison",
+    "FittedFlow",
     "Material",
+    "MeanField",
     "Method",
+    "Mode",
+    "PredictiveScore",
+    "PrequentialEvidence",
+    "Problem",
+    "Verdict",
+    "adaptive_smc",
     "beta_prime_laplus",
     "bridge_sampling",
+    "calibrate",
+    "check_constants",
+    "chib",
     "compare",
+    "conditional_predictive_ordinates",
+    "evidence_lower_bound",
+    "find_mode",
+    "fit_flow",
+    "fit_mean_field",
+    "flow_importance_sampling",
     "gamma_laplus",
     "gamma_laplus_importance_sampling",
+    "generalised_stepping_stone",
     "harmonic_mean",
+    "judge",
+    "laplace",
     "laplace_importance_sampling",
+    "learned_harmonic_mean",
     "lognormal_laplus",
+    "maximum_likelihood",
+    "maximum_posterior",
+    "modified_path_sampling",
     "naive_monte_carlo",
     "nested_sampling",
     "path_sampling",
+    "pointwise_predictive_density",
+    "prequential",
     "select",
     "smc",
+    "stabilised_harmonic_mean",
     "stepping_stone",
+    "thermodynamic_integration",
+    "variational_importance_sampling",
+    "warp_bridge_sampling",
 ]

@@ -1,102 +1,29 @@
-"""Run several estimators on shared draws and set them side by side."""
+"""Run several methods on shared draws and set them side by side."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from bayeskit._files import write_atomically
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, UnknownNameError
+from bayeskit.errors import BayeskitError, ConstantsWarning
 from bayeskit.inference.evidence.budget import Budget
-from bayeskit.inference.evidence.methods import Material, Method, select
+from bayeskit.inference.evidence.comparison import EvidenceComparison
+from bayeskit.inference.evidence.constants import check_constants
+from bayeskit.inference.evidence.material import Material
+from bayeskit.inference.evidence.methods import Method, select
+from bayeskit.inference.evidence.predictive.result import PredictiveScore
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.samplers import Ladder, sample, sample_ladder
-from bayeskit.inference.samplers.driver import obey
+from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-COLUMNS = ("method", "log_evidence", "standard_error", "num_evaluations", "seconds", "trusted", "warnings")
-
-
-@dataclass(frozen=True)
-class EvidenceComparison:
-    """Estimates of one log evidence by several methods.
-
-    Attributes
-    ----------
-    results : dict of Evidence
-        By method name. A method that failed is there with NaN and its reason.
-    draws : Draws or None
-        The shared posterior draws.
-    ladder : Ladder or None
-        The shared tempered ladder.
-    settings : dict
-        Seed and budget.
-    """
-
-    results: dict[str, Evidence]
-    draws: Draws | None
-    ladder: Ladder | None
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def __getitem__(self, method: str) -> Evidence:
-        if method not in self.results:
-            raise UnknownNameError(f"{method!r} was not run; there are: {', '.join(self.results)}")
-        return self.results[method]
-
-    def __iter__(self) -> Iterator[Evidence]:
-        return iter(self.results.values())
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return the table: method, estimate, standard error, evaluations, seconds, trusted, warnings."""
-        rows = [
-            (
-                z.method,
-                z.log_evidence,
-                z.standard_error,
-                z.num_evaluations,
-                z.seconds,
-                z.trusted,
-                "; ".join(z.warnings),
-            )
-            for z in self
-        ]
-        return pd.DataFrame(rows, columns=list(COLUMNS))
-
-    def to_csv(self, path: str | Path) -> None:
-        """Write the table, whole or not at all.
-
-        Raises
-        ------
-        OutputError
-            If the file cannot be written.
-        """
-        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
-
-    def plot(self, reference: float | None = None, ax: Axes | None = None) -> Axes:
-        """Plot the estimates with 95 % intervals; untrusted ones are hollow.
-
-        Parameters
-        ----------
-        reference : float, optional
-            An exact or published value to draw as a line.
-        ax : Axes, optional
-        """
-        from bayeskit._plots import plot_evidence
-
-        return plot_evidence(list(self), reference, ax)
-
-    def __str__(self) -> str:
-        return "\n".join(str(z) for z in self)
+    from bayeskit.inference.evidence.conjugate.blocks import ConjugateBlock
 
 
 def compare(
@@ -107,10 +34,11 @@ def compare(
     budget: Budget | None = None,
     draws: Draws | None = None,
     ladder: Ladder | None = None,
+    blocks: Sequence[ConjugateBlock] = (),
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> EvidenceComparison:
-    """Estimate the log evidence by several methods: one posterior run, one tempered ladder.
+    """Compute the log evidence in several ways: one posterior run, one tempered ladder, one fit for all that need it.
 
     Parameters
     ----------
@@ -122,24 +50,33 @@ def compare(
         Chains and lengths of the shared runs.
     draws, ladder : optional
         Existing runs to use instead of new ones.
+    blocks : sequence of ConjugateBlock, optional
+        The full conditionals of the model, for :func:`~bayeskit.inference.evidence.chib`.
     checkpoint : path, optional
-        Prefix of the files from which an interrupted comparison resumes: ``PREFIX.posterior``,
-        ``PREFIX.ladder``, ``PREFIX.smc`` and ``PREFIX.nested``.
+        Prefix of the files from which an interrupted comparison resumes, such as ``PREFIX.posterior`` and
+        ``PREFIX.ladder``.
     progress : bool, default True
 
     Returns
     -------
     EvidenceComparison
-        ``num_evaluations`` and ``seconds`` of each method include its draws: what the
-        estimate would have cost alone.
+        ``num_evaluations`` and ``seconds`` of each method include its draws: what the estimate would have cost alone.
+        Methods that do not apply to the target, such as those for positive coordinates, are in ``refused`` with the
+        reason; predictive scores are in ``scores``.
 
     Raises
     ------
     UnknownNameError
         For an unknown method.
     BayeskitError
-        If the shared draws cannot be made. A method that fails later is reported as
-        failed in its row, and the others stand.
+        If the shared draws cannot be made. A method that fails later is reported as failed in its row, and the others
+        stand.
+
+    Warns
+    -----
+    ConstantsWarning
+        If the prior does not integrate to one, so that every estimate is off by that; see
+        :func:`~bayeskit.inference.evidence.check_constants`.
 
     Examples
     --------
@@ -150,55 +87,50 @@ def compare(
     >>> table = evidence.compare(case.target(), ["bridge_sampling", "stepping_stone"], budget=small)
     >>> list(table.to_pandas()["method"])
     ['bridge_sampling', 'stepping_stone']
-    >>> abs(table["bridge_sampling"].log_evidence - case.log_evidence) < 0.05
-    True
+    >>> abs(table["bridge_sampling"].log_evidence - case.log_evidence) < 0.05, table.verdict.is_agreed
+    (True, True)
     """
     chosen = select(methods)
-    spend = budget or Budget()
-    needs = {m.needs for m in chosen}
-    if "posterior" in needs and draws is None:
-        draws = sample(
-            target,
-            spend.num_chains,
-            spend.num_warmup,
-            spend.num_samples,
-            seed,
-            target_acceptance=spend.target_acceptance,
-            checkpoint=None if checkpoint is None else f"{checkpoint}.posterior",
-            progress=progress,
-        )
-        obey(draws.settings.get("ending"))
-    if "ladder" in needs and ladder is None:
-        ladder = sample_ladder(
-            target,
-            spend.num_temperatures,
-            spend.ladder_chains,
-            spend.ladder_warmup,
-            spend.ladder_samples,
-            seed,
-            exchange=spend.exchange,
-            target_acceptance=spend.target_acceptance,
-            checkpoint=None if checkpoint is None else f"{checkpoint}.ladder",
-            progress=progress,
-        )
-        obey(ladder.draws.settings.get("ending"))
-    material = Material(draws, ladder, spend, None if checkpoint is None else str(checkpoint), progress)
-    results = {m.name: _estimate(m, target, material, seed) for m in chosen}
-    settings = {"seed": seed} | {k: v for k, v in vars(spend).items()}
-    return EvidenceComparison(results, draws, ladder, settings)
+    material = Material(
+        target, budget, seed, draws=draws, ladder=ladder, blocks=tuple(blocks), checkpoint=checkpoint, progress=progress
+    )
+    refusals = {method.name: method.refusal(target, material) for method in chosen}
+    refused = {name: reason for name, reason in refusals.items() if reason is not None}
+    applied = [method for method in chosen if method.name not in refused]
+    for part in ("posterior", "ladder"):
+        # What takes longest comes first, and if it fails there is little to compare.
+        if any(part in method.needs for method in applied):
+            material.part(part)
+    constants = check_constants(target, seed=seed)
+    for problem in constants.warnings:
+        warnings.warn(problem, ConstantsWarning, stacklevel=2)
+    answers = {method.name: _answer(method, material, seed) for method in applied}
+    return EvidenceComparison(
+        {name: answer for name, answer in answers.items() if isinstance(answer, Evidence)},
+        material.draws_if_there,
+        material.ladder if material.has("ladder") else None,
+        {"seed": seed} | vars(material.budget),
+        {name: answer for name, answer in answers.items() if isinstance(answer, PredictiveScore)},
+        refused,
+        {method.name: method.needs for method in applied},
+        dict(material.seconds),
+        constants.warnings + constants.notes,
+    )
 
 
-def _estimate(method: Method, target: Target, material: Material, seed: int) -> Evidence:
-    begin = time.monotonic()
+def _answer(method: Method, material: Material, seed: int) -> Evidence | PredictiveScore:
+    begin, made = time.monotonic(), sum(material.seconds.values())
+    result: Evidence | PredictiveScore
     try:
-        result = method.estimate(target, material, seed)
+        result = method.estimate(material.target, material, seed)
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
         # Whatever one method stumbles over, the draws and the other methods' results stand.
         kind = "" if isinstance(error, BayeskitError) else f"{type(error).__name__}: "
-        result = Evidence(method.name, math.nan, math.nan, 0, (f"failed: {kind}{error}",))
-    shared = 0.0
-    if method.needs in ("posterior", "density") and material.draws is not None:
-        shared = material.draws.seconds
-    elif method.needs == "ladder" and material.ladder is not None:
-        shared = material.ladder.draws.seconds
-    return replace(result, seconds=time.monotonic() - begin + shared)
+        failure = (f"failed: {kind}{error}",)
+        if method.kind == "score":
+            result = PredictiveScore(method.name, math.nan, math.nan, 0, failure)
+        else:
+            result = Evidence(method.name, math.nan, math.nan, 0, failure)
+    own = time.monotonic() - begin - (sum(material.seconds.values()) - made)
+    shared = math.fsum(material.seconds.get(part, 0.0) for part in method.needs)
+    return replace(result, seconds=max(0.0, own) + shared)

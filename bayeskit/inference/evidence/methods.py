@@ -1,103 +1,149 @@
-"""The registry of estimators: what each is called and what it needs."""
+"""The registry of methods: what each is called, what it needs and to what it does not apply."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError, UnknownNameError
+from bayeskit.inference.evidence import (
+    conjugate,
+    flows,
+    ladder,
+    laplus,
+    mode,
+    posterior,
+    predictive,
+    sequential,
+    variational,
+)
 from bayeskit.inference.evidence.budget import Budget
-from bayeskit.inference.evidence.ladder.path_sampling import path_sampling
-from bayeskit.inference.evidence.ladder.stepping_stone import stepping_stone
-from bayeskit.inference.evidence.mode.laplace_importance_sampling import laplace_importance_sampling
-from bayeskit.inference.evidence.posterior.bridge_sampling import bridge_sampling
-from bayeskit.inference.evidence.posterior.harmonic_mean import harmonic_mean
+from bayeskit.inference.evidence.laplus.positive import PositiveDensity
+from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.prior.naive_monte_carlo import naive_monte_carlo
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.sequential.nested_sampling import nested_sampling
-from bayeskit.inference.evidence.sequential.smc import smc
-from bayeskit.inference.samplers import Ladder, sample_nested, sample_smc
+from bayeskit.inference.samplers import sample_nested, sample_smc
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.target import Target
 
-Needs = Literal["density", "prior", "posterior", "ladder"]
+if TYPE_CHECKING:
+    from bayeskit.inference.evidence.predictive.result import PredictiveScore
 
-
-@dataclass(frozen=True)
-class Material:
-    """What estimators share.
-
-    Attributes
-    ----------
-    draws : Draws or None
-        From the posterior.
-    ladder : Ladder or None
-        From every temperature.
-    budget : Budget
-        For methods that make runs of their own.
-    checkpoint : str or None
-        Prefix of those runs' checkpoints.
-    progress : bool
-    """
-
-    draws: Draws | None = None
-    ladder: Ladder | None = None
-    budget: Budget = Budget()
-    checkpoint: str | None = None
-    progress: bool = False
-
-    def file(self, name: str) -> str | None:
-        """Return the checkpoint of the run called ``name``."""
-        return None if self.checkpoint is None else f"{self.checkpoint}.{name}"
-
-
-Estimate = Callable[[Target, Material, int], Evidence]
+Estimate = Callable[[Target, Material, int], "Evidence | PredictiveScore"]
+Refusal = Callable[[Target, Material], "str | None"]
+#: "consistent": the estimate tends to the log evidence with more draws, and its error is one; "unstable": so it does,
+#: but no error of it can be relied on; "approximation": it has none; "bound": it lies below; "score": another thing.
+Kind = Literal["consistent", "unstable", "approximation", "bound", "score"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """One estimator.
+    """One way to compute a marginal likelihood.
 
     Attributes
     ----------
     name : str
         The name of its function.
-    needs : {"density", "prior", "posterior", "ladder"}
-        The most expensive thing it needs: only the density, prior draws, posterior
-        draws, or the tempered ladder.
+    needs : frozenset of str
+        Parts of :class:`Material` that it works on, and "prior" where it draws from the prior.
     estimate : callable
-        ``(target, material, seed) -> Evidence``.
+        ``(target, material, seed) -> Evidence``, or a predictive score.
+    kind : {"consistent", "unstable", "approximation", "bound", "score"}
+    refuses : callable, optional
+        ``(target, material)``, the reason why the method does not apply, or None.
     """
 
     name: str
-    needs: Needs
+    needs: frozenset[str]
     estimate: Estimate
+    kind: Kind = "consistent"
+    refuses: Refusal | None = None
+
+    def refusal(self, target: Target, material: Material) -> str | None:
+        """Return the reason why the method does not apply to a target, or None."""
+        if self.needs & {"prior", "ladder"} and not target.can_sample_prior:
+            return "it starts from draws from the prior; pass sample_prior to Target.from_functions"
+        return None if self.refuses is None else self.refuses(target, material)
 
 
-def _needed(x: Draws | Ladder | None, what: str) -> Any:
-    if x is None:
-        raise SettingsError(f"this method needs {what}; pass them or call it through evidence.compare")
-    return x
+def _not_positive(target: Target, material: Material) -> str | None:
+    try:
+        PositiveDensity(target)
+    except SettingsError as error:
+        return str(error)
+    return None
 
 
-def _posterior(function: Callable[..., Evidence]) -> Estimate:
-    return lambda target, material, seed: function(target, _needed(material.draws, "posterior draws"), seed=seed)
-
-
-def _tempered(function: Callable[..., Evidence]) -> Estimate:
-    return lambda target, material, seed: function(target, _needed(material.ladder, "a tempered ladder"))
-
-
-def _checked(function: Callable[..., Evidence]) -> Estimate:
-    """Let a method that can do without posterior draws check itself against them where they exist."""
-    return lambda target, material, seed: function(target, draws=material.draws, seed=seed)
-
-
-def _alone(function: Callable[..., Evidence]) -> Estimate:
+def _alone(function: Callable[..., Any]) -> Estimate:
     return lambda target, material, seed: function(target, seed=seed)
+
+
+def _posterior(function: Callable[..., Any]) -> Estimate:
+    return lambda target, material, seed: function(target, material.draws, seed=seed)
+
+
+def _tempered(function: Callable[..., Any]) -> Estimate:
+    return lambda target, material, seed: function(target, material.ladder, seed=seed)
+
+
+def _checked(function: Callable[..., Any], **parts: str) -> Estimate:
+    """Let a method that can do without posterior draws check itself against them where they exist."""
+
+    def estimate(target: Target, material: Material, seed: int) -> Evidence:
+        draws = material.draws_if_there
+        shared = {argument: material.part(part) for argument, part in parts.items()}
+        found = function(target, draws=draws, seed=seed, **shared)
+        # Alone it would have cost no draws.
+        return found if draws is None else replace(found, num_evaluations=found.num_evaluations - draws.num_gradients)
+
+    return estimate
+
+
+def _at_the_mode(function: Callable[..., Any]) -> Estimate:
+    return _checked(function, mode="mode")
+
+
+def _positive(function: Callable[..., Any]) -> Estimate:
+    return lambda target, material, seed: function(target, mode=material.positive_mode, seed=seed)
+
+
+def _flow(function: Callable[..., Any]) -> Estimate:
+    return lambda target, material, seed: function(target, material.draws, flow=material.flow, seed=seed)
+
+
+def _bound(target: Target, material: Material, seed: int) -> Evidence:
+    return variational.evidence_lower_bound(target, mean_field=material.mean_field, seed=seed)
+
+
+def _generalised(target: Target, material: Material, seed: int) -> Evidence:
+    spend = material.budget
+    return ladder.generalised_stepping_stone(
+        target,
+        material.draws,
+        num_temperatures=spend.num_reference_temperatures,
+        num_chains=spend.ladder_chains,
+        num_warmup=spend.ladder_warmup,
+        num_samples=spend.ladder_samples,
+        seed=seed,
+        progress=material.progress,
+        checkpoint=material.file("reference"),
+    )
+
+
+def _refined(target: Target, material: Material, seed: int) -> Evidence:
+    spend = material.budget
+    return ladder.thermodynamic_integration(
+        target,
+        ladder=material.ladder,
+        num_chains=spend.ladder_chains,
+        num_warmup=spend.ladder_warmup,
+        num_samples=spend.ladder_samples,
+        seed=seed,
+        progress=material.progress,
+        checkpoint=material.file("refined"),
+    )
 
 
 def _smc(target: Target, material: Material, seed: int) -> Evidence:
@@ -111,7 +157,26 @@ def _smc(target: Target, material: Material, seed: int) -> Evidence:
         progress=material.progress,
     )
     obey(run.ending)
-    return smc(target, run, seed=seed)
+    return sequential.smc(target, run, seed=seed)
+
+
+def _populations(spend: Budget) -> dict[str, Any]:
+    """Fewer and larger populations: what each adapts to itself, or weighs by, is a bias of its own."""
+    return {"num_particles": 2 * spend.num_particles, "num_replicates": max(8, spend.num_replicates // 2)}
+
+
+def _adaptive(target: Target, material: Material, seed: int) -> Evidence:
+    return sequential.adaptive_smc(
+        target,
+        **_populations(material.budget),
+        seed=seed,
+        checkpoint=material.file("adaptive"),
+        progress=material.progress,
+    )
+
+
+def _prequential(target: Target, material: Material, seed: int) -> Evidence:
+    return sequential.prequential(target, **_populations(material.budget), seed=seed, progress=material.progress)
 
 
 def _nested(target: Target, material: Material, seed: int) -> Evidence:
@@ -119,20 +184,76 @@ def _nested(target: Target, material: Material, seed: int) -> Evidence:
         target, material.budget.num_live, seed, checkpoint=material.file("nested"), progress=material.progress
     )
     obey(run.ending)
-    return nested_sampling(target, run, seed=seed)
+    return sequential.nested_sampling(target, run, seed=seed)
+
+
+def _chib(target: Target, material: Material, seed: int) -> Evidence:
+    return conjugate.chib(target, material.blocks, seed=seed, progress=material.progress)
+
+
+def _scored(function: Callable[[Target], str | None]) -> Refusal:
+    return lambda target, material: function(target)
+
+
+def _row(
+    name: str, needs: str, estimate: Estimate, kind: Kind = "consistent", refuses: Refusal | None = None
+) -> Method:
+    return Method(name, frozenset(part.strip() for part in needs.split(",") if part.strip()), estimate, kind, refuses)
 
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("naive_monte_carlo", "prior", _alone(naive_monte_carlo)),
-        Method("laplace_importance_sampling", "density", _checked(laplace_importance_sampling)),
-        Method("harmonic_mean", "posterior", _posterior(harmonic_mean)),
-        Method("bridge_sampling", "posterior", _posterior(bridge_sampling)),
-        Method("path_sampling", "ladder", _tempered(path_sampling)),
-        Method("stepping_stone", "ladder", _tempered(stepping_stone)),
-        Method("smc", "prior", _smc),
-        Method("nested_sampling", "prior", _nested),
+        _row("maximum_likelihood", "mode", _at_the_mode(mode.maximum_likelihood), "approximation"),
+        _row("maximum_posterior", "mode", _at_the_mode(mode.maximum_posterior), "approximation"),
+        _row("laplace", "mode", _at_the_mode(mode.laplace), "approximation"),
+        _row("gamma_laplus", "positive mode", _positive(laplus.gamma_laplus), "approximation", _not_positive),
+        _row("beta_prime_laplus", "positive mode", _positive(laplus.beta_prime_laplus), "approximation", _not_positive),
+        _row("lognormal_laplus", "positive mode", _positive(laplus.lognormal_laplus), "approximation", _not_positive),
+        _row("evidence_lower_bound", "mean field", _bound, "bound"),
+        _row("naive_monte_carlo", "prior", _alone(naive_monte_carlo)),
+        _row(
+            "gamma_laplus_importance_sampling",
+            "positive mode",
+            _positive(laplus.gamma_laplus_importance_sampling),
+            refuses=_not_positive,
+        ),
+        _row("laplace_importance_sampling", "mode", _at_the_mode(mode.laplace_importance_sampling)),
+        _row(
+            "variational_importance_sampling",
+            "mean field",
+            _checked(variational.variational_importance_sampling, mean_field="mean field"),
+        ),
+        _row("harmonic_mean", "posterior", _posterior(posterior.harmonic_mean), "unstable"),
+        _row("stabilised_harmonic_mean", "posterior", _posterior(posterior.stabilised_harmonic_mean), "unstable"),
+        _row("bridge_sampling", "posterior", _posterior(posterior.bridge_sampling)),
+        _row("warp_bridge_sampling", "posterior", _posterior(posterior.warp_bridge_sampling)),
+        _row("learned_harmonic_mean", "posterior, flow", _flow(flows.learned_harmonic_mean)),
+        _row("flow_importance_sampling", "posterior, flow", _flow(flows.flow_importance_sampling)),
+        _row("generalised_stepping_stone", "posterior", _generalised),
+        _row("path_sampling", "ladder", _tempered(ladder.path_sampling)),
+        _row("modified_path_sampling", "ladder", _tempered(ladder.modified_path_sampling)),
+        _row("thermodynamic_integration", "ladder", _refined),
+        _row("stepping_stone", "ladder", _tempered(ladder.stepping_stone)),
+        _row("smc", "prior", _smc),
+        _row("adaptive_smc", "prior", _adaptive),
+        _row("nested_sampling", "prior", _nested),
+        _row("prequential", "prior", _prequential, refuses=_scored(sequential.prequential_refuses)),
+        _row("chib", "", _chib, refuses=lambda target, material: conjugate.refuses(target, material.blocks)),
+        _row(
+            "conditional_predictive_ordinates",
+            "posterior",
+            _posterior(predictive.conditional_predictive_ordinates),
+            "score",
+            _scored(predictive.refuses),
+        ),
+        _row(
+            "pointwise_predictive_density",
+            "posterior",
+            _posterior(predictive.pointwise_predictive_density),
+            "score",
+            _scored(predictive.refuses),
+        ),
     )
 }
 

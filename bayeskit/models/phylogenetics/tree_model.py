@@ -243,6 +243,31 @@ class TreeModel:
         logs = patterns.movedim(-1, 0)
         return mix(logs, state.categories, state.frequencies, self._constant_patterns).movedim(0, -1)
 
+    def factor_terms(self, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return what the factor `"alignment"` adds up, for estimators that score one site of the alignment at a time.
+
+        Parameters
+        ----------
+        values : mapping of str to Tensor
+            Of `"branch_lengths"` and each of `priors`, shape `(*batch, *event_shape)`.
+
+        Returns
+        -------
+        dict of str to tuple of Tensor
+            The log-likelihoods of the site patterns, shape `(*batch, patterns)`, and how many sites show each, shape
+            `(patterns,)`.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGA", "B": "ACGA", "C": "AC-A"})
+        >>> model = TreeModel(alignment, Tree.from_newick("(A,B,C);"))
+        >>> model.factor_terms({"branch_lengths": torch.full((3,), 0.1, dtype=torch.float64)})["alignment"][1]
+        tensor([2., 1., 1.], dtype=torch.float64)
+        """
+        parameters = {name: values[name] for name in self.priors}
+        terms = self.pattern_log_likelihoods(values["branch_lengths"], **parameters)
+        return {"alignment": (terms, self._sites.weights)}
+
     def branch_derivatives(self, branch_lengths: Tensor, **parameters: Tensor) -> BranchDerivatives:
         """Compute the log-likelihood and its first and second derivatives by each branch length.
 

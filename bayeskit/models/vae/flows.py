@@ -10,15 +10,12 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from bayeskit._torch import validation_kept
+from bayeskit._flows import zuko
 from bayeskit.errors import SettingsError
 from bayeskit.models.vae.autoencoder import VAE, features
 from bayeskit.models.vae.distributions import Shape
 from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood
 from bayeskit.models.vae.networks import Activation, DiagonalNormal, check_hidden, check_sizes, mlp
-
-with validation_kept():  # zuko switches torch's validation of distributions off for everybody
-    import zuko
 
 
 class FlowDistribution(TorchDistribution):  # type: ignore[misc]

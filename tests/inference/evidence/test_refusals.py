@@ -95,7 +95,7 @@ def test_modes_that_a_ladder_cannot_weigh_are_not_trusted():
         log_prior, log_likelihood, 20, lambda n, g: torch.randn(n, 20, generator=g, dtype=torch.float64)
     )
     ladder = sample_ladder(target, 20, 8, 100, 200, progress=False)
-    for estimate in (evidence.path_sampling, evidence.stepping_stone):
+    for estimate in (evidence.path_sampling, evidence.modified_path_sampling, evidence.stepping_stone):
         z = estimate(target, ladder)
         assert not z.trusted and "disagree" in z.warnings[0]
 
@@ -104,7 +104,7 @@ def test_too_short_chains_cost_no_other_result(target):
     budget = Budget(4, 100, 300, num_temperatures=4, ladder_chains=4, ladder_warmup=30, ladder_samples=2)
     table = evidence.compare(target, budget=budget, progress=False)
     assert table["bridge_sampling"].trusted
-    for method in ("path_sampling", "stepping_stone"):
+    for method in ("path_sampling", "modified_path_sampling", "stepping_stone"):
         assert "too few" in table[method].warnings[0] and not table[method].trusted
 
 

@@ -102,7 +102,7 @@ def estimates():
     ladder = sample_ladder(target, 16, num_warmup=100, num_samples=200, seed=2, progress=False)
     yield evidence.bridge_sampling(target, draws)
     yield evidence.stepping_stone(target, ladder)
-    yield evidence.path_sampling(target, ladder)
+    yield evidence.modified_path_sampling(target, ladder)
     yield evidence.smc(target, sample_smc(target, seed=2, progress=False))
     yield evidence.nested_sampling(target, sample_nested(target, 200, seed=2, progress=False))
     yield evidence.naive_monte_carlo(target, 4000)

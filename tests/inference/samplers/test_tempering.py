@@ -70,7 +70,7 @@ def test_plain_chains_flag_the_modes_they_cannot_weigh(bimodal):
     assert not evidence.stepping_stone(bimodal, apart).trusted
 
 
-@pytest.mark.parametrize("method", [evidence.stepping_stone, evidence.path_sampling])
+@pytest.mark.parametrize("method", [evidence.stepping_stone, evidence.modified_path_sampling])
 def test_the_evidence_of_an_exchanging_ladder_is_right_and_trusted(bimodal, tempered, method, limit):
     z = method(bimodal, tempered)
     assert z.trusted, z.warnings
@@ -82,7 +82,7 @@ def test_the_evidence_of_an_exchanging_ladder_is_right_and_trusted(bimodal, temp
 def test_error_bars_of_an_exchanging_ladder_are_calibrated(normal_normal):
     """Temperatures are correlated by exchange; z-scores over replicates have variance one."""
     truth = -0.5 * 2 * math.log(2 * math.pi * 2) - 2 * 0.25
-    scores = {"stepping_stone": [], "path_sampling": []}
+    scores = {"stepping_stone": [], "modified_path_sampling": []}
     for seed in range(40):
         ladder = sample_ladder(normal_normal, 6, 8, 60, 250, seed=seed, exchange=True, progress=False)
         for name, values in scores.items():

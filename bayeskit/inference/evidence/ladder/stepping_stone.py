@@ -16,6 +16,7 @@ from bayeskit.inference.evidence.checks import (
     with_rounding,
     without_nan,
 )
+from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
@@ -30,7 +31,7 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
     ladder : Ladder
         Draws at every temperature.
     seed : int, default 0
-        As every estimator takes one; nothing is drawn here.
+        Of the search for a peak that the ladder has missed.
 
     Returns
     -------
@@ -79,7 +80,7 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
         "effective_draws": float(effective[worst]),
         "largest_step_error": float(log_mean_exp_error(steps).max()),
     }
-    return Evidence(
+    z = Evidence(
         "stepping_stone",
         float(ratios.sum()),
         with_rounding(error, log_likelihood),
@@ -87,3 +88,4 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
         tuple(problems),
         diagnostics,
     )
+    return with_missed_peak(z, target, ladder.draws, seed=seed)

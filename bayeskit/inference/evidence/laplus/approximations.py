@@ -18,7 +18,7 @@ from bayeskit.target import Target
 _UNKNOWN = "an approximation whose error is not known: use gamma_laplus_importance_sampling, which measures it"
 
 
-def gamma_laplus(target: Target, *, seed: int = 0) -> Evidence:
+def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     r"""Approximate the posterior of positive coordinates by independent gamma distributions at its mode.
 
     :math:`\log Z = f(m) - \sum_i \log q_i(m_i)` with the log of prior times likelihood `f` as a density of the positive
@@ -30,6 +30,8 @@ def gamma_laplus(target: Target, *, seed: int = 0) -> Evidence:
     ----------
     target : Target
         All of its sites are positive.
+    mode : PositiveMode, optional
+        That of the target, if it is known already.
     seed : int, default 0
         Of the points where searches for the mode start.
 
@@ -62,15 +64,15 @@ def gamma_laplus(target: Target, *, seed: int = 0) -> Evidence:
     >>> abs(z.log_evidence - math.log(math.comb(4, 3) * 0.5**5)) < 1e-6, z.trusted  # negative binomial
     (True, False)
     """
-    return _approximated("gamma_laplus", target, gamma_family, seed)
+    return _approximated("gamma_laplus", target, gamma_family, mode, seed)
 
 
-def beta_prime_laplus(target: Target, *, seed: int = 0) -> Evidence:
+def beta_prime_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     """Approximate the posterior of positive coordinates by independent beta prime distributions at its mode.
 
     Parameters
     ----------
-    target, seed
+    target, mode, seed
         As of :func:`gamma_laplus`.
 
     Returns
@@ -98,15 +100,15 @@ def beta_prime_laplus(target: Target, *, seed: int = 0) -> Evidence:
     >>> abs(z.log_evidence - torch.tensor(1 / 60).log()) < 1e-6  # the beta function at 3 and 4
     tensor(True)
     """
-    return _approximated("beta_prime_laplus", target, beta_prime_family, seed)
+    return _approximated("beta_prime_laplus", target, beta_prime_family, mode, seed)
 
 
-def lognormal_laplus(target: Target, *, seed: int = 0) -> Evidence:
+def lognormal_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     """Approximate the posterior of positive coordinates by independent lognormal distributions at its mode.
 
     Parameters
     ----------
-    target, seed
+    target, mode, seed
         As of :func:`gamma_laplus`. Where a mode is at zero, the lognormal distribution has mean and variance of the
         exponential one with the same slope.
 
@@ -135,14 +137,18 @@ def lognormal_laplus(target: Target, *, seed: int = 0) -> Evidence:
     >>> abs(z.log_evidence - dist.Normal(0.0, 2**0.5).log_prob(torch.tensor(0.5))) < 1e-6
     tensor(True)
     """
-    return _approximated("lognormal_laplus", target, lognormal_family, seed)
+    return _approximated("lognormal_laplus", target, lognormal_family, mode, seed)
 
 
 def _approximated(
-    name: str, target: Target, family: Callable[[PositiveDensity, PositiveMode], tuple[Family, int]], seed: int
+    name: str,
+    target: Target,
+    family: Callable[[PositiveDensity, PositiveMode], tuple[Family, int]],
+    mode: PositiveMode | None,
+    seed: int,
 ) -> Evidence:
     density = PositiveDensity(target)
-    mode = density.mode(seed=seed)
+    mode = mode or density.mode(seed=seed)
     distribution, count = family(density, mode)
     log_evidence = mode.value - float(distribution.log_prob(mode.position).sum())
     problems = (_UNKNOWN, *mode.problems)

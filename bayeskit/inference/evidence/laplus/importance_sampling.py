@@ -14,12 +14,14 @@ from bayeskit._statistics import (
 from bayeskit._torch import new_generator
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding
 from bayeskit.inference.evidence.laplus.families import gamma_family
-from bayeskit.inference.evidence.laplus.positive import PositiveDensity
+from bayeskit.inference.evidence.laplus.positive import PositiveDensity, PositiveMode
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 
-def gamma_laplus_importance_sampling(target: Target, num_draws: int = 10_000, *, seed: int = 0) -> Evidence:
+def gamma_laplus_importance_sampling(
+    target: Target, num_draws: int = 10_000, *, mode: PositiveMode | None = None, seed: int = 0
+) -> Evidence:
     """Sample by importance from independent gamma distributions at the posterior mode.
 
     Parameters
@@ -27,6 +29,8 @@ def gamma_laplus_importance_sampling(target: Target, num_draws: int = 10_000, *,
     target : Target
         All of its sites are positive.
     num_draws : int, default 10,000
+    mode : PositiveMode, optional
+        That of the target, if it is known already.
     seed : int, default 0
 
     Returns
@@ -53,7 +57,7 @@ def gamma_laplus_importance_sampling(target: Target, num_draws: int = 10_000, *,
     """
     num_draws = whole_number("num_draws", num_draws, least=2)
     density = PositiveDensity(target)
-    mode = density.mode(seed=seed)
+    mode = mode or density.mode(seed=seed)
     gamma, count = gamma_family(density, mode)
     generator = new_generator(seed, target.device, stream="gamma Laplus importance sampling")
     shape = gamma.concentration.expand(num_draws, target.dim)

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from bayeskit._pareto_smoothing import pareto_smoothed
+from bayeskit._settings import real_number, whole_number
 from bayeskit._statistics import (
     independent_log_mean_exp_error,
     log_mean_exp,
@@ -15,14 +17,14 @@ from bayeskit._statistics import (
 )
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.mode.modes import curvature, find_modes
+from bayeskit.inference.evidence.mode.modes import Mode, curvature, find_mode, require_dimension
 from bayeskit.inference.evidence.mode.student_t import StudentT, scale_factor
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 MAX_ROUNDS = 15
+MIN_MISSED_MASS = 0.01
 
 
 def laplace_importance_sampling(
@@ -30,7 +32,9 @@ def laplace_importance_sampling(
     num_draws: int = 40_000,
     *,
     degrees_of_freedom: float = 5.0,
+    smoothed: bool = True,
     draws: Draws | None = None,
+    mode: Mode | None = None,
     seed: int = 0,
 ) -> Evidence:
     """Sample by importance from a multivariate Student-t at the posterior mode.
@@ -47,19 +51,36 @@ def laplace_importance_sampling(
     num_draws : int, default 40,000
         Draws of the final round.
     degrees_of_freedom : float, default 5
+        Above 2.
+    smoothed : bool, default True
+        Replace the largest weights by quantiles of a generalised Pareto distribution fitted to them.
     draws : Draws, optional
         Posterior draws, to start the search for the mode and to see whether the
         proposal covers them.
+    mode : Mode, optional
+        Of the target, if it is known already.
     seed : int, default 0
 
     Returns
     -------
     Evidence
 
+    Raises
+    ------
+    SettingsError
+        If there are no draws, or ``degrees_of_freedom`` is not above 2.
+    InitializationError
+        If no search for the mode ends at a finite density.
+    DrawsError, ShapeError
+        If draws or mode are of another target.
+
     References
     ----------
     Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo
     integration. Econometrica 57, 1317-1339.
+
+    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed
+    importance sampling. Journal of Machine Learning Research 25(72).
 
     Examples
     --------
@@ -69,12 +90,13 @@ def laplace_importance_sampling(
     >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
     (True, True)
     """
-    if num_draws < 1:
-        raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
+    num_draws = whole_number("num_draws", num_draws, least=1)
+    degrees_of_freedom = real_number("degrees_of_freedom", degrees_of_freedom, (2, math.inf))
+    require_dimension(draws, target)
+    mode = mode or find_mode(target, seed=seed, draws=draws)
+    mode.require(target)
     generator = new_generator(seed, stream="laplace importance sampling")
-    modes, search = find_modes(target, seed=seed, draws=draws)
-    precision, differences = curvature(target, modes[0])
-    proposal = StudentT(modes[0], scale_factor(precision), degrees_of_freedom)
+    proposal = StudentT(mode.position, scale_factor(mode.precision), degrees_of_freedom)
     pilot = max(4000, 40 * target.dim)
     rounds, stalls, best = 0, 0, (0.0, proposal)
     while rounds < MAX_ROUNDS and stalls < 3 and best[0] < 0.5:
@@ -92,21 +114,29 @@ def laplace_importance_sampling(
     log_weights = (log_density - proposal.log_prob(x)).unsqueeze(0)
     shape = pareto_shape(log_weights)
     effective = float(weight_effective_sample_size(log_weights[0]))
-    log_z, largest = float(log_mean_exp(log_weights)), float(log_weights.max())
+    largest = float(log_weights.max())
+    counted = _smoothed(log_weights) if smoothed else log_weights
+    log_z = float(log_mean_exp(counted))
     problems = nan_problems + weight_problems(shape, effective)
-    problems += _missed_modes(target, proposal, modes[1:], log_z, largest)
+    problems += _missed_modes(target, proposal, mode.others, log_z, largest)
     problems += _missed_draws(proposal, draws, largest)
     return Evidence(
         "laplace_importance_sampling",
         log_z,
-        with_rounding(float(independent_log_mean_exp_error(log_weights)), log_density),
-        num_draws + rounds * pilot + search + differences + (0 if draws is None else draws.num_gradients),
+        with_rounding(float(independent_log_mean_exp_error(counted)), log_density),
+        num_draws + rounds * pilot + mode.num_evaluations + (0 if draws is None else draws.num_gradients),
         tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective},
     )
 
 
-MIN_MISSED_MASS = 0.01
+def _smoothed(log_weights: Tensor) -> Tensor:
+    """Smooth the largest weights, without the normalisation that smoothing brings."""
+    smooth = pareto_smoothed(log_weights)[0].to(log_weights.dtype)
+    # Weights below the tail are only moved, all by the same.
+    moved = (log_weights - smooth)[log_weights <= log_weights.median()]
+    moved = moved[moved.isfinite()]
+    return smooth + moved.median() if len(moved) else log_weights
 
 
 def _missed_modes(target: Target, proposal: StudentT, others: Tensor, log_z: float, largest: float) -> list[str]:

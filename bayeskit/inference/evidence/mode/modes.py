@@ -1,22 +1,155 @@
-"""Modes in unconstrained space and the curvature around them."""
+"""Modes and the curvature around them: one search for whatever is to be made as large as possible."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from bayeskit._engine import Engine
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.errors import InitializationError
+from bayeskit.errors import DrawsError, InitializationError, ShapeError
 from bayeskit.inference.samplers.initial import starting_points
 from bayeskit.target import Target
 
+#: A search has ended at a maximum if no step along the gradient gains more than this.
+MAX_GAIN = 1e-3
+#: Coordinates beyond this, if they still have a slope above ``MAX_SLOPE``, are on their way to infinity.
+FAR, MAX_SLOPE = 30.0, 1e-3
+_NOTHING = 1e300
 
-def find_modes(target: Target, *, seed: int = 0, draws: Draws | None = None) -> tuple[Tensor, int]:
+
+@dataclass(frozen=True)
+class Objective:
+    """A function of the unconstrained vector that a search makes as large as possible.
+
+    Attributes
+    ----------
+    value : callable
+        ``(n, d) -> (n)``.
+    value_and_gradient : callable
+        ``(n, d) -> (n), (n, d)``.
+    cost : int, default 1
+        Evaluations of the target's density that a gradient needs.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
+    cost: int = 1
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The highest point that searches of the posterior ended at, in unconstrained space.
+
+    Attributes
+    ----------
+    position : Tensor
+        Shape ``(d,)``.
+    value : float
+        Log of prior times likelihood there, over unconstrained space.
+    precision : Tensor
+        Negative Hessian, shape ``(d, d)``.
+    others : Tensor
+        Where the other searches ended, highest first, shape ``(searches - 1, d)``.
+    num_evaluations : int
+        Spent on searches and Hessian; that of draws to start from is not in it.
+    problems : tuple of str
+        Why this may be no maximum.
+    """
+
+    position: Tensor
+    value: float
+    precision: Tensor
+    others: Tensor
+    num_evaluations: int
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> Tensor:
+        """Return the ends of all searches, the highest first, shape ``(searches, d)``."""
+        return torch.cat([self.position.unsqueeze(0), self.others])
+
+    def require(self, target: Target) -> None:
+        """Refuse a target to which this mode cannot belong.
+
+        Raises
+        ------
+        ShapeError
+            If their dimensions differ.
+        """
+        if len(self.position) != target.dim:
+            raise ShapeError(f"the mode has dimension {len(self.position)}, the target {target.dim}; pass its own mode")
+
+
+def require_dimension(draws: Draws | None, target: Target) -> None:
+    """Refuse draws of another dimension; for starting points and checks even short chains will do.
+
+    Raises
+    ------
+    DrawsError
+        If their dimension is not the target's.
+    """
+    if draws is not None and draws.unconstrained.shape[-1] != target.dim:
+        raise DrawsError(
+            f"the draws have dimension {draws.unconstrained.shape[-1]}, the target {target.dim}; "
+            "pass the target that they were drawn from"
+        )
+
+
+def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> Mode:
+    """Find the highest mode of the posterior in unconstrained space, and its curvature.
+
+    Several estimators can work on one mode, so that it is searched for only once.
+
+    Parameters
+    ----------
+    target : Target
+    draws : Draws, optional
+        Posterior draws; the best of them becomes a starting point.
+    seed : int, default 0
+
+    Returns
+    -------
+    Mode
+
+    Raises
+    ------
+    InitializationError
+        If no search ends at a finite density.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence.mode import find_mode, laplace, laplace_importance_sampling
+    >>> target = bk.exact.get("linreg10").target()
+    >>> mode = find_mode(target)
+    >>> normal = laplace(target, mode=mode).log_evidence
+    >>> abs(laplace_importance_sampling(target, mode=mode).log_evidence - normal) < 0.05
+    True
+    """
+    modes, search = find_modes(target, seed=seed, draws=draws)
+    objective = posterior(target)
+    precision, differences = curvature(target, modes[0])
+    problems, probes = not_a_maximum(target, objective, modes[0], precision)
+    value = float(objective.value(modes[:1]))
+    return Mode(modes[0], value, precision, modes[1:], search + differences + probes + 1, tuple(problems))
+
+
+def find_modes(
+    target: Target,
+    *,
+    seed: int = 0,
+    draws: Draws | None = None,
+    objective: Objective | None = None,
+    start: Tensor | None = None,
+) -> tuple[Tensor, int]:
     """Find the modes reachable from a few starting points by L-BFGS.
 
     Parameters
@@ -25,6 +158,10 @@ def find_modes(target: Target, *, seed: int = 0, draws: Draws | None = None) -> 
     seed : int, default 0
     draws : Draws, optional
         Posterior draws; the best of them becomes a starting point.
+    objective : Objective, optional
+        What is to be as large as possible; by default the posterior density over unconstrained space.
+    start : Tensor, optional
+        Starting points ``(searches, d)`` instead of draws from the prior.
 
     Returns
     -------
@@ -37,45 +174,144 @@ def find_modes(target: Target, *, seed: int = 0, draws: Draws | None = None) -> 
     InitializationError
         If no search ends at a finite density.
     """
-    one = torch.ones(1, dtype=target.dtype, device=target.device)
-    start = starting_points(target, 4, one.expand(4), new_generator(seed, target.device, "mode"))
+    climbed = objective or posterior(target)
+    if start is None:
+        one = torch.ones(4, dtype=target.dtype, device=target.device)
+        start = starting_points(target, 4, one, new_generator(seed, target.device, "mode"))
     if draws is not None:
-        best = draws.log_density.flatten().argmax()
-        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0), start[:2]])
+        best = draws.log_density.nan_to_num(nan=-torch.inf).flatten().argmax()
+        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0).to(start), start[:2]])
     count = 0
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
-        count += 1
+        count += climbed.cost
         u = torch.as_tensor(x, dtype=target.dtype, device=target.device).unsqueeze(0)
-        value, gradient = target.value_and_grad(u, one)
-        result = -float(value)
-        if not math.isfinite(result):
-            return 1e300, np.zeros_like(x)
-        return result, -gradient[0].double().cpu().numpy()
+        value, gradient = climbed.value_and_gradient(u)
+        result, slope = -float(value), -gradient[0].double().cpu().numpy()
+        if not (math.isfinite(result) and np.isfinite(slope).all()):
+            return _NOTHING, np.zeros_like(x)
+        return result, slope
 
+    # The rounding of the density, not a share of its size, says when a search is at its end.
+    limit = 1000 + 20 * target.dim
+    options = {"maxiter": 2000, "maxfun": limit, "maxls": 50, "ftol": 100 * torch.finfo(target.dtype).eps, "gtol": 1e-8}
     found: list[tuple[float, np.ndarray]] = []
     with one_thread():
         for point in start:
-            outcome = minimize(
-                loss,
-                point.double().cpu().numpy(),
-                jac=True,
-                method="L-BFGS-B",
-                options={"maxiter": 2000, "maxls": 50},
-            )
+            outcome = minimize(loss, point.double().cpu().numpy(), jac=True, method="L-BFGS-B", options=options)
             found.append((float(outcome.fun), outcome.x))
-    ends = [x for value, x in sorted(found, key=lambda pair: pair[0]) if value < 1e299]
+    ends = [x for value, x in sorted(found, key=lambda pair: pair[0]) if value < _NOTHING]
     if not ends:
         raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")
     return torch.as_tensor(np.stack(ends), dtype=target.dtype, device=target.device), count
 
 
-def curvature(target: Target, mode: Tensor) -> tuple[Tensor, int]:
-    """Negative Hessian of the log density at ``mode``, ``(d, d)``, by central differences of the exact gradient."""
-    d = target.dim
+def curvature(target: Target, mode: Tensor, objective: Objective | None = None) -> tuple[Tensor, int]:
+    """Negative Hessian at ``mode``, ``(d, d)``, by central differences of the exact gradient.
+
+    Of the log posterior density, or of another ``objective``; returned with the evaluations spent.
+    """
+    d, climbed = target.dim, objective or posterior(target)
     step = torch.finfo(target.dtype).eps ** (1 / 3) * mode.abs().clamp(min=1.0)
     offsets = torch.diag(step)
-    _, gradient = target.value_and_grad(torch.cat([mode + offsets, mode - offsets]))
+    _, gradient = climbed.value_and_gradient(torch.cat([mode + offsets, mode - offsets]))
     hessian = (gradient[:d] - gradient[d:]) / (2 * step.unsqueeze(-1))
-    return -0.5 * (hessian + hessian.T), 2 * d
+    return -0.5 * (hessian + hessian.T), 2 * d * climbed.cost
+
+
+def not_a_maximum(target: Target, objective: Objective, end: Tensor, precision: Tensor) -> tuple[list[str], int]:
+    """Ask whether a step leads higher, up the gradient or Newton's, or a coordinate is on its way to infinity.
+
+    Parameters
+    ----------
+    target : Target
+    objective : Objective
+    end : Tensor
+        Where a search ended, shape ``(d,)``.
+    precision : Tensor
+        Negative Hessian there, shape ``(d, d)``.
+
+    Returns
+    -------
+    problems : list of str
+        What the user should read.
+    num_evaluations : int
+    """
+    value, gradient = (result[0] for result in objective.value_and_gradient(end.unsqueeze(0)))
+    size = gradient.nan_to_num(nan=torch.inf).abs()
+    directions = [gradient / gradient.norm().clamp(min=torch.finfo(end.dtype).tiny)]
+    if bool(precision.isfinite().all()):
+        values, vectors = torch.linalg.eigh(precision)
+        # Uphill also where the density is not concave, and not beyond all bounds where it is flat.
+        values = values.abs().clamp(min=1e-4)
+        directions.append(vectors @ (vectors.mT @ gradient / values))
+    steps = torch.logspace(-8, 2, 21, dtype=end.dtype, device=end.device)[:, None, None]
+    reached = objective.value((end + steps * torch.stack(directions)).flatten(0, 1))
+    gain = float((reached - value).nan_to_num(nan=-torch.inf).max())
+    running = bool(((end.abs() > FAR) & (size > MAX_SLOPE)).any())
+    spent = objective.cost + len(reached)
+    limit = MAX_GAIN + 100 * torch.finfo(end.dtype).eps * abs(float(value))
+    if gain <= limit and not running and bool(size.isfinite().all()):
+        return [], spent
+    problem = (
+        f"the search did not end at a maximum, most of all in {target.names[int(size.argmax())]}: it may grow without "
+        "bound there; look at that coordinate's prior, or pass posterior draws to start from"
+    )
+    return [problem], spent
+
+
+def posterior(target: Target) -> Objective:
+    """Log of prior times likelihood as a density over unconstrained space."""
+    return Objective(target.log_density, target.value_and_grad)
+
+
+def posterior_of_values(target: Target) -> Objective:
+    """Log of prior times likelihood as a density of the constrained values, the Jacobian taken out."""
+    stretch = _log_jacobian_and_gradient(target)
+
+    def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+        (value, gradient), (jacobian, slope) = target.value_and_grad(u), stretch(u)
+        return value - jacobian, gradient - slope
+
+    return Objective(lambda u: target.log_density(u) - target.log_jacobian(u), value_and_gradient)
+
+
+def _log_jacobian_and_gradient(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    if target._loops:
+        return lambda u: _with_gradient(target.log_jacobian, u)
+
+    def traced(u: Tensor) -> tuple[Tensor, Tensor]:
+        # The second term ties the result to all coordinates, also those that are not stretched.
+        return target.log_jacobian(u), (0.0 * u).sum(-1)
+
+    engine = Engine(traced, target.dim, target.dtype, target.device)
+
+    def stretch(u: Tensor) -> tuple[Tensor, Tensor]:
+        found = engine.evaluator(len(u), 1, False)(u, torch.ones_like(u[:, 0]))
+        return found.log_prior, found.gradient
+
+    return stretch
+
+
+def _with_gradient(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        leaf = u.detach().requires_grad_(True)
+        value = function(leaf)
+        if not value.requires_grad:
+            return value, torch.zeros_like(leaf)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), gradient
+
+
+def likelihood(target: Target) -> Objective:
+    """Log likelihood."""
+
+    def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+        # The gradient of the likelihood alone is that of the posterior without that of the prior.
+        n = len(u)
+        powers = torch.cat([torch.ones_like(u[:, 0]), torch.zeros_like(u[:, 0])])
+        found = target.evaluator(2 * n)(torch.cat([u, u]), powers)
+        return found.log_likelihood[:n], found.gradient[:n] - found.gradient[n:]
+
+    return Objective(target.log_likelihood, value_and_gradient, cost=2)

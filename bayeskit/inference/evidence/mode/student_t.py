@@ -15,6 +15,7 @@ class StudentT:
         self.location, self.factor, self.df = location, factor, degrees_of_freedom
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw points, ``(num_draws, d)``."""
         d = len(self.location)
         normal = torch.randn(num_draws, d, generator=generator, dtype=self.location.dtype)
         # A chi-squared variable with real degrees of freedom; torch's gamma sampler takes the generator.
@@ -24,6 +25,7 @@ class StudentT:
         return self.location + scaled @ self.factor.T
 
     def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density, ``(n, d) -> (n)``."""
         d = x.shape[-1]
         z = torch.linalg.solve_triangular(self.factor, (x - self.location).T, upper=False)
         constant = math.lgamma((self.df + d) / 2) - math.lgamma(self.df / 2) - d / 2 * math.log(self.df * math.pi)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from bayeskit._statistics import effective_sample_size, mean_error
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
+from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
@@ -63,6 +66,50 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.standard_error < 0.02
     (True, True)
     """
+    halves = halved(target, draws, num_proposals)
+    proposal, x = halves.fitted, halves.unconstrained
+    generator = new_generator(seed, stream="bridge sampling")
+    noise = torch.randn(halves.num_proposals, target.dim, generator=generator, dtype=x.dtype).to(x.device)
+    y = proposal.loc + noise @ proposal.scale_tril.T
+    posterior_ratio = halves.log_density - proposal.log_prob(x)
+    proposal_ratio = target.log_density(y) - proposal.log_prob(y)
+    z = bridged("bridge_sampling", halves, posterior_ratio, proposal_ratio, halves.num_proposals)
+    return with_missed_peak(z, target, draws, seed=seed)
+
+
+class Halves(NamedTuple):
+    """Posterior draws, the first half of each chain fitted and the second to be bridged.
+
+    Attributes
+    ----------
+    draws : Draws
+        Both halves of the chains that have a finite density.
+    fitted : MultivariateNormal
+        With mean and covariance of the first half.
+    unconstrained : Tensor
+        The second half, ``(chains, draws, d)``.
+    log_density : Tensor
+        Of the second half, ``(chains, draws)``.
+    num_proposals : int
+    """
+
+    draws: Draws
+    fitted: MultivariateNormal
+    unconstrained: Tensor
+    log_density: Tensor
+    num_proposals: int
+
+
+def halved(target: Target, draws: Draws, num_proposals: int | None) -> Halves:
+    """Split each chain in two and fit a normal distribution to the first half.
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target or are too few for the fit, or their covariance is singular.
+    SettingsError
+        If ``num_proposals`` is less than one.
+    """
     belongs(draws, target)
     if num_proposals is not None and num_proposals < 1:
         raise SettingsError(f"num_proposals must be at least 1, not {num_proposals}")
@@ -75,25 +122,36 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
             f"{draws.num_chains} chains of {draws.num_draws} draws are too few to fit a {d}-dimensional proposal; "
             f"give at least 16 draws a chain and {4 * d} in all"
         )
-    proposal = _fit(fit)
-    x = draws.unconstrained[:, half:]
     log_density = draws.log_prior[:, half:] + draws.log_likelihood[:, half:]
     count = num_proposals or log_density.numel()
-    generator = new_generator(seed, stream="bridge sampling")
-    noise = torch.randn(count, d, generator=generator, dtype=x.dtype).to(x.device)
-    y = proposal.loc + noise @ proposal.scale_tril.T
+    return Halves(draws, _fit(fit), draws.unconstrained[:, half:], log_density, count)
 
+
+def bridged(
+    method: str, halves: Halves, posterior_ratio: Tensor, proposal_ratio: Tensor, num_evaluations: int
+) -> Evidence:
+    """Find the evidence of the bridge, its error and what is wrong with it.
+
+    Parameters
+    ----------
+    method : str
+    halves : Halves
+    posterior_ratio, proposal_ratio : Tensor
+        Log unnormalised posterior minus log proposal at draws from the posterior, ``(chains, draws)``, and at draws
+        from the proposal, ``(count,)``.
+    num_evaluations : int
+        Evaluations of the density beside those of the draws.
+    """
     # In double precision, where the iteration can converge whatever the model's own precision.
-    posterior_ratio = (log_density - proposal.log_prob(x)).to(torch.float64)  # (chains, draws)
-    proposal_ratio = (target.log_density(y) - proposal.log_prob(y)).to(torch.float64)  # (count,)
+    posterior_ratio, proposal_ratio = posterior_ratio.to(torch.float64), proposal_ratio.to(torch.float64)
     proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
     effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
     log_z, converged, iterations = iterate(posterior_ratio, proposal_ratio, effective)
     numerator, denominator = terms(posterior_ratio, proposal_ratio, log_z, effective)
-    variance = float(numerator.var() / numerator.mean().square()) / count
+    variance = float(numerator.var() / numerator.mean().square()) / numerator.numel()
     variance += float((mean_error(denominator) / denominator.mean()).square())
 
-    problems, diagnostics = posterior_problems(draws)
+    problems, diagnostics = posterior_problems(halves.draws)
     if not converged:
         problems.append(f"the bridge did not converge in {MAX_ITERATIONS} iterations: use more draws")
     overlap = float(numerator.sum().square() / numerator.square().sum())
@@ -103,16 +161,16 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
         )
     diagnostics |= {"iterations": float(iterations), "effective_proposals": overlap}
     return Evidence(
-        "bridge_sampling",
+        method,
         log_z,
-        with_rounding(math.sqrt(variance), log_density),
-        draws.num_gradients + count,
+        with_rounding(math.sqrt(variance), halves.log_density),
+        halves.draws.num_gradients + num_evaluations,
         tuple(problems),
         diagnostics,
     )
 
 
-def _fit(x: Tensor) -> torch.distributions.MultivariateNormal:
+def _fit(x: Tensor) -> MultivariateNormal:
     covariance = torch.cov(x.T).reshape(x.shape[1], x.shape[1])
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool(failed) or not bool(factor.isfinite().all()):
@@ -120,7 +178,7 @@ def _fit(x: Tensor) -> torch.distributions.MultivariateNormal:
             "the covariance of the draws is singular: a coordinate does not move, or two move as one; "
             "check the chains and the model"
         )
-    return torch.distributions.MultivariateNormal(x.mean(0), scale_tril=factor, validate_args=False)
+    return MultivariateNormal(x.mean(0), scale_tril=factor, validate_args=False)
 
 
 def terms(posterior: Tensor, proposal: Tensor, log_z: float, effective: float) -> tuple[Tensor, Tensor]:

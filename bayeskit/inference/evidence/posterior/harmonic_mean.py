@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
-from bayeskit._statistics import (
-    effective_sample_size,
-    log_mean_exp,
-    log_mean_exp_error,
-    pareto_shape,
-    weight_effective_sample_size,
-)
-from bayeskit._torch import new_generator
+from bayeskit._statistics import log_mean_exp, log_mean_exp_error
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence.checks import (
-    belongs,
-    finite_chains,
-    posterior_problems,
-    weight_problems,
-    with_rounding,
-)
+from bayeskit.inference.evidence.checks import belongs, finite_chains, with_rounding
+from bayeskit.inference.evidence.posterior.likelihood_weights import check_likelihood_weights
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
-
-MAX_MISSED_PRIOR = 0.05
-PRIOR_DRAWS = 1000
 
 
 def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
@@ -71,30 +54,12 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     belongs(draws, target)
     draws = finite_chains(draws)
     log_weights = -draws.log_likelihood
-    shape = pareto_shape(log_weights)
-    autocorrelation = float(effective_sample_size(draws.log_likelihood)) / draws.log_likelihood.numel()
-    effective = float(weight_effective_sample_size(log_weights.flatten())) * min(1.0, autocorrelation)
-    problems, diagnostics = posterior_problems(draws)
-    if not shape <= 0.5:
-        problems.append(f"the weights have infinite variance (Pareto k {shape:.2f} > 0.5): use bridge sampling")
-    problems += [p for p in weight_problems(0.0, effective)]
-    num_extra = 0
-    if target.can_sample_prior:
-        prior = target.log_likelihood(target.sample_prior(PRIOR_DRAWS, new_generator(seed, stream="harmonic mean")))
-        num_extra = PRIOR_DRAWS
-        missed = float((prior < draws.log_likelihood.min()).to(torch.float64).mean())
-        diagnostics["missed_prior"] = missed
-        if missed > MAX_MISSED_PRIOR:
-            problems.append(
-                f"the draws never reach the likelihoods of {100 * missed:.0f} % of the prior, so the estimate is "
-                "too high: use bridge sampling"
-            )
-    diagnostics |= {"pareto_shape": shape, "effective_weights": effective}
+    checked = check_likelihood_weights(target, draws, log_weights, seed, "harmonic mean")
     return Evidence(
         "harmonic_mean",
         -float(log_mean_exp(log_weights)),
         with_rounding(float(log_mean_exp_error(log_weights)), draws.log_likelihood),
-        draws.num_gradients + num_extra,
-        tuple(problems),
-        diagnostics,
+        draws.num_gradients + checked.num_evaluations,
+        tuple(checked.problems),
+        checked.diagnostics,
     )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 
-import torch
 from scipy.stats import norm
 from scipy.stats import t as student
 from torch import Tensor
 
-from bayeskit._torch import new_generator
-from bayeskit.errors import DrawsError, InitializationError
+from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, with_rounding
-from bayeskit.inference.evidence.mode.modes import curvature, find_modes
+from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.smc.run import SMCRun, sample_smc
@@ -24,9 +22,6 @@ MIN_CONDITIONAL_SHARE = 0.25
 MIN_ACCEPTANCE = 0.3
 MAX_CORRELATION = 0.8
 MIN_ANCESTORS = 2.0
-PEAK_DRAWS = 1000
-MIN_PEAK_SHARE = 0.1
-MAX_PEAK_EXCESS = math.log(1.5)
 
 
 def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: bool = True) -> Evidence:
@@ -80,6 +75,18 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
         reached = float(run.draws.beta[0])
         raise DrawsError(f"the run was stopped at inverse temperature {reached:.3g}; resume it from its checkpoint")
     belongs(run.draws, target)
+    return with_missed_peak(average(run, "smc"), target, run.draws, seed=seed)
+
+
+def average(run: SMCRun, method: str) -> Evidence:
+    """Average the estimates of a finished run's replicates, and check what they rest on.
+
+    Parameters
+    ----------
+    run : SMCRun
+    method : str
+        Whose estimate it is.
+    """
     log_values = run.log_evidence
     log_evidence = float(log_values.logsumexp(0)) - math.log(len(log_values))
     problems, diagnostics = _problems(run)
@@ -90,18 +97,11 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
             f"replicates disagree (relative spread {spread:.2f} > {MAX_RELATIVE_SPREAD}), so their mean may rest on "
             "a few of them: use more num_particles or a higher ess_threshold"
         )
-    peak, search = _mass_of_highest_peak(target, run, seed)
-    if peak - log_evidence > max(MAX_PEAK_EXCESS, 5 * error):
-        problems.append(
-            f"a narrow peak that no particle found holds {peak - log_evidence:.1f} nats more than the estimate: "
-            "use nested_sampling"
-        )
-    diagnostics["peak_excess"] = peak - log_evidence
     return Evidence(
-        "smc",
+        method,
         log_evidence,
         with_rounding(error, run.draws.log_likelihood),
-        run.num_gradients + search,
+        run.num_gradients,
         tuple(problems),
         diagnostics,
     )
@@ -118,33 +118,6 @@ def _error(log_ratio: Tensor) -> tuple[float, float]:
     spread = float(log_ratio.exp().std())
     widened = float(student.ppf(0.975, r - 1) / norm.ppf(0.975))
     return widened * spread / math.sqrt(r), spread
-
-
-def _mass_of_highest_peak(target: Target, run: SMCRun, seed: int) -> tuple[float, int]:
-    """Estimate the log mass about the highest mode by importance from its normal approximation.
-
-    Returns ``-inf`` where that approximation does not fit, and the number of evaluations.
-    """
-    try:
-        modes, search = find_modes(target, seed=seed, draws=run.draws)
-    except InitializationError:
-        return -math.inf, 0
-    precision, differences = curvature(target, modes[0])
-    factor, failed = torch.linalg.cholesky_ex(precision)
-    spent = search + differences
-    if bool(failed) or not bool(factor.isfinite().all()):
-        return -math.inf, spent
-    generator = new_generator(seed, factor.device, stream="mass of the highest peak")
-    like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
-    noise = torch.randn(PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
-    x = modes[0] + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
-    constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
-    log_weight = target.log_density(x) + 0.5 * noise.square().sum(-1) - constant
-    log_weight = log_weight.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-    total = log_weight.logsumexp(0)
-    share = (2 * total - (2 * log_weight).logsumexp(0)).exp() / PEAK_DRAWS
-    fits = bool(share > MIN_PEAK_SHARE)
-    return float(total) - math.log(PEAK_DRAWS) if fits else -math.inf, spent + PEAK_DRAWS
 
 
 def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
@@ -164,14 +137,14 @@ def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
     if not float(left[worst]) >= MIN_CONDITIONAL_SHARE:
         problems.append(
             f"stage {worst + 1} leaves {100 * float(left[worst]):.0f} % of the particles effective: "
-            "learn a schedule with a higher ess_threshold or more num_pilot_particles"
+            "use a higher ess_threshold, or more particles where the schedule is learnt"
         )
     if not effective >= MIN_EFFECTIVE:
         problems.append(f"a stage rests on {effective:.0f} effective particles: use more num_particles")
     if not float(acceptance[sticky]) >= MIN_ACCEPTANCE:
         problems.append(
-            f"stage {sticky + 1} accepts {100 * float(acceptance[sticky]):.0f} % of its moves: learn a new schedule on "
-            "this target, with more num_pilot_particles or a higher target_acceptance"
+            f"stage {sticky + 1} accepts {100 * float(acceptance[sticky]):.0f} % of its moves: use a higher "
+            "target_acceptance, or learn a new schedule on this target, with more num_pilot_particles"
         )
     if correlation > MAX_CORRELATION:
         problems.append(

@@ -13,6 +13,7 @@ from bayeskit._evaluation import Evaluation, Evaluator
 from bayeskit._pyro import Site
 from bayeskit._torch import new_generator
 from bayeskit.errors import ModelError, ShapeError
+from bayeskit.inference.evidence.predictive.observations import REMEDY, check_sum
 from bayeskit.target import Target
 
 PROBES = 8
@@ -103,7 +104,7 @@ class WeightedData:
         probe = probe.to(target.device)
         entries = {name: x.flatten(1) for name, x in target.pointwise_log_likelihood(probe).items()}
         together = torch.cat(list(entries.values()), 1)
-        _check_sum(together.sum(1), target.log_likelihood(probe), tuple(entries))
+        check_sum(together.sum(1), target.log_likelihood(probe), REMEDY, entries)
         assignment = None if groups is None else _assignment(groups, together.shape[1]).to(target.device)
         self.num_data = together.shape[1] if assignment is None else int(assignment.max()) + 1
         self._density = WeightedDensity(target._density, assignment, self.num_data)
@@ -148,17 +149,6 @@ class PartTarget(Target):
             return both._replace(gradient=both.gradient[:, : self.dim])
 
         return of_part
-
-
-def _check_sum(total: Tensor, expected: Tensor, names: tuple[str, ...]) -> None:
-    comparable = total.isfinite() & expected.isfinite()
-    tolerance = 1e-3 if total.dtype == torch.float32 else 1e-8
-    off = (total - expected).abs() > tolerance * (1 + expected.abs())
-    if bool((off & comparable).any()):
-        raise ModelError(
-            f"the log likelihoods of the observations of {', '.join(map(repr, names))} do not add up to the whole, so "
-            "data cannot be left out one by one; give every part of the likelihood a site of its own"
-        )
 
 
 def _assignment(groups: Any, num_entries: int) -> Tensor:

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bayeskit._flows import zuko
 from bayeskit._settings import real_number, whole_number
-from bayeskit._torch import global_stream, validation_kept
+from bayeskit._torch import global_stream
 from bayeskit.errors import SettingsError
 from bayeskit.workflows.phylogenetics.variational.lengths import HALF_LOG_TWO_PI, Lengths, sum_features
-
-with validation_kept():  # zuko switches torch's validation of distributions off for everybody
-    import zuko
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,7 @@ import pytest
 from scipy.stats import binom, chi2
 
 from bayeskit.errors import CheckpointError, SettingsError
-from bayeskit.inference.evidence import Budget
-from bayeskit.workflows import calibration
-from bayeskit.workflows.calibration import calibrate
+from bayeskit.inference.evidence import Budget, calibrate, calibration
 
 FAILURE_RATE = 1e-5
 LADDER = Budget(4, 120, 200, num_temperatures=24, ladder_chains=4, ladder_warmup=100, ladder_samples=120)
@@ -25,13 +23,13 @@ def check(z):
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_bridge_on_autocorrelated_draws(correlation):
-    result = calibrate("linreg10", ("bridge_sampling",), 150, correlation=correlation, progress=False)
+    result = calibrate(("bridge_sampling",), "linreg10", 150, correlation=correlation, progress=False)
     check(result.z("bridge_sampling"))
 
 
 def test_bridge_path_and_stepping_stone_on_sampled_draws():
-    methods = ("bridge_sampling", "path_sampling", "stepping_stone")
-    result = calibrate("linreg10", methods, 32, budget=LADDER, progress=False)
+    methods = ("bridge_sampling", "modified_path_sampling", "stepping_stone")
+    result = calibrate(methods, "linreg10", 32, budget=LADDER, progress=False)
     for method in methods:
         check(result.z(method))
     table = result.to_pandas()
@@ -39,20 +37,20 @@ def test_bridge_path_and_stepping_stone_on_sampled_draws():
 
 
 def test_a_standard_error_cut_in_half_is_noticed():
-    result = calibrate("linreg10", ("bridge_sampling",), 100, correlation=0.5, progress=False)
+    result = calibrate(("bridge_sampling",), "linreg10", 100, correlation=0.5, progress=False)
     with pytest.raises(AssertionError):
         check(2 * result.z("bridge_sampling"))
 
 
 def test_processes_do_not_change_the_result():
-    serial = calibrate("linreg10", ("bridge_sampling",), 4, correlation=0.5, progress=False)
-    parallel = calibrate("linreg10", ("bridge_sampling",), 4, correlation=0.5, num_jobs=2, progress=False)
+    serial = calibrate(("bridge_sampling",), "linreg10", 4, correlation=0.5, progress=False)
+    parallel = calibrate(("bridge_sampling",), "linreg10", 4, correlation=0.5, num_jobs=2, progress=False)
     np.testing.assert_array_equal(serial.z("bridge_sampling"), parallel.z("bridge_sampling"))
 
 
 def test_finished_replicates_are_kept(tmp_path, monkeypatch):
     settings = {"correlation": 0.5, "checkpoint": tmp_path / "run", "progress": False}
-    first = calibrate("linreg10", ("bridge_sampling",), 3, **settings)
+    first = calibrate(("bridge_sampling",), "linreg10", 3, **settings)
     (tmp_path / "run" / "task-000001.safetensors").unlink()
     compare, seeds = calibration.compare, []
 
@@ -61,15 +59,15 @@ def test_finished_replicates_are_kept(tmp_path, monkeypatch):
         return compare(target, methods, seed=seed, **settings)
 
     monkeypatch.setattr(calibration, "compare", counted)
-    again = calibrate("linreg10", ("bridge_sampling",), 3, **settings)
+    again = calibrate(("bridge_sampling",), "linreg10", 3, **settings)
     assert seeds == [1]
     np.testing.assert_array_equal(first.z("bridge_sampling"), again.z("bridge_sampling"))
     with pytest.raises(CheckpointError, match="another task 0"):
-        calibrate("linreg10", ("bridge_sampling",), 3, **settings, seed=5)
+        calibrate(("bridge_sampling",), "linreg10", 3, **settings, seed=5)
 
 
 def test_what_has_no_exact_draws_is_refused():
     with pytest.raises(SettingsError, match="linreg10"):
-        calibrate("eight_schools", ("bridge_sampling",), 2, correlation=0.5)
+        calibrate(("bridge_sampling",), "eight_schools", 2, correlation=0.5)
     with pytest.raises(SettingsError, match="correlation"):
-        calibrate("linreg10", ("bridge_sampling",), 2, correlation=1.5)
+        calibrate(("bridge_sampling",), "linreg10", 2, correlation=1.5)

@@ -1,0 +1,355 @@
+"""Are the error bars right? Replicate methods on a problem with a known answer and look at z."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import norm
+
+from bayeskit._settings import whole_number
+from bayeskit._torch import new_generator
+from bayeskit.draws import Draws
+from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence.budget import Budget
+from bayeskit.inference.evidence.compare import compare
+from bayeskit.inference.evidence.material import Material
+from bayeskit.inference.evidence.methods import METHODS, select
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.parallel import map_tasks
+from bayeskit.target import Target
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SMALL = Budget(
+    num_chains=4,
+    num_warmup=200,
+    num_samples=1000,
+    ladder_chains=8,
+    ladder_warmup=150,
+    ladder_samples=300,
+    num_particles=16,
+    num_live=100,
+)
+COMPILE_FROM = 16
+_COVERED = float(norm.ppf(0.975))
+
+
+class Answered(Protocol):
+    """A problem whose log evidence is known, such as an :class:`~bayeskit.exact.ExactCase`."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        ...
+
+    @property
+    def log_evidence(self) -> float:
+        """The right answer in nats."""
+        ...
+
+    def target(self) -> Target:
+        """Return the target to estimate on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A target to replicate on.
+
+    Attributes
+    ----------
+    name : str
+    build : callable
+        Makes the target, once a process.
+    log_evidence : float, default NaN
+        The right answer in nats; NaN where it is not known, and replicates are then compared with their mean.
+    standard_error : float, default 0
+        Of the right answer, if that is an estimate too.
+    """
+
+    name: str
+    build: Callable[[], Target]
+    log_evidence: float = math.nan
+    standard_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Replicate:
+    problem: Problem
+    fingerprint: str
+    methods: tuple[str, ...]
+    budget: Budget
+    correlation: float | None
+    seed: int
+    compile: bool
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Estimates of one log evidence, by method and replicate.
+
+    Attributes
+    ----------
+    case : str
+    log_evidence : float
+        The right answer; NaN if it is not known.
+    estimates, standard_errors, trusted, seconds : dict of array
+        By method, each of shape ``(replicates,)``.
+    reference_error : float
+        Standard error of the right answer.
+    """
+
+    case: str
+    log_evidence: float
+    estimates: dict[str, np.ndarray]
+    standard_errors: dict[str, np.ndarray]
+    trusted: dict[str, np.ndarray]
+    seconds: dict[str, np.ndarray]
+    reference_error: float = 0.0
+
+    def z(self, method: str) -> np.ndarray:
+        """Return ``(estimate - exact) / standard error`` of every replicate; off their mean if nothing is known."""
+        estimate = self.estimates[method]
+        truth = estimate[np.isfinite(estimate)].mean() if math.isnan(self.log_evidence) else self.log_evidence
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z = (estimate - truth) / np.hypot(self.standard_errors[method], self.reference_error)
+        # An estimate without variance that is right is no error away.
+        return np.where((self.standard_errors[method] == 0) & (np.abs(estimate - truth) < 1e-8), 0.0, z)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a method: bias, error, sd of z, coverage of the 95 % interval, false comfort.
+
+        ``false_comfort`` is the share of replicates with ``|z| > 3`` that were trusted; ``failed`` that of replicates
+        without an estimate, which count in no other column but ``trusted``.
+        """
+        rows = []
+        for method in self.estimates:
+            known = np.isfinite(self.estimates[method])
+            z, error = self.z(method)[known], self.standard_errors[method][known]
+            off, trusted = self.estimates[method][known] - self.log_evidence, self.trusted[method]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                rows.append(
+                    {
+                        "case": self.case,
+                        "method": method,
+                        "replicates": len(known),
+                        "bias": _mean(off),
+                        "sd_of_estimate": _spread(self.estimates[method][known]),
+                        "mean_standard_error": _mean(error),
+                        "mean_z": _mean(z),
+                        "sd_of_z": _spread(z),
+                        "coverage_95": _mean(np.abs(z) <= _COVERED) if np.isfinite(error).any() else math.nan,
+                        "trusted": _mean(trusted),
+                        "false_comfort": float(((np.abs(z) > 3) & trusted[known]).sum()) / len(known),
+                        "failed": 1 - _mean(known),
+                        "seconds": float(np.median(self.seconds[method])),
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the z of all replicates, a row a method; nineteen in twenty should lie in the shaded band.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+        """
+        from bayeskit._plots import plot_calibration
+
+        z = {method: self.z(method) for method in self.estimates}
+        return plot_calibration(z, self.trusted, self.case, ax)
+
+
+def calibrate(
+    methods: str | Sequence[str],
+    problem: str | Problem | Answered,
+    num_replicates: int = 200,
+    *,
+    budget: Budget = SMALL,
+    correlation: float | None = None,
+    seed: int = 0,
+    num_jobs: int = 1,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> Calibration:
+    """Replicate methods on a problem, each time on fresh draws.
+
+    Parameters
+    ----------
+    methods : str or sequence of str
+        Names of functions in :mod:`bayeskit.inference.evidence`; "all" means those that apply to the problem.
+    problem : str, ExactCase or Problem
+        A name in :data:`bayeskit.exact.CASES`, a case, or any target with its answer.
+    num_replicates : int, default 200
+    budget : Budget
+        Of each replicate; the default is small.
+    correlation : float, optional
+        Instead of sampling, use first-order autoregressive draws with this autocorrelation whose stationary law is the
+        exact posterior, normal in unconstrained space: for linreg10 and methods that work on posterior draws.
+    seed : int, default 0
+    num_jobs : int, default 1
+        Replicates under way at a time; see :func:`bayeskit.parallel.map_tasks`.
+    checkpoint : path, optional
+        Folder that keeps finished replicates, from which a later call with the same arguments goes on.
+    progress : bool, default True
+
+    Returns
+    -------
+    Calibration
+
+    Raises
+    ------
+    UnknownNameError
+        For an unknown method or case.
+    SettingsError
+        If a method does not apply to the problem, or is a predictive score; if ``correlation`` is given for a case
+        whose posterior is not normal or a method that works on something else.
+    CheckpointError
+        If the folder belongs to another study.
+
+    Examples
+    --------
+    >>> from bayeskit.inference import evidence
+    >>> result = evidence.calibrate("bridge_sampling", "linreg10", 4, correlation=0.5)
+    >>> result.estimates["bridge_sampling"].shape
+    (4,)
+    """
+    num_replicates = whole_number("num_replicates", num_replicates, 1)
+    known = as_problem(problem)
+    target = known.build()
+    names = _applicable(methods, known, target)
+    if correlation is not None:
+        if known.name != "linreg10" or any("posterior" not in METHODS[m].needs for m in names):
+            raise SettingsError("autoregressive draws exist for linreg10 and methods on posterior draws only")
+        if not 0 <= correlation < 1:
+            raise SettingsError(f"correlation must lie in [0, 1), not {correlation}")
+    pays, fingerprint = num_replicates >= COMPILE_FROM, target.fingerprint()
+    tasks = [_Replicate(known, fingerprint, names, budget, correlation, seed + i, pays) for i in range(num_replicates)]
+    results = map_tasks(
+        _replicate,
+        tasks,
+        num_jobs=num_jobs,
+        checkpoint=checkpoint,
+        result_types=(Evidence,),
+        progress=progress,
+        description=f"calibrating on {known.name}",
+    )
+
+    def column(attribute: str) -> dict[str, np.ndarray]:
+        return {m: np.array([getattr(r[m], attribute) for r in results]) for m in names}
+
+    return Calibration(
+        known.name,
+        known.log_evidence,
+        column("log_evidence"),
+        column("standard_error"),
+        column("trusted"),
+        column("seconds"),
+        known.standard_error,
+    )
+
+
+def as_problem(problem: str | Problem | Answered) -> Problem:
+    """Return what is replicated on: a named exact case, an exact case, or what is a problem already.
+
+    Raises
+    ------
+    UnknownNameError
+        If no case has that name.
+    SettingsError
+        If it is nothing of the kind.
+
+    Examples
+    --------
+    >>> round(as_problem("linreg10").log_evidence, 4)
+    -94.0845
+    """
+    if isinstance(problem, Problem):
+        return problem
+    if isinstance(problem, str):
+        from bayeskit import exact
+
+        case = exact.get(problem)
+        error = float(getattr(case, "standard_error", 0.0))
+        return Problem(case.name, partial(_exact_target, problem), case.log_evidence, error)
+    try:
+        error = float(getattr(problem, "standard_error", 0.0))
+        return Problem(problem.name, problem.target, float(problem.log_evidence), error)
+    except AttributeError as missing:
+        raise SettingsError(
+            f"a {type(problem).__name__} is no problem to calibrate on ({missing}); give the name of an exact case, an "
+            "ExactCase, or evidence.Problem(name, build, log_evidence)"
+        ) from missing
+
+
+def _exact_target(name: str) -> Target:
+    from bayeskit import exact
+
+    return exact.get(name).target()
+
+
+def _applicable(methods: str | Sequence[str], problem: Problem, target: Target) -> tuple[str, ...]:
+    """Return the names of the methods, and refuse what cannot be calibrated unless all were asked for."""
+    names, material = [], Material(target)
+    for method in select(methods):
+        reason = "it is a predictive score" if method.kind == "score" else method.refusal(target, material)
+        if reason is None:
+            names.append(method.name)
+        elif methods != "all":
+            raise SettingsError(f"{method.name} cannot be calibrated on {problem.name}: {reason}")
+    return tuple(names)
+
+
+# One target a process, so that its traced and compiled graphs serve every replicate.
+_TARGETS: dict[str, Target] = {}
+
+
+def _target(task: _Replicate) -> Target:
+    if task.fingerprint not in _TARGETS:
+        _TARGETS.clear()
+        _TARGETS[task.fingerprint] = task.problem.build()
+        _TARGETS[task.fingerprint].compile = task.compile
+    return _TARGETS[task.fingerprint]
+
+
+def _replicate(task: _Replicate) -> dict[str, Evidence]:
+    target = _target(task)
+    draws = None if task.correlation is None else _autoregressive(target, task)
+    table = compare(target, task.methods, seed=task.seed, budget=task.budget, draws=draws, progress=False)
+    return table.results
+
+
+def _autoregressive(target: Target, task: _Replicate) -> Draws:
+    """Draws with a known autocorrelation from the exact normal posterior of linreg10."""
+    from bayeskit import exact
+
+    case, rho = exact.get(task.problem.name), float(task.correlation or 0.0)
+    if case.posterior_mean is None or case.posterior_covariance is None:
+        raise SettingsError(f"the posterior of {task.problem.name} is not known in closed form")
+    mean, factor = case.posterior_mean["b"], torch.linalg.cholesky(case.posterior_covariance["b"])
+    generator = new_generator(task.seed, stream="autoregressive draws")
+    chains, count = task.budget.num_chains, task.budget.num_samples
+    noise = torch.randn(count, chains, target.dim, generator=generator, dtype=target.dtype)
+    x = noise.clone()
+    for i in range(1, count):
+        x[i] = rho * x[i - 1] + math.sqrt(1 - rho**2) * noise[i]
+    u = (mean + x @ factor.T).movedim(0, 1).contiguous()
+    log_prior, log_likelihood = target.evaluate(u)
+    return Draws(u, log_prior, log_likelihood, torch.ones(chains, dtype=target.dtype), target=target)
+
+
+def _mean(x: Any) -> float:
+    return float(np.mean(x)) if len(x) else math.nan
+
+
+def _spread(x: Any) -> float:
+    return float(np.std(x, ddof=1)) if len(x) > 1 else math.nan

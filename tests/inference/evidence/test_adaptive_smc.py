@@ -1,0 +1,163 @@
+"""The evidence by populations that adapt: right, nearly unbiased, resumable, and aware of its failures."""
+
+import math
+import sys
+
+import pytest
+import torch
+from scipy.stats import chi2, norm
+
+import bayeskit as bk
+from bayeskit.errors import CheckpointError, InitializationError, SettingsError
+from bayeskit.inference.evidence.sequential import adaptive_smc
+from bayeskit.inference.evidence.sequential.adaptive_smc import refuses
+from bayeskit.inference.samplers.smc.pilot import learn_metric
+
+F64 = torch.float64
+MODULE = sys.modules["bayeskit.inference.evidence.sequential.adaptive_smc"]
+POPULATIONS = sys.modules["bayeskit.inference.evidence.sequential.populations"]
+SMALL = {"num_particles": 64, "num_replicates": 16, "ess_threshold": 0.9}
+
+
+def _normal(n=1, shift=0.0, wrong=None):
+    def log_likelihood(u):
+        value = -0.5 * (u - shift).square().sum(-1)
+        return value if wrong is None else torch.where(u[..., 0] < 1, value, wrong)
+
+    return bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1),
+        log_likelihood,
+        n,
+        lambda k, g: torch.randn(k, n, generator=g, dtype=F64),
+    )
+
+
+@pytest.mark.parametrize("name", ["linreg10", "radiata_pine_m1", "beta_binomial", "eight_schools", "three_taxon_tree"])
+def test_it_agrees_with_the_exact_answer(name, limit):
+    case = bk.exact.get(name)
+    target = case.target()
+    target.compile = False
+    z = adaptive_smc(target, seed=1, num_replicates=8, ess_threshold=0.9)
+    assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error, str(z)
+    assert z.method == "adaptive_smc" and z.trusted and 0 < z.standard_error < 0.1, str(z)
+
+
+def _scores(num_runs, dim, monkeypatch):
+    monkeypatch.setattr(MODULE, "with_missed_peak", lambda estimate, *arguments, **settings: estimate)
+    target, truth = _normal(dim, 2.0), dim * (-0.5 * math.log(2) - 1.0)
+    target.compile = False
+    runs = [adaptive_smc(target, num_particles=32, num_replicates=16, seed=seed) for seed in range(num_runs)]
+    return torch.tensor([(z.log_evidence - truth) / z.standard_error for z in runs])
+
+
+def test_bias_is_small_against_the_error_and_the_error_is_right(monkeypatch, limit):
+    """With as few as 32 particles: the bias falls with their number, so at 128 it is a quarter of this."""
+    scores = _scores(32, 4, monkeypatch)
+    assert abs(float(scores.mean())) < 0.5 + limit() / math.sqrt(32)
+    low, high = chi2.ppf([5e-6, 1 - 5e-6], 39)
+    assert low < 31 * float(scores.var()) < 1.2**2 * high
+
+
+def test_metrics_of_its_own_particles_would_bias_it(monkeypatch, limit):
+    """The mutation: each population moves by the covariance of the particles that it moves."""
+
+    def own(particles):
+        rows = zip(particles.position, particles.log_weight, strict=True)
+        return POPULATIONS.Metric(torch.stack([learn_metric(*row).factor for row in rows]), True)
+
+    monkeypatch.setattr(MODULE, "crossed_metrics", own)
+    assert float(_scores(8, 10, monkeypatch).mean()) < -0.5 - limit() / math.sqrt(8)
+
+
+def test_a_constant_moves_the_log_evidence_by_itself():
+    target = _normal(2, 1.0)
+    moved = bk.Target.from_functions(
+        target.log_prior, lambda u: target.log_likelihood(u) + 7.0, 2, lambda k, g: target.sample_prior(k, g)
+    )
+    one, other = (adaptive_smc(x, seed=3, **SMALL) for x in (target, moved))
+    assert other.log_evidence - one.log_evidence == pytest.approx(7.0, abs=0.02)
+
+
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
+    target = bk.exact.get("beta_binomial").target()
+    whole = adaptive_smc(target, seed=2, **SMALL)
+    advance = MODULE.AdaptivePopulations.advance
+
+    def failing(self, state, iteration, generator):
+        if iteration == 3:
+            raise KeyboardInterrupt
+        return advance(self, state, iteration, generator)
+
+    # A checkpoint after every stage, of which the last but one is resumed.
+    control = MODULE.Control
+    monkeypatch.setattr(MODULE, "Control", lambda path, progress: control(path, 0.0, progress=progress))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(MODULE.AdaptivePopulations, "advance", failing)
+        adaptive_smc(target, seed=2, checkpoint=tmp_path / "run", **SMALL)
+    assert adaptive_smc(target, seed=2, checkpoint=tmp_path / "run", **SMALL) == whole
+    with pytest.raises(CheckpointError):
+        adaptive_smc(target, seed=4, checkpoint=tmp_path / "run", **SMALL)
+
+
+def test_every_evaluation_is_counted(monkeypatch):
+    monkeypatch.setattr(MODULE, "with_missed_peak", lambda estimate, *arguments, **settings: estimate)
+    target, rows = bk.exact.get("beta_binomial").target(), []
+    evaluator, evaluate = target.evaluator, target.evaluate
+
+    def counted(n, num_calls=1):
+        call = evaluator(n, num_calls)
+        return lambda u, beta: (rows.append(len(u)), call(u, beta))[1]
+
+    monkeypatch.setattr(target, "evaluator", counted)
+    monkeypatch.setattr(target, "evaluate", lambda u, **how: (rows.append(len(u)), evaluate(u, **how))[1])
+    z = adaptive_smc(target, **SMALL)
+    checks = 16  # of whether the draws belong, and of the fingerprint
+    assert 0 <= sum(rows) - z.num_evaluations <= checks
+
+
+def test_single_precision(limit):
+    case = bk.exact.get("beta_binomial")
+    z = adaptive_smc(case.target(torch.float32), seed=1, **SMALL)
+    assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error and z.trusted
+
+
+def test_a_missed_spike_is_said():
+    case = bk.exact.spike_and_slab(20)
+    z = adaptive_smc(case.target(), seed=0, **SMALL)
+    assert not z.trusted or abs(z.log_evidence - case.log_evidence) < 3 * z.standard_error
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_likelihood_that_is_no_number_is_said(wrong):
+    z = adaptive_smc(_normal(1, 0.0, wrong), **SMALL)
+    below = -0.5 * math.log(2) + math.log(norm.cdf(math.sqrt(2)))
+    assert abs(z.log_evidence - below) < 0.2
+    assert not z.trusted and "NaN or infinite" in " ".join(z.warnings)
+
+
+def test_populations_without_likelihood_do_not_hang(limit):
+    """Only one prior draw in 150 has a likelihood, so many a population of 64 has none."""
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1),
+        lambda u: torch.where(u[..., 0] > 2.5, 0.0, -torch.inf),
+        1,
+        lambda k, g: torch.randn(k, 1, generator=g, dtype=F64),
+    )
+    z = adaptive_smc(target, seed=0, **SMALL)
+    assert not z.trusted and abs(z.log_evidence - norm.logsf(2.5)) < limit() * z.standard_error
+
+
+def test_bad_input_is_refused():
+    target = _normal()
+    for bad in ({"num_particles": 1}, {"num_replicates": 0}, {"ess_threshold": 1.0}, {"max_moves": 0}, {"seed": 0.5}):
+        with pytest.raises(SettingsError, match=next(iter(bad))):
+            adaptive_smc(target, **bad)
+    without = bk.Target.from_functions(target.log_prior, target.log_likelihood, 1)
+    assert refuses(target) is None and "sample_prior" in refuses(without)
+    with pytest.raises(SettingsError, match="sample_prior"):
+        adaptive_smc(without)
+    impossible = bk.Target.from_functions(
+        target.log_prior, lambda u: torch.full_like(u[..., 0], -torch.inf), 1, lambda k, g: target.sample_prior(k, g)
+    )
+    with pytest.raises(InitializationError):
+        adaptive_smc(impossible, **SMALL)

@@ -1,0 +1,111 @@
+"""What a comparison makes of its methods: one run of each part, refusals, scores, files."""
+
+import math
+import warnings
+
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+
+import bayeskit as bk
+from bayeskit import exact
+from bayeskit.errors import DataError, SettingsError, UnknownNameError
+from bayeskit.inference import evidence
+from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, Material
+from bayeskit.inference.evidence.comparison import COLUMNS
+
+BUDGET = Budget(4, 100, 100, num_temperatures=12, ladder_chains=4, ladder_warmup=60, ladder_samples=60)
+
+
+def test_each_part_is_made_once(monkeypatch):
+    from bayeskit.inference.evidence import material
+
+    made = []
+    for name, maker in list(material.MAKERS.items()):
+        monkeypatch.setitem(material.MAKERS, name, lambda m, name=name, maker=maker: (made.append(name), maker(m))[1])
+    target = exact.get("three_taxon_tree").target()
+    methods = [
+        "harmonic_mean",
+        "bridge_sampling",
+        "path_sampling",
+        "stepping_stone",
+        "gamma_laplus",
+        "lognormal_laplus",
+    ]
+    table = evidence.compare(target, methods, budget=BUDGET, progress=False)
+    assert sorted(made) == ["ladder", "positive mode", "posterior"]
+    assert set(table.part_seconds) == set(made)
+    assert table.draws.num_chains == 4 and len(table.ladder.beta) == 13
+
+
+def test_seconds_hold_what_a_method_alone_would_have_cost():
+    table = evidence.compare(
+        exact.get("beta_binomial").target(), ["bridge_sampling", "stepping_stone"], budget=BUDGET, progress=False
+    )
+    assert table["bridge_sampling"].seconds >= table.part_seconds["posterior"]
+    assert table["stepping_stone"].seconds >= table.part_seconds["ladder"]
+
+
+def test_what_does_not_apply_is_refused_with_its_reason():
+    target = exact.get("linreg10").target()
+    table = evidence.compare(target, ["gamma_laplus", "bridge_sampling"], budget=BUDGET, progress=False)
+    assert list(table.results) == ["bridge_sampling"] and "site 'b' is not a positive" in table.refused["gamma_laplus"]
+    assert table.verdict.refused == table.refused
+    row = table.to_pandas().set_index("method").loc["gamma_laplus"]
+    assert math.isnan(row["log_evidence"]) and not row["trusted"] and row["warnings"].startswith("does not apply")
+    with pytest.raises(UnknownNameError, match="does not apply"):
+        table["gamma_laplus"]
+
+
+def test_without_draws_from_the_prior_a_ladder_is_refused():
+    constant = 0.5 * math.log(2 * math.pi)
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - constant).sum(-1), lambda u: (-0.5 * (u - 1).square() - constant).sum(-1), 2
+    )
+    table = evidence.compare(target, ["naive_monte_carlo", "stepping_stone", "bridge_sampling"], budget=BUDGET)
+    assert set(table.refused) == {"naive_monte_carlo", "stepping_stone"} and table.ladder is None
+    assert all("sample_prior" in reason for reason in table.refused.values())
+
+
+def test_a_part_that_fails_says_so_again():
+    target = bk.Target.from_functions(
+        lambda u: -0.5 * u.square().sum(-1),
+        lambda u: torch.nan * u.sum(-1),
+        1,
+        lambda n, g: torch.randn(n, 1, generator=g),
+    )
+    material = Material(target, BUDGET)
+    for _ in range(2):
+        with pytest.raises(DataError, match="NaN"):
+            material.part("posterior")
+    with pytest.raises(SettingsError, match="no part"):
+        material.part("dessert")
+
+
+def test_the_files_hold_the_table(tmp_path):
+    target = exact.get("beta_binomial").target()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bk.errors.SamplingWarning)
+        table = evidence.compare(target, ["gamma_laplus", "bridge_sampling"], budget=BUDGET, progress=False)
+    table.to_csv(tmp_path / "evidence.csv")
+    assert tuple(pd.read_csv(tmp_path / "evidence.csv").columns) == COLUMNS
+    table.to_netcdf(tmp_path / "evidence.nc")
+    with xr.open_datatree(tmp_path / "evidence.nc", engine="h5netcdf") as tree:
+        assert float(tree["evidence"]["log_evidence"].sel(estimator="bridge_sampling")) == pytest.approx(
+            table["bridge_sampling"].log_evidence
+        )
+        assert tree["evidence"].attrs["verdict"] == str(table.verdict)
+        assert tree["posterior"].sizes["draw"] == 100
+    page = table.to_html(tmp_path / "evidence.html", reference=-2.3979)
+    assert (tmp_path / "evidence.html").read_text(encoding="utf-8") == page
+    for piece in ("bridge_sampling", "does not apply", "<svg", "Reference value"):
+        assert piece in page
+    assert "bridge_sampling" in table._repr_html_() and "evidence" in table.to_datasets()
+
+
+def test_a_comparison_of_nothing_has_no_verdict():
+    empty = EvidenceComparison({}, None, None)
+    assert empty.verdict.best is None and len(empty.to_pandas()) == 0
+    one = EvidenceComparison({"a": Evidence("a", -1.0, 0.1, 10)}, None, None)
+    assert one.verdict.log_evidence == -1.0 and "1 of 1 methods trusted" in str(one.verdict)

@@ -1,0 +1,276 @@
+"""Evidence from a flow fitted to posterior draws: right, calibrated, and aware of what the flow misses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+import bayeskit as bk
+from bayeskit.draws import Draws
+from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence.flows import (
+    FittedFlow,
+    fit_flow,
+    flow_importance_sampling,
+    learned_harmonic_mean,
+)
+from bayeskit.inference.evidence.peaks import highest_peak
+
+F64 = torch.float64
+ESTIMATORS = (flow_importance_sampling, learned_harmonic_mean)
+BANANA = 1.7
+
+
+def banana(dtype=F64):
+    """A curved posterior of evidence e^1.7 in the plane: u2 is normal around u1 squared."""
+
+    def log_prior(u):
+        return (-0.5 * u[..., 0].square() - math.log(2 * math.pi)) + BANANA
+
+    def log_likelihood(u):
+        return -0.5 * (u[..., 1] - u[..., 0].square()).square()
+
+    return bk.Target.from_functions(log_prior, log_likelihood, 2, dtype=dtype)
+
+
+def normal(shift=0.0, dim=3):
+    """A correlated normal posterior whose evidence is e^shift."""
+    factor = torch.eye(dim, dtype=F64) + 0.5 * torch.ones(dim, dim, dtype=F64).tril(-1)
+
+    def white(u):
+        return u @ torch.linalg.inv(factor).T
+
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * white(u).square() - 0.5 * math.log(2 * math.pi)).sum(-1),
+        lambda u: 0 * u.sum(-1) + shift,
+        dim,
+    )
+    return target, factor
+
+
+def as_draws(target, x):
+    log_prior, log_likelihood = target.evaluate(x)
+    return Draws(x, log_prior, log_likelihood, torch.ones(len(x), dtype=x.dtype), target=target)
+
+
+def banana_draws(seed, chains=16, count=400, target=None):
+    target = target or banana()
+    x = torch.randn(chains, count, 2, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    x[..., 1] += x[..., 0].square()
+    return as_draws(target, x.to(target.dtype))
+
+
+def normal_draws(seed, shift=0.0, chains=16, count=200):
+    target, factor = normal(shift)
+    x = torch.randn(chains, count, 3, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return as_draws(target, x @ factor.T)
+
+
+@pytest.fixture(scope="module")
+def curved():
+    draws = banana_draws(0)
+    return draws, fit_flow(draws.target, draws, max_steps=300)
+
+
+def test_a_normal_posterior_needs_no_flow(limit):
+    draws = normal_draws(0, shift=-3.0)
+    flow = fit_flow(draws.target, draws, max_steps=50)
+    assert flow.is_normal and math.isfinite(flow.gain_error)
+    for estimator in ESTIMATORS:
+        z = estimator(draws.target, draws, flow=flow)
+        assert z.trusted and z.method == estimator.__name__
+        assert abs(z.log_evidence + 3) < limit(2) * z.standard_error and 0 < z.standard_error < 0.05
+
+
+def test_with_the_posterior_itself_the_weights_are_equal():
+    """Closed form: without narrowing, every ratio is the reciprocal evidence exactly."""
+    draws = normal_draws(0, shift=-3.0)
+    _, factor = normal()
+    z = learned_harmonic_mean(draws.target, draws, flow=FittedFlow(torch.zeros(3, dtype=F64), factor), temperature=1.0)
+    assert abs(z.log_evidence + 3) < 1e-10 and z.standard_error < 1e-10
+
+
+def test_the_density_is_that_of_the_draws(curved, limit):
+    """The density integrates to one, by importance sampling from a wide normal, at either temperature."""
+    _, flow = curved
+    generator = torch.Generator().manual_seed(1)
+    wide = FittedFlow(flow.location, 2 * flow.factor)
+    x = wide.sample(20_000, generator)
+    for temperature in (1.0, 0.5):
+        weights = (flow.log_prob(x, temperature) - wide.log_prob(x)).exp()
+        assert abs(weights.mean() - 1) < limit(2) * weights.std() / math.sqrt(len(x))
+        own = flow.sample(20_000, generator, temperature)
+        for function in (torch.sin, torch.tanh):
+            drawn, weighed = function(own).sum(-1), weights * function(x).sum(-1)
+            error = math.hypot(float(drawn.std()), float(weighed.std())) / math.sqrt(len(x))
+            assert abs(float(drawn.mean() - weighed.mean())) < limit(4) * error
+
+
+def test_a_curved_posterior_is_learnt(curved, limit):
+    draws, flow = curved
+    assert not flow.is_normal and flow.gain > 0.3 > 5 * flow.gain_error
+    plain = fit_flow(draws.target, draws, max_steps=0)
+    for estimator in ESTIMATORS:
+        z, without = (estimator(draws.target, draws, flow=f) for f in (flow, plain))
+        assert z.trusted and abs(z.log_evidence - BANANA) < limit(2) * z.standard_error, str(z)
+        assert z.standard_error < 0.6 * without.standard_error or not without.trusted
+
+
+def test_shells_are_learnt(limit):
+    """Two thin rings side by side, with exact draws by rejection from the prior."""
+    case = bk.exact.gaussian_shells(2)
+    target, generator = case.target(), torch.Generator().manual_seed(0)
+    proposed = target.sample_prior(100_000, generator)
+    height = target.log_likelihood(proposed)
+    accepted = proposed[torch.rand(len(height), generator=generator, dtype=F64).log() < height - height.max()]
+    draws = as_draws(target, accepted[: len(accepted) // 16 * 16].reshape(16, -1, 2))
+    flow = fit_flow(target, draws, max_steps=250)
+    assert flow.gain > 0.5 > 5 * flow.gain_error
+    for estimator in ESTIMATORS:
+        z = estimator(target, draws, flow=flow)
+        assert abs(z.log_evidence - case.log_evidence) < limit(2) * z.standard_error or not z.trusted, str(z)
+    assert flow_importance_sampling(target, draws, flow=flow).standard_error < 0.05
+
+
+def test_one_dimension(limit):
+    case = bk.exact.get("beta_binomial")
+    draws = bk.sample(case.target(), 16, 100, 200, seed=0, progress=False)
+    flow = fit_flow(draws.target, draws, max_steps=100)
+    for estimator in ESTIMATORS:
+        z = estimator(draws.target, draws, flow=flow)
+        assert z.trusted and abs(z.log_evidence - case.log_evidence) < limit(2) * z.standard_error
+
+
+def test_other_coordinates_give_the_same_estimate():
+    """The normal is affinely equivariant, so estimates move by rounding alone; a constant moves them by itself."""
+    draws = banana_draws(3)
+    scale = torch.tensor([1e3, 1e-2], dtype=F64)  # diagonal and positive, so the Cholesky factors correspond
+    inner = banana()
+    log_volume = float(scale.log().sum())
+
+    def log_prior(v):
+        return inner.log_prior((v - 5) / scale) - log_volume + 10
+
+    moved_target = bk.Target.from_functions(log_prior, lambda v: inner.log_likelihood((v - 5) / scale), 2)
+    moved = as_draws(moved_target, draws.unconstrained * scale + 5)
+    flows = [fit_flow(d.target, d, max_steps=50) for d in (draws, moved)]
+    assert not flows[0].is_normal
+    for estimator in ESTIMATORS:
+        z, other = (estimator(d.target, d, flow=f, seed=2) for d, f in zip((draws, moved), flows, strict=True))
+        assert abs(other.log_evidence - z.log_evidence - 10) < 1e-6
+        assert abs(other.standard_error - z.standard_error) < 1e-6
+
+
+def scores(estimator, flow, replicates=100):
+    """Scores of replicates with fresh independent draws and one flow."""
+    target, found = banana(), []
+    for seed in range(replicates):
+        draws = banana_draws(1000 + seed, 4, 250, target)
+        settings = {"num_draws": 500} if estimator is flow_importance_sampling else {}
+        z = estimator(target, draws, flow=flow, seed=seed, **settings)
+        found.append((z.log_evidence - BANANA) / z.standard_error)
+    return np.array(found)
+
+
+def spread_is_right(z):
+    """Ask whether the scores scatter as a standard normal's, allowing for the 10 % of an estimated error."""
+    low, high = chi2.ppf([5e-6, 1 - 5e-6], len(z) - 1) / (len(z) - 1)
+    return 0.9**2 * low < np.var(z, ddof=1) < 1.1**2 * high and abs(z.mean()) < 4.5 / math.sqrt(len(z))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_errors_are_neither_too_small_nor_too_large(estimator, curved):
+    z = scores(estimator, curved[1])
+    assert spread_is_right(z), (z.mean(), z.std())
+    assert not spread_is_right(2 * z)  # the mutation: half the standard error
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_lost_jacobian_is_noticed(estimator, curved, limit, monkeypatch):
+    """The mutation: the volume of the whitening left out of the density."""
+    draws, flow = curved
+    right = FittedFlow.log_prob
+    monkeypatch.setattr(FittedFlow, "log_prob", lambda self, *a: right(self, *a) + self.factor.diagonal().log().sum())
+    z = estimator(draws.target, draws, flow=flow)
+    assert abs(z.log_evidence - BANANA) > limit() * z.standard_error
+
+
+def test_autocorrelation_widens_the_harmonic_error(curved):
+    draws, flow = curved
+    sticky = as_draws(draws.target, draws.unconstrained[:, ::8].repeat_interleave(8, 1))
+    free, held = (learned_harmonic_mean(d.target, d, flow=flow).standard_error for d in (draws, sticky))
+    assert 2 < held / free < 4  # the square root of eight
+
+
+def test_a_flow_that_is_too_wide_or_elsewhere_is_noticed(curved):
+    draws, flow = curved
+    wide = FittedFlow(flow.location, 4 * flow.factor)
+    z = learned_harmonic_mean(draws.target, draws, flow=wide)
+    assert not z.trusted and any("lower the temperature" in warning for warning in z.warnings)
+    elsewhere = FittedFlow(flow.location + 20, 0.3 * flow.factor)
+    z = flow_importance_sampling(draws.target, draws, flow=elsewhere)
+    assert not z.trusted
+    narrow = FittedFlow(flow.location, 0.02 * flow.factor)
+    z = flow_importance_sampling(draws.target, draws, flow=narrow, num_draws=1000)
+    assert not z.trusted and any("outside the proposal" in warning for warning in z.warnings)
+
+
+def test_single_precision(limit):
+    target = banana(torch.float32)
+    draws = banana_draws(5, target=target)
+    flow = fit_flow(target, draws, max_steps=75)
+    assert flow.sample(3, torch.Generator()).dtype == torch.float32
+    for estimator in ESTIMATORS:
+        z = estimator(target, draws, flow=flow)
+        assert abs(z.log_evidence - BANANA) < limit(2) * z.standard_error or not z.trusted
+
+
+def test_the_seed_decides_and_the_global_stream_does_not():
+    draws = banana_draws(6, 8, 200)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        flows = [fit_flow(draws.target, draws, seed=seed, max_steps=25) for seed in (0, 0, 1)]
+    assert torch.equal(torch.get_rng_state(), state)
+    x = draws.unconstrained[0]
+    first, same, other = (flow.log_prob(x) for flow in flows)
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    first, same, other = (flow_importance_sampling(draws.target, draws, flow=flows[0], seed=s) for s in (0, 0, 1))
+    assert first.log_evidence == same.log_evidence != other.log_evidence
+
+
+def test_evaluations_are_counted(curved):
+    draws, flow = curved
+    search = highest_peak(draws.target, draws).num_evaluations
+    assert flow_importance_sampling(draws.target, draws, flow=flow, num_draws=123).num_evaluations == 123 + search
+    assert learned_harmonic_mean(draws.target, draws, flow=flow).num_evaluations == 2000 + search
+
+
+def test_bad_input_is_refused(curved):
+    draws, flow = curved
+    other, _ = normal()
+    few = as_draws(draws.target, draws.unconstrained[:, :15])
+    still = as_draws(draws.target, draws.unconstrained * torch.tensor([1.0, 0.0], dtype=F64))
+    shifted = bk.Target.from_functions(draws.target.log_prior, lambda u: draws.target.log_likelihood(u) + 1, 2)
+    for call in (fit_flow, *ESTIMATORS):
+        with pytest.raises(DrawsError, match="dimension 2, the target 3"):
+            call(other, draws)
+        with pytest.raises(DrawsError, match="another target"):
+            call(shifted, draws)
+        with pytest.raises(DrawsError, match="too few to fit"):
+            call(draws.target, few)
+        with pytest.raises(DrawsError, match="singular"):
+            call(draws.target, still)
+    with pytest.raises(SettingsError, match="max_steps"):
+        fit_flow(draws.target, draws, max_steps=-1)
+    with pytest.raises(SettingsError, match="num_draws"):
+        flow_importance_sampling(draws.target, draws, flow=flow, num_draws=1)
+    for temperature in (0.0, 1.5):
+        with pytest.raises(SettingsError, match="temperature"):
+            learned_harmonic_mean(draws.target, draws, flow=flow, temperature=temperature)
+    three = FittedFlow(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))
+    for estimator in ESTIMATORS:
+        with pytest.raises(SettingsError, match="the flow has dimension 3"):
+            estimator(draws.target, draws, flow=three)

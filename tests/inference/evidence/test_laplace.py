@@ -1,0 +1,175 @@
+"""The Laplace approximation, and importance sampling from a Student-t at the same mode."""
+
+import math
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy.stats import chi2
+
+import bayeskit as bk
+from bayeskit import exact
+from bayeskit.errors import DrawsError, SettingsError, ShapeError
+from bayeskit.inference.evidence.mode import find_mode, laplace, laplace_importance_sampling
+from bayeskit.inference.evidence.mode import modes as search
+from bayeskit.inference.evidence.mode.laplace_importance_sampling import _smoothed
+
+DOUBLE = torch.float64
+FAILURE_RATE = 1e-5
+
+
+def rate(y, units):
+    x = pyro.sample("x", dist.LogNormal(y.new_zeros(2), 1.0).to_event(1))
+    pyro.sample("y", dist.Normal((x * units).log(), 0.5).to_event(1), obs=y)
+
+
+def test_exact_where_the_posterior_is_normal():
+    case = exact.get("linreg10")
+    z = laplace(case.target())
+    assert abs(z.log_evidence - case.log_evidence) < 1e-6
+    assert math.isnan(z.standard_error) and not z.trusted and len(z.warnings) == 1
+
+
+def test_exact_where_the_logarithms_are_normal():
+    y = torch.tensor([0.3, -1.0], dtype=DOUBLE)
+    z = laplace(bk.Target.from_pyro(rate, y, torch.ones(2, dtype=DOUBLE), compile=False))
+    assert abs(z.log_evidence - float(dist.Normal(0.0, 1.25**0.5).log_prob(y).sum())) < 1e-6
+
+
+def test_a_binomial_by_hand():
+    """Uniform p, 3 of 10 in unconstrained space: mode at p = 4/12, curvature 12 p (1 - p)."""
+
+    def model(heads):
+        p = pyro.sample("p", dist.Uniform(torch.zeros((), dtype=DOUBLE), 1.0))
+        pyro.sample("heads", dist.Binomial(10, p), obs=heads)
+
+    z = laplace(bk.Target.from_pyro(model, torch.tensor(3.0, dtype=DOUBLE), compile=False))
+    p = 4 / 12
+    height = math.log(120) + 4 * math.log(p) + 8 * math.log(1 - p)
+    assert abs(z.log_evidence - (height + 0.5 * math.log(2 * math.pi / (12 * p * (1 - p))))) < 1e-6
+
+
+def test_coordinates_and_constants():
+    """Rotated, scaled and moved coordinates change nothing; a constant moves the estimate by itself."""
+    inner = exact.get("three_taxon_tree").target()
+    turn = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE))[0]
+    matrix = turn * torch.tensor([0.5, 1.0, 3.0], dtype=DOUBLE)
+    log_determinant = float(torch.linalg.slogdet(matrix).logabsdet)
+    moved = bk.Target.from_functions(
+        lambda u: inner.log_prior(u @ matrix.T - 2.0) + log_determinant,
+        lambda u: inner.log_likelihood(u @ matrix.T - 2.0) + 7.0,
+        dim=3,
+    )
+    assert abs(laplace(moved).log_evidence - 7.0 - laplace(inner).log_evidence) < 1e-5
+
+
+def test_no_curvature_is_no_normal_distribution():
+    """A direction in which the density does not change at all."""
+    flat = bk.Target.from_functions(lambda u: -0.5 * u[..., 0].square(), lambda u: -(u[..., 0] - 1.0).square(), dim=2)
+    z = laplace(flat)
+    assert math.isnan(z.log_evidence) and "does not curve" in z.warnings[-1]
+
+
+def test_a_mode_where_the_density_has_no_bound():
+    case = exact.get("neals_funnel")
+    z = laplace(case.target())
+    assert len(z.warnings) >= 2 and "without bound" in z.warnings[1]
+
+
+def test_one_mode_serves_all(monkeypatch):
+    target = exact.get("three_taxon_tree").target()
+    mode = find_mode(target)
+    alone, sampled = laplace(target), laplace_importance_sampling(target, 2000, seed=1)
+
+    def forbidden(*_, **__):
+        raise RuntimeError("a second search")
+
+    monkeypatch.setattr(search, "find_modes", forbidden)
+    shared = laplace(target, mode=mode)
+    assert shared.log_evidence == alone.log_evidence and shared.num_evaluations == alone.num_evaluations
+    again = laplace_importance_sampling(target, 2000, seed=0, mode=mode)
+    assert abs(again.log_evidence - sampled.log_evidence) < 0.2
+    with pytest.raises(FrozenInstanceError):
+        mode.value = 0.0
+
+
+def test_the_mode_is_one():
+    target = exact.get("pima_m1").target()
+    mode = find_mode(target)
+    value, gradient = target.value_and_grad(mode.position.unsqueeze(0))
+    assert float(value) == pytest.approx(mode.value, abs=1e-9) and float(gradient.abs().max()) < 1e-3
+    hessian = torch.autograd.functional.hessian(lambda u: target.log_density(u), mode.position)
+    assert torch.allclose(mode.precision, -hessian, rtol=1e-5, atol=1e-5)
+
+
+def scores(smoothed, replicates=100):
+    case = exact.get("three_taxon_tree")
+    target = case.target()
+    mode = find_mode(target)
+    settings = {"mode": mode, "smoothed": smoothed}
+    found = [laplace_importance_sampling(target, 1000, seed=s, **settings) for s in range(replicates)]
+    assert all(z.trusted for z in found)
+    return np.array([(z.log_evidence - case.log_evidence) / z.standard_error for z in found])
+
+
+def is_calibrated(z):
+    n = len(z)
+    low, high = chi2.ppf([FAILURE_RATE / 2, 1 - FAILURE_RATE / 2], n - 1) / (n - 1)
+    return 0.95**2 * low < z.var(ddof=1) < 1.05**2 * high and abs(z.mean()) < 4.5 / math.sqrt(n)
+
+
+@pytest.mark.parametrize("smoothed", [True, False])
+def test_the_standard_error_is_right(smoothed):
+    z = scores(smoothed)
+    assert is_calibrated(z) and not is_calibrated(2 * z)
+
+
+def test_smoothing_leaves_what_is_below_the_tail():
+    generator = torch.Generator().manual_seed(3)
+    log_weights = -0.6 * torch.rand(1, 4000, generator=generator, dtype=DOUBLE).log() - 12.0
+    smooth = _smoothed(log_weights)
+    same = (smooth - log_weights).abs() < 1e-12
+    assert 0.9 < float(same.double().mean()) < 0.99
+    assert float(smooth.max()) <= float(log_weights.max()) + 1e-12
+    # Power-law weights of shape .6 have mean 2.5; the smoothed tail must not move it far.
+    assert abs(float(smooth.logsumexp(1)) - math.log(4000) + 12.0 - math.log(2.5)) < 0.1
+    nothing = torch.full((1, 100), -torch.inf, dtype=DOUBLE)
+    assert torch.equal(_smoothed(nothing), nothing)
+
+
+def test_a_lost_determinant_is_noticed(monkeypatch):
+    case = exact.get("linreg10")
+    original = search.curvature
+
+    def wrong(*args):
+        precision, count = original(*args)
+        return precision / 2, count
+
+    monkeypatch.setattr(search, "curvature", wrong)
+    assert abs(laplace(case.target()).log_evidence - case.log_evidence) > 1
+
+
+def test_single_precision():
+    y = torch.tensor([0.3, -1.0])
+    target = bk.Target.from_pyro(rate, y, torch.ones(2), compile=False)
+    wanted = float(dist.Normal(0.0, 1.25**0.5).log_prob(y).sum())
+    assert abs(laplace(target).log_evidence - wanted) < 0.01
+    z = laplace_importance_sampling(target, 4000)
+    assert abs(z.log_evidence - wanted) < 5 * z.standard_error
+
+
+def test_bad_inputs_are_refused():
+    target, other = exact.get("beta_binomial").target(), exact.get("three_taxon_tree").target()
+    draws, mode = bk.sample(target, 2, 50, 20, seed=0, progress=False), find_mode(target)
+    for estimator in (laplace, laplace_importance_sampling):
+        with pytest.raises(DrawsError, match="dimension"):
+            estimator(other, draws=draws)
+        with pytest.raises(ShapeError, match="dimension"):
+            estimator(other, mode=mode)
+    for settings in ({"num_draws": 0}, {"num_draws": 2.5}, {"degrees_of_freedom": 2.0}, {"degrees_of_freedom": "5"}):
+        with pytest.raises(SettingsError):
+            laplace_importance_sampling(target, **settings)
+    assert laplace(target, draws=draws).num_evaluations > draws.num_gradients

@@ -1,0 +1,187 @@
+"""Warp-III bridge sampling against exact answers, and against the bridge without the warp."""
+
+import math
+import sys
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+import bayeskit as bk
+from bayeskit import exact
+from bayeskit.draws import Draws
+from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
+from bayeskit.inference.evidence.peaks import highest_peak
+from bayeskit.inference.evidence.posterior import bridge_sampling, warp_bridge_sampling
+
+FAILURE_RATE = 1e-5
+REPLICATES = 100
+
+
+def skewed():
+    """Two gamma posteriors on the log scale: skewed, with the closed form of a Poisson count."""
+    rate, count = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, 3.0], dtype=torch.float64)
+    answer = float((rate.log() - (count + 1) * (rate + 1).log()).sum())
+
+    def log_prior(u):
+        return (rate.log() - rate * u.exp() + u).sum(-1)
+
+    def log_likelihood(u):
+        return (count * u - u.exp() - torch.lgamma(count + 1)).sum(-1)
+
+    def sample_prior(n, generator):
+        return (-torch.rand(n, 2, generator=generator, dtype=torch.float64).log() / rate).log()
+
+    target = bk.Target.from_functions(log_prior, log_likelihood, 2, sample_prior)
+
+    def draw(seed, num_draws=250, rho=0.0):
+        """Autoregressive draws of exact law, through the normal quantiles of a gamma."""
+        from scipy.special import gammaincinv, ndtr
+
+        generator = np.random.default_rng(seed)
+        noise = generator.standard_normal((num_draws, 4, 2))
+        for i in range(1, num_draws):
+            noise[i] = rho * noise[i - 1] + math.sqrt(1 - rho**2) * noise[i]
+        value = gammaincinv(count.numpy() + 1, ndtr(noise)) / (rate.numpy() + 1)
+        u = torch.from_numpy(np.log(value)).movedim(0, 1).contiguous()
+        return Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
+
+    return target, answer, draw
+
+
+def check(scores):
+    """Compare the scatter of z with a standard normal's, allowing the 10 % that short chains cost."""
+    n = len(scores)
+    low, high = chi2.ppf([FAILURE_RATE / 2, 1 - FAILURE_RATE / 2], n - 1) / (n - 1)
+    assert 0.9**2 * low < np.var(scores, ddof=1) < 1.1**2 * high
+    assert abs(scores.mean()) < 4.5 * scores.std(ddof=1) / math.sqrt(n)
+
+
+def scores_of(draw, target, answer, **settings):
+    results = [warp_bridge_sampling(target, draw(seed, **settings), seed=seed) for seed in range(REPLICATES)]
+    assert all(z.trusted for z in results)
+    return np.array([(z.log_evidence - answer) / z.standard_error for z in results])
+
+
+def test_error_bars_are_right_on_independent_draws():
+    target, answer, draw = skewed()
+    scores = scores_of(draw, target, answer)
+    check(scores)
+    with pytest.raises(AssertionError):
+        check(2 * scores)
+
+
+def test_error_bars_are_right_on_autocorrelated_draws():
+    target, answer, draw = skewed()
+    check(scores_of(draw, target, answer, num_draws=1000, rho=0.8))
+
+
+@pytest.mark.parametrize("name", ["radiata_pine_m1", "eight_schools", "three_taxon_tree", "linreg10"])
+def test_it_agrees_with_the_exact_answer_and_is_better_where_the_posterior_is_skewed(name, limit):
+    case = exact.get(name)
+    target = case.target()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        draws = bk.sample(target, 4, 200, 600, seed=1, progress=False)
+    z = warp_bridge_sampling(target, draws)
+    assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
+    ratio = z.standard_error / bridge_sampling(target, draws).standard_error
+    assert ratio < (1.2 if name == "linreg10" else 0.85)
+    search = highest_peak(target, draws).num_evaluations
+    assert z.num_evaluations == draws.num_gradients + 3 * 4 * 300 + search
+
+
+def test_a_draw_and_its_mirror_image_are_one():
+    """Swapping second-half draws for their mirror images must not change the estimate."""
+    target, _, draw = skewed()
+    draws = draw(0)
+    centre = draws.unconstrained[:, :125].flatten(0, 1).mean(0)
+    u = draws.unconstrained.clone()
+    u[:, 125::2] = 2 * centre - u[:, 125::2]
+    mirrored = Draws(u, *target.evaluate(u), draws.beta, target=target)
+    first, second = (warp_bridge_sampling(target, x).log_evidence for x in (draws, mirrored))
+    assert first == pytest.approx(second, abs=1e-9)
+
+
+def test_affine_coordinates_do_not_matter():
+    target, _, draw = skewed()
+    draws = draw(0)
+    matrix = torch.tensor([[2.0, 0.0], [-1.0, 0.5]], dtype=torch.float64)
+    shift = torch.tensor([3.0, -1.0], dtype=torch.float64)
+    inverse = torch.linalg.inv(matrix)
+
+    def back(v):
+        return (v - shift) @ inverse.T
+
+    log_det = float(torch.linalg.slogdet(matrix).logabsdet)
+    other = bk.Target.from_functions(
+        lambda v: target.log_prior(back(v)) - log_det, lambda v: target.log_likelihood(back(v)) + 5.0, 2
+    )
+    v = draws.unconstrained @ matrix.T + shift
+    moved = Draws(v, *other.evaluate(v), draws.beta, target=other)
+    first, second = warp_bridge_sampling(target, draws), warp_bridge_sampling(other, moved)
+    assert second.log_evidence == pytest.approx(first.log_evidence + 5.0, abs=1e-9)
+    assert second.standard_error == pytest.approx(first.standard_error, rel=1e-6)
+
+
+@pytest.mark.parametrize("mutation", ["half", "mirror"])
+def test_a_wrong_warp_is_noticed(mutation, monkeypatch, limit):
+    """Forget the half of the mixture, or the mirror image itself: the answer moves away from the exact one."""
+    from bayeskit.inference.evidence.posterior import warp_bridge_sampling as function
+
+    module = sys.modules[function.__module__]
+    wrong = {"half": torch.logaddexp, "mirror": lambda here, mirrored: here - math.log(2)}[mutation]
+    monkeypatch.setattr(module, "_symmetrised", wrong)
+    target, answer, draw = skewed()
+    z = function(target, draw(0))
+    assert abs(z.log_evidence - answer) > limit() * z.standard_error
+
+
+def test_half_of_the_mixture_may_lie_outside_the_support(limit):
+    """An exponential posterior in its own coordinate: mirror images have density zero or none at all."""
+    for outside in (-torch.inf, torch.nan):
+        target = bk.Target.from_functions(
+            lambda u, v=outside: torch.where(u > 0, -u, v).sum(-1), lambda u: -u.clamp(min=0).sum(-1), 1
+        )
+        u = torch.from_numpy(np.random.default_rng(0).exponential(0.5, size=(4, 1000, 1)))
+        draws = Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
+        z = warp_bridge_sampling(target, draws)
+        assert abs(z.log_evidence - math.log(0.5)) < limit() * z.standard_error
+
+
+def test_single_precision(limit):
+    case = exact.get("linreg10")
+    target = bk.Target.from_pyro(case.model, *(x.to(torch.float32) for x in case.args))
+    factor = torch.linalg.cholesky(case.posterior_covariance["b"])
+    noise = torch.randn(4, 500, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = (case.posterior_mean["b"] + noise @ factor.T).to(torch.float32)
+    z = warp_bridge_sampling(target, Draws(u, *target.evaluate(u), torch.ones(4), target=target))
+    assert z.trusted and abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
+
+
+def test_seeds_and_proposals():
+    target, _, draw = skewed()
+    draws = draw(0)
+    search = highest_peak(target, draws).num_evaluations
+    first, same, other = (warp_bridge_sampling(target, draws, seed=s).log_evidence for s in (0, 0, 1))
+    assert first == same != other
+    assert warp_bridge_sampling(target, draws, num_proposals=50).num_evaluations == 100 + 4 * 125 + search
+    assert bridge_sampling(target, draws, num_proposals=50).num_evaluations == 50 + search
+
+
+def test_bad_input_is_refused():
+    target, _, draw = skewed()
+    draws = draw(0)
+    with pytest.raises(SettingsError, match="num_proposals"):
+        warp_bridge_sampling(target, draws, num_proposals=0)
+    with pytest.raises(DrawsError, match="another target"):
+        warp_bridge_sampling(target, replace(draws, log_prior=draws.log_prior + 1, target=None))
+    with pytest.raises(DrawsError, match="too few"):
+        warp_bridge_sampling(target, draw(0, num_draws=10))
+    still = draws.unconstrained.clone()
+    still[..., 1] = 0.0
+    with pytest.raises(DrawsError, match="singular"):
+        warp_bridge_sampling(target, Draws(still, *target.evaluate(still), draws.beta, target=target))
