@@ -5,8 +5,9 @@ looks like.
 
 The power posterior at inverse temperature :math:`\beta` is proportional to prior times likelihood to the
 power :math:`\beta`. Path sampling integrates the mean log likelihood over :math:`\beta` from 0, the prior, to
-1, the posterior, by the trapezoidal rule, which its modified form corrects; stepping stone multiplies ratios of neighbouring normalising constants. Both use the same
-draws. The problem is a linear regression whose evidence is known exactly.
+1, the posterior, by the trapezoidal rule, which its modified form corrects; stepping stone multiplies ratios of
+neighbouring normalising constants. All use the same draws. The problem is a linear regression whose evidence is known
+exactly.
 """
 
 import os

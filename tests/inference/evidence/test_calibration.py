@@ -45,7 +45,8 @@ def test_a_standard_error_cut_in_half_is_noticed():
 def test_processes_do_not_change_the_result():
     serial = calibrate(("bridge_sampling",), "linreg10", 4, correlation=0.5, progress=False)
     parallel = calibrate(("bridge_sampling",), "linreg10", 4, correlation=0.5, num_jobs=2, progress=False)
-    np.testing.assert_array_equal(serial.z("bridge_sampling"), parallel.z("bridge_sampling"))
+    # Sums of the same numbers at other addresses may differ in the last digit.
+    np.testing.assert_allclose(serial.z("bridge_sampling"), parallel.z("bridge_sampling"), rtol=0, atol=1e-9)
 
 
 def test_finished_replicates_are_kept(tmp_path, monkeypatch):
