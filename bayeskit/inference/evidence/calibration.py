@@ -22,7 +22,6 @@ from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.compare import compare
 from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import METHODS, select
-from bayeskit.inference.evidence.result import Evidence
 from bayeskit.parallel import map_tasks
 from bayeskit.target import Target
 
@@ -239,13 +238,12 @@ def calibrate(
         tasks,
         num_jobs=num_jobs,
         checkpoint=checkpoint,
-        result_types=(Evidence,),
         progress=progress,
         description=f"calibrating on {known.name}",
     )
 
     def column(attribute: str) -> dict[str, np.ndarray]:
-        return {m: np.array([getattr(r[m], attribute) for r in results]) for m in names}
+        return {m: np.array([r[m][attribute] for r in results]) for m in names}
 
     return Calibration(
         known.name,
@@ -321,11 +319,19 @@ def _target(task: _Replicate) -> Target:
     return _TARGETS[task.fingerprint]
 
 
-def _replicate(task: _Replicate) -> dict[str, Evidence]:
+def _replicate(task: _Replicate) -> dict[str, dict[str, float | bool]]:
     target = _target(task)
     draws = None if task.correlation is None else _autoregressive(target, task)
     table = compare(target, task.methods, seed=task.seed, budget=task.budget, draws=draws, progress=False)
-    return table.results
+    return {
+        z.method: {
+            "log_evidence": z.log_evidence,
+            "standard_error": z.standard_error,
+            "trusted": z.trusted,
+            "seconds": z.seconds,
+        }
+        for z in table
+    }
 
 
 def _autoregressive(target: Target, task: _Replicate) -> Draws:
