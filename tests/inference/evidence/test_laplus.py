@@ -87,13 +87,32 @@ def test_gradients_are_those_of_the_positive_coordinates():
     assert torch.allclose(gradient, (SHAPES + COUNTS - 1) / x - RATES - 1, atol=1e-10, rtol=0)
 
 
-def test_shapes_below_one_are_fitted():
-    """A density with a pole at zero and the tail of its slope: the fitted shape has the power of the pole."""
-    density = PositiveDensity(bk.Target.from_pyro(counted, torch.tensor([3.0, 0.0, 0.0], dtype=DOUBLE), compile=False))
-    z = gamma_laplus(density.target)
-    assert math.isfinite(z.log_evidence)
-    mode = density.mode()
-    assert float(mode.position[1]) < 1e-6
+def poled(count):
+    rate = pyro.sample("rate", dist.Gamma(torch.tensor([0.3, 2.0], dtype=DOUBLE), 2.0).to_event(1))
+    pyro.sample("count", dist.Poisson(rate).to_event(1), obs=count)
+
+
+def test_a_pole_at_zero_keeps_its_power():
+    """The posterior of the first rate is gamma with shape .3: its density is infinite at zero, the evidence is not."""
+    count = torch.tensor([0.0, 3.0], dtype=DOUBLE)
+    target = bk.Target.from_pyro(poled, count, compile=False)
+    shapes = torch.tensor([0.3, 2.0], dtype=DOUBLE)
+    wanted = float(dist.GammaPoisson(shapes, torch.full_like(shapes, 2.0)).log_prob(count).sum())
+    assert abs(gamma_laplus(target).log_evidence - wanted) < 1e-6
+    assert gamma_laplus_importance_sampling(target, num_draws=500).standard_error < 1e-6
+    assert abs(lognormal_laplus(target).log_evidence - wanted) < 1.5
+
+
+def test_a_finite_density_at_zero_is_exponential_there():
+    """Exact where it is exponential, and blind to what bends it later: no pole is made up for that."""
+
+    def curved(weight):
+        x = pyro.sample("x", dist.Exponential(torch.tensor([3.0], dtype=DOUBLE)).to_event(1))
+        pyro.factor("likelihood", (weight * x.square()).sum())
+
+    for weight in (0.0, -1.0):
+        z = gamma_laplus(bk.Target.from_pyro(curved, torch.tensor(weight, dtype=DOUBLE), compile=False))
+        assert abs(z.log_evidence) < 1e-6
 
 
 def test_importance_sampling_of_gamma_posteriors_has_equal_weights():

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
+from torch.distributions import LogNormal
+
 from bayeskit.inference.evidence.laplus.families import (
     Family,
     beta_prime_family,
     gamma_family,
     lognormal_family,
 )
+from bayeskit.inference.evidence.laplus.matching import is_inside
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity, PositiveMode
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
@@ -23,8 +27,8 @@ def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int 
 
     :math:`\log Z = f(m) - \sum_i \log q_i(m_i)` with the log of prior times likelihood `f` as a density of the positive
     coordinates, its mode `m`, and gamma distributions with the same modes and second derivatives. Where a mode is at
-    zero or not concave, the rate is the slope there, and the shape, from .001 to 1, is fitted to the density along the
-    coordinate.
+    zero or not concave, the rate is the slope there and the shape one; where the density has a pole at zero, the shape,
+    from .001 to 1, is that of the pole, and the rate that of the density of the coordinate's logarithm at its mode.
 
     Parameters
     ----------
@@ -150,7 +154,12 @@ def _approximated(
     density = PositiveDensity(target)
     mode = mode or density.mode(seed=seed)
     distribution, count = family(density, mode)
-    log_evidence = mode.value - float(distribution.log_prob(mode.position).sum())
+    point, value = mode.position, mode.value
+    if isinstance(distribution, LogNormal) and not bool(is_inside(point, mode.second).all()):
+        # A lognormal density vanishes at zero, so where the mode is there both are compared at its mean.
+        point = torch.where(is_inside(point, mode.second), point, distribution.mean)
+        value, count = float(density.log_density(point.unsqueeze(0))), count + 1
+    log_evidence = value - float(distribution.log_prob(point).sum())
     problems = (_UNKNOWN, *mode.problems)
     if not math.isfinite(log_evidence):
         problems += ("no such distribution has the mode and curvature of the posterior",)

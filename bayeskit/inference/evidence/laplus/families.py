@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.distributions import Gamma, LogNormal
 
 from bayeskit.inference.evidence.laplus.matching import (
-    fitted_shapes,
     is_inside,
     match_beta_prime,
     match_gamma,
     match_lognormal,
     slope_at_zero,
 )
+from bayeskit.inference.evidence.laplus.modes import SHORTEST
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity, PositiveMode
 
-#: Quantiles of the exponential distribution at which the density is looked at where the mode is at zero.
-_QUANTILES = 20
+#: Powers of x at zero that are no closer to none than this count as a pole.
+_MIN_POWER = 0.01
+#: Where a coordinate is looked for, and how often the interval is halved.
+_LARGEST, _BISECTIONS = 1e9, 60
 
 
 class Family(Protocol):
@@ -57,41 +59,80 @@ class BetaPrime:
         return constant + (a - 1) * x.log() - (a + b) * x.log1p()
 
 
+class AtZero(NamedTuple):
+    """What stands for the coordinates whose mode is at zero.
+
+    Attributes
+    ----------
+    shape : Tensor
+        One where the density is finite at zero, and the power of its pole plus one, at least .001, where it is not;
+        shape `(d,)`.
+    rate : Tensor
+        Of the exponential or gamma distribution, shape `(d,)`.
+    num_evaluations : int
+    """
+
+    shape: Tensor
+    rate: Tensor
+    num_evaluations: int
+
+
 def gamma_family(density: PositiveDensity, mode: PositiveMode) -> tuple[Gamma, int]:
-    """Return gamma distributions, their shapes fitted where the mode is at zero, and evaluations spent on that."""
+    """Return gamma distributions, and evaluations spent on those of coordinates whose mode is at zero."""
     shape, rate = match_gamma(mode.position, mode.first, mode.second)
-    points = _points_from_zero(mode)
-    fitted, count = _fitted(density, mode, points, -slope_at_zero(mode.first) * points)
-    return Gamma(torch.where(is_inside(mode.position, mode.second), shape, fitted), rate, validate_args=False), count
+    inside, other = is_inside(mode.position, mode.second), _at_zero(density, mode)
+    gamma = Gamma(torch.where(inside, shape, other.shape), torch.where(inside, rate, other.rate), validate_args=False)
+    return gamma, other.num_evaluations
 
 
 def beta_prime_family(density: PositiveDensity, mode: PositiveMode) -> tuple[BetaPrime, int]:
-    """Return beta prime distributions, and evaluations spent on their shapes."""
+    """Return beta prime distributions, and evaluations spent on those of coordinates whose mode is at zero."""
     first, second = match_beta_prime(mode.position, mode.first, mode.second)
-    points, slope = _points_from_zero(mode), slope_at_zero(mode.first)
-    fitted, count = _fitted(density, mode, points, -slope * points.log1p())
-    inside = is_inside(mode.position, mode.second)
-    return BetaPrime(torch.where(inside, first, fitted), torch.where(inside, second, slope - fitted)), count
+    inside, other = is_inside(mode.position, mode.second), _at_zero(density, mode)
+    # With a slope of minus the sum of both shapes at zero, beside the pole.
+    tail = other.rate - other.shape
+    return BetaPrime(torch.where(inside, first, other.shape), torch.where(inside, second, tail)), other.num_evaluations
 
 
 def lognormal_family(density: PositiveDensity, mode: PositiveMode) -> tuple[LogNormal, int]:
-    """Return lognormal distributions."""
-    return LogNormal(*match_lognormal(mode.position, mode.first, mode.second), validate_args=False), 0
+    """Return lognormal distributions, which have mean and variance of the gamma one where the mode is at zero."""
+    location, scale = match_lognormal(mode.position, mode.first, mode.second)
+    inside, other = is_inside(mode.position, mode.second), _at_zero(density, mode)
+    variance = (1 / other.shape).log1p()
+    centre = (other.shape / other.rate).log() - variance / 2
+    lognormal = LogNormal(
+        torch.where(inside, location, centre), torch.where(inside, scale, variance.sqrt()), validate_args=False
+    )
+    return lognormal, other.num_evaluations
 
 
-def _points_from_zero(mode: PositiveMode) -> Tensor:
-    """Return quantiles of the exponential distribution with the mode's slope, `(points, d)`."""
-    levels = (torch.arange(_QUANTILES, dtype=mode.position.dtype, device=mode.position.device) + 0.5) / _QUANTILES
-    return -(-levels).log1p().unsqueeze(-1) / slope_at_zero(mode.first)
-
-
-def _fitted(density: PositiveDensity, mode: PositiveMode, points: Tensor, tail: Tensor) -> tuple[Tensor, int]:
-    """Return shapes fitted along each coordinate whose mode is not inside, `(d,)`, the others held at the mode."""
+def _at_zero(density: PositiveDensity, mode: PositiveMode) -> AtZero:
+    """Look along each coordinate whose mode is at zero, the others held."""
     outside = (~is_inside(mode.position, mode.second)).nonzero().flatten()
-    shapes = torch.ones_like(mode.position)
+    shape, rate = torch.ones_like(mode.position), slope_at_zero(mode.first)
     if not len(outside):
-        return shapes, 0
-    x = mode.position.expand(len(points), len(outside), -1).clone()
-    x[:, torch.arange(len(outside)), outside] = points[:, outside]
-    shapes[outside] = fitted_shapes(density.log_density(x).to(x), tail[:, outside], points[:, outside])
-    return shapes, x[..., 0].numel()
+        return AtZero(shape, rate, 0)
+    count, row = 0, torch.arange(len(outside))
+
+    def derivative(x: Tensor) -> Tensor:
+        """Return the first derivatives along each such coordinate at `x`, `(outside,)`."""
+        nonlocal count
+        count += len(outside)
+        points = mode.position.expand(len(outside), -1).clone()
+        points[row, outside] = x
+        return density.value_and_gradient(points)[1][row, outside]
+
+    near = torch.full_like(rate[outside], SHORTEST)
+    # Of a density in proportion to a power of x times what is finite, x times the derivative tends to the power.
+    power = (near * derivative(near)).nan_to_num(nan=0.0)
+    pole = power < -_MIN_POWER
+    shape[outside] = torch.where(pole, (1 + power).clamp(min=0.001), 1.0)
+    if bool(pole.any()):
+        # There the slope says nothing of the tail: match the logarithm of the coordinate at its own mode instead.
+        low, high = near.log(), torch.full_like(near, _LARGEST).log()
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            rising = middle.exp() * derivative(middle.exp()) + 1 > 0
+            low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
+        rate[outside] = torch.where(pole, shape[outside] / low.exp(), rate[outside])
+    return AtZero(shape, rate, count)

@@ -111,31 +111,3 @@ def match_lognormal(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor
     variance = torch.where(inside, -1 / (second * mode.square()), half)
     location = torch.where(inside, mode.log() + variance, -slope_at_zero(first).log() - half / 2)
     return location, variance.sqrt()
-
-
-def fitted_shapes(log_density: Tensor, tail: Tensor, x: Tensor) -> Tensor:
-    """Return the power of x, at least .001 less one and at most one less one, that fits a log density best.
-
-    With what the tail does known, `log_density - tail` is a constant plus the power times log x: a regression.
-
-    Parameters
-    ----------
-    log_density, tail, x : Tensor
-        At points of each coordinate, shape `(points, *batch)`.
-
-    Returns
-    -------
-    Tensor
-        The power plus one, in [.001, 1], shape `(*batch)`; one where the density is not finite at all points.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.linspace(0.1, 2.0, 10, dtype=torch.float64).unsqueeze(-1)
-    >>> fitted_shapes(-0.4 * x.log() - 3 * x + 7, -3 * x, x)
-    tensor([0.6000], dtype=torch.float64)
-    """
-    left, scale = log_density - tail, x.log()
-    centred = scale - scale.mean(0)
-    power = (centred * (left - left.mean(0))).sum(0) / centred.square().sum(0)
-    return torch.where(power.isfinite(), (power + 1).clamp(0.001, 1.0), 1.0)
