@@ -41,23 +41,54 @@ def effective_sample_size(x: Tensor) -> Tensor:
     x = _split(x)
     chains, n = x.shape[-2:]
     total = chains * n
+    covariance = _autocovariance(x)
+    within = covariance[..., 0]
+    between = x.mean(-1).var(-1) if chains > 1 else torch.zeros_like(within)
+    variance = within * (n - 1) / n + between
+    correlation = 1 - (within.unsqueeze(-1) - covariance) / variance.unsqueeze(-1)
+    result = total / _correlation_time(correlation, total)
+    constant = variance <= 1e-28 * x.abs().amax((-1, -2)).square()
+    return torch.where(constant, torch.full_like(result, total), result)
+
+
+def effective_within_chains(x: Tensor) -> Tensor:
+    """Effective number of draws of half a chain, whatever the others do, ``(*batch, chains, draws) -> (*batch)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> apart = x + torch.arange(4)[:, None]  # chains that disagree
+    >>> bool(400 < effective_within_chains(apart) < 700)
+    True
+    """
+    x = _split(x)
+    covariance = _autocovariance(x)
+    correlation = covariance / covariance[..., :1]
+    n = x.shape[-1]
+    result = n / _correlation_time(correlation, n * x.shape[-2])
+    return torch.where(covariance[..., 0] > 0, result, torch.full_like(result, n))
+
+
+def _autocovariance(x: Tensor) -> Tensor:
+    """Mean over chains of the autocovariance at each lag, ``(*batch, chains, n) -> (*batch, n)``."""
+    n = x.shape[-1]
     centred = x - x.mean(-1, keepdim=True)
     size = 2 ** math.ceil(math.log2(2 * n))
     spectrum = torch.fft.rfft(centred, n=size).abs().square()
-    covariance = torch.fft.irfft(spectrum, n=size)[..., :n] / n
-    within = covariance[..., 0].mean(-1) * n / (n - 1)
-    between = x.mean(-1).var(-1) if chains > 1 else torch.zeros_like(within)
-    variance = within * (n - 1) / n + between
-    correlation = 1 - (within.unsqueeze(-1) - covariance.mean(-2) * n / (n - 1)) / variance.unsqueeze(-1)
+    return torch.fft.irfft(spectrum, n=size)[..., :n].mean(-2) / (n - 1)
+
+
+def _correlation_time(correlation: Tensor, total: int) -> Tensor:
+    """Integrated autocorrelation time by Geyer's initial monotone sequence, ``(*batch, n) -> (*batch)``."""
+    correlation = correlation.clone()
     correlation[..., 0] = 1.0
+    n = correlation.shape[-1]
     pairs = correlation[..., : n - n % 2].unflatten(-1, (-1, 2)).sum(-1)
     # Geyer: keep pair sums while positive, then force them to decrease.
-    positive = torch.cumprod((pairs > 0).to(x.dtype), -1)
+    positive = torch.cumprod((pairs > 0).to(correlation.dtype), -1)
     monotone = torch.cummin(torch.where(positive > 0, pairs, 0.0), -1).values
-    tau = (-1 + 2 * monotone.sum(-1)).clamp(min=1 / math.log10(total))
-    result = total / tau
-    constant = variance <= 1e-28 * x.abs().amax((-1, -2)).square()
-    return torch.where(constant, torch.full_like(result, total), result)
+    return (-1 + 2 * monotone.sum(-1)).clamp(min=1 / math.log10(total))
 
 
 def r_hat(x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bayeskit._enumeration import Enumeration, Factor, couplings, eliminate, pack, sum_product
 from bayeskit._pyro.batching import batchable_distributions
+from bayeskit._pyro.draws import draw
 from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, unsteady
 from bayeskit._pyro.reader import Constants, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
@@ -338,7 +339,7 @@ class PyroDensity:
 
     def _draw(self, fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
         # A module may hold priors made before the dtype of the data was known.
-        return fn.sample(shape).to(self.dtype)
+        return draw(fn, shape).to(self.dtype)
 
     def prior_vector(self, given: Mapping[str, Tensor]) -> Tensor:
         """Draw one vector from the prior with the global stream; sites in ``given`` are taken from there."""

@@ -16,6 +16,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit._pyro.batching import MaskedFill, naming
+from bayeskit._pyro.draws import draw
 from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
 
 
@@ -132,7 +133,7 @@ class Reader(Messenger):
                 f"observed site {name!r} holds {int(bad.sum())} NaN, the first at index {first}; "
                 "drop or impute missing data, or mask them with poutine.mask"
             )
-        self.constants.observed[name] = torch.where(bad, fn.sample().to(value.dtype), value)
+        self.constants.observed[name] = torch.where(bad, draw(fn).to(value.dtype), value)
 
     def _pyro_post_sample(self, msg: Any) -> None:
         self.constants.looped.update(f.name for f in msg["cond_indep_stack"] if not f.vectorized)

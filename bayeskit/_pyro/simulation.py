@@ -14,6 +14,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit._pyro.density import PyroDensity
+from bayeskit._pyro.draws import draw
 from bayeskit._pyro.reader import is_enumerated
 from bayeskit._torch import global_stream
 from bayeskit.errors import ModelError, UnsupportedSiteError
@@ -100,7 +101,7 @@ def _draw_like(name: str, fn: Any, value: Any) -> Tensor:
     value = torch.as_tensor(value)
     batch = torch.broadcast_shapes(fn.batch_shape, value.shape[: value.dim() - fn.event_dim])
     try:
-        drawn = (fn if batch == fn.batch_shape else fn.expand(batch)).sample()
+        drawn = draw(fn if batch == fn.batch_shape else fn.expand(batch))
     except NotImplementedError as error:
         raise UnsupportedSiteError(
             f"the distribution {type(fn).__name__} of the observed site {name!r} cannot be drawn from; "

@@ -12,7 +12,6 @@ from pyro.distributions import Delta, ImproperUniform, Unit
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
-from torch.distributions import LKJCholesky
 
 from bayeskit._pyro.density import PyroDensity
 from bayeskit._torch import global_stream
@@ -42,13 +41,7 @@ class Part:
     @property
     def normalised(self) -> bool:
         """Whether density and draws are right by construction: torch's and Pyro's own distributions, unmasked."""
-        return (
-            not self.factor
-            and self.masked == 0
-            and set(_packages(self.distribution)) <= {"torch", "pyro"}
-            # torch 2.13 and before draw rows three and on of a correlation matrix from the wrong beta distributions.
-            and not any(isinstance(layer, LKJCholesky) for layer in _layers(self.distribution))
-        )
+        return not self.factor and self.masked == 0 and set(_packages(self.distribution)) <= {"torch", "pyro"}
 
 
 class _Witness(Messenger):

@@ -12,6 +12,8 @@ from torch.func import vmap
 
 from bayeskit import Target
 from bayeskit.errors import ModelError, ShapeError, SlowModelWarning
+from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
+from bayeskit.inference.samplers import MinibatchTarget
 
 
 @pytest.fixture(scope="module", params=ALL)
@@ -70,6 +72,37 @@ def test_functions_have_none():
     for shape in ((2,), (5, 2), (100, 3, 2), (0, 2)):
         u = torch.ones(shape, dtype=torch.float64)
         assert torch.equal(target.log_jacobian(u), torch.zeros(shape[:-1], dtype=torch.float64))
+
+
+def positive(y):
+    scale = pyro.sample("scale", dist.HalfNormal(torch.tensor(1.0, dtype=torch.float64)))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(0.0, scale), obs=y)
+
+
+def test_jacobian_of_weighted_data_is_that_of_the_unknowns():
+    target = Target.from_pyro(positive, normal(3), compile=False)
+    joint = WeightedData(target)._joint
+    u = normal(5, joint.dim)
+    assert_close(joint.log_jacobian(u), u[:, 0])
+
+
+def test_minibatches_of_functions_and_modules_have_none():
+    y = normal(6)
+    functions = MinibatchTarget.from_functions(
+        lambda u: -u.square().sum(), lambda u, rows: -(y[rows] - u[0]).square(), 2, 6, batch_size=2
+    )
+    with torch.random.fork_rng(devices=[]):
+        linear = torch.nn.Linear(1, 1).double()
+    module = MinibatchTarget.from_module(
+        linear,
+        lambda output, y: -(output.squeeze(-1) - y).square(),
+        (y.unsqueeze(-1), y),
+        batch_size=2,
+    )
+    for target in (functions, module):
+        u = normal(4, 2)
+        assert torch.equal(target.full_target().log_jacobian(u), u.new_zeros(4))
 
 
 def test_jacobian_in_single_precision_and_many_vectors():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bayeskit._statistics import effective_sample_size, mean_error, r_hat
+from bayeskit._statistics import effective_sample_size, effective_within_chains, mean_error, r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.samplers import Ladder
@@ -19,6 +19,8 @@ MAX_PARETO_SHAPE = 0.7
 MIN_EFFECTIVE = 100
 MAX_DIVERGING = 0.01
 MIN_ROUND_TRIPS = 10
+MIN_EFFECTIVE_WITHIN = 8.0
+LOST_CHAINS = "lost_chains"
 
 
 MIN_DRAWS = 8
@@ -57,13 +59,22 @@ def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
 def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
     """Check chains for disagreement, too few effective draws, and divergences."""
     x = torch.cat([draws.unconstrained.movedim(-1, 0), draws.log_density.unsqueeze(0)])
-    worst = float(r_hat(x).max())
+    ratio = r_hat(x)
+    worst = float(ratio.max())
     effective = float(effective_sample_size(x).min())
     diverging = draws.sample_stats.get("diverging")
     share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
     problems = []
-    if not worst <= MAX_R_HAT:
+    # Halves of short chains differ by chance as much as they have few effective draws, however many chains there are.
+    chance = 1 / effective_within_chains(x).clamp(min=MIN_EFFECTIVE_WITHIN)
+    if not bool((ratio.square() <= MAX_R_HAT**2 + chance).all()):
         problems.append(f"chains disagree (R-hat {worst:.3f} > {MAX_R_HAT}): run longer chains or more warm-up")
+    lost = int(draws.settings.get(LOST_CHAINS, 0))
+    if lost:
+        problems.append(
+            f"{lost} chains were left out, for the density is infinite or not a number at some of their draws: look at "
+            "the model there"
+        )
     if not effective >= MIN_EFFECTIVE:
         problems.append(f"only {effective:.0f} effective draws: run longer chains")
     if share > MAX_DIVERGING:
@@ -146,14 +157,18 @@ def without_nan(log_likelihood: Tensor) -> tuple[Tensor, list[str]]:
 
 
 def finite_chains(draws: Draws) -> Draws:
-    """Leave out chains that never had a finite density: one lost chain must not spoil the others.
+    """Leave out chains without a finite density at all draws: one lost chain must not spoil the others.
+
+    Those that had one at some draws are counted among the settings, for :func:`posterior_problems` to say so; one that
+    never had any has stayed where it started, and was warned of then.
 
     Raises
     ------
     DrawsError
         If no chain is left.
     """
-    alive = draws.log_density.isfinite().all(1)
+    finite = draws.log_density.isfinite()
+    alive = finite.all(1)
     if bool(alive.all()):
         return draws
     if not bool(alive.any()):
@@ -166,6 +181,7 @@ def finite_chains(draws: Draws) -> Draws:
         log_likelihood=draws.log_likelihood[alive],
         beta=draws.beta[alive],
         sample_stats=stats,
+        settings=draws.settings | {LOST_CHAINS: int((finite.any(1) & ~alive).sum())},
     )
 
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bayeskit._settings import whole_number
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, ConstantsWarning
+from bayeskit.errors import BayeskitError, CheckpointError, ConstantsWarning, OutputError, SettingsError
 from bayeskit.inference.evidence.budget import Budget
+from bayeskit.inference.evidence.checks import belongs
 from bayeskit.inference.evidence.comparison import EvidenceComparison
 from bayeskit.inference.evidence.constants import check_constants
 from bayeskit.inference.evidence.material import Material
@@ -68,6 +70,12 @@ def compare(
     ------
     UnknownNameError
         For an unknown method.
+    SettingsError
+        If `target` is none.
+    DrawsError
+        If draws or ladder are of another target, or too few.
+    CheckpointError
+        If a checkpoint belongs to another run.
     BayeskitError
         If the shared draws cannot be made. A method that fails later is reported as failed in its row, and the others
         stand.
@@ -90,7 +98,13 @@ def compare(
     >>> abs(table["bridge_sampling"].log_evidence - case.log_evidence) < 0.05, table.verdict.is_agreed
     (True, True)
     """
-    chosen = select(methods)
+    if not isinstance(target, Target):
+        raise SettingsError(f"compare works on a Target, not a {type(target).__name__}; make one by Target.from_pyro")
+    chosen, seed = select(methods), whole_number("seed", seed)
+    if draws is not None:
+        belongs(draws, target)
+    if ladder is not None:
+        belongs(ladder.draws, target, posterior=False)
     material = Material(
         target, budget, seed, draws=draws, ladder=ladder, blocks=tuple(blocks), checkpoint=checkpoint, progress=progress
     )
@@ -123,6 +137,8 @@ def _answer(method: Method, material: Material, seed: int) -> Evidence | Predict
     result: Evidence | PredictiveScore
     try:
         result = method.estimate(material.target, material, seed)
+    except (CheckpointError, OutputError):
+        raise  # another run's files are no fault of the method, and the next ones would meet them too
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
         # Whatever one method stumbles over, the draws and the other methods' results stand.
         kind = "" if isinstance(error, BayeskitError) else f"{type(error).__name__}: "
@@ -133,4 +149,4 @@ def _answer(method: Method, material: Material, seed: int) -> Evidence | Predict
             result = Evidence(method.name, math.nan, math.nan, 0, failure)
     own = time.monotonic() - begin - (sum(material.seconds.values()) - made)
     shared = math.fsum(material.seconds.get(part, 0.0) for part in method.needs)
-    return replace(result, seconds=max(0.0, own) + shared)
+    return replace(result, seconds=max(0.0, own, result.seconds) + shared)

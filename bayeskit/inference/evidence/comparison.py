@@ -87,7 +87,10 @@ class EvidenceComparison:
     @cached_property
     def verdict(self) -> Verdict:
         """What the estimates amount to: the agreed value, who disagrees, who does not trust itself and why."""
-        return judge(self, sources=self.sources, refused=self.refused, notes=self.notes)
+        from bayeskit.inference.evidence.methods import METHODS
+
+        sources = {name: METHODS[name].source for name in self.results if name in METHODS}
+        return judge(self, sources=sources, refused=self.refused, notes=self.notes)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the table, one row a method.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, SettingsError
+from bayeskit.errors import BayeskitError, DataError, InitializationError, SettingsError
 from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.samplers import Ladder, sample, sample_ladder
 from bayeskit.inference.samplers.driver import obey
@@ -104,7 +104,12 @@ class Material:
             except BayeskitError as error:
                 self._parts[name] = error
             made_meanwhile = sum(self.seconds.values()) - others
-            self.seconds[name] = max(0.0, time.monotonic() - begin - made_meanwhile)
+            made = self._parts[name]
+            # A resumed run has taken longer than its last part.
+            earlier = (
+                made.seconds if isinstance(made, Draws) else made.draws.seconds if isinstance(made, Ladder) else 0.0
+            )
+            self.seconds[name] = max(earlier, time.monotonic() - begin - made_meanwhile)
         if isinstance(self._parts[name], BayeskitError):
             raise self._parts[name]
         return self._parts[name]
@@ -182,7 +187,13 @@ def _ladder(material: Material) -> Ladder:
 def _mode(material: Material) -> Mode:
     from bayeskit.inference.evidence.mode.modes import find_mode
 
-    return find_mode(material.target, draws=material.draws_if_there, seed=material.seed)
+    try:
+        # Without the draws that others may have needed: what is found must not depend on who else was asked.
+        return find_mode(material.target, seed=material.seed)
+    except (InitializationError, DataError):
+        if material.draws_if_there is None:
+            raise
+        return find_mode(material.target, draws=material.draws_if_there, seed=material.seed)
 
 
 def _positive_mode(material: Material) -> PositiveMode:

@@ -61,6 +61,14 @@ class Method:
     kind: Kind = "consistent"
     refuses: Refusal | None = None
 
+    @property
+    def source(self) -> str:
+        """The draws or the search that its estimate rests on; a method with a run of its own is its own source."""
+        return next(
+            (part for part in ("posterior", "ladder", "mode", "positive mode", "mean field") if part in self.needs),
+            self.name,
+        )
+
     def refusal(self, target: Target, material: Material) -> str | None:
         """Return the reason why the method does not apply to a target, or None."""
         if self.needs & {"prior", "ladder"} and not target.can_sample_prior:
@@ -157,7 +165,8 @@ def _smc(target: Target, material: Material, seed: int) -> Evidence:
         progress=material.progress,
     )
     obey(run.ending)
-    return sequential.smc(target, run, seed=seed)
+    # A resumed run has taken longer than its last part.
+    return replace(sequential.smc(target, run, seed=seed), seconds=run.draws.seconds)
 
 
 def _populations(spend: Budget) -> dict[str, Any]:

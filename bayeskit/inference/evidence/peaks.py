@@ -1,4 +1,4 @@
-"""Peaks that no draw has found: the mass about the highest mode, against an estimate of the whole."""
+"""Peaks that no draw has found: the mass about each mode that a search ends at, against the share of draws there."""
 
 from __future__ import annotations
 
@@ -7,73 +7,116 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
+from scipy.stats import chi2
+from torch import Tensor
 
+from bayeskit._statistics import effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import InitializationError
+from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.modes import curvature, find_modes
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 PEAK_DRAWS = 1000
-MIN_PEAK_SHARE = 0.1
-MAX_PEAK_EXCESS = math.log(1.5)
+PRIOR_STARTS = 6
+#: Part of the normal distribution about a mode that counts as its peak.
+PEAK_SHARE = 0.9
+#: A peak is weighed if at least so many of its draws are effective.
+MIN_EFFECTIVE = 30.0
+#: A missing share of the posterior is said if it is larger than this and than so many standard errors.
+MIN_MISSING, MAX_ERRORS = 0.01, 5.0
+#: What makes a search fail where the density itself may be fine at the draws.
+_FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
+_SEED = 0  # one for all estimators, so that none depends on which was asked before
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest peak of a posterior, as far as a normal approximation describes it.
+    """An ellipsoid about a mode, and what it holds.
 
     Attributes
     ----------
+    position : Tensor
+        The mode, unconstrained, shape `(d,)`.
+    factor : Tensor
+        Lower Cholesky factor of the negative Hessian there, shape `(d, d)`.
+    radius : float
+        Of the ellipsoid, in standard deviations of the normal distribution about the mode.
     log_mass : float
-        Log of prior times likelihood integrated over it; minus infinity where a normal distribution does not fit.
-    num_evaluations : int
-        Spent on finding and weighing it.
+        Log of prior times likelihood integrated over the ellipsoid.
+    relative_error : float
+        Standard error of the mass over the mass.
     """
 
+    position: Tensor
+    factor: Tensor
+    radius: float
     log_mass: float
+    relative_error: float
+
+    def holds(self, x: Tensor) -> Tensor:
+        """Return whether points lie inside, `(*batch, d) -> (*batch)`, bool."""
+        return ((x - self.position) @ self.factor).norm(dim=-1) <= self.radius
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks that searches from some draws, and from the prior, ended at.
+
+    Attributes
+    ----------
+    found : tuple of Peak
+        Those that could be weighed, the highest mode first, none inside another.
+    num_evaluations : int
+        Spent on finding and weighing them.
+    """
+
+    found: tuple[Peak, ...]
     num_evaluations: int
 
 
 # One search serves all estimators on the same draws.
-_KNOWN: WeakKeyDictionary[Draws, Peak] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Target, WeakKeyDictionary[Draws, Peaks]] = WeakKeyDictionary()
 
 
-def highest_peak(target: Target, draws: Draws, *, seed: int = 0) -> Peak:
-    """Climb from the best of the draws, and from the prior, and weigh the highest mode by importance.
+def find_peaks(target: Target, draws: Draws) -> Peaks:
+    """Climb from the best of the draws, and from the prior, and weigh what surrounds each mode by importance.
 
     Parameters
     ----------
     target : Target
     draws : Draws
         Of any temperature. What was found from them once is kept as long as they are.
-    seed : int, default 0
 
     Returns
     -------
-    Peak
+    Peaks
+        None where the density cannot be climbed.
 
     Examples
     --------
     The slab of this problem holds its chains; the spike holds a hundred times more:
 
+    >>> import math
     >>> import bayeskit as bk
     >>> case = bk.exact.spike_and_slab(5)
     >>> draws = bk.sample(case.target(), 2, 20, 20, progress=False)
-    >>> abs(highest_peak(draws.target, draws).log_mass - case.log_evidence) < 0.2
+    >>> peak = find_peaks(draws.target, draws).found[0]
+    >>> abs(peak.log_mass - math.log(0.9) - case.log_evidence) < 0.2
     True
     """
-    if draws not in _KNOWN:
-        _KNOWN[draws] = _search(target, draws, seed)
-    return _KNOWN[draws]
+    known = _KNOWN.setdefault(target, WeakKeyDictionary())
+    if draws not in known:
+        known[draws] = _search(target, draws)
+    return known[draws]
 
 
 def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
-    """Return the estimate, with a warning if a peak that the draws passed over holds more than it.
+    """Return the estimate, with a warning if a peak holds more of the posterior than of the draws.
 
-    A peak that is much narrower than what surrounds it draws no chain before the temperature at which it suddenly holds
-    most of the mass, and no diagnostic of the chains notices.
+    A peak that is much narrower than what surrounds it, or far from it, may draw no chain, and no diagnostic of the
+    chains notices. If the estimate is right, the mass of a peak over it is the share of the draws that lie there.
 
     Parameters
     ----------
@@ -81,12 +124,15 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, seed: 
         From `draws`.
     target : Target
     draws : Draws
+        Those at inverse temperature one are looked at.
     seed : int, default 0
+        Not used: the search is the same for all estimators.
 
     Returns
     -------
     Evidence
-        The search is counted in `num_evaluations`; `peak_excess` joins the diagnostics.
+        The search is counted in `num_evaluations`; `missed_share`, the largest share of the posterior that a peak
+        should have and its draws do not show, joins the diagnostics, NaN where there was no peak to weigh.
 
     Examples
     --------
@@ -97,41 +143,84 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, seed: 
     >>> with_missed_peak(Evidence("of the slab", 0.0, 0.01, 40), draws.target, draws).trusted
     False
     """
-    peak = highest_peak(target, draws, seed=seed)
-    excess = peak.log_mass - estimate.log_evidence
-    problems: tuple[str, ...] = ()
-    # An estimate that is NaN has said so, and exceeds nothing.
-    if excess > max(MAX_PEAK_EXCESS, 5 * estimate.standard_error):
-        problems = (
-            f"a narrow peak that no draw found holds {excess:.1f} nats more than the estimate: use nested_sampling or "
-            "laplace_importance_sampling",
-        )
+    peaks = find_peaks(target, draws)
+    last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
+    worst, problems = math.nan, estimate.warnings
+    if math.isfinite(estimate.log_evidence):
+        for peak in peaks.found:
+            missing, error, share = _missing(peak, estimate, last)
+            worst = missing if math.isnan(worst) else max(worst, missing)
+            if missing > max(MIN_MISSING, MAX_ERRORS * error) and problems == estimate.warnings:
+                problems += (
+                    f"a peak that holds {math.exp(min(peak.log_mass - estimate.log_evidence, 99.0)):.3g} times the "
+                    f"estimate has {100 * share:.2g} % of the draws: they miss a part of the posterior; use "
+                    "nested_sampling or laplace_importance_sampling",
+                )
     return replace(
         estimate,
-        num_evaluations=estimate.num_evaluations + peak.num_evaluations,
-        warnings=estimate.warnings + problems,
-        diagnostics=estimate.diagnostics | {"peak_excess": excess},
+        num_evaluations=estimate.num_evaluations + peaks.num_evaluations,
+        warnings=problems,
+        diagnostics=estimate.diagnostics | {"missed_share": worst},
     )
 
 
-def _search(target: Target, draws: Draws, seed: int) -> Peak:
+def _missing(peak: Peak, estimate: Evidence, draws: Draws) -> tuple[float, float, float]:
+    """Return the share of the posterior that a peak should have beyond that of the draws, its error, and the latter."""
+    inside = peak.holds(draws.unconstrained).to(torch.float64)
+    share = float(inside.mean())
+    effective = min(float(effective_sample_size(inside)), inside.numel()) if draws.num_draws >= 8 else draws.num_chains
+    expected = math.exp(min(peak.log_mass - estimate.log_evidence, 700.0))
+    # By the share that should be there, so that draws which never saw the peak do not pass for certain.
+    likely = min(max(share, min(expected, 1.0)), 1.0)
+    binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
+    known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
+    return expected - share, math.hypot(binomial, expected * math.hypot(peak.relative_error, known)), share
+
+
+def _search(target: Target, draws: Draws) -> Peaks:
+    found: list[Peak] = []
+    spent = 0
     try:
-        modes, search = find_modes(target, seed=seed, draws=draws)
-    except InitializationError:
-        return Peak(-math.inf, 0)
-    precision, differences = curvature(target, modes[0])
+        ends, spent = find_modes(target, seed=_SEED, draws=draws)
+        if target.can_sample_prior:
+            # Not the best of many, which may all lie at the feet of the peak that the draws know.
+            start = target.sample_prior(PRIOR_STARTS, new_generator(_SEED, stream="peaks")).to(target.device)
+            others, cost = find_modes(target, start=start)
+            ends, spent = torch.cat([ends, others]), spent + cost
+            ends = ends[target.log_density(ends).argsort(descending=True)]
+        for end in ends:
+            if any(bool(peak.holds(end)) for peak in found):
+                continue
+            peak, cost = _weighed(target, end)
+            spent += cost
+            if peak is not None:
+                found.append(peak)
+    except _FAILURES:
+        # The draws and the estimate stand; only this look at them is not to be had.
+        return Peaks(tuple(found), spent)
+    return Peaks(tuple(found), spent)
+
+
+def _weighed(target: Target, end: Tensor) -> tuple[Peak | None, int]:
+    """Weigh the ellipsoid about a mode by draws from the normal distribution that fits there."""
+    precision, spent = curvature(target, end)
     factor, failed = torch.linalg.cholesky_ex(precision)
-    spent = search + differences
     if bool(failed) or not bool(factor.isfinite().all()):
-        return Peak(-math.inf, spent)
-    generator = new_generator(seed, factor.device, stream="mass of the highest peak")
+        return None, spent
+    generator = new_generator(_SEED, factor.device, stream="mass of a peak")
     like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
     noise = torch.randn(PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
-    x = modes[0] + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
+    radius = math.sqrt(float(chi2.ppf(PEAK_SHARE, target.dim)))
+    x = end + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
     constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
     log_weight = target.log_density(x) + 0.5 * noise.square().sum(-1) - constant
-    log_weight = log_weight.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-    total = log_weight.logsumexp(0)
-    share = (2 * total - (2 * log_weight).logsumexp(0)).exp() / PEAK_DRAWS
-    fits = bool(share > MIN_PEAK_SHARE)
-    return Peak(float(total) - math.log(PEAK_DRAWS) if fits else -math.inf, spent + PEAK_DRAWS)
+    log_weight = torch.where(noise.norm(dim=-1) <= radius, log_weight, -torch.inf)
+    log_weight = log_weight.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).to(torch.float64)
+    total = float(log_weight.logsumexp(0))
+    if not math.isfinite(total):
+        return None, spent + PEAK_DRAWS
+    effective = math.exp(2 * total - float((2 * log_weight).logsumexp(0)))
+    if effective < MIN_EFFECTIVE:
+        return None, spent + PEAK_DRAWS
+    error = math.sqrt(max(1 / effective - 1 / PEAK_DRAWS, 1 / PEAK_DRAWS**2))
+    return Peak(end, factor, radius, total - math.log(PEAK_DRAWS), error), spent + PEAK_DRAWS

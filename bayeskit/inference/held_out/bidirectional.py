@@ -13,6 +13,7 @@ from pyro.distributions import Unit
 from torch import Tensor
 
 from bayeskit._progress import progress_bar
+from bayeskit._pyro.draws import MendedDraws
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.errors import ModelError
 from bayeskit.inference.held_out.annealing_path import AnnealingPath, sigmoid_schedule
@@ -148,8 +149,9 @@ def bidirectional_annealing(
 
 def _simulated(model: Callable[..., Any], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
     """Draw codes and data; return the arguments with the data in place of those observed, and the codes."""
-    given: Mapping[str, Any] = poutine.trace(model).get_trace(*args).nodes
-    drawn: Mapping[str, Any] = poutine.trace(poutine.uncondition(model)).get_trace(*args).nodes
+    with MendedDraws():
+        given: Mapping[str, Any] = poutine.trace(model).get_trace(*args).nodes
+        drawn: Mapping[str, Any] = poutine.trace(poutine.uncondition(model)).get_trace(*args).nodes
     data: dict[int, Tensor] = {}
     codes: dict[str, Tensor] = {}
     for name, site in given.items():

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from bayeskit._enumeration import Enumeration
+from bayeskit._pyro.draws import MendedDraws
 from bayeskit.errors import GuideError, ModelError, SettingsError
 from bayeskit.inference.objectives.enumeration import Enumerated
 from bayeskit.inference.objectives.gate import Gate
@@ -92,7 +93,7 @@ def plate_nesting(
     compatibility: Compatibility | None = None,
 ) -> int:
     """Return how many dimensions the plates of model and guide take, by running both once."""
-    with poutine.block(), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with poutine.block(), torch.random.fork_rng(devices=[]), torch.no_grad(), MendedDraws():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         sites: Mapping[str, Any] = guide_trace.nodes
         drawn = {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
@@ -324,7 +325,8 @@ class _Run:
         if self.num_particles > 1:
             function = pyro.plate(PARTICLES, self.num_particles, dim=-self.nesting - 1)(function)
         enumeration = Enumeration(first_available_dim=-self.nesting - 2 if first else None)
-        with enumeration, Weighting() if first else nullcontext():  # the model has no weights: its sites are given
+        weighting = Weighting() if first else nullcontext()  # the model has no weights: its sites are given
+        with enumeration, MendedDraws(), weighting:
             return poutine.trace(function).get_trace(*self.args, **self.kwargs)
 
     def layout(self, *traces: Mapping[str, Site]) -> Layout:

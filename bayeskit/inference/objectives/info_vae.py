@@ -10,6 +10,8 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from bayeskit._pyro.draws import MendedDraws
+from bayeskit._pyro.draws import draw as draw_from
 from bayeskit.errors import GuideError, SettingsError
 from bayeskit.inference.kernel_discrepancy import Kernel, maximum_mean_discrepancy
 from bayeskit.inference.objectives.evidence_lower_bound import divergences
@@ -121,11 +123,11 @@ def prior_sites(draw: Draw, particles: Particles) -> dict[str, Site]:
         ((name, site),) = latent.items()
         shape = site["value"].shape[: site["value"].dim() - site["fn"].event_dim]
         fn = site["fn"].expand(shape)
-        return {name: {**site, "value": fn.rsample() if fn.has_rsample else fn.sample()}}
+        return {name: {**site, "value": fn.rsample() if fn.has_rsample else draw_from(fn)}}
     model, layout = draw.model, particles.layout
     if layout.num_particles > 1:
         model = pyro.plate(PARTICLES, layout.num_particles, dim=-layout.nesting - 1)(model)
-    with poutine.block():
+    with poutine.block(), MendedDraws():
         nodes: Any = poutine.trace(model).get_trace(*draw.args, **draw.kwargs).nodes
     return {name: nodes[name] for name in latent}
 

@@ -13,6 +13,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
+from bayeskit._pyro.draws import MendedDraws
 from bayeskit.inference.objectives.layout import PARTICLES, Layout
 from bayeskit.inference.objectives.sites import Site
 
@@ -137,7 +138,7 @@ def supplied_sites(
     function = _Supply(indices, value_of)(function)
     if layout.num_particles > 1:
         function = pyro.plate(PARTICLES, layout.num_particles, dim=-layout.nesting - 1)(function)
-    with poutine.block(expose_types=["param"]):  # the optimiser has to hear of parameters met here first
+    with poutine.block(expose_types=["param"]), MendedDraws():  # the optimiser has to hear of parameters met here first
         trace = poutine.trace(function).get_trace(*args, **kwargs)
     nodes: Mapping[str, Any] = prune_subsample_sites(trace).nodes
     return {name: site for name, site in nodes.items() if site["type"] == "sample"}

@@ -9,6 +9,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from bayeskit._pyro.draws import MendedDraws
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.objectives.objective import Draw, Objective, log_mean_exp, with_gradient_of
 
@@ -129,7 +130,7 @@ class ReweightedWakeSleep(Objective):
 
     def _sleep(self, draw: Draw) -> Tensor:
         """Return the guide's log density of the model's own latent variables, given the model's own data."""
-        with torch.no_grad(), poutine.block():
+        with torch.no_grad(), poutine.block(), MendedDraws():
             dream = poutine.trace(poutine.uncondition(draw.model)).get_trace(*draw.args, **draw.kwargs)
         args, kwargs = list(draw.args), dict(draw.kwargs)
         sites: Mapping[str, Any] = dream.nodes

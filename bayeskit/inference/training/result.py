@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bayeskit._arviz import as_inference_data, to_datasets
 from bayeskit._plots import BLUE, ORANGE, SKY
+from bayeskit._pyro.draws import MendedDraws
 from bayeskit._settings import whole_number
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.inference.objectives.drawing import plate_nesting
@@ -202,7 +203,8 @@ class Fit:
 
 
 def _latent(guide: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Tensor]:
-    nodes: Any = prune_subsample_sites(poutine.trace(guide).get_trace(*args, **kwargs)).nodes
+    with MendedDraws():
+        nodes: Any = prune_subsample_sites(poutine.trace(guide).get_trace(*args, **kwargs)).nodes
     return {
         name: site["value"]
         for name, site in nodes.items()

@@ -8,6 +8,7 @@ import torch
 from scipy.stats import chi2
 
 import bayeskit as bk
+from bayeskit._statistics import pareto_shape
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.flows import (
@@ -16,7 +17,8 @@ from bayeskit.inference.evidence.flows import (
     flow_importance_sampling,
     learned_harmonic_mean,
 )
-from bayeskit.inference.evidence.peaks import highest_peak
+from bayeskit.inference.evidence.flows.fitted_flow import shape_that_matters
+from bayeskit.inference.evidence.peaks import find_peaks
 
 F64 = torch.float64
 ESTIMATORS = (flow_importance_sampling, learned_harmonic_mean)
@@ -77,7 +79,7 @@ def curved():
 def test_a_normal_posterior_needs_no_flow(limit):
     draws = normal_draws(0, shift=-3.0)
     flow = fit_flow(draws.target, draws, max_steps=50)
-    assert flow.is_normal and math.isfinite(flow.gain_error)
+    assert flow.is_normal and math.isnan(flow.gain_error)  # none was tried
     for estimator in ESTIMATORS:
         z = estimator(draws.target, draws, flow=flow)
         assert z.trusted and z.method == estimator.__name__
@@ -110,7 +112,7 @@ def test_the_density_is_that_of_the_draws(curved, limit):
 
 def test_a_curved_posterior_is_learnt(curved, limit):
     draws, flow = curved
-    assert not flow.is_normal and flow.gain > 0.3 > 5 * flow.gain_error
+    assert not flow.is_normal and flow.gain > max(0.5, 5 * flow.gain_error)
     plain = fit_flow(draws.target, draws, max_steps=0)
     for estimator in ESTIMATORS:
         z, without = (estimator(draws.target, draws, flow=f) for f in (flow, plain))
@@ -127,7 +129,7 @@ def test_shells_are_learnt(limit):
     accepted = proposed[torch.rand(len(height), generator=generator, dtype=F64).log() < height - height.max()]
     draws = as_draws(target, accepted[: len(accepted) // 16 * 16].reshape(16, -1, 2))
     flow = fit_flow(target, draws, max_steps=250)
-    assert flow.gain > 0.5 > 5 * flow.gain_error
+    assert flow.gain > max(0.5, 5 * flow.gain_error)
     for estimator in ESTIMATORS:
         z = estimator(target, draws, flow=flow)
         assert abs(z.log_evidence - case.log_evidence) < limit(2) * z.standard_error or not z.trusted, str(z)
@@ -141,6 +143,17 @@ def test_one_dimension(limit):
     for estimator in ESTIMATORS:
         z = estimator(draws.target, draws, flow=flow)
         assert z.trusted and abs(z.log_evidence - case.log_evidence) < limit(2) * z.standard_error
+
+
+def test_bounded_weights_have_no_tail():
+    """A few weights unlike all others are no heavy tail unless they, or those of posterior draws, are large."""
+    few = torch.zeros(10_000, dtype=F64)
+    few[:40] = torch.linspace(0.1, 1.2, 40, dtype=F64) ** 3
+    few[40:400] = torch.linspace(0, 1e-4, 360, dtype=F64)
+    assert pareto_shape(few) > 0.7 and shape_that_matters(few, few[:100]) <= 0
+    assert shape_that_matters(few, torch.tensor([3.0])) > 0.7  # a posterior draw of weight e^3
+    heavy = -0.9 * torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=F64).log()
+    assert shape_that_matters(heavy, heavy[:0]) > 0.7
 
 
 def test_other_coordinates_give_the_same_estimate():
@@ -191,8 +204,15 @@ def test_errors_are_neither_too_small_nor_too_large(estimator, curved):
 def test_a_lost_jacobian_is_noticed(estimator, curved, limit, monkeypatch):
     """The mutation: the volume of the whitening left out of the density."""
     draws, flow = curved
-    right = FittedFlow.log_prob
-    monkeypatch.setattr(FittedFlow, "log_prob", lambda self, *a: right(self, *a) + self.factor.diagonal().log().sum())
+    lost = flow.factor.diagonal().log().sum()
+    to_noise, defensive = FittedFlow.to_noise, FittedFlow.defensive_log_prob
+
+    def without(self, x):
+        noise, log_volume = to_noise(self, x)
+        return noise, log_volume + lost
+
+    monkeypatch.setattr(FittedFlow, "to_noise", without)
+    monkeypatch.setattr(FittedFlow, "defensive_log_prob", lambda self, x: defensive(self, x) + lost)
     z = estimator(draws.target, draws, flow=flow)
     assert abs(z.log_evidence - BANANA) > limit() * z.standard_error
 
@@ -243,7 +263,7 @@ def test_the_seed_decides_and_the_global_stream_does_not():
 
 def test_evaluations_are_counted(curved):
     draws, flow = curved
-    search = highest_peak(draws.target, draws).num_evaluations
+    search = find_peaks(draws.target, draws).num_evaluations
     assert flow_importance_sampling(draws.target, draws, flow=flow, num_draws=123).num_evaluations == 123 + search
     assert learned_harmonic_mean(draws.target, draws, flow=flow).num_evaluations == 2000 + search
 

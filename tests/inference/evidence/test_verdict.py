@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence, judge
 
 GOOD = Evidence("bridge_sampling", -94.083, 0.004, 8000)
@@ -33,6 +34,41 @@ def test_one_precise_method_does_not_outvote_the_others():
     assert "disagrees with bridge_sampling" in str(verdict)
 
 
+def estimates(**values):
+    return [Evidence(name, value, error, 1) for name, (value, error) in values.items()]
+
+
+def test_vague_estimates_carry_no_precise_one():
+    """Three with errors of .3 agree with whatever is near; the two precise ones that agree are right."""
+    verdict = judge(
+        estimates(vis=(-54.9, 0.002), bridge=(-55.43, 0.005), warp=(-55.43, 0.003), nested=(-55.4, 0.3),
+                  smc=(-55.2, 0.25), adaptive=(-55.2, 0.3), prequential=(-55.2, 0.25))
+    )  # fmt: skip
+    assert verdict.best.method == "warp" and verdict.is_agreed and list(verdict.disagreeing) == ["vis"]
+
+
+def test_no_vague_estimate_reconciles_precise_ones_that_contradict_each_other():
+    verdict = judge(estimates(a=(-10, 0.01), b=(-20, 0.01), c=(-15, 100), d=(0, 100), e=(5, 100)))
+    assert not verdict.is_agreed and "no agreement" in str(verdict) and verdict.standard_error == 0.01
+
+
+def test_an_error_of_nothing_wins_no_vote():
+    """A plateau gave naive Monte Carlo the error zero; all others agree on another value."""
+    others = {f"m{i}": (-1.7 + 0.02 * i, 0.05) for i in range(5)}
+    verdict = judge(estimates(naive=(-38.7, 1e-14), **others))
+    assert verdict.is_agreed and verdict.best.method != "naive" and list(verdict.disagreeing) == ["naive"]
+
+
+def test_one_alone_agrees_with_nobody():
+    verdict = judge(estimates(a=(-10, 0.01)))
+    assert verdict.best is not None and not verdict.is_agreed and "no agreement" not in str(verdict)
+
+
+def test_two_estimates_of_one_method_are_refused():
+    with pytest.raises(SettingsError, match="several estimates by smc"):
+        judge([Evidence("smc", -10.0, 0.01, 1), Evidence("smc", -20.0, 0.01, 1)])
+
+
 def test_two_that_differ_do_not_agree():
     far = Evidence("path_sampling", -94.30, 0.02, 9000)
     verdict = judge([GOOD, far])
@@ -47,8 +83,7 @@ def test_without_a_trusted_method_there_is_no_number():
 
 
 def test_methods_on_the_same_draws_count_as_one_source():
-    sources = {"bridge_sampling": frozenset({"posterior"}), "path_sampling": frozenset({"ladder"}),
-               "warp": frozenset({"posterior"})}  # fmt: skip
+    sources = {"bridge_sampling": "posterior", "path_sampling": "ladder", "warp": "posterior"}
     verdict = judge([GOOD, OTHER, Evidence("warp", -94.08, 0.004, 8000)], sources=sources)
     assert verdict.num_sources == 2 and "2 separate sets of draws" in str(verdict)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -11,21 +9,26 @@ from bayeskit._settings import whole_number
 from bayeskit._statistics import (
     independent_log_mean_exp_error,
     log_mean_exp,
-    pareto_shape,
     r_hat,
     weight_effective_sample_size,
 )
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import belongs, finite_chains, weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.flows.fitted_flow import FittedFlow, check_flow, fit_flow, halves
+from bayeskit.inference.evidence.coverage import missed_draws
+from bayeskit.inference.evidence.flows.fitted_flow import (
+    DEGREES_OF_FREEDOM,
+    TAIL_SHARE,
+    FittedFlow,
+    check_flow,
+    fit_flow,
+    halves,
+    shape_that_matters,
+)
 from bayeskit.inference.evidence.mode.student_t import StudentT
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
-
-HEAVY_SHARE, DEGREES_OF_FREEDOM = 0.2, 5.0
-MAX_MISSED = 0.01
 
 
 def flow_importance_sampling(
@@ -33,10 +36,10 @@ def flow_importance_sampling(
 ) -> Evidence:
     """Sample by importance from a normalizing flow fitted to the first half of each chain.
 
-    One draw in five comes instead from a Student-t distribution with five degrees of freedom whose scale matrix is
-    the covariance of the same posterior draws, and every draw is weighed against the mixture: where the tails of the
-    flow are lighter than those of the posterior, the weights stay bounded. The second half of the chains serves to
-    see whether the proposal covers the posterior.
+    Three draws in ten come from wider distributions, and every draw is weighed against the mixture: half of them from
+    the flow that starts from Student-t noise with five degrees of freedom, half from a Student-t distribution whose
+    scale matrix is the covariance of the posterior draws. Where the tails of the flow are lighter than those of the
+    posterior, the weights stay bounded. All posterior draws serve to see whether the proposal covers the posterior.
 
     Parameters
     ----------
@@ -81,30 +84,29 @@ def flow_importance_sampling(
     belongs(draws, target)
     num_draws = whole_number("num_draws", num_draws, least=2)
     draws = finite_chains(draws)
-    _, second = halves(draws, target.dim)
+    halves(draws, target.dim)
     flow = fit_flow(target, draws, seed=seed) if flow is None else check_flow(flow, target)
     proposal = _Defensive(flow)
     x = proposal.sample(num_draws, new_generator(seed, stream="flow importance sampling"))
     log_density, problems = without_nan(target.log_density(x))
     log_weights = (log_density.to(torch.float64) - proposal.log_prob(x)).unsqueeze(0)
-    shape, effective = pareto_shape(log_weights), float(weight_effective_sample_size(log_weights[0]))
+    total, largest = float(log_mean_exp(log_weights)), float(log_weights.max())
+    there = proposal.log_prob(draws.unconstrained).flatten()
+    above = (draws.log_prior + draws.log_likelihood).flatten() - there
+    shape = shape_that_matters(log_weights, above)
+    effective = float(weight_effective_sample_size(log_weights[0]))
     problems += weight_problems(shape, effective)
-    there = (draws.log_prior + draws.log_likelihood)[:, -second.shape[1] :].to(torch.float64)
-    missed = float((there - proposal.log_prob(second) > log_weights.max()).to(torch.float64).mean())
-    if missed > MAX_MISSED:
-        problems.append(
-            f"{100 * missed:.0f} % of the posterior draws lie outside the proposal: use more draws or stepping stone"
-        )
+    problems += missed_draws(lambda _: there, draws, largest)
     z = Evidence(
         "flow_importance_sampling",
-        float(log_mean_exp(log_weights)),
+        total,
         with_rounding(float(independent_log_mean_exp_error(log_weights)), log_density),
         draws.num_gradients + num_draws,
         tuple(problems),
         {
             "pareto_shape": shape,
             "effective_draws": effective,
-            "missed_draws": missed,
+            "log_largest_weight": max(largest, float(above.max())) - total,
             "r_hat": float(r_hat(draws.unconstrained.movedim(-1, 0)).max()),
             "flow_gain": flow.gain,
         },
@@ -113,19 +115,20 @@ def flow_importance_sampling(
 
 
 class _Defensive:
-    """Mixture of a flow and a Student-t with wider tails."""
+    """Mixture of a flow, the same flow from wider noise, and a Student-t distribution."""
 
     def __init__(self, flow: FittedFlow) -> None:
         self.flow = flow
-        self.heavy = StudentT(flow.location, flow.factor, DEGREES_OF_FREEDOM)
+        zero, one = torch.zeros_like(flow.location), torch.eye(flow.dim).to(flow.location)
+        self.wider = StudentT(zero, one, DEGREES_OF_FREEDOM)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        num_heavy = int((torch.rand(num_draws, generator=generator) < HEAVY_SHARE).sum())
-        heavy = self.heavy.sample(num_heavy, generator).to(self.flow.dtype)
-        return torch.cat([self.flow.sample(num_draws - num_heavy, generator), heavy])
+        kind = torch.rand(num_draws, generator=generator)
+        wide, plain = int((kind < TAIL_SHARE).sum()), int((kind < TAIL_SHARE / 2).sum())
+        light = self.flow.sample(num_draws - wide, generator)
+        wider = self.wider.sample(wide, generator)
+        from_flow = self.flow.from_noise(wider[plain:])
+        return torch.cat([light, from_flow, self.flow.from_white(wider[:plain])])
 
     def log_prob(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1]).to(torch.float64)
-        light = self.flow.log_prob(flat) + math.log1p(-HEAVY_SHARE)
-        heavy = self.heavy.log_prob(flat) + math.log(HEAVY_SHARE)
-        return torch.logaddexp(light, heavy).reshape(x.shape[:-1])
+        return self.flow.defensive_log_prob(x)

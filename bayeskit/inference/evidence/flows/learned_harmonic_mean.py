@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
+from scipy.stats import chi2
+from torch import Tensor
 
 from bayeskit._settings import real_number
 from bayeskit._statistics import (
     effective_sample_size,
     log_mean_exp,
     log_mean_exp_error,
-    pareto_shape,
     weight_effective_sample_size,
 )
 from bayeskit._torch import new_generator
@@ -23,24 +27,34 @@ from bayeskit.inference.evidence.checks import (
     with_rounding,
     without_nan,
 )
-from bayeskit.inference.evidence.flows.fitted_flow import FittedFlow, check_flow, fit_flow, halves
+from bayeskit.inference.evidence.flows.fitted_flow import (
+    FittedFlow,
+    check_flow,
+    fit_flow,
+    halves,
+    normal_density,
+    shape_that_matters,
+)
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 CHECK_DRAWS = 2000
 MAX_OUTSIDE = 0.01
+TEMPERATURES = (0.5, 0.65, 0.8, 0.95)
+SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
 def learned_harmonic_mean(
-    target: Target, draws: Draws, *, flow: FittedFlow | None = None, temperature: float = 0.8, seed: int = 0
+    target: Target, draws: Draws, *, flow: FittedFlow | None = None, temperature: float | None = None, seed: int = 0
 ) -> Evidence:
     """Average, over posterior draws, a narrowed normalizing flow divided by likelihood and prior.
 
-    The flow is fitted to the first half of each chain and the variance of its noise multiplied by ``temperature``, so
-    that it lies inside the posterior and the ratios stay bounded; their mean over the second half estimates the
-    reciprocal of the evidence. Draws from the narrowed flow show whether it does lie inside: none of them should have
-    a larger ratio than the posterior draws have.
+    The flow is fitted to the first half of each chain, the variance of its noise multiplied by a temperature and the
+    noise cut off at a distance, so that it lies inside the posterior and the ratios stay bounded; their mean over the
+    second half estimates the reciprocal of the evidence. Draws from the flow say for which temperature and cut the
+    ratios vary least, and whether the narrowed flow does lie inside: none of it should have a larger ratio than the
+    posterior draws have.
 
     Parameters
     ----------
@@ -49,8 +63,8 @@ def learned_harmonic_mean(
         From the posterior of ``target``.
     flow : FittedFlow, optional
         What :func:`fit_flow` made of ``draws``; made here by default.
-    temperature : float, default 0.8
-        Above zero, at most one.
+    temperature : float, optional
+        Above zero, at most one; the noise is then not cut off.
     seed : int, default 0
 
     Returns
@@ -86,26 +100,26 @@ def learned_harmonic_mean(
     (True, True)
     """
     belongs(draws, target)
-    temperature = real_number("temperature", temperature)
-    if not 0 < temperature <= 1:
-        raise SettingsError(f"temperature must lie above 0 and be at most 1, not {temperature}")
+    if temperature is not None:
+        temperature = real_number("temperature", temperature)
+        if not 0 < temperature <= 1:
+            raise SettingsError(f"temperature must lie above 0 and be at most 1, not {temperature}")
     draws = finite_chains(draws)
     _, second = halves(draws, target.dim)
     flow = fit_flow(target, draws, seed=seed) if flow is None else check_flow(flow, target)
     log_density = (draws.log_prior + draws.log_likelihood)[:, -second.shape[1] :]
-    log_ratios = flow.log_prob(second, temperature) - log_density.to(torch.float64)
-    shape = pareto_shape(log_ratios)
+    check, nan_problems = _Check.of(flow, target, seed)
+    narrow = check.least_variable() if temperature is None else _Narrow(temperature, 1.0)
+    log_ratios = narrow.log_prob(*flow.to_noise(second)) - log_density.to(torch.float64)
     relative = (log_ratios - log_mean_exp(log_ratios)).exp()
     independent = min(1.0, float(effective_sample_size(relative)) / relative.numel())
     effective = float(weight_effective_sample_size(log_ratios.flatten())) * independent
 
     problems, diagnostics = posterior_problems(draws)
-    problems += weight_problems(shape, effective)
-    inside = flow.sample(CHECK_DRAWS, new_generator(seed, stream="learned harmonic mean"), temperature)
-    there, nan_problems = without_nan(target.log_density(inside))
-    excess = flow.log_prob(inside, temperature) - there.to(torch.float64) > log_ratios.max()
-    outside = float(excess.to(torch.float64).mean())
     problems += nan_problems
+    shape = shape_that_matters(log_ratios, check.log_ratios(narrow))
+    problems += weight_problems(shape, effective)
+    outside = check.share_above(narrow, float(log_ratios.max()))
     if outside > MAX_OUTSIDE:
         problems.append(
             f"{100 * outside:.0f} % of the flow lies where the posterior has no draws, so the estimate is too high: "
@@ -118,6 +132,60 @@ def learned_harmonic_mean(
         draws.num_gradients + CHECK_DRAWS,
         tuple(problems),
         diagnostics
-        | {"pareto_shape": shape, "effective_ratios": effective, "outside": outside, "flow_gain": flow.gain},
+        | {"pareto_shape": shape, "effective_ratios": effective, "outside": outside, "flow_gain": flow.gain}
+        | {"temperature": narrow.temperature, "share": narrow.share},
     )
     return with_missed_peak(z, target, draws, seed=seed)
+
+
+class _Narrow(NamedTuple):
+    """Normal noise of variance ``temperature``, of which only the inner ``share`` is left."""
+
+    temperature: float
+    share: float
+
+    def radius(self, dim: int) -> float:
+        return math.sqrt(self.temperature * float(chi2.ppf(self.share, dim)))
+
+    def log_prob(self, noise: Tensor, log_volume: Tensor) -> Tensor:
+        density = log_volume + normal_density(noise, self.temperature) - math.log(self.share)
+        return torch.where(noise.norm(dim=-1) <= self.radius(noise.shape[-1]), density, -torch.inf)
+
+
+class _Check(NamedTuple):
+    """Draws from the flow, which find large ratios far sooner than the posterior draws do."""
+
+    noise: Tensor
+    log_volume: Tensor
+    log_density: Tensor
+
+    @classmethod
+    def of(cls, flow: FittedFlow, target: Target, seed: int) -> tuple[_Check, list[str]]:
+        x = flow.sample(CHECK_DRAWS, new_generator(seed, stream="learned harmonic mean"))
+        log_density, problems = without_nan(target.log_density(x))
+        return cls(*flow.to_noise(x), log_density.to(torch.float64)), problems
+
+    def log_ratios(self, narrow: _Narrow) -> Tensor:
+        own = narrow.log_prob(self.noise, self.log_volume)
+        # Beyond the cut the ratio is zero even where the posterior has no mass.
+        return torch.where(own > -torch.inf, own - self.log_density, own)
+
+    def log_shares(self, narrow: _Narrow) -> Tensor:
+        """Log density of the narrowed flow against the one drawn from, in the mean one."""
+        return narrow.log_prob(self.noise, self.log_volume) - normal_density(self.noise) - self.log_volume
+
+    def least_variable(self) -> _Narrow:
+        """Return the temperature and cut for which the mean square of the posterior draws' ratios is smallest.
+
+        It is, up to the evidence, the mean ratio of draws from the narrowed flow.
+        """
+
+        def mean_square(narrow: _Narrow) -> float:
+            return float((self.log_shares(narrow) + self.log_ratios(narrow)).logsumexp(0))
+
+        return min((_Narrow(t, s) for t in TEMPERATURES for s in SHARES), key=mean_square)
+
+    def share_above(self, narrow: _Narrow, largest: float) -> float:
+        """Share of the narrowed flow in which the ratio is above ``largest``."""
+        shares = self.log_shares(narrow).exp()
+        return float(shares[self.log_ratios(narrow) > largest].sum() / shares.sum())

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bayeskit._progress import progress_bar
+from bayeskit._pyro.draws import draw
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.draws import Draws
@@ -157,7 +158,7 @@ def pseudo_samples(
     """
     if isinstance(centring, Distribution):
         with global_stream(generator):
-            drawn: Any = centring.sample((replicates, count))
+            drawn: Any = draw(centring, (replicates, count))
     elif callable(centring):
         drawn = centring(replicates, count, generator)
     else:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from bayeskit._pyro.draws import draw
 from bayeskit._settings import whole_number
 from bayeskit._torch import global_stream, new_generator, one_thread, validation_kept
 from bayeskit.errors import DataError, SettingsError
@@ -126,7 +127,7 @@ def _simulated(
     law, outcomes = law_of(model, posterior.prior.parameter(position), posterior.data)
     shape = outcomes.shape[: outcomes.dim() - len(law.event_shape)]
     with global_stream(generator):
-        new = law.expand(shape).sample(torch.Size([num_sets])).to(outcomes)
+        new = draw(law.expand(shape), (num_sets,)).to(outcomes)
     return (*(x.expand(num_sets, *x.shape) for x in columns(posterior.data)[:-1]), new)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeskit._density import Density
+from bayeskit._density import Constrained, Density
 from bayeskit._evaluation import Evaluation, Evaluator
 from bayeskit._pyro import Site
 from bayeskit._torch import new_generator
@@ -57,6 +57,12 @@ class WeightedDensity:
         unknowns = self._density.vector(values)
         return torch.cat([unknowns, unknowns.new_ones(self._num_data)])
 
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return that of the unknowns alone, for weights are what they are."""
+        if not isinstance(self._density, Constrained):
+            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known")
+        return self._density.log_jacobian(u[: self.num_unknowns])
+
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
         """Return the log likelihood of each observation."""
         return self._density.pointwise(u[: self.num_unknowns])
@@ -102,7 +108,7 @@ class WeightedData:
         generator = new_generator(0, stream="probes of the likelihood")
         probe = torch.randn(PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
         probe = probe.to(target.device)
-        entries = {name: x.flatten(1) for name, x in target.pointwise_log_likelihood(probe).items()}
+        entries = {name: x.reshape(len(x), -1) for name, x in target.pointwise_log_likelihood(probe).items()}
         together = torch.cat(list(entries.values()), 1)
         check_sum(together.sum(1), target.log_likelihood(probe), REMEDY, entries)
         assignment = None if groups is None else _assignment(groups, together.shape[1]).to(target.device)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
+from bayeskit._pyro.draws import draw
 from bayeskit._settings import whole_number
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.errors import ModelError, SettingsError, ShapeError
@@ -87,7 +88,7 @@ class Simulated(MeanEmbedding):
         zero = torch.zeros((), dtype=torch.float64)
         law = Normal(zero, zero + 1) if self.noise is None else self.noise
         with global_stream(new_generator(self.seed, stream="maximum mean discrepancy")):
-            object.__setattr__(self, "_noise", law.sample(torch.Size((count,))))
+            object.__setattr__(self, "_noise", draw(law, (count,)))
 
     def draws(self, parameter: Any, like: Tensor) -> Tensor:
         """Return draws ``(m, ...)`` of the shape, dtype and device of data ``like``.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from bayeskit._pyro.draws import draw
 from bayeskit._torch import global_stream
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, num_data
@@ -185,7 +186,7 @@ class ScoreDriven(Predictive):
     def step(self, state: ScoreState, *, generator: torch.Generator) -> ScoreState:
         """Draw at the present parameters and move these along the score."""
         with global_stream(generator):
-            drawn = self.family(state.parameter).sample()
+            drawn = draw(self.family(state.parameter))
         if drawn.shape != state.data[:, 0].shape:
             raise ShapeError(
                 f"family draws data of shape {tuple(drawn.shape)} instead of {tuple(state.data[:, 0].shape)}"

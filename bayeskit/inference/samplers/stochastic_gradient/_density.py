@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from bayeskit._density import Constrained
 from bayeskit._pyro import Site, tensors_in
 from bayeskit._torch import validation_kept
 from bayeskit.errors import DataError, ModelError, SettingsError
@@ -51,6 +52,11 @@ class OnRows:
 
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         return self._density.vector(values)
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        if not isinstance(self._density, Constrained):
+            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known; make a Target of the model")
+        return self._density.log_jacobian(u)
 
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
         raise ModelError(
@@ -99,6 +105,9 @@ class FunctionDensity:
 
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         return torch.as_tensor(values["u"], dtype=self.dtype, device=self.device)
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        return u.new_zeros(())
 
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
         return cast(Callable[[int, torch.Generator], Tensor], self._sample_prior)(num_draws, generator)
@@ -170,6 +179,9 @@ class ModuleDensity:
 
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([values[s.name].to(self.device, self.dtype).reshape(-1) for s in self.sites])
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        return u.new_zeros(())
 
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
         shape = (num_draws, self.dim)

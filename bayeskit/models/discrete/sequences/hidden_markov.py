@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from bayeskit._inputs import as_numbers
+from bayeskit._pyro.draws import draw as draw_from
 from bayeskit._pyro.unclamped import unclamped
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
@@ -331,7 +332,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
                 chain.append(torch.distributions.Categorical(logits=row).sample())
             states = torch.stack(chain, -1)
             event = self.emission.event_shape
-            drawn = self.emission.expand((*shape, self.duration, self.num_states)).sample()
+            drawn = draw_from(self.emission.expand((*shape, self.duration, self.num_states)))
             index = states.reshape(*states.shape, 1, *(1,) * len(event)).expand(*states.shape, 1, *event)
             return states, drawn.gather(len(shape) + 1, index).squeeze(len(shape) + 1)
 

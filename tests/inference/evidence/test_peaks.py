@@ -1,0 +1,150 @@
+"""Peaks that draws pass over, chains that disagree by chance or not, and chains that are left out."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit import exact
+from bayeskit.draws import Draws
+from bayeskit.inference import evidence
+from bayeskit.inference.evidence.checks import finite_chains, posterior_problems
+from bayeskit.inference.evidence.peaks import find_peaks, with_missed_peak
+
+DOUBLE = torch.float64
+
+
+def two_modes(width=0.3):
+    """Two normal modes, one at 8 with a tenth of the mass and standard deviation `width`, one at -8; evidence one."""
+    d = 3
+
+    def log_prior(u):
+        return -0.5 * (u / 10).square().sum(-1) - 0.5 * d * math.log(200 * math.pi)
+
+    def log_likelihood(u):
+        left = math.log(0.9) - 0.5 * (u + 8).square().sum(-1)
+        right = math.log(0.1) - 0.5 * ((u - 8) / width).square().sum(-1) - d * math.log(width)
+        return torch.logaddexp(left, right) - 0.5 * d * math.log(2 * math.pi) - log_prior(u)
+
+    def sample_prior(n, generator):
+        return 10 * torch.randn(n, d, generator=generator, dtype=DOUBLE)
+
+    return bk.Target.from_functions(log_prior, log_likelihood, d, sample_prior)
+
+
+def draws_of(target, x):
+    log_prior, log_likelihood = target.evaluate(x)
+    return Draws(x, log_prior, log_likelihood, torch.ones(len(x), dtype=x.dtype), target=target)
+
+
+def at_modes(target, share, seed=0, chains=4, count=500):
+    """Independent draws of which a share lies at the mode at 8."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(chains, count, 3, generator=generator, dtype=DOUBLE)
+    right = torch.rand(chains, count, 1, generator=generator, dtype=DOUBLE) < share
+    return draws_of(target, torch.where(right, 8 + 0.3 * noise, -8 + noise))
+
+
+@pytest.mark.parametrize("method", ["bridge_sampling", "warp_bridge_sampling", "learned_harmonic_mean"])
+def test_the_larger_mode_is_missed_from_the_higher_one(method):
+    """All chains are in the smaller mode, which is higher; the other holds nine tenths."""
+    target = two_modes()
+    draws = at_modes(target, 1.0)
+    z = getattr(evidence, method)(target, draws)
+    assert abs(z.log_evidence - math.log(0.1)) < 0.1
+    assert not z.trusted and z.diagnostics["missed_share"] > 1
+
+
+def test_draws_of_both_modes_miss_nothing():
+    target = two_modes()
+    draws = at_modes(target, 0.1)
+    assert len(find_peaks(target, draws).found) == 2
+    z = with_missed_peak(evidence.Evidence("exact", 0.0, 0.01, 0), target, draws)
+    assert z.trusted and abs(z.diagnostics["missed_share"]) < 0.05
+
+
+def test_a_share_of_a_tenth_is_missed():
+    target = two_modes(width=1.0)
+    z = with_missed_peak(evidence.Evidence("nine tenths", math.log(0.9), 0.01, 0), target, at_modes(target, 0.0))
+    assert not z.trusted and z.diagnostics["missed_share"] == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_peak_of_half_the_mass_is_missed():
+    """Spike and slab of equal mass: the estimate of the slab alone is as large as the spike."""
+    case = exact.spike_and_slab(5, spike_height=1.0)
+    draws = bk.sample(case.target(), 4, 150, 400, seed=1, progress=False)
+    z = evidence.bridge_sampling(draws.target, draws)
+    assert abs(z.log_evidence) < 0.1 and not z.trusted
+
+
+def test_no_false_alarm_on_independent_draws():
+    """Two hundred sets of right draws with right estimates."""
+    target = two_modes()
+    estimate = evidence.Evidence("exact", 0.0, 0.001, 0)
+    alarms = sum(not with_missed_peak(estimate, target, at_modes(target, 0.1, s)).trusted for s in range(60))
+    assert alarms == 0
+
+
+def test_the_search_depends_on_nobody():
+    target = two_modes()
+    one, other = at_modes(target, 0.1), at_modes(target, 0.1)
+    first = evidence.bridge_sampling(target, one, seed=1)
+    evidence.warp_bridge_sampling(target, other, seed=5)
+    second = evidence.bridge_sampling(target, other, seed=1)
+    assert first.diagnostics == second.diagnostics and first.num_evaluations == second.num_evaluations
+
+
+def test_a_density_that_cannot_be_climbed_costs_no_estimate():
+    def broken(n, generator):
+        raise RuntimeError("no draws today")
+
+    constant = 0.5 * math.log(2 * math.pi)
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - constant).sum(-1), lambda u: torch.zeros_like(u[..., 0]), 2, broken
+    )
+    x = torch.randn(4, 400, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    z = evidence.bridge_sampling(target, draws_of(target, x))
+    assert z.trusted and abs(z.log_evidence) < 5 * z.standard_error + 1e-9
+
+
+def normal_draws(chains, count, correlation, seed=0):
+    constant = 0.5 * math.log(2 * math.pi)
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - constant).sum(-1), lambda u: torch.zeros_like(u[..., 0]), 2,
+        lambda n, g: torch.randn(n, 2, generator=g, dtype=DOUBLE),
+    )  # fmt: skip
+    x = torch.randn(count, chains, 2, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+    for i in range(1, count):
+        x[i] = correlation * x[i - 1] + math.sqrt(1 - correlation**2) * x[i]
+    return target, draws_of(target, x.movedim(0, 1).contiguous())
+
+
+def test_many_short_chains_are_not_said_to_disagree():
+    """Sixty-four chains of some twenty effective draws: their halves differ by chance alone."""
+    alarms = 0
+    for seed in range(10):
+        problems, facts = posterior_problems(normal_draws(64, 400, 0.9, seed)[1])
+        alarms += bool(problems)
+        assert facts["effective_draws"] > 800
+    assert alarms == 0
+
+
+def test_a_few_chains_apart_are():
+    target, draws = normal_draws(64, 400, 0.9)
+    x = draws.unconstrained.clone()
+    x[:3] += 2.0
+    problems, _ = posterior_problems(draws_of(target, x))
+    assert problems and "disagree" in problems[0]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, -math.inf])
+def test_chains_that_are_left_out_are_said(value):
+    target, draws = normal_draws(4, 200, 0.0)
+    likelihood = draws.log_likelihood.clone()
+    likelihood[:2, 100] = value
+    bad = replace(draws, log_likelihood=likelihood)
+    assert finite_chains(bad).num_chains == 2
+    z = evidence.bridge_sampling(target, bad)
+    assert not z.trusted and any("2 chains were left out" in warning for warning in z.warnings)
