@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
+from scipy.stats import norm
+from scipy.stats import t as student
 from torch import Tensor
 
 from bayeskit._pareto_smoothing import fitted_tail
@@ -139,6 +141,29 @@ def independent_log_mean_exp_error(log_x: Tensor) -> Tensor:
     flat = log_x.flatten(-2)
     relative = (flat - log_mean_exp(log_x).unsqueeze(-1)).exp()
     return relative.std(-1) / math.sqrt(flat.shape[-1])
+
+
+def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the standard error of the log of a mean of replicates, pooled over groups, and the relative spread.
+
+    With few replicates the error is widened such that 1.96 of it hold the 97.5 % quantile of Student's distribution.
+
+    Parameters
+    ----------
+    log_ratio : Tensor
+        Logarithms of values over their mean, ``(*batch, groups, replicates)``.
+
+    Returns
+    -------
+    error, spread : Tensor
+        Each ``(*batch)``; NaN where there is one replicate alone.
+    """
+    groups, r = log_ratio.shape[-2:]
+    spread = log_ratio.exp().var(-1, correction=min(1, r - 1)).mean(-1).sqrt()
+    if r < 2:
+        return torch.full_like(spread, math.nan), torch.full_like(spread, math.nan)
+    widened = float(student.ppf(0.975, groups * (r - 1)) / norm.ppf(0.975))
+    return widened * spread / math.sqrt(r), spread
 
 
 def weight_effective_sample_size(log_weights: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,18 +15,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bayeskit._console import new_console, new_table, print_calibration, print_evidence, print_exam, print_files
 from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError
 
 if TYPE_CHECKING:
     from bayeskit.gallery import Entry
-    from bayeskit.inference.evidence import Budget, Calibration, EvidenceComparison, Problem
-    from bayeskit.workflows import Exam
+    from bayeskit.inference.evidence import Budget, Calibration, Problem
 
 # Torch and Pyro are imported inside the commands: asking for help should not wait for them.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 BAD_INPUT, FALSE_COMFORT_FOUND, INTERRUPTED = 2, 1, 130
-MAX_FALSE_COMFORT = 0.01
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for table, draws and report.")]
 Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
@@ -36,13 +34,19 @@ Replicates = Annotated[int, typer.Option(min=1, help="How often to repeat everyt
 Jobs = Annotated[int, typer.Option(min=1, help="Replicates under way at a time.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, and no table.")]
 Chains = Annotated[int | None, typer.Option(min=1, help="Chains of the posterior run.")]
-Warmup = Annotated[int | None, typer.Option(min=0, help="Adapting iterations of the posterior run.")]
+Warmup = Annotated[int | None, typer.Option(min=20, help="Adapting iterations of the posterior run.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the posterior run.")]
 Acceptance = Annotated[float | None, typer.Option(min=0.1, max=0.999, help="Acceptance rate to aim at.")]
 Temperatures = Annotated[int | None, typer.Option(min=2, help="Steps of the tempered ladder.")]
 LadderChains = Annotated[int | None, typer.Option(min=1, help="Chains at each temperature.")]
-LadderWarmup = Annotated[int | None, typer.Option(min=0, help="Adapting iterations of the ladder.")]
+LadderWarmup = Annotated[int | None, typer.Option(min=20, help="Adapting iterations of the ladder.")]
 LadderSamples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the ladder.")]
+ReferenceTemperatures = Annotated[
+    int | None, typer.Option(min=2, help="Steps of the generalised stepping stone, from a reference distribution.")
+]
+Particles = Annotated[int | None, typer.Option(min=2, help="Particles of each population of sequential Monte Carlo.")]
+SMCReplicates = Annotated[int | None, typer.Option(min=1, help="Populations of sequential Monte Carlo.")]
+LivePoints = Annotated[int | None, typer.Option(min=4, help="Live points of nested sampling.")]
 
 
 @contextmanager
@@ -120,6 +124,10 @@ def evidence(
     ladder_chains: LadderChains = None,
     ladder_warmup: LadderWarmup = None,
     ladder_samples: LadderSamples = None,
+    reference_temperatures: ReferenceTemperatures = None,
+    particles: Particles = None,
+    smc_replicates: SMCReplicates = None,
+    live_points: LivePoints = None,
     target_acceptance: Acceptance = None,
     replicates: Replicates = 1,
     jobs: Jobs = 1,
@@ -157,13 +165,17 @@ def evidence(
         ladder_chains=ladder_chains,
         ladder_warmup=ladder_warmup,
         ladder_samples=ladder_samples,
+        num_reference_temperatures=reference_temperatures,
+        num_particles=particles,
+        num_replicates=smc_replicates,
+        num_live=live_points,
         target_acceptance=target_acceptance,
     )
     if replicates > 1:
         problem = _problem(entry, alignment, tree, substitution)
         found = _calibrated(problem, chosen, replicates, budget, seed, jobs, out, quiet)
         if not quiet:
-            _print_calibration([found], out)
+            print_calibration([found], out)
         return
     reference = None
     settings: dict[str, Any]
@@ -191,8 +203,8 @@ def evidence(
             progress=progress,
         )
     if not quiet:
-        _print_evidence(comparison, title, reference)
-        _print_files(out)
+        print_evidence(comparison, title, reference)
+        print_files(out)
 
 
 @_command("run")
@@ -229,15 +241,15 @@ def run(
     if quiet:
         return
     summary = posterior_summary(draws)
-    table = _table(entry.name, "parameter", *(str(c).replace("_", "-") for c in summary.columns))
+    table = new_table(entry.name, "parameter", *(str(c).replace("_", "-") for c in summary.columns))
     for parameter, row in summary.head(40).iterrows():
         shown = [f"{row[c]:.4g}" for c in ("mean", "mcse", "sd", "5 %", "95 %")]
         table.add_row(Text(str(parameter)), *shown, f"{row['ess']:.0f}", f"{row['r_hat']:.3f}")
-    console = _console()
+    console = new_console()
     console.print(table)
     if len(summary) > 40:
         console.print(f"... and {len(summary) - 40} more in summary.csv")
-    _print_files(out)
+    print_files(out)
 
 
 @_command("exam")
@@ -247,35 +259,54 @@ def exam(
     seed: Seed = 0,
     small: Annotated[bool, typer.Option("--small", help="A budget of seconds, to try it out.")] = False,
     table: Annotated[str, typer.Option(help="'answers', or 'calibration': are the error bars right?")] = "answers",
-    replicates: Annotated[int, typer.Option(min=2, help="Of each case, for the table of calibration.")] = 20,
-    jobs: Jobs = 1,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table of calibration.")] = None,
+    replicates: Annotated[
+        int | None, typer.Option(min=2, help="Of each case, for the table of calibration; 20 by default.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Replicates under way at a time; 1 by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Let every method answer every problem whose exact evidence is known.
 
-    Exits with 1 where a method trusted an answer more than three standard errors away. With --table calibration, every
-    case is answered many times, on a small budget, and the table says whether the error bars are right.
+    Exits with 1 where a method trusted an answer more than three standard errors away, with 2 where there was no answer
+    at all. With --table calibration, every case is answered many times, on a small budget, and the table says whether
+    the error bars are right. With --out, writes exam.csv, or calibration.csv and calibration.svg and a folder a case.
     """
+    from bayeskit._files import as_output_folder
     from bayeskit.workflows.exam import SMALL, run_exam
 
     if table not in ("answers", "calibration"):
         raise SettingsError(f"--table is 'answers' or 'calibration', not {table!r}")
     which, what = _names(cases), _names(methods)
+    if not what:
+        raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
     if table == "calibration":
         from bayeskit.inference.evidence.calibration import SMALL as LESS
-        from bayeskit.inference.evidence.calibration import as_problem
+        from bayeskit.workflows.calibration import calibrations
         from bayeskit.workflows.exam import selected_cases
 
-        found = []
-        for name in selected_cases(which):
-            place = None if out is None else out / name
-            budget = SMALL if small else LESS
-            found.append(_calibrated(as_problem(name), what, replicates, budget, seed, jobs, place, quiet))
-        _print_calibration(found, out)
+        found = calibrations(
+            what,
+            selected_cases(which),
+            out,
+            20 if replicates is None else replicates,
+            budget=SMALL if small else LESS,
+            seed=seed,
+            num_jobs=1 if jobs is None else jobs,
+            progress=not quiet,
+        )
+        print_calibration(found, out, one_folder=False)
         return
+    for option, given in (("--replicates", replicates), ("--jobs", jobs)):
+        if given is not None:
+            raise SettingsError(f"{option} is for --table calibration; the table of answers has one run of each case")
+    folder = None if out is None else as_output_folder(out)
     result = run_exam(what, which, seed, budget=SMALL if small else None, progress=not quiet)
-    _print_exam(result)
+    if folder is not None:
+        result.to_csv(folder / "exam.csv")
+    print_exam(result, folder)
+    if not result.rows:
+        raise typer.Exit(BAD_INPUT)
     if result.has_false_comfort:
         raise typer.Exit(FALSE_COMFORT_FOUND)
 
@@ -292,7 +323,7 @@ def list_models() -> None:
     for entry in entries():
         known = "" if entry.reference is None else f"{entry.reference:.4f}"
         table.add_row(entry.name, known, Text(entry.description))
-    _console().print(table)
+    new_console().print(table)
 
 
 def main() -> None:
@@ -352,108 +383,6 @@ def _budget(suited: Mapping[str, int], **given: float | None) -> Budget:
 
     chosen = {name: value for name, value in given.items() if value is not None}
     return Budget(**(dict(suited) | chosen))  # type: ignore[arg-type]
-
-
-# -- output ---------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    # A file or a pipe has no width; without one, rich would cut lines at 80 characters.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column(columns[0], no_wrap=True)
-    for column in columns[1:]:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _print_evidence(comparison: EvidenceComparison, title: str, reference: float | None) -> None:
-    console = _console()
-    table = _table(title, "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
-    for z in comparison:
-        table.add_row(
-            z.method,
-            _figure(z.log_evidence, ".4f"),
-            _figure(z.standard_error, ".4f"),
-            f"{z.num_evaluations:,}",
-            f"{z.seconds:.1f}",
-            "yes" if z.trusted else "no",
-            style=None if z.trusted else "yellow",
-        )
-    console.print(table)
-    for z in comparison:
-        for warning in z.warnings:
-            console.print(Text(f"{z.method}: {warning}", style="yellow"))
-    for method, reason in comparison.refused.items():
-        console.print(Text(f"{method}: does not apply: {reason}", style="dim"))
-    for score in comparison.scores.values():
-        console.print(Text(str(score), style="" if score.trusted else "yellow"))
-    for note in comparison.notes:
-        console.print(Text(note, style="dim"))
-    console.print(Text(str(comparison.verdict), style="bold"))
-    if reference is not None:
-        console.print(f"reference {reference:.4f}")
-
-
-def _print_calibration(found: list[Calibration], out: Path | None) -> None:
-    console = _console()
-    columns = {"bias": ".4f", "sd_of_estimate": ".4f", "mean_standard_error": ".4f", "sd_of_z": ".2f",
-               "coverage_95": ".2f", "trusted": ".2f", "false_comfort": ".3f", "failed": ".2f"}  # fmt: skip
-    for one in found:
-        known = "" if math.isnan(one.log_evidence) else f", log evidence {one.log_evidence:.4f}"
-        table = _table(f"{one.case}{known}", "method", *(name.replace("_", " ") for name in columns))
-        for _, row in one.to_pandas().iterrows():
-            style = "bold red" if row["false_comfort"] > MAX_FALSE_COMFORT else None
-            table.add_row(row["method"], *(_figure(row[name], spec) for name, spec in columns.items()), style=style)
-        console.print(table)
-    if out is None:
-        typer.echo("give --out DIR to keep replicates, table and plot")
-    else:
-        typer.echo(
-            f"written to {out}: replicates.csv, calibration.csv, calibration.svg" + (" of each case" * (len(found) > 1))
-        )
-
-
-def _print_files(out: Path | None) -> None:
-    if out is None:
-        typer.echo("give --out DIR to keep the table, the draws and a report")
-    else:
-        typer.echo(f"written to {out}: {', '.join(sorted(p.name for p in out.iterdir() if _is_result(p)))}")
-
-
-def _is_result(path: Path) -> bool:
-    return path.name in {"evidence.csv", "summary.csv", "posterior.nc", "report.html"}
-
-
-def _print_exam(result: Exam) -> None:
-    console = _console()
-    styles = {"self-flagged": "yellow", "FALSE COMFORT": "bold red"}
-    table = _table("", "method", "estimate", "std. error", "z", "verdict")
-    case = ""
-    for row in result.rows:
-        if row.case != case:
-            case = row.case
-            if table.row_count:
-                table.add_row("")
-            table.add_row(case, f"{row.exact:.4f}", "exact", style="bold")
-        e = row.evidence
-        table.add_row(
-            f"  {e.method}",
-            _figure(e.log_evidence, ".4f"),
-            _figure(e.standard_error, ".4f"),
-            _figure(row.z, "+.2f"),
-            row.verdict,
-            style=styles.get(row.verdict),
-        )
-    console.print(table)
-    console.print(Text(str(result), style="bold red" if result.has_false_comfort else "bold"))
-
-
-def _figure(value: float, spec: str) -> str:
-    return format(value, spec) if math.isfinite(value) else "-"
 
 
 if __name__ == "__main__":

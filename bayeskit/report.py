@@ -21,7 +21,7 @@ from bayeskit._page import cell, escape, number, pairs, table, whole_page
 from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import EvidenceComparison
-from bayeskit.inference.evidence.page import estimates_section, own_seconds, verdict_section
+from bayeskit.inference.evidence.page import evidence_sections, own_seconds
 from bayeskit.target import Target
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def write_report(
     path : path
         The file to write; an older one is replaced whole or not at all.
     comparison : EvidenceComparison
-        Its ``results`` may be empty and its ``draws`` None; the page then lacks that part.
+        Its ``results`` may be empty and its ``draws`` None; the page then lacks that part. Scores and methods that did
+        not apply are shown all the same.
     title : str
         Heading of the page.
     target : Target, optional
@@ -120,8 +121,7 @@ def write_report(
     True
     """
     sections = [f"<h1>{escape(title)}</h1>"]
-    if comparison.results:
-        sections += [verdict_section(comparison, reference), estimates_section(comparison, reference)]
+    sections += evidence_sections(comparison, reference)
     if comparison.draws is not None:
         sections.append(_posterior_section(comparison.draws))
     sections.append(_settings_section(comparison, target, settings or {}))

@@ -38,6 +38,10 @@ class Target:
         Those of the model's data.
     compile : bool or "auto"
         Whether gradients are compiled; "auto" compiles what is planned to run long.
+    full_conditionals : callable or None
+        Where the model has them and somebody has set them: gives, for each block of sites (a tuple of names), a
+        function from the values of all others to the block's distribution. :func:`~bayeskit.inference.evidence.chib`
+        works on them.
 
     Examples
     --------
@@ -52,6 +56,8 @@ class Target:
     >>> target.log_density(torch.zeros(3, 1, dtype=torch.float64)).shape
     torch.Size([3])
     """
+
+    full_conditionals: Callable[[], Mapping[tuple[str, ...], Callable[[dict[str, Tensor]], Any]]] | None = None
 
     def __init__(self, density: Density, *, batched: bool, sample_prior: PriorSampler | None, compile: Compile) -> None:
         if compile not in (True, False, "auto"):

@@ -4,10 +4,12 @@ import sys
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
+from typer.utils import get_params_from_function
 
 from bayeskit import __version__, cli
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import Evidence
+from bayeskit.inference.evidence.budget import LEAST
 from bayeskit.workflows import Exam, ExamRow
 
 SMALL = (
@@ -44,7 +46,7 @@ def test_evidence_of_a_named_model(tmp_path):
     assert len(table) >= 6
     for warning in table["warnings"].dropna():
         # Whatever a method says against itself is readable below the table.
-        assert warning.split(";")[0][:40] in result.stdout.replace("\n", " ")
+        assert warning.split(";")[0][:40] in " ".join(result.stdout.split())
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == ["evidence.csv", "posterior.nc", "report.html"]
 
@@ -82,6 +84,72 @@ def test_exam_prints_its_table():
     result = call("exam", "--small", "--cases", "beta_binomial", "--methods", "laplace_importance_sampling")
     assert result.exit_code == 0, result.output
     assert "1 answers: 1 pass" in result.stdout
+
+
+def test_exam_writes_its_table_and_says_what_does_not_apply(tmp_path):
+    methods = "laplace_importance_sampling,gamma_laplus,pointwise_predictive_density"
+    result = call("exam", "--small", "--cases", "beta_binomial", "--methods", methods, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    table = pd.read_csv(tmp_path / "out" / "exam.csv").set_index("method")
+    assert table["verdict"].tolist() == ["pass", "does not apply", "does not apply"]
+    assert "gamma_laplus: does not apply" in result.stdout
+    nothing = call("exam", "--small", "--cases", "beta_binomial", "--methods", "gamma_laplus")
+    assert nothing.exit_code == 2 and "0 answers" in nothing.stdout and "gamma_laplus: does not apply" in nothing.stdout
+
+
+def test_exam_refuses_options_that_it_would_ignore():
+    assert "--table calibration" in refused("exam", "--jobs", 2)
+    assert "--table calibration" in refused("exam", "--replicates", 5)
+    assert "no method" in refused("exam", "--methods", ",")
+
+
+def test_calibration_of_several_cases_leaves_out_what_does_not_apply(tmp_path):
+    methods = "laplace_importance_sampling,gamma_laplus_importance_sampling"
+    arguments = ("--table", "calibration", "--small", "--replicates", 2, "--out", tmp_path, "--methods", methods)
+    result = call("exam", "--cases", "three_taxon_tree,beta_binomial", *arguments)
+    assert result.exit_code == 0, result.output
+    table = pd.read_csv(tmp_path / "calibration.csv")
+    assert list(zip(table["case"], table["method"], strict=True)) == [
+        ("three_taxon_tree", "gamma_laplus_importance_sampling"),
+        ("three_taxon_tree", "laplace_importance_sampling"),
+        ("beta_binomial", "laplace_importance_sampling"),
+    ]
+    assert "beta_binomial: gamma_laplus_importance_sampling: does not apply" in result.stdout
+    assert (tmp_path / "calibration.svg").exists() and (tmp_path / "beta_binomial" / "replicates.csv").exists()
+    replicates = pd.read_csv(tmp_path / "beta_binomial" / "replicates.csv")
+    assert replicates["seed"].nunique() == 2 and replicates["seed"].max() > 10
+    out = tmp_path / "none"
+    only = ("--table", "calibration", "--cases", "beta_binomial", "--methods", "gamma_laplus", "--out", out)
+    assert "no method applies" in refused("exam", *only)
+
+
+def test_scores_alone_are_printed_without_a_verdict():
+    result = call("evidence", "linreg10", "--methods", "pointwise_predictive_density", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "pointwise_predictive_density" in result.stdout and "unknown" not in result.stdout
+
+
+def test_every_number_of_a_budget_has_an_option(monkeypatch):
+    seen = {}
+
+    def kept(target, methods, seed, *, budget, progress):
+        seen.update(vars(budget))
+        raise OutputError("enough")
+
+    monkeypatch.setattr("bayeskit.inference.evidence.compare", kept)
+    options = "--reference-temperatures 11 --particles 12 --smc-replicates 13 --live-points 14".split()
+    refused("evidence", "beta_binomial", *options, *SMALL)
+    wanted = {"num_reference_temperatures": 11, "num_particles": 12, "num_replicates": 13, "num_live": 14}
+    assert seen | wanted == seen and seen["num_temperatures"] == 6
+    assert call("evidence", "beta_binomial", "--particles", -3).exit_code == 2
+
+
+def test_options_and_budgets_have_the_same_least_numbers():
+    command = next(one for one in cli.app.registered_commands if one.name == "evidence")
+    options = get_params_from_function(command.callback)
+    names = {"particles": "num_particles", "smc_replicates": "num_replicates", "live_points": "num_live"}
+    names |= {name.removeprefix("num_"): name for name in LEAST if name not in names.values()}
+    assert {field: options[name].default.min for name, field in names.items()} == LEAST
 
 
 def test_exam_fails_on_false_comfort(monkeypatch):

@@ -8,9 +8,9 @@ import torch
 from matplotlib.figure import Figure
 
 import bayeskit as bk
-from bayeskit._plots import plot_evidence, plot_rank, plot_trace
+from bayeskit._plots import plot_calibration, plot_evidence, plot_rank, plot_trace
 from bayeskit.errors import OutputError, ShapeError
-from bayeskit.inference.evidence import Evidence, EvidenceComparison
+from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore
 from bayeskit.report import posterior_summary, write_report
 
 GOOD = Evidence("bridge_sampling", -94.083, 0.004, 8000)
@@ -74,6 +74,16 @@ def test_report_without_draws_or_without_estimates(tmp_path, draws):
     assert "Log evidence" not in text and "Posterior" in text
 
 
+def test_scores_and_refusals_alone_are_shown(tmp_path):
+    score = PredictiveScore("pointwise_predictive_density", -12.3456, 0.5, 100, ("too few draws",))
+    refused = {"chib": "it needs blocks"}
+    alone = EvidenceComparison({}, None, None, scores={score.method: score}, refused=refused, notes=("a constant",))
+    write_report(tmp_path / "s.html", alone, title="scores")
+    for text in ((tmp_path / "s.html").read_text(encoding="utf-8"), alone.to_html()):
+        assert "12.3456" in text and "it needs blocks" in text and "too few draws" in text and "a constant" in text
+        assert "<svg" not in text and 'class="headline"' not in text
+
+
 def test_report_shows_the_worst_chains_first(tmp_path):
     generator = torch.Generator().manual_seed(0)
     unconstrained = torch.randn(2, 50, 20, generator=generator, dtype=torch.float64)
@@ -99,6 +109,38 @@ def test_an_absurd_estimate_does_not_flatten_the_others():
     labels = [label.get_text() for label in axes.get_yticklabels()]
     doubtful = ["harmonic mean (not trusted)", "stepping stone (not trusted)"]
     assert labels == ["bridge sampling", "path sampling", *doubtful]
+
+
+def test_one_wide_error_does_not_flatten_the_precise_ones():
+    precise = [Evidence(f"m{i}", -100.0 + 0.01 * (i % 3), 0.01, 1) for i in range(9)]
+    wide = Evidence("nested_sampling", -100.5, 1.2, 1)
+    axes = plot_evidence([*precise, wide], -100.0, Figure().subplots())
+    low, high = axes.get_xlim()
+    assert high - low < 0.3
+    assert all(low < z.interval()[0] and z.interval()[1] < high for z in precise)
+    # Its bar crosses the axis with an arrow at both ends.
+    arrows = [line for line in axes.lines if line.get_marker() in "<>" and line.get_ydata()[0] == 9]
+    assert {line.get_marker() for line in arrows} == {"<", ">"} and "-100.50" in [t.get_text() for t in axes.texts]
+
+
+@pytest.mark.parametrize("estimates", [[], [Evidence("exact", -10.0, 0.0, 1)] * 2, [ABSURD, FAILED]])
+@pytest.mark.parametrize("reference", [None, -10.0, 1e6])
+def test_plots_of_little_do_not_warn(estimates, reference):
+    axes = plot_evidence(estimates, reference, Figure().subplots())
+    axes.figure.canvas.draw()
+    assert axes.get_xlim()[0] < axes.get_xlim()[1]
+
+
+def test_a_plot_of_calibration_shows_the_worst():
+    z = {"wrong": np.full(5, np.inf), "none": np.full(5, np.nan), "lost": np.full(5, np.nan),
+         "far": np.array([-np.inf, -7.0, 0.0, 8.0, np.nan])}  # fmt: skip
+    failed = {name: np.full(5, name == "lost") for name in z}
+    axes = plot_calibration(z, {name: np.ones(5) for name in z}, "x", Figure().subplots(), failed=failed)
+    dots = np.concatenate([np.asarray(one.get_offsets()) for one in axes.collections])
+    assert len(dots) == 9 and dots[:, 0].tolist().count(6.0) == 6 and dots[:, 0].tolist().count(-6.0) == 2
+    texts = {text.get_text().strip("‹› ") for text in axes.texts}
+    assert texts == {"5", "no error", "failed", "2", "1"}
+    assert axes.get_yticklabels()[3].get_text() == "far (1 without error)"
 
 
 def test_untrusted_marks_are_hollow():

@@ -182,6 +182,11 @@ class SubsampledDensity:
         with self._at(self._first_rows()):
             return self._density.vector(values)
 
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained| at one vector ``u``, which no row changes."""
+        with self._at(self._first_rows()):
+            return self._density.log_jacobian(u)
+
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw vectors from the prior, shape ``(num_draws, dim)``."""
         with self._at(self._first_rows()):

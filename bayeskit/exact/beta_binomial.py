@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayeskit.errors import DataError
 from bayeskit.exact._inputs import positive_scalar
-from bayeskit.exact.case import ExactCase
+from bayeskit.exact.case import Conditionals, ExactCase
 
 
 def beta_binomial_model(successes: Tensor, trials: Tensor, alpha: Tensor, beta: Tensor) -> None:
@@ -34,6 +34,10 @@ def beta_binomial_model(successes: Tensor, trials: Tensor, alpha: Tensor, beta: 
     """
     p = pyro.sample("p", dist.Beta(alpha, beta))
     pyro.sample("successes", dist.Binomial(total_count=trials, probs=p), obs=successes)
+
+
+def _full_conditionals(successes: Tensor, trials: Tensor, alpha: Tensor, beta: Tensor) -> Conditionals:
+    return {("p",): lambda others: dist.Beta(alpha + successes, beta + trials - successes)}
 
 
 def beta_binomial(successes: int = 2, trials: int = 10, *, alpha: float = 1.0, beta: float = 1.0) -> ExactCase:
@@ -103,4 +107,5 @@ def beta_binomial(successes: int = 2, trials: int = 10, *, alpha: float = 1.0, b
         posterior_mean={"p": torch.tensor(mean, dtype=torch.float64)},
         posterior_covariance={"p": torch.tensor([[variance]], dtype=torch.float64)},
         reference="closed form: beta prior conjugate to the binomial (Gelman et al. 2013, section 2.4)",
+        full_conditionals=_full_conditionals,
     )

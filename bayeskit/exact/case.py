@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,9 @@ from bayeskit.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from bayeskit.target import Target
+
+#: The full conditional distribution of each block of sites, given the values of all others.
+Conditionals = Mapping[tuple[str, ...], Callable[[dict[str, Tensor]], Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +46,10 @@ class ExactCase:
         Where the answer comes from: closed form or quadrature, and a citation.
     standard_error : float
         Error of ``log_evidence`` itself, in nats; 0 where it is exact to rounding.
+    full_conditionals : callable, optional
+        For a model that a Gibbs sampler could draw from, a module-level function of ``args``: for each block of sites
+        (a tuple of names) it gives a function from the values of all other sites, ``{site: (*batch, *shape)}``, to the
+        distribution of the block, its sites flattened one after the other.
 
     Raises
     ------
@@ -72,6 +80,7 @@ class ExactCase:
     posterior_covariance: Mapping[str, Tensor] | None
     reference: str
     standard_error: float = 0.0
+    full_conditionals: Callable[..., Conditionals] | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.log_evidence):
@@ -159,4 +168,8 @@ class ExactCase:
         # Imported here so that the answers can be had without the machinery that is examined by them.
         from bayeskit.target import Target
 
-        return Target.from_pyro(self.model, *self.converted_args(dtype, device))
+        args = self.converted_args(dtype, device)
+        target = Target.from_pyro(self.model, *args)
+        if self.full_conditionals is not None:
+            target.full_conditionals = partial(self.full_conditionals, *args)
+        return target

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.exact._inputs import finite_tensor, positive_scalar, read_table
-from bayeskit.exact.case import ExactCase
+from bayeskit.exact.case import Conditionals, ExactCase
 
 
 def linear_regression_model(design: Tensor, response: Tensor, noise_sd: Tensor, prior_sd: Tensor) -> None:
@@ -39,6 +39,13 @@ def linear_regression_model(design: Tensor, response: Tensor, noise_sd: Tensor, 
     b = pyro.sample("b", dist.Normal(torch.zeros_like(design[0]), prior_sd).to_event(1))
     with pyro.plate("observations", response.shape[0]):
         pyro.sample("y", dist.Normal(design @ b, noise_sd), obs=response)
+
+
+def _full_conditionals(design: Tensor, response: Tensor, noise_sd: Tensor, prior_sd: Tensor) -> Conditionals:
+    identity = torch.eye(design.shape[1], dtype=design.dtype, device=design.device)
+    precision = design.mT @ design / noise_sd**2 + identity / prior_sd**2
+    mean = torch.linalg.solve(precision, design.mT @ response / noise_sd**2)
+    return {("b",): lambda others: dist.MultivariateNormal(mean, precision_matrix=precision)}
 
 
 def linear_regression(
@@ -133,4 +140,5 @@ def linear_regression(
         posterior_mean={"b": mean},
         posterior_covariance={"b": torch.cholesky_inverse(factor)},
         reference="closed form: normal prior conjugate to the normal likelihood (Lindley and Smith 1972)",
+        full_conditionals=_full_conditionals,
     )

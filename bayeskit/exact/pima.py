@@ -121,7 +121,7 @@ def pima(model: Literal["m1", "m2"] = "m1") -> ExactCase:
     >>> [round(pima(model).log_evidence, 5) for model in ("m1", "m2")]
     [-257.23259, -259.8576]
     """
-    if model not in _ANSWERS:
+    if not isinstance(model, str) or model not in _ANSWERS:
         raise SettingsError(f"model is {model!r}; pass 'm1' (without age) or 'm2' (with age).")
     answer = _ANSWERS[model]
     table = read_table("pima.csv")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError
 from bayeskit.exact._inputs import finite_tensor, positive_scalar, read_table
-from bayeskit.exact.case import ExactCase
+from bayeskit.exact.case import Conditionals, ExactCase
 
 _MODEL_NUMBERS = {"x": 1, "z": 2}
 
@@ -57,6 +57,25 @@ def radiata_pine_model(
     centred = covariate - covariate.mean()
     with pyro.plate("observations", response.shape[0]):
         pyro.sample("y", dist.Normal(alpha + beta * centred, tau.rsqrt()), obs=response)
+
+
+def _full_conditionals(
+    covariate: Tensor, response: Tensor, prior_mean: Tensor, prior_precision: Tensor, shape: Tensor, rate: Tensor
+) -> Conditionals:
+    design = torch.stack([torch.ones_like(covariate), covariate - covariate.mean()], 1)
+    precision = torch.diag(prior_precision) + design.mT @ design
+    mean = torch.linalg.solve(precision, prior_precision * prior_mean + design.mT @ response)
+
+    def line(others: dict[str, Tensor]) -> dist.MultivariateNormal:
+        return dist.MultivariateNormal(mean, precision_matrix=others["tau"][..., None, None] * precision)
+
+    def noise(others: dict[str, Tensor]) -> dist.Gamma:
+        b = torch.stack([others["alpha"], others["beta"]], -1)
+        misfit = (response - b @ design.mT).square().sum(-1) + (prior_precision * (b - prior_mean).square()).sum(-1)
+        # The two coefficients are scaled by tau, so they add one to its shape.
+        return dist.Gamma(shape + 0.5 * len(response) + 1, rate + 0.5 * misfit)
+
+    return {("alpha", "beta"): line, ("tau",): noise}
 
 
 def radiata_pine(
@@ -164,4 +183,5 @@ def radiata_pine(
             "beta": covariance[1:, 1:],
         },
         reference="closed form: normal-gamma prior conjugate to the normal likelihood (Friel and Wyse 2012)",
+        full_conditionals=_full_conditionals,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from bayeskit._files import as_output_folder, write_atomically
+from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Budget, Calibration, Problem, calibrate
-from bayeskit.inference.evidence.calibration import SMALL, Answered
+from bayeskit.inference.evidence.calibration import SMALL, Answered, applicable, as_problem
+
+CHECKPOINT = "checkpoint.replicates"
 
 
 def calibration_in_folder(
@@ -22,6 +27,7 @@ def calibration_in_folder(
     budget: Budget = SMALL,
     seed: int = 0,
     num_jobs: int = 1,
+    skip_refused: bool = False,
     progress: bool = True,
 ) -> Calibration:
     """Replicate methods on a problem and write ``replicates.csv``, ``calibration.csv`` and ``calibration.svg``.
@@ -31,7 +37,7 @@ def calibration_in_folder(
 
     Parameters
     ----------
-    methods, problem, num_replicates, budget, seed, num_jobs, progress
+    methods, problem, num_replicates, budget, seed, num_jobs, skip_refused, progress
         As in :func:`bayeskit.inference.evidence.calibrate`.
     folder : path
         Made if it does not exist.
@@ -59,10 +65,7 @@ def calibration_in_folder(
     ...     sorted(path.name for path in Path(folder).iterdir())
     ['calibration.csv', 'calibration.svg', 'replicates.csv']
     """
-    from matplotlib.figure import Figure
-
     out = as_output_folder(folder)
-    kept = out / "checkpoint.replicates"
     found = calibrate(
         methods,
         problem,
@@ -70,19 +73,125 @@ def calibration_in_folder(
         budget=budget,
         seed=seed,
         num_jobs=num_jobs,
-        checkpoint=kept,
+        skip_refused=skip_refused,
+        checkpoint=out / CHECKPOINT,
         progress=progress,
     )
-    write_atomically(out / "replicates.csv", _csv(replicates_of(found, seed)))
-    write_atomically(out / "calibration.csv", _csv(found.to_pandas()))
-    figure = Figure(figsize=(7.0, 1.4 + 0.42 * len(found.estimates)), layout="constrained")
-    found.plot(figure.subplots())
-    figure.savefig(out / "calibration.svg", metadata={"Date": None})
-    shutil.rmtree(kept, ignore_errors=True)
+    _write(found, out)
+    _remove_checkpoint(out)
     return found
 
 
-def replicates_of(found: Calibration, seed: int = 0) -> pd.DataFrame:
+def calibrations(
+    methods: str | Sequence[str],
+    problems: Sequence[str | Problem | Answered],
+    folder: str | Path | None = None,
+    num_replicates: int = 20,
+    *,
+    budget: Budget = SMALL,
+    seed: int = 0,
+    num_jobs: int = 1,
+    progress: bool = True,
+) -> list[Calibration]:
+    """Replicate methods on several problems, on each those that apply to it.
+
+    What applies to what is found out before anything is replicated. With a folder, each problem has one of its own
+    within it, as :func:`calibration_in_folder` makes it, and ``calibration.csv`` and ``calibration.svg`` beside them
+    show all problems.
+
+    Parameters
+    ----------
+    methods, num_replicates, budget, seed, num_jobs, progress
+        As in :func:`bayeskit.inference.evidence.calibrate`.
+    problems : sequence of str, ExactCase or Problem
+    folder : path, optional
+
+    Returns
+    -------
+    list of Calibration
+        One of every problem; ``refused`` says which methods were left out. Where none applies there are no estimates.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written.
+    UnknownNameError
+        For an unknown method or case.
+    SettingsError
+        If no method applies to any problem.
+    CheckpointError
+        If the folder holds replicates of another study.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Budget
+    >>> from bayeskit.workflows.calibration import calibrations
+    >>> methods, small = ["laplace_importance_sampling", "gamma_laplus_importance_sampling"], Budget(4, 100, 200)
+    >>> found = calibrations(methods, ["beta_binomial"], num_replicates=2, budget=small, progress=False)
+    >>> list(found[0].estimates), list(found[0].refused)
+    (['laplace_importance_sampling'], ['gamma_laplus_importance_sampling'])
+    """
+    out = None if folder is None else as_output_folder(folder)
+    known = [as_problem(problem) for problem in problems]
+    fitting = [applicable(methods, problem.build()) for problem in known]
+    if not any(names for names, _ in fitting):
+        reasons = [
+            f"{name} on {p.name}: {why}" for p, (_, no) in zip(known, fitting, strict=True) for name, why in no.items()
+        ]
+        raise SettingsError(f"no method applies to any problem: {'; '.join(reasons)}")
+    found = []
+    for problem, (names, refused) in zip(known, fitting, strict=True):
+        if not names:
+            found.append(Calibration(problem.name, problem.log_evidence, {}, {}, {}, {}, refused=refused))
+            continue
+        inner = None if out is None else as_output_folder(out / problem.name)
+        one = calibrate(
+            methods,
+            problem,
+            num_replicates,
+            budget=budget,
+            seed=seed,
+            num_jobs=num_jobs,
+            skip_refused=True,
+            checkpoint=None if inner is None else inner / CHECKPOINT,
+            progress=progress,
+        )
+        if inner is not None:
+            _write(one, inner)
+        found.append(one)
+    if out is not None:
+        estimated = [one for one in found if one.estimates]
+        write_atomically(out / "calibration.csv", _csv(pd.concat([one.to_pandas() for one in estimated])))
+        _save_plot(estimated, out / "calibration.svg")
+        for one in estimated:  # not before, so that a study that is killed at the last problem keeps the others
+            _remove_checkpoint(out / one.case)
+    return found
+
+
+def _write(found: Calibration, folder: Path) -> None:
+    write_atomically(folder / "replicates.csv", _csv(replicates_of(found)))
+    write_atomically(folder / "calibration.csv", _csv(found.to_pandas()))
+    _save_plot([found], folder / "calibration.svg")
+
+
+def _remove_checkpoint(folder: Path) -> None:
+    shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
+
+
+def _save_plot(found: Sequence[Calibration], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    heights = [1.4 + 0.42 * len(one.estimates) for one in found]
+    figure = Figure(figsize=(7.0, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(found), squeeze=False, height_ratios=heights)[:, 0]
+    for one, ax in zip(found, axes, strict=True):
+        one.plot(ax)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    write_atomically(path, buffer.getvalue())
+
+
+def replicates_of(found: Calibration) -> pd.DataFrame:
     """Return one row a method and replicate: case, method, seed, estimate, standard error, z, trusted, seconds.
 
     Examples
@@ -97,7 +206,7 @@ def replicates_of(found: Calibration, seed: int = 0) -> pd.DataFrame:
             {
                 "case": found.case,
                 "method": method,
-                "seed": range(seed, seed + len(estimate)),
+                "seed": found.seeds or [math.nan] * len(estimate),
                 "log_evidence": estimate,
                 "standard_error": found.standard_errors[method],
                 "z": found.z(method),

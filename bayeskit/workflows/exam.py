@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from bayeskit import exact
+from bayeskit._files import write_atomically
 from bayeskit._progress import progress_bar
 from bayeskit.errors import UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, compare, select
 
-PASS, SELF_FLAGGED, FALSE_COMFORT = "pass", "self-flagged", "FALSE COMFORT"
+PASS, SELF_FLAGGED, FALSE_COMFORT, FAILED = "pass", "self-flagged", "FALSE COMFORT", "failed"
+REFUSED = "does not apply"
 MAX_Z = 3.0
 SMALL = Budget(
     8,
@@ -68,11 +72,13 @@ class ExamRow:
 
     @property
     def verdict(self) -> str:
-        """``"pass"``, ``"self-flagged"`` or ``"FALSE COMFORT"``.
+        """``"pass"``, ``"self-flagged"``, ``"failed"`` or ``"FALSE COMFORT"``.
 
         A method that says it cannot be trusted is honest, however wrong it is; one that claims to be trusted
-        and is more than three standard errors away gives false comfort.
+        and is more than three standard errors away gives false comfort. One without an estimate failed.
         """
+        if math.isnan(self.evidence.log_evidence):
+            return FAILED
         if not self.evidence.trusted:
             return SELF_FLAGGED
         return PASS if abs(self.z) <= MAX_Z else FALSE_COMFORT
@@ -86,9 +92,12 @@ class Exam:
     ----------
     rows : tuple of ExamRow
         Case by case.
+    refused : dict of dict of str
+        By case and method, why a method was not asked.
     """
 
     rows: tuple[ExamRow, ...]
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def count(self, verdict: str) -> int:
         """Return how many rows have this verdict."""
@@ -100,21 +109,40 @@ class Exam:
         return self.count(FALSE_COMFORT) > 0
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return case, method, estimate, standard_error, exact, z, trusted, seconds and verdict."""
-        columns = "case method estimate standard_error exact z trusted seconds verdict".split()
-        rows = []
+        """Return case, method, estimate, standard_error, exact, z, trusted, seconds, verdict and remarks.
+
+        Remarks are the warnings of a method, or why it does not apply; such rows come last.
+        """
+        columns = "case method estimate standard_error exact z trusted seconds verdict remarks".split()
+        rows: list[tuple[Any, ...]] = []
         for row in self.rows:
             e = row.evidence
             start = (row.case, e.method, e.log_evidence, e.standard_error, row.exact)
-            rows.append((*start, row.z, e.trusted, e.seconds, row.verdict))
+            rows.append((*start, row.z, e.trusted, e.seconds, row.verdict, "; ".join(e.warnings)))
+        for case, reasons in self.refused.items():
+            rows += [(case, name, *_NOTHING, False, 0.0, REFUSED, why) for name, why in reasons.items()]
         return pd.DataFrame(rows, columns=columns)
 
+    def to_csv(self, path: str | Path) -> None:
+        """Write the table, whole or not at all.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+
     def __str__(self) -> str:
-        passed, flagged, comfort = (self.count(v) for v in (PASS, SELF_FLAGGED, FALSE_COMFORT))
+        passed, flagged, comfort, failed = (self.count(v) for v in (PASS, SELF_FLAGGED, FALSE_COMFORT, FAILED))
         text = f"{len(self.rows)} answers: {passed} pass, {flagged} self-flagged, {comfort} false comfort"
+        text += f", {failed} failed" if failed else ""
         if comfort:
             text += " (an honest method exceeds three standard errors once in 370 times: try another seed)"
-        return text
+        return text if self.rows else "0 answers: none of the methods applies to any of the cases"
+
+
+_NOTHING = (math.nan,) * 4
 
 
 def run_exam(
@@ -125,6 +153,8 @@ def run_exam(
     progress: bool = True,
 ) -> Exam:
     """Let evidence methods answer problems whose exact evidence is known.
+
+    Predictive scores are no log evidence and are not asked.
 
     Parameters
     ----------
@@ -153,8 +183,11 @@ def run_exam(
     >>> print(exam)
     1 answers: 1 pass, 0 self-flagged, 0 false comfort
     """
-    chosen = [method.name for method in select(methods)]  # an unknown method is said before anything runs
-    rows = []
+    named = select(methods)  # an unknown method is said before anything runs
+    chosen = [method.name for method in named if method.kind != "score"]
+    # Whoever asks for all of them does not need to be told.
+    no_answer = {} if methods == "all" else {m.name: "it is a predictive score" for m in named if m.kind == "score"}
+    rows, refused = [], {}
     problems = [exact.get(name) for name in selected_cases(cases)]
     with progress_bar("exam", len(problems), progress) as bar:
         for done, case in enumerate(problems):
@@ -162,8 +195,11 @@ def run_exam(
             # The bars of the samplers would write over this one.
             comparison = compare(case.target(), chosen, seed, budget=budget, progress=False)
             rows += [ExamRow(case.name, estimate, case.log_evidence, case.standard_error) for estimate in comparison]
+            reasons = comparison.refused | no_answer
+            if reasons:
+                refused[case.name] = reasons
         bar.update(len(problems))
-    return Exam(tuple(rows))
+    return Exam(tuple(rows), refused)
 
 
 def selected_cases(cases: str | Sequence[str]) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from bayeskit._arviz import write_netcdf
 from bayeskit._files import as_output_folder, write_atomically
 from bayeskit.draws import Draws
@@ -150,7 +152,7 @@ def posterior_in_folder(
     save_netcdf(draws, out / "posterior.nc")
     facts = dict(settings or {}) | {"num_chains": num_chains, "num_samples": num_samples} | draws.settings
     write_report(out / "report.html", EvidenceComparison({}, draws, None), title=title, target=target, settings=facts)
-    _remove_checkpoints(out)
+    _remove_checkpoints(out, "posterior")
     return draws
 
 
@@ -210,6 +212,16 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
     write_netcdf(draws.to_datasets(), path)
 
 
-def _remove_checkpoints(folder: Path) -> None:
-    for part in ("posterior", "ladder", "smc.pilot", "smc.replicates", "nested"):
-        (folder / f"{CHECKPOINT}.{part}").unlink(missing_ok=True)
+def _remove_checkpoints(folder: Path, part: str = "*") -> None:
+    """Delete the checkpoints of finished runs, whatever they are called, and no file of somebody else."""
+    for path in folder.glob(f"{CHECKPOINT}.{part}"):
+        if _is_checkpoint(path):
+            path.unlink(missing_ok=True)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "bayeskit" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False

@@ -1,184 +1,26 @@
-"""Compare models of the same data by their evidence: Bayes factors and posterior probabilities with their errors."""
+"""Compare models of the same data by their evidence."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd
 import torch
-from scipy.special import logsumexp
 
-from bayeskit._files import write_atomically
 from bayeskit._settings import real_number, whole_number
 from bayeskit._tasks import digest
 from bayeskit._torch import new_generator
-from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
+from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence, compare
-from bayeskit.inference.evidence.methods import select
+from bayeskit.inference.evidence.material import Material
+from bayeskit.inference.evidence.methods import Method, select
 from bayeskit.inference.samplers.groups import without_graphs
 from bayeskit.parallel import map_tasks
 from bayeskit.target import Target
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-TOLD_APART = 1.959963984540054
-"""Standard errors by which two log evidences must differ to be told apart."""
-
-
-@dataclass(frozen=True)
-class ModelComparison:
-    """Evidence of several models of the same data.
-
-    Attributes
-    ----------
-    results : dict of Evidence
-        By model.
-    prior_probabilities : dict of float
-        By model, adding up to one.
-    settings : dict
-        Method, seed and budget.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.evidence import Evidence
-    >>> from bayeskit.workflows.model_comparison import ModelComparison
-    >>> results = {"with": Evidence("smc", -10.0, 0.03, 1000), "without": Evidence("smc", -12.0, 0.04, 1000)}
-    >>> comparison = ModelComparison(results, {"with": 0.5, "without": 0.5})
-    >>> comparison.best
-    'with'
-    >>> {name: round(p, 3) for name, (p, error) in comparison.posterior_probabilities.items()}
-    {'with': 0.881, 'without': 0.119}
-    """
-
-    results: dict[str, Evidence]
-    prior_probabilities: dict[str, float]
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def __getitem__(self, model: str) -> Evidence:
-        if model not in self.results:
-            raise UnknownNameError(f"no model is called {model!r}; there are: {', '.join(self.results)}")
-        return self.results[model]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.results)
-
-    @property
-    def best(self) -> str:
-        """The model with the largest evidence, whatever its prior probability."""
-        return max(self.results, key=lambda name: _or_nothing(self.results[name].log_evidence))
-
-    def log_bayes_factor(self, model: str, other: str | None = None) -> tuple[float, float]:
-        """Return the log Bayes factor of a model against another and its standard error, in nats.
-
-        Parameters
-        ----------
-        model : str
-        other : str, optional
-            By default the best.
-        """
-        one, two = self[model], self[self.best if other is None else other]
-        if one is two:
-            return 0.0, 0.0
-        return one.log_evidence - two.log_evidence, math.hypot(one.standard_error, two.standard_error)
-
-    @property
-    def posterior_probabilities(self) -> dict[str, tuple[float, float]]:
-        """Posterior probability of each model and its Monte Carlo error, to first order in those of the log evidences.
-
-        A model without an estimate has NaN, and the others share its probability.
-        """
-        names = [name for name, z in self.results.items() if math.isfinite(z.log_evidence)]
-        log_evidence = np.array([self.results[name].log_evidence for name in names])
-        error = np.array([self.results[name].standard_error for name in names])
-        with np.errstate(divide="ignore"):
-            weight = np.log([self.prior_probabilities[name] for name in names]) + log_evidence
-        p = np.exp(weight - logsumexp(weight)) if np.isfinite(weight).any() else np.full(len(names), math.nan)
-        # d p_i = p_i (d z_i - sum_j p_j d z_j), and the errors of the models are independent.
-        jacobian = np.diag(p) - np.outer(p, p)
-        spread = np.sqrt(jacobian**2 @ error**2)
-        known = {name: (float(a), float(b)) for name, a, b in zip(names, p, spread, strict=True)}
-        return {name: known.get(name, (math.nan, math.nan)) for name in self.results}
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What makes the ranking doubtful, with the remedy."""
-        result = []
-        for name, z in self.results.items():
-            if not z.trusted:
-                why = "; ".join(z.warnings) or "it is not finite"
-                result.append(f"the evidence of model {name!r} is not to be trusted: {why}")
-        best = self.best
-        for name in self.results:
-            difference, error = self.log_bayes_factor(name)
-            if name != best and abs(difference) <= TOLD_APART * error:
-                result.append(
-                    f"models {best!r} and {name!r} are not told apart: their log Bayes factor is {-difference:.3g} +- "
-                    f"{error:.2g}; give a larger budget"
-                )
-        return tuple(result)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return one row a model, the best first; Bayes factors are against the best."""
-        posterior = self.posterior_probabilities
-        rows = []
-        for name in sorted(self.results, key=lambda name: -_or_nothing(self.results[name].log_evidence)):
-            z, (factor, factor_error), (p, p_error) = self.results[name], self.log_bayes_factor(name), posterior[name]
-            rows.append(
-                {
-                    "model": name,
-                    "log_evidence": z.log_evidence,
-                    "standard_error": z.standard_error,
-                    "log_bayes_factor": factor,
-                    "log_bayes_factor_error": factor_error,
-                    "prior_probability": self.prior_probabilities[name],
-                    "posterior_probability": p,
-                    "posterior_probability_error": p_error,
-                    "num_evaluations": z.num_evaluations,
-                    "seconds": z.seconds,
-                    "trusted": z.trusted,
-                    "warnings": "; ".join(z.warnings),
-                }
-            )
-        return pd.DataFrame(rows)
-
-    def to_csv(self, path: str | Path) -> None:
-        """Write the table, whole or not at all.
-
-        Raises
-        ------
-        OutputError
-            If the file cannot be written.
-        """
-        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot log Bayes factors against the best with 95 % intervals, and write down posterior probabilities.
-
-        Filled circles are trusted, hollow ones are not; a model without an estimate is listed without a mark.
-
-        Parameters
-        ----------
-        ax : Axes, optional
-            Where to draw; by default new axes of ``pyplot``.
-        """
-        return _plot(self.to_pandas(), ax)
-
-    def __str__(self) -> str:
-        lines = []
-        for row in self.to_pandas().itertuples():
-            lines.append(
-                f"{row.model}: log evidence {row.log_evidence:.4f} +- {row.standard_error:.4f}, log Bayes factor "
-                f"{row.log_bayes_factor:.4f}, probability {row.posterior_probability:.4g} +- "
-                f"{row.posterior_probability_error:.2g}"
-            )
-        return "\n".join([*lines, *(f"  {warning}" for warning in self.warnings)])
+from bayeskit.workflows.bayes_factors import ModelComparison
 
 
 def compare_models(
@@ -198,7 +40,7 @@ def compare_models(
     ----------
     models : mapping of str to Target or callable
         By name, at least two models of the same data. A callable takes no argument and returns the Target; it is
-        called where the model is worked on.
+        called where the model is worked on, and before where the method does not apply to every target.
     method : str, default "bridge_sampling"
         Name of a function in :mod:`bayeskit.inference.evidence`.
     budget : Budget, optional
@@ -222,7 +64,7 @@ def compare_models(
     ------
     SettingsError
         If there are fewer than two models, one is neither Target nor callable, or ``prior_probabilities`` are not
-        those of the models.
+        those of the models; if the method gives no log evidence or does not apply to one of the models.
     UnknownNameError
         If no method has that name.
     CheckpointError
@@ -252,7 +94,9 @@ def compare_models(
     ('adjusted', True)
     """
     weights = _weights(models, prior_probabilities)
-    chosen = select([method])[0].name
+    way = select([method])[0]
+    chosen = way.name
+    _check_method(way, models)
     spend = budget or Budget()
     folder = None if checkpoint is None else Path(checkpoint)
     seed, jobs = whole_number("seed", seed), whole_number("num_jobs", num_jobs, 1)
@@ -300,10 +144,33 @@ class _Task:
         return f"model {self.name!r}"
 
 
-def _estimate(task: _Task) -> Evidence:
-    target = task.model if isinstance(task.model, Target) else task.model()
+def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Target]]) -> None:
+    """Say what cannot work before any model is worked on."""
+    if method.kind == "score":
+        raise SettingsError(
+            f"{method.name} is a predictive score, which is no log evidence and gives no Bayes factor; choose a method "
+            "such as bridge_sampling"
+        )
+    if method.refuses is None and not method.needs & {"prior", "ladder"}:
+        return  # it applies to every target, so that none needs to be built here
+    for name, model in models.items():
+        target = _built(name, model)
+        reason = method.refusal(target, Material(target))
+        if reason is not None:
+            raise SettingsError(
+                f"{method.name} does not apply to model {name!r}: {reason}; choose a method that applies to all models"
+            )
+
+
+def _built(name: str, model: Target | Callable[[], Target]) -> Target:
+    target = model if isinstance(model, Target) else model()
     if not isinstance(target, Target):
-        raise SettingsError(f"the callable of model {task.name!r} returned a {type(target).__name__}, not a Target")
+        raise SettingsError(f"the callable of model {name!r} returned a {type(target).__name__}, not a Target")
+    return target
+
+
+def _estimate(task: _Task) -> Evidence:
+    target = _built(task.name, task.model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # the estimate says by itself whether to trust it
         table = compare(
@@ -340,39 +207,6 @@ def _weights(
             f"zero, not {dict(given or {})}"
         )
     return {name: weights[name] / total for name in models}
-
-
-def _or_nothing(log_evidence: float) -> float:
-    return -math.inf if math.isnan(log_evidence) else log_evidence
-
-
-def _plot(table: pd.DataFrame, ax: Axes | None) -> Axes:
-    from bayeskit._plots import BLUE, GREY, VERMILION
-
-    if ax is None:
-        from matplotlib import pyplot
-
-        _, ax = pyplot.subplots(figsize=(7.0, 1.4 + 0.42 * len(table)), layout="constrained")
-    for row, model in enumerate(table.itertuples()):
-        factor, half = model.log_bayes_factor, TOLD_APART * model.log_bayes_factor_error
-        if not math.isfinite(factor):
-            continue
-        colour = BLUE if model.trusted else VERMILION
-        ax.plot([factor - half, factor + half], [row, row], color=colour, linewidth=1.8, marker="|", markersize=9)
-        face = colour if model.trusted else "white"
-        ax.plot([factor], [row], marker="o", markersize=7, color=colour, mfc=face, mew=1.6, zorder=3)
-    ax.axvline(0.0, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
-    ax.set_ylim(len(table) - 0.5, -0.5)
-    ax.set_yticks(range(len(table)), [_label(model) for model in table.itertuples()])
-    ax.set_xlabel("log Bayes factor against the best model (nats)")
-    ax.grid(axis="x", alpha=0.25)
-    return ax
-
-
-def _label(row: Any) -> str:
-    if math.isnan(row.log_evidence):
-        return f"{row.model} (failed)"
-    return f"{row.model}, p = {row.posterior_probability:.2g}" + ("" if row.trusted else " (not trusted)")
 
 
 __all__ = ["ModelComparison", "compare_models"]

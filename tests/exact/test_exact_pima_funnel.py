@@ -157,6 +157,22 @@ def test_the_funnel_by_adaptive_quadrature(settings):
         assert float(covariance["x"][1, 1]) == pytest.approx(moments["free"], rel=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("measured", "noise", "scale"),
+    [(1000.0, 0.5, 0.3), (100.0, 0.5, 0.3), (1e4, 1e-3, 0.05), (3000.0, 100.0, 2.0), (1e6, 0.5, 3.0), (2.0, 1e-6, 3.0)],
+)
+def test_the_funnel_where_the_measurement_is_far_from_the_prior(measured, noise, scale):
+    """Against a much finer grid, over all variances between nothing and the squared measurement."""
+    case = neals_funnel(3, measured=measured, noise_sd=noise, scale_sd=scale)
+    v = np.linspace(-15 * scale - 1, max(15 * scale, 2 * math.log(measured)) + 2 * scale**2 + 1, 100_001)
+    log_mass = stats.norm.logpdf(v, 0, scale) + stats.norm.logpdf(measured, 0, np.sqrt(np.exp(v) + noise**2))
+    mass = np.exp(log_mass - log_mass.max())
+    assert case.log_evidence == pytest.approx(log_mass.max() + math.log(mass.sum() * (v[1] - v[0])), abs=1e-6)
+    assert float(case.posterior_mean["v"]) == pytest.approx(mass @ v / mass.sum(), abs=1e-7)
+    if (measured, scale) == (1000.0, 0.3):
+        assert case.log_evidence == pytest.approx(-509.21008209, abs=1e-8)
+
+
 def test_the_funnel_on_a_grid_over_the_pyro_density():
     """In two dimensions, where the grid is of the model itself; a dropped constant would show."""
     case = neals_funnel(2)
@@ -174,7 +190,19 @@ def test_the_funnel_on_a_grid_over_the_pyro_density():
     ("build", "settings", "error", "word"),
     [
         (pima, {"model": "m3"}, SettingsError, "m1"),
+        (pima, {"model": ["m1"]}, SettingsError, "m1"),
+        (pima, {"model": None}, SettingsError, "m1"),
         (neals_funnel, {"dim": 1}, SettingsError, "dim"),
+        (neals_funnel, {"dim": "a"}, SettingsError, "dim"),
+        (neals_funnel, {"dim": None}, SettingsError, "dim"),
+        (neals_funnel, {"dim": math.nan}, SettingsError, "dim"),
+        (neals_funnel, {"dim": math.inf}, SettingsError, "dim"),
+        (neals_funnel, {"measured": 1e200}, DataError, "measured"),
+        (neals_funnel, {"measured": None}, DataError, "measured"),
+        (neals_funnel, {"measured": "a"}, DataError, "measured"),
+        (neals_funnel, {"measured": 1e140, "scale_sd": 20.0}, SettingsError, "measured"),
+        (neals_funnel, {"noise_sd": 1e-200}, DataError, "noise_sd"),
+        (neals_funnel, {"scale_sd": None}, SettingsError, "scale_sd"),
         (neals_funnel, {"dim": 2.5}, SettingsError, "dim"),
         (neals_funnel, {"noise_sd": 0.0}, SettingsError, "noise_sd"),
         (neals_funnel, {"scale_sd": 30.0}, SettingsError, "scale_sd"),

@@ -105,6 +105,22 @@ def test_minibatches_of_functions_and_modules_have_none():
         assert torch.equal(target.full_target().log_jacobian(u), u.new_zeros(4))
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_jacobian_of_minibatches_is_that_of_the_unknowns(fixed):
+    """Whatever the rows, and where the model itself says how many."""
+
+    def model(y, batch_size):
+        scale = pyro.sample("scale", dist.HalfNormal(torch.tensor(1.0, dtype=torch.float64)))
+        with pyro.plate("data", len(y), subsample_size=batch_size) as rows:
+            pyro.sample("y", dist.Normal(0.0, scale), obs=y[rows])
+
+    minibatches = MinibatchTarget.from_pyro(model, normal(8), 3 if fixed else None, batch_size=None if fixed else 3)
+    u = normal(4, 1)
+    targets = [minibatches.on_rows(torch.tensor([7, 0, 2])), *([] if fixed else [minibatches.full_target()])]
+    for target in targets:
+        assert_close(target.log_jacobian(u), u.squeeze(-1))
+
+
 def test_jacobian_in_single_precision_and_many_vectors():
     def model(y):
         p = pyro.sample("p", dist.Beta(2.0, 3.0))

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from bayeskit.errors import UnknownNameError
-from bayeskit.inference.evidence import Evidence
+from bayeskit.inference.evidence import METHODS, Evidence
 from bayeskit.workflows import Exam, ExamRow, run_exam
 from bayeskit.workflows.exam import SMALL
 
@@ -21,7 +21,7 @@ def row(estimate, error, warnings=()):
         (row(-9.9, 0.0), "FALSE COMFORT"),
         (row(-5.0, 0.01, ("weights dominate",)), "self-flagged"),
         (row(-10.0, 0.01, ("weights dominate",)), "self-flagged"),
-        (row(math.nan, math.nan, ("failed: x",)), "self-flagged"),
+        (row(math.nan, math.nan, ("failed: x",)), "failed"),
     ],
 )
 def test_verdicts(made, verdict):
@@ -38,13 +38,19 @@ def test_the_error_of_the_answer_counts():
 def test_summary_counts():
     exam = Exam((row(-10.0, 0.1), row(-10.0, 0.1), row(0.0, 0.1, ("bad",)), row(0.0, 0.1)))
     assert str(exam).startswith("4 answers: 2 pass, 1 self-flagged, 1 false comfort")
+    failed = Exam((row(-10.0, 0.1), row(math.nan, math.nan, ("failed: x",))))
+    assert failed.count("self-flagged") == 0 and str(failed).endswith("1 failed")
 
 
 def test_small_exam_of_every_method():
     exam = run_exam(cases=["beta_binomial"], budget=SMALL, progress=False)
     table = exam.to_pandas()
-    columns = ["case", "method", "estimate", "standard_error", "exact", "z", "trusted", "seconds", "verdict"]
+    columns = "case method estimate standard_error exact z trusted seconds verdict remarks".split()
     assert list(table.columns) == columns
+    # Every method has a row, those that do not apply with the reason; scores are no answers.
+    wanted = {name for name, method in METHODS.items() if method.kind != "score"}
+    assert set(table["method"]) == wanted and "gamma_laplus" in exam.refused["beta_binomial"]
+    assert (table.loc[table["verdict"] == "does not apply", "remarks"] != "").all()
     assert list(table["case"].unique()) == ["beta_binomial"] and len(table) >= 6
     trusted = table[table["trusted"]].set_index("method")
     assert {"bridge_sampling", "laplace_importance_sampling"} <= set(trusted.index)

@@ -36,8 +36,10 @@ def test_folder_holds_table_draws_and_report(tmp_path):
     comparison = evidence_in_folder(target(), out, title="coin", budget=SMALL, seed=3, progress=False)
     assert sorted(p.name for p in out.iterdir()) == ["evidence.csv", "posterior.nc", "report.html"]
     table = pd.read_csv(out / "evidence.csv")
-    columns = "method log_evidence standard_error num_evaluations seconds trusted warnings"
+    columns = "method log_evidence standard_error num_evaluations seconds trusted warnings predictive_score"
     assert list(table.columns) == columns.split()
+    # A score has its own column, and no log evidence.
+    assert (table["log_evidence"].isna() | table["predictive_score"].isna()).all()
     np.testing.assert_allclose(table["log_evidence"], comparison.to_pandas()["log_evidence"], rtol=1e-9)
 
 
@@ -79,24 +81,37 @@ def test_nothing_is_computed_for_a_folder_that_cannot_be_written(tmp_path, monke
 
 
 def test_a_checkpoint_survives_results_that_cannot_be_written(tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise OutputError("the disk is full")
-
-    monkeypatch.setattr("bayeskit.workflows.folder.write_report", full)
+    monkeypatch.setattr("bayeskit.workflows.folder.write_report", _full)
     with pytest.raises(OutputError, match="full"):
         evidence_in_folder(target(), tmp_path, title="coin", budget=SMALL, progress=False)
-    names = sorted(p.name for p in tmp_path.iterdir())
-    assert names == [
-        "checkpoint.ladder",
-        "checkpoint.nested",
-        "checkpoint.posterior",
-        "checkpoint.smc.pilot",
-        "checkpoint.smc.replicates",
-        "evidence.csv",
-        "posterior.nc",
-    ]
+    names = {p.name for p in tmp_path.iterdir()}
+    parts = "posterior ladder reference smc.pilot smc.replicates adaptive nested".split()
+    assert {f"checkpoint.{part}" for part in parts} | {"evidence.csv", "posterior.nc"} <= names
+    assert "report.html" not in names
     with pytest.raises(CheckpointError, match="seed"):
         evidence_in_folder(target(), tmp_path, title="coin", budget=SMALL, seed=1, progress=False)
+
+
+def test_no_checkpoint_is_left_and_no_file_of_others_is_touched(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"somebody's network")
+    methods = ["generalised_stepping_stone", "thermodynamic_integration", "adaptive_smc", "nested_sampling"]
+    comparison = evidence_in_folder(target(), tmp_path, title="coin", methods=methods, budget=SMALL, progress=False)
+    assert not any(warning.startswith("failed") for z in comparison for warning in z.warnings)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["checkpoint.pt", "evidence.csv", "posterior.nc", "report.html"]
+
+
+def test_a_posterior_run_leaves_the_checkpoints_of_a_comparison(tmp_path, monkeypatch):
+    monkeypatch.setattr("bayeskit.workflows.folder.write_report", _full)
+    with pytest.raises(OutputError, match="full"):
+        evidence_in_folder(target(), tmp_path, title="x", methods=["stepping_stone"], budget=SMALL, progress=False)
+    monkeypatch.undo()
+    posterior_in_folder(target(), tmp_path, title="x", num_warmup=30, num_samples=30, progress=False)
+    assert (tmp_path / "checkpoint.ladder").exists()
+
+
+def _full(*args, **kwargs):
+    raise OutputError("the disk is full")
 
 
 def test_a_killed_run_resumes_to_the_same_draws(tmp_path):

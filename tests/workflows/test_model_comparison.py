@@ -130,6 +130,59 @@ def test_errors_of_probabilities_are_those_of_repeated_estimates():
     assert not within(*scatter_of_probabilities(alone))
 
 
+def pair(errors, difference=10.0):
+    results = {"a": result("smc", -100.0, errors[0]), "b": result("smc", -100.0 - difference, errors[1])}
+    return ModelComparison(results, {"a": 0.5, "b": 0.5})
+
+
+@pytest.mark.parametrize(("errors", "difference"), [((5.0, 0.1), 10.0), ((1.0, 1.0), 0.0), ((2.0, 0.5), 3.0)])
+def test_large_errors_of_log_evidences_are_not_lost_in_a_first_order(errors, difference):
+    """The difference is normal, so that moments of its logistic function are integrals over one variable."""
+    x, w = np.polynomial.hermite_e.hermegauss(200)
+    w = w / w.sum()
+    half = math.hypot(*errors)
+    p = 1 / (1 + np.exp(-(difference + half * x)))
+    spread = math.sqrt(w @ p**2 - (w @ p) ** 2)
+    found = pair(errors, difference)
+    for name in "ab":
+        # The relative error of a standard deviation of 10,000 pairs is below 2 % for such heavy tails.
+        assert found.posterior_probabilities[name][1] == pytest.approx(spread, rel=0.05)
+    assert found.posterior_probabilities["a"][0] == pytest.approx(1 / (1 + math.exp(-difference)), abs=1e-12)
+    ends = 1 / (1 + np.exp(-(difference + np.array([-1.96, 1.96]) * half)))
+    np.testing.assert_allclose(found.posterior_intervals["a"], ends, atol=0.02)
+    assert any("posterior_intervals" in warning for warning in found.warnings)
+    assert not any("posterior_intervals" in warning for warning in pair((0.4, 0.4)).warnings)
+
+
+def test_an_unknown_error_does_not_spoil_the_others():
+    results = {
+        "a": result("smc", -10.0, 0.1),
+        "b": result("laplace", -11.0, math.nan, ("unknown error",)),
+        "c": result("laplace", -12.0, math.nan, ("unknown error",)),
+    }
+    found = ModelComparison(results, dict.fromkeys(results, 1 / 3))
+    p, error = found.posterior_probabilities["a"]
+    assert error == pytest.approx(p * (1 - p) * 0.1, rel=0.03)
+    assert all(math.isnan(found.posterior_probabilities[name][1]) for name in "bc")
+    assert math.isfinite(found.posterior_probabilities["b"][0])
+    (said,) = found.warnings
+    assert "models 'b', 'c' " in said and "unknown error" in said and "Bayes factors against it have no error" in said
+
+
+def test_a_method_that_does_not_apply_is_refused_before_any_model_is_estimated(monkeypatch):
+    def forbidden(*args, **kwargs):
+        raise RuntimeError("estimated before the models were checked")
+
+    monkeypatch.setattr(module, "compare", forbidden)
+    positive, real = exact.get("three_taxon_tree").target, regression("first five").target
+    with pytest.raises(SettingsError, match="does not apply to model 'real'"):
+        compare_models({"positive": positive, "real": real}, "gamma_laplus_importance_sampling", progress=False)
+    with pytest.raises(SettingsError, match="chib does not apply to model 'one'"):
+        compare_models({"one": real(), "two": real()}, "chib", progress=False)
+    with pytest.raises(SettingsError, match="predictive score"):
+        compare_models({"one": real(), "two": real()}, "pointwise_predictive_density", progress=False)
+
+
 def test_processes_and_the_company_of_other_models_do_not_change_an_estimate(tiny_comparison):
     two = {name: regression(name).target() for name in ("first five", "all ten")}
     for target in two.values():
@@ -198,10 +251,20 @@ def test_doubts_are_said():
     assert str(doubtful()).count("\n") == 6
 
 
+def test_a_doubt_that_many_models_share_is_said_once():
+    rough = {f"m{i}": result("smc", -10.0 * i, 2.0 + i) for i in range(8)}
+    results = rough | {f"n{i}": result("laplace", -900.0, math.nan, ("unknown error",)) for i in range(8)}
+    said = ModelComparison(results, dict.fromkeys(results, 1 / 16)).warnings
+    assert [warning.count("and 3 more") for warning in said] == [1, 1] and "only known to +- 9 at worst" in said[1]
+
+
 def test_doubts_are_warned_of():
     same = {"one": regression("first five").target, "two": regression("first five").target}
     with pytest.warns(SamplingWarning, match="not told apart"):
         compare_models(same, budget=SMALL, progress=False)
+    with pytest.warns(SamplingWarning, match="no error") as told:
+        compare_models(same, "laplace", progress=False)
+    assert len(told) == 1
 
 
 def test_the_plot_and_the_file(comparison, tmp_path):

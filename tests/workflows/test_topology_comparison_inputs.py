@@ -220,7 +220,10 @@ def test_settings_of_another_type_or_without_effect_are_refused():
         with pytest.raises(SettingsError, match=message):
             compare_topologies(FOUR, topologies, **settings)
     with pytest.raises(UnknownNameError, match="Known are: gamma_laplus_importance_sampling, "):
-        compare_topologies(FOUR, topologies, "laplace")
+        compare_topologies(FOUR, topologies, "felsenstein")
+    with pytest.warns(SamplingWarning, match="no error") as told:
+        assert compare_topologies(FOUR, topologies, "laplace", progress=False).posterior_errors.isnan().all()
+    assert len(told) == 1
     for call in (compare_topologies, variational_inference):
         with pytest.raises(SettingsError, match="alignment"):
             call("alignment.nex", topologies)

@@ -18,6 +18,14 @@ from bayeskit.target import Target
 FAR = (3.0, 30.0, 1e3, 1e5, 1e8)
 HEAVY = 4.3  # spread of 99 % over that of 68 %: 2.6 for a normal, 3.7 for a Student-t with 5 degrees of freedom
 PILOTS = 6
+WIDTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Of references around each peak, beside the width that the curvature there says."""
+MAX_PEAKS, NEAR, SEARCHES = 8, 0.5, 4
+"""Peaks at most; closer than this, in units of their widths, two are one; searches before a number is believed."""
+SURE, NOTABLE = 5.0, 0.01
+"""Standard errors and nats by which two integrals differ; see :meth:`Integral.differs`."""
+MISSED = 0.5
+"""By how much a log weight of the prior's draws may exceed those of the reference's."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +97,37 @@ class Reference:
         return torch.linalg.solve_triangular(self.factor, flat.T, upper=False).T.reshape(x.shape)
 
 
-def log_prior_of(target: Target, x: Tensor) -> Tensor:
-    """Return the log prior density in double precision, ``-inf`` where it is not a number."""
-    value = target.log_prior(x.to(dtype=target.dtype, device=target.device)).detach().to("cpu", torch.float64)
-    return torch.where(value.isnan(), -torch.inf, value)
+class Mixture:
+    """Several references, each with a share of the draws."""
+
+    def __init__(self, references: list[Reference], shares: list[float]) -> None:
+        self.references, self.shares = references, torch.tensor(shares, dtype=torch.float64)
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw independently, ``(num_draws, d)``."""
+        which = torch.multinomial(self.shares, num_draws, True, generator=generator)
+        counts = which.bincount(minlength=len(self.references)).tolist()
+        pairs = zip(self.references, counts, strict=True)
+        return torch.cat([reference.sample(count, generator) for reference, count in pairs if count])
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density, ``(*batch, d) -> (*batch)``."""
+        terms = torch.stack([reference.log_prob(x) for reference in self.references], -1)
+        return (terms + (self.shares / self.shares.sum()).log()).logsumexp(-1)
+
+
+class LogPrior:
+    """The log prior density of a target in double precision, and how often it was asked for."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.count = target, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return log densities, ``(*batch, d) -> (*batch)``, ``-inf`` where they are not a number."""
+        self.count += x[..., 0].numel()
+        target = self.target
+        value = target.log_prior(x.to(dtype=target.dtype, device=target.device)).detach().to("cpu", torch.float64)
+        return torch.where(value.isnan(), -torch.inf, value)
 
 
 def importance(log_weights: Tensor) -> Integral:
@@ -139,7 +174,7 @@ def misfit(draws: Tensor, points: Tensor, log_weights: Tensor, reference: Refere
     return float(((of_draws.mean(0) - mean) / variance.sqrt()).abs().max())
 
 
-def ray(target: Target, centre: Tensor, directions: Tensor) -> int | None:
+def ray(prior: LogPrior, centre: Tensor, directions: Tensor) -> int | None:
     """Return a direction along which the prior does not fall off faster than the inverse of the distance.
 
     Parameters
@@ -156,7 +191,7 @@ def ray(target: Target, centre: Tensor, directions: Tensor) -> int | None:
     steps = torch.tensor(FAR, dtype=torch.float64)
     both = torch.stack([directions, -directions], 1)  # (n, 2, d)
     points = centre + steps[:, None, None, None] * both
-    mass = log_prior_of(target, points) + steps.log()[:, None, None]
+    mass = prior(points) + steps.log()[:, None, None]
     # All the way: transforms that stop at the last floating-point number make any density flat far out.
     flat = mass.isfinite().all(0) & (mass.diff(dim=0) > -0.02).all(0)
     found = flat.any(-1).nonzero()
@@ -176,22 +211,22 @@ def direction_name(target: Target, index: int) -> str:
     return target.names[index] if index < target.dim else "a combination of coordinates"
 
 
-def tails(target: Target, centre: Tensor, scale: Tensor) -> Tensor:
+def tails(prior: LogPrior, centre: Tensor, scale: Tensor) -> Tensor:
     """Return degrees of freedom, 0.3 to 5, with tails no lighter than the prior's along each axis, ``(d,)``."""
     axes = torch.diag(scale)
     far = torch.tensor((10.0, 30.0), dtype=torch.float64)
     points = centre + far[:, None, None, None] * torch.stack([axes, -axes])
-    near, further = log_prior_of(target, points)  # each (2, d)
+    near, further = prior(points)  # each (2, d)
     power = (near - further) / math.log(3.0)
     return (power.nan_to_num(nan=math.inf).amin(0) - 1).clamp(0.3, 5.0)
 
 
-def outgrown(target: Target, reference: Reference, log_weights: Tensor) -> bool:
+def outgrown(prior: LogPrior, near: Reference, reference: Reference | Mixture, log_weights: Tensor) -> bool:
     """Whether weights grow beyond any that was seen on the way out: the reference has the lighter tails."""
     steps = torch.tensor((30.0, 1e3, 1e5), dtype=torch.float64)
-    directions = directions_of(reference.factor)
-    points = reference.location + steps[:, None, None, None] * torch.stack([directions, -directions])
-    weights = log_prior_of(target, points) - reference.log_prob(points)
+    directions = directions_of(near.factor)
+    points = near.location + steps[:, None, None, None] * torch.stack([directions, -directions])
+    weights = prior(points) - reference.log_prob(points)
     return bool((weights > log_weights.max() + 2.0).any())
 
 
@@ -207,82 +242,123 @@ class PriorCheck:
 
 
 def without_draws(target: Target, num_draws: int, seed: int) -> PriorCheck:
-    """Check a prior that cannot be drawn from, by a reference placed at its mode and refitted to weighted draws."""
-    d, generator = target.dim, new_generator(seed, stream="prior integral")
-    centre, factor = torch.zeros(d, dtype=torch.float64), torch.eye(d, dtype=torch.float64)
-    count = 2 * len(FAR) * (2 * d + 1)
-    index = ray(target, centre, directions_of(factor))
+    """Check a prior that cannot be drawn from, by a reference placed at its modes and refitted to weighted draws.
+
+    A number other than one must come out of a second look, from elsewhere, as well.
+    """
+    d, generator, prior = target.dim, new_generator(seed, stream="prior integral"), LogPrior(target)
+    index = ray(prior, torch.zeros(d, dtype=torch.float64), directions_of(torch.eye(d, dtype=torch.float64)))
     if index is not None:  # a search would climb for ever
-        return PriorCheck(UNKNOWN, UNKNOWN, math.nan, direction_name(target, index), count)
-    alone = Target.from_functions(
-        target.log_prior,
-        lambda u: torch.zeros_like(u[..., 0]),
-        d,
-        dtype=target.dtype,
-        device=target.device,
-        compile=False,
-    )
+        return PriorCheck(UNKNOWN, UNKNOWN, math.nan, direction_name(target, index), prior.count)
+    peaks = _Peaks(target, prior)
     try:
-        with torch.enable_grad():
-            modes, climbing = find_modes(alone, seed=seed)
-            precision, differences = curvature(alone, modes[0])
-    except BayeskitError:
-        return PriorCheck(UNKNOWN, UNKNOWN, math.nan, None, count)
-    centre = modes[0].cpu().double()
-    values, vectors = torch.linalg.eigh(precision.cpu().double())
-    covariance = (vectors / values.clamp(min=1e-8)) @ vectors.T
-    # Where there is no curvature, as in a box, the first guess is a unit; the pilots find the rest.
-    flat_there = values < 1e-8
-    if bool(flat_there.any()):
-        covariance = (vectors / torch.where(flat_there, 1.0, values)) @ vectors.T
-    candidates = directions_of(torch.linalg.cholesky(covariance))
-    index = ray(target, centre, candidates)
-    count += climbing + differences + 2 * len(FAR) * len(candidates)
+        peaks.look(seed)
+    except (BayeskitError, torch.linalg.LinAlgError):
+        return PriorCheck(UNKNOWN, UNKNOWN, math.nan, None, prior.count + peaks.count)
+    best = peaks.found[0]
+    index = ray(prior, best.location, directions_of(best.factor))
     if index is not None:
-        return PriorCheck(UNKNOWN, UNKNOWN, math.nan, direction_name(target, index), count)
-    df = tails(target, centre, covariance.diagonal().sqrt())
-    reference = Reference(centre, torch.linalg.cholesky(covariance), df)
-    for pilot in range(PILOTS + 1):
+        return PriorCheck(UNKNOWN, UNKNOWN, math.nan, direction_name(target, index), prior.count + peaks.count)
+    fitted = _refitted(prior, best, num_draws, generator)
+    integral = _mixed(prior, fitted, peaks.found, num_draws, generator)
+    if integral.differs(ONE, SURE, NOTABLE):
+        try:
+            for other in range(1, SEARCHES):
+                peaks.look(seed + other)
+            again = _mixed(prior, fitted, peaks.found, 2 * num_draws, generator)
+        except (BayeskitError, torch.linalg.LinAlgError):
+            again = UNKNOWN
+        integral = again if again.reliable and not integral.differs(again, SURE, NOTABLE) else UNKNOWN
+    return PriorCheck(integral, UNKNOWN, math.nan, None, prior.count + peaks.count)
+
+
+class _Peaks:
+    """A reference at each mode of the prior that was found, the highest first."""
+
+    def __init__(self, target: Target, prior: LogPrior) -> None:
+        self.found: list[Reference] = []
+        self.count = 0  # of evaluations by the searches
+        self._prior = prior
+        self._alone = Target.from_functions(
+            target.log_prior,
+            lambda u: torch.zeros_like(u[..., 0]),
+            target.dim,
+            dtype=target.dtype,
+            device=target.device,
+            compile=False,
+        )
+
+    def look(self, seed: int) -> None:
+        """Search from other starting points, and add what is new."""
+        with torch.enable_grad():
+            ends, climbing = find_modes(self._alone, seed=seed)
+        self.count += climbing
+        for end in ends:
+            centre = end.cpu().double()
+            known = any(float(peak.standardised(centre).abs().max()) < NEAR for peak in self.found)
+            if not known and len(self.found) < MAX_PEAKS:
+                self.found.append(self._at(end))
+
+    def _at(self, end: Tensor) -> Reference:
+        with torch.enable_grad():
+            precision, differences = curvature(self._alone, end)
+        self.count += differences
+        values, vectors = torch.linalg.eigh(precision.cpu().double())
+        # Where there is no curvature, as in a box, the first guess is a unit; the pilots find the rest.
+        values = torch.where(values < 1e-8, 1.0, values)
+        covariance = (vectors / values) @ vectors.T
+        centre = end.cpu().double()
+        df = tails(self._prior, centre, covariance.diagonal().sqrt())
+        return Reference(centre, torch.linalg.cholesky(covariance), df)
+
+
+def _refitted(prior: LogPrior, reference: Reference, num_draws: int, generator: torch.Generator) -> Reference:
+    """Return the reference after rounds of fits to its own weighted draws."""
+    df = reference.df
+    for _ in range(PILOTS):
         points = reference.sample(num_draws, generator)
-        log_weights = log_prior_of(target, points) - reference.log_prob(points)
-        count += num_draws
+        log_weights = prior(points) - reference.log_prob(points)
         share = float(weight_effective_sample_size(log_weights)) / num_draws
-        if pilot == PILOTS or not math.isfinite(share):
+        if not math.isfinite(share) or share > 0.5:
             break
-        # The reference depends on the pilots, so only the last round enters the estimate.
         chosen = torch.multinomial(torch.softmax(log_weights, 0), num_draws, True, generator=generator)
         try:
-            refitted = Reference.fit(points[chosen], df)
+            reference = Reference.fit(points[chosen], df)
         except torch.linalg.LinAlgError:
             break
-        if share > 0.5:
-            break
-        reference = refitted
-    integral = importance(log_weights)
-    if outgrown(target, reference, log_weights):
-        integral = UNKNOWN
-    return PriorCheck(integral, UNKNOWN, math.nan, None, count)
+    return reference
+
+
+def _mixed(
+    prior: LogPrior, fitted: Reference, peaks: list[Reference], num_draws: int, generator: torch.Generator
+) -> Integral:
+    """Return the integral by a mixture of the fit and, in case it missed something, all peaks and wider ones."""
+    wider = [Reference(p.location, width * p.factor, p.df) for p in peaks for width in WIDTHS]
+    mixture = Mixture([fitted, *wider], [0.5, *[0.5 / len(wider)] * len(wider)])
+    points = mixture.sample(num_draws, generator)
+    log_weights = prior(points) - mixture.log_prob(points)
+    return UNKNOWN if outgrown(prior, fitted, mixture, log_weights) else importance(log_weights)
 
 
 def with_draws(target: Target, draws: Tensor, seed: int) -> PriorCheck:
     """Check a prior against draws that are said to be its own, ``(2 n, d)``: half to fit, half to compare."""
-    n = len(draws) // 2
+    n, prior = len(draws) // 2, LogPrior(target)
     generator = new_generator(seed, stream="prior integral")
     fitted, held_out = draws[:n], draws[n : 2 * n]
     low, centre, high = (fitted.quantile(q, 0) for q in (0.16, 0.5, 0.84))
     try:
-        reference = Reference.fit(fitted, tails(target, centre, (0.5 * (high - low)).clamp(min=1e-12)))
+        reference = Reference.fit(fitted, tails(prior, centre, (0.5 * (high - low)).clamp(min=1e-12)))
     except torch.linalg.LinAlgError:
-        return PriorCheck(UNKNOWN, UNKNOWN, math.nan, None, 0)
-    candidates = directions_of(reference.factor)
-    index = ray(target, reference.location, candidates)
+        return PriorCheck(UNKNOWN, UNKNOWN, math.nan, None, prior.count)
+    index = ray(prior, reference.location, directions_of(reference.factor))
     points = reference.sample(n, generator)
-    at_points = log_prior_of(target, points) - reference.log_prob(points)
-    at_draws = log_prior_of(target, held_out) - reference.log_prob(held_out)
+    at_points = prior(points) - reference.log_prob(points)
+    at_draws = prior(held_out) - reference.log_prob(held_out)
     by_importance = importance(at_points)
-    if outgrown(target, reference, at_points):
+    # Where draws of the prior have larger weights than any of the reference's, the reference has not been there.
+    missed = bool((at_draws > at_points.max() + MISSED).any())
+    if missed or outgrown(prior, reference, reference, at_points):
         by_importance = UNKNOWN
     worst = misfit(held_out, points, at_points, reference) if by_importance.reliable else math.nan
     flat = None if index is None else direction_name(target, index)
-    count = 2 * n + 4 * len(FAR) * len(candidates)
-    return PriorCheck(by_importance, bridge(at_draws, at_points), worst, flat, count)
+    return PriorCheck(by_importance, bridge(at_draws, at_points), worst, flat, prior.count)

@@ -4,6 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bayeskit._settings import real_number, whole_number
+from bayeskit.errors import SettingsError
+
+#: Below these no sampler runs. What is too short for an error is up to each method to say, so that the others stand.
+LEAST = {
+    "num_chains": 1,
+    "num_warmup": 20,
+    "num_samples": 1,
+    "num_temperatures": 2,
+    "ladder_chains": 1,
+    "ladder_warmup": 20,
+    "ladder_samples": 1,
+    "num_reference_temperatures": 2,
+    "num_particles": 2,
+    "num_replicates": 1,
+    "num_live": 4,
+}
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -24,7 +42,19 @@ class Budget:
     num_particles, num_replicates : int, default 64 and 32
         Of sequential Monte Carlo; where populations adapt to themselves they are twice as large and half as many.
     num_live : int, default 500
-        Live points of nested sampling.
+        Live points of nested sampling; it needs more of them than there are dimensions.
+
+    Raises
+    ------
+    SettingsError
+        If a number is not whole, or too small for its sampler to run at all; if ``target_acceptance`` is not between 0
+        and 1.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Budget
+    >>> Budget(num_chains=16).num_samples
+    400
     """
 
     num_chains: int = 64
@@ -40,3 +70,11 @@ class Budget:
     num_particles: int = 64
     num_replicates: int = 32
     num_live: int = 500
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        acceptance = real_number("target_acceptance", self.target_acceptance, between=(0, 1))
+        object.__setattr__(self, "target_acceptance", acceptance)
+        if not isinstance(self.exchange, bool):
+            raise SettingsError(f"exchange must be True or False, not {self.exchange!r}")

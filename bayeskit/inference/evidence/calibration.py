@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -105,6 +105,10 @@ class Calibration:
         By method, each of shape ``(replicates,)``.
     reference_error : float
         Standard error of the right answer.
+    seeds : tuple of int
+        Of the replicates.
+    refused : dict of str
+        Methods that were left out because they do not apply, and why.
     """
 
     case: str
@@ -114,6 +118,8 @@ class Calibration:
     trusted: dict[str, np.ndarray]
     seconds: dict[str, np.ndarray]
     reference_error: float = 0.0
+    seeds: tuple[int, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
 
     def z(self, method: str) -> np.ndarray:
         """Return ``(estimate - exact) / standard error`` of every replicate; off their mean if nothing is known."""
@@ -165,7 +171,8 @@ class Calibration:
         from bayeskit._plots import plot_calibration
 
         z = {method: self.z(method) for method in self.estimates}
-        return plot_calibration(z, self.trusted, self.case, ax)
+        failed = {method: np.isnan(estimate) for method, estimate in self.estimates.items()}
+        return plot_calibration(z, self.trusted, self.case, ax, failed=failed)
 
 
 def calibrate(
@@ -177,6 +184,7 @@ def calibrate(
     correlation: float | None = None,
     seed: int = 0,
     num_jobs: int = 1,
+    skip_refused: bool = False,
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> Calibration:
@@ -195,8 +203,11 @@ def calibrate(
         Instead of sampling, use first-order autoregressive draws with this autocorrelation whose stationary law is the
         exact posterior, normal in unconstrained space: for linreg10 and methods that work on posterior draws.
     seed : int, default 0
+        Each replicate has a seed of its own that is drawn from this one.
     num_jobs : int, default 1
         Replicates under way at a time; see :func:`bayeskit.parallel.map_tasks`.
+    skip_refused : bool, default False
+        Leave out methods that do not apply, as "all" does, instead of refusing; what is left out is in ``refused``.
     checkpoint : path, optional
         Folder that keeps finished replicates, from which a later call with the same arguments goes on.
     progress : bool, default True
@@ -210,8 +221,8 @@ def calibrate(
     UnknownNameError
         For an unknown method or case.
     SettingsError
-        If a method does not apply to the problem, or is a predictive score; if ``correlation`` is given for a case
-        whose posterior is not normal or a method that works on something else.
+        If a method does not apply to the problem, or is a predictive score, and is not skipped; if none is left; if
+        ``correlation`` is given for a case whose posterior is not normal or a method that works on something else.
     CheckpointError
         If the folder belongs to another study.
 
@@ -225,14 +236,19 @@ def calibrate(
     num_replicates = whole_number("num_replicates", num_replicates, 1)
     known = as_problem(problem)
     target = known.build()
-    names = _applicable(methods, known, target)
+    names, refused = applicable(methods, target)
+    if refused and (not names or not (skip_refused or methods == "all")):
+        raise SettingsError(
+            "; ".join(f"{name} cannot be calibrated on {known.name}: {refused[name]}" for name in refused)
+        )
     if correlation is not None:
         if known.name != "linreg10" or any("posterior" not in METHODS[m].needs for m in names):
             raise SettingsError("autoregressive draws exist for linreg10 and methods on posterior draws only")
         if not 0 <= correlation < 1:
             raise SettingsError(f"correlation must lie in [0, 1), not {correlation}")
     pays, fingerprint = num_replicates >= COMPILE_FROM, target.fingerprint()
-    tasks = [_Replicate(known, fingerprint, names, budget, correlation, seed + i, pays) for i in range(num_replicates)]
+    seeds = _seeds(seed, num_replicates)
+    tasks = [_Replicate(known, fingerprint, names, budget, correlation, one, pays) for one in seeds]
     results = map_tasks(
         _replicate,
         tasks,
@@ -253,6 +269,8 @@ def calibrate(
         column("trusted"),
         column("seconds"),
         known.standard_error,
+        seeds,
+        refused,
     )
 
 
@@ -295,16 +313,36 @@ def _exact_target(name: str) -> Target:
     return exact.get(name).target()
 
 
-def _applicable(methods: str | Sequence[str], problem: Problem, target: Target) -> tuple[str, ...]:
-    """Return the names of the methods, and refuse what cannot be calibrated unless all were asked for."""
-    names, material = [], Material(target)
+def applicable(methods: str | Sequence[str], target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the names of the methods that can be calibrated on a target, and why the others cannot.
+
+    Raises
+    ------
+    UnknownNameError
+        For an unknown method.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence.calibration import applicable
+    >>> applicable(["bridge_sampling", "pointwise_predictive_density"], bk.exact.get("beta_binomial").target())
+    (('bridge_sampling',), {'pointwise_predictive_density': 'it is a predictive score, no log evidence'})
+    """
+    names, refused, material = [], {}, Material(target)
     for method in select(methods):
-        reason = "it is a predictive score" if method.kind == "score" else method.refusal(target, material)
+        score = "it is a predictive score, no log evidence" if method.kind == "score" else None
+        reason = score or method.refusal(target, material)
         if reason is None:
             names.append(method.name)
-        elif methods != "all":
-            raise SettingsError(f"{method.name} cannot be calibrated on {problem.name}: {reason}")
-    return tuple(names)
+        else:
+            refused[method.name] = reason
+    return tuple(names), refused
+
+
+def _seeds(seed: int, count: int) -> tuple[int, ...]:
+    """Draw seeds, one at a time so that more replicates begin with the same ones; neighbouring seeds share none."""
+    generator = new_generator(whole_number("seed", seed), stream="replicates")
+    return tuple(int(torch.randint(2**31, (), generator=generator)) for _ in range(count))
 
 
 # One target a process, so that its traced and compiled graphs serve every replicate.

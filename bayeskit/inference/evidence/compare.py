@@ -53,7 +53,8 @@ def compare(
     draws, ladder : optional
         Existing runs to use instead of new ones.
     blocks : sequence of ConjugateBlock, optional
-        The full conditionals of the model, for :func:`~bayeskit.inference.evidence.chib`.
+        The full conditionals of the model, for :func:`~bayeskit.inference.evidence.chib`; by default those that the
+        target knows.
     checkpoint : path, optional
         Prefix of the files from which an interrupted comparison resumes, such as ``PREFIX.posterior`` and
         ``PREFIX.ladder``.
@@ -71,7 +72,7 @@ def compare(
     UnknownNameError
         For an unknown method.
     SettingsError
-        If `target` is none.
+        If `target` is none, or its prior is known to be improper.
     DrawsError
         If draws or ladder are of another target, or too few.
     CheckpointError
@@ -108,6 +109,8 @@ def compare(
     material = Material(
         target, budget, seed, draws=draws, ladder=ladder, blocks=tuple(blocks), checkpoint=checkpoint, progress=progress
     )
+    if material.improper is not None and any(method.kind != "score" for method in chosen):
+        raise SettingsError(material.improper)
     refusals = {method.name: method.refusal(target, material) for method in chosen}
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]

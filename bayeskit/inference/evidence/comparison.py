@@ -187,8 +187,22 @@ class EvidenceComparison:
 
     def __str__(self) -> str:
         lines = [str(z) for z in self.results.values()] + [str(s) for s in self.scores.values()]
-        lines += [f"{name}: does not apply: {reason}" for name, reason in self.refused.items()]
+        lines += [f"{', '.join(names)}: does not apply: {why}" for why, names in by_reason(self.refused).items()]
         return "\n".join([*lines, *([str(self.verdict)] if self.results else []), *self.notes])
+
+
+def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the methods that do not apply by the reason, which several may share.
+
+    Examples
+    --------
+    >>> by_reason({"gamma_laplus": "no", "chib": "nor this", "lognormal_laplus": "no"})
+    {'no': ['gamma_laplus', 'lognormal_laplus'], 'nor this': ['chib']}
+    """
+    together: dict[str, list[str]] = {}
+    for method, reason in refused.items():
+        together.setdefault(reason, []).append(method)
+    return together
 
 
 def _spent(z: Evidence | PredictiveScore) -> tuple[int, float, bool, str]:

@@ -9,13 +9,14 @@ import torch
 
 from bayeskit._pyro import PyroDensity
 from bayeskit._pyro.witness import Part, log_normaliser, parts_of
+from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import BayeskitError, SettingsError
-from bayeskit.inference.evidence._prior_integral import ONE, UNKNOWN, Integral, with_draws, without_draws
+from bayeskit.errors import BayeskitError
+from bayeskit.inference.evidence._prior_integral import NOTABLE, ONE, SURE, UNKNOWN, Integral, with_draws, without_draws
+from bayeskit.inference.evidence.improper_priors import listed
 from bayeskit.target import Target
 
-MAX_ERRORS = 5.0
-LEAST = 0.01
+LEAST_DRAWS = 500
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     Raises
     ------
     SettingsError
-        If ``num_draws`` is too small.
+        If ``num_draws`` is no whole number of at least 500.
 
     References
     ----------
@@ -110,8 +111,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     >>> print(check_constants(target).warnings[0][:46])
     the prior integrates to 6.28 and not to one: a
     """
-    if num_draws < 500:
-        raise SettingsError(f"num_draws is {num_draws}; an integral needs at least 500 points")
+    num_draws = whole_number("num_draws", num_draws, least=LEAST_DRAWS)
     density = target._density
     parts = parts_of(density, new_generator(seed, stream="constants")) if isinstance(density, PyroDensity) else None
     warnings, notes = _of_parts(parts) if parts is not None else ([], [_FUNCTIONS])
@@ -151,12 +151,12 @@ def _of_prior(
         return UNKNOWN, [_improper(check.flat)], [], check.num_evaluations
     sure, bridged = check.by_importance, check.by_bridge
     found = []
-    if sure.differs(ONE, MAX_ERRORS, LEAST):
+    if sure.differs(ONE, SURE, NOTABLE):
         found.append(_off(sure.log_value, parts))
-    if check.misfit > MAX_ERRORS + 1 or sure.differs(bridged, MAX_ERRORS, LEAST):
+    if check.misfit > SURE + 1 or sure.differs(bridged, SURE, NOTABLE):
         names = "sample_prior do not follow log_prior" if parts is None else "the prior do not follow its density"
         found.append(f"the draws of {names}: methods that start from the prior are wrong; make the two agree")
-    if not sure.reliable and bridged.differs(ONE, MAX_ERRORS, LEAST):
+    if not sure.reliable and bridged.differs(ONE, SURE, NOTABLE):
         found.append(_off(bridged.log_value, parts) + ", unless the prior's draws do not follow its density")
     # With draws from elsewhere the bridge leads elsewhere, so importance sampling comes first.
     best = sure if sure.reliable else bridged if bridged.reliable else UNKNOWN
@@ -188,7 +188,7 @@ def _of_parts(parts: list[Part]) -> tuple[list[str], list[str]]:
     if factors:
         many = len(factors) > 1
         notes.append(
-            f"the likelihood has the factor{'s' if many else ''} {_listed(factors)}: the evidence is relative to the "
+            f"the likelihood has the factor{'s' if many else ''} {listed(factors)}: the evidence is relative to the "
             f"constants in {'them' if many else 'it'}; nothing can show one that was left out"
         )
     for part in observed:
@@ -225,14 +225,10 @@ def _own_distribution(part: Part) -> str | None:
     if total is None or not bool(total.isfinite().all()):
         return None
     worst = float(total[total.abs().argmax()])
-    if abs(worst) <= LEAST:
+    if abs(worst) <= NOTABLE:
         return ""
     return (
         f"{part.own} of the {'observed' if part.observed else 'latent'} site {part.name!r} is not normalised: it "
         f"{'sums' if part.distribution.support.is_discrete else 'integrates'} to {math.exp(min(worst, 700.0)):.3g}"
         f"; add {-worst:+.3f} to its log_prob"
     )
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DataError, InitializationError, SettingsError
 from bayeskit.inference.evidence.budget import Budget
+from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.samplers import Ladder, sample, sample_ladder
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.target import Target
@@ -113,6 +115,11 @@ class Material:
         if isinstance(self._parts[name], BayeskitError):
             raise self._parts[name]
         return self._parts[name]
+
+    @cached_property
+    def improper(self) -> str | None:
+        """What is known to be improper of the prior; None if nothing is."""
+        return improper(self.target)
 
     @property
     def draws(self) -> Draws:

@@ -20,6 +20,7 @@ from bayeskit.inference.evidence import (
     variational,
 )
 from bayeskit.inference.evidence.budget import Budget
+from bayeskit.inference.evidence.checks import MIN_DRAWS
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity
 from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.prior.naive_monte_carlo import naive_monte_carlo
@@ -71,6 +72,8 @@ class Method:
 
     def refusal(self, target: Target, material: Material) -> str | None:
         """Return the reason why the method does not apply to a target, or None."""
+        if self.kind != "score" and material.improper is not None:
+            return material.improper
         if self.needs & {"prior", "ladder"} and not target.can_sample_prior:
             return "it starts from draws from the prior; pass sample_prior to Target.from_functions"
         return None if self.refuses is None else self.refuses(target, material)
@@ -101,6 +104,8 @@ def _checked(function: Callable[..., Any], **parts: str) -> Estimate:
 
     def estimate(target: Target, material: Material, seed: int) -> Evidence:
         draws = material.draws_if_there
+        if draws is not None and draws.num_draws < MIN_DRAWS:
+            draws = None
         shared = {argument: material.part(part) for argument, part in parts.items()}
         found = function(target, draws=draws, seed=seed, **shared)
         # Alone it would have cost no draws.
@@ -197,7 +202,7 @@ def _nested(target: Target, material: Material, seed: int) -> Evidence:
 
 
 def _chib(target: Target, material: Material, seed: int) -> Evidence:
-    return conjugate.chib(target, material.blocks, seed=seed, progress=material.progress)
+    return conjugate.chib(target, material.blocks or None, seed=seed, progress=material.progress)
 
 
 def _scored(function: Callable[[Target], str | None]) -> Refusal:

@@ -28,8 +28,22 @@ def comparison_page(comparison: EvidenceComparison, reference: float | None = No
     >>> comparison_page(EvidenceComparison({"bridge_sampling": estimate}, None, None)).startswith("<!doctype html>")
     True
     """
-    sections = [verdict_section(comparison, reference), estimates_section(comparison, reference)]
-    return whole_page("Log evidence", sections)
+    return whole_page("Log evidence", evidence_sections(comparison, reference))
+
+
+def evidence_sections(comparison: EvidenceComparison, reference: float | None = None) -> list[str]:
+    """Return the verdict, if there is anything to judge, and the tables, if there is anything to show.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import EvidenceComparison
+    >>> evidence_sections(EvidenceComparison({}, None, None))
+    []
+    """
+    sections = [verdict_section(comparison, reference)] if comparison.results else []
+    if comparison.results or comparison.scores or comparison.refused:
+        sections.append(estimates_section(comparison, reference))
+    return sections
 
 
 def verdict_section(comparison: EvidenceComparison, reference: float | None = None) -> str:
@@ -52,10 +66,16 @@ def verdict_section(comparison: EvidenceComparison, reference: float | None = No
 
 
 def estimates_section(comparison: EvidenceComparison, reference: float | None = None) -> str:
-    """Return the table, why some are not trusted, predictive scores, what did not apply, and the plot."""
-    parts = ["<section><h2>Estimates</h2>", estimates_table(comparison)]
-    items = [f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>" for z in comparison if z.warnings]
-    if items:
+    """Return table and plot of the estimates if there are, why some are not trusted, scores, and what did not apply."""
+    parts = ["<section><h2>Estimates</h2>"]
+    if comparison.results:
+        parts.append(estimates_table(comparison))
+    else:
+        parts.append("<p>No method gave an estimate of the log evidence.</p>")
+        parts += [f"<p>{escape(note)}</p>" for note in comparison.notes]  # elsewhere they stand beside the verdict
+    doubtful = [z for z in (*comparison, *comparison.scores.values()) if z.warnings]
+    if doubtful:
+        items = [f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>" for z in doubtful]
         parts.append(f"<h3>Why some are not trusted</h3><ul>{''.join(items)}</ul>")
     if comparison.scores:
         header = ["score", "value", "standard error", "seconds", "trusted"]
@@ -75,10 +95,18 @@ def estimates_section(comparison: EvidenceComparison, reference: float | None = 
         parts.append("<h3>Predictive scores</h3><p>They say how well single observations are foretold.</p>")
         parts.append(table(header, rows))
     if comparison.refused:
-        items = [f"<li><b>{escape(name)}</b>: {escape(why)}</li>" for name, why in comparison.refused.items()]
+        from bayeskit.inference.evidence.comparison import by_reason
+
+        items = [
+            f"<li><b>{escape(', '.join(names))}</b>: {escape(why)}</li>"
+            for why, names in by_reason(comparison.refused).items()
+        ]
         parts.append(f"<h3>What does not apply</h3><ul>{''.join(items)}</ul>")
-    parts.append(f"<p>{_FOOTNOTE}</p>")
-    parts.append(f"<figure>{_figure(comparison, reference)}<figcaption>{_CAPTION}</figcaption></figure></section>")
+    if comparison.results or comparison.scores:
+        parts.append(f"<p>{_FOOTNOTE}</p>")
+    if comparison.results:
+        parts.append(f"<figure>{_figure(comparison, reference)}<figcaption>{_CAPTION}</figcaption></figure>")
+    parts.append("</section>")
     return "".join(parts)
 
 

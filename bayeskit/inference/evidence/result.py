@@ -26,6 +26,9 @@ class Evidence:
         What the diagnostics found, each with its remedy.
     diagnostics : dict of float
         The numbers behind ``trusted``.
+    seconds : float
+        Wall time of the estimate, its draws and fits included, as :func:`~bayeskit.inference.evidence.compare` measures
+        it; zero where nobody did.
 
     Examples
     --------

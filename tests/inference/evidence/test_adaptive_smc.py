@@ -149,7 +149,7 @@ def test_populations_without_likelihood_do_not_hang(limit):
 
 def test_bad_input_is_refused():
     target = _normal()
-    for bad in ({"num_particles": 1}, {"num_replicates": 0}, {"ess_threshold": 1.0}, {"max_moves": 0}, {"seed": 0.5}):
+    for bad in ({"num_particles": 1}, {"num_replicates": 1}, {"ess_threshold": 1.0}, {"max_moves": 0}, {"seed": 0.5}):
         with pytest.raises(SettingsError, match=next(iter(bad))):
             adaptive_smc(target, **bad)
     without = bk.Target.from_functions(target.log_prior, target.log_likelihood, 1)

@@ -6,6 +6,8 @@ from scipy.stats import binom, chi2
 
 from bayeskit.errors import CheckpointError, SettingsError
 from bayeskit.inference.evidence import Budget, calibrate, calibration
+from bayeskit.inference.evidence.budget import LEAST
+from bayeskit.workflows.calibration import calibrations
 
 FAILURE_RATE = 1e-5
 LADDER = Budget(4, 120, 200, num_temperatures=24, ladder_chains=4, ladder_warmup=100, ladder_samples=120)
@@ -61,10 +63,28 @@ def test_finished_replicates_are_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(calibration, "compare", counted)
     again = calibrate(("bridge_sampling",), "linreg10", 3, **settings)
-    assert seeds == [1]
+    assert seeds == [first.seeds[1]]
     np.testing.assert_array_equal(first.z("bridge_sampling"), again.z("bridge_sampling"))
     with pytest.raises(CheckpointError, match="another task 0"):
         calibrate(("bridge_sampling",), "linreg10", 3, **settings, seed=5)
+
+
+def test_a_study_of_several_problems_keeps_those_that_are_done(tmp_path, monkeypatch):
+    original, asked = calibration.compare, []
+
+    def fails_at_the_third(target, *args, **kwargs):
+        asked.append(target.dim)
+        if len(asked) == 3:
+            raise ArithmeticError
+        return original(target, *args, **kwargs)
+
+    monkeypatch.setattr(calibration, "compare", fails_at_the_third)
+    problems = ["beta_binomial", "linreg10"]
+    with pytest.raises(ArithmeticError):
+        calibrations("laplace_importance_sampling", problems, tmp_path, 2, progress=False)
+    found = calibrations("laplace_importance_sampling", problems, tmp_path, 2, progress=False)
+    assert asked == [1, 1, 10, 10, 10] and [one.case for one in found] == problems
+    assert not list(tmp_path.rglob("checkpoint*"))
 
 
 def test_what_has_no_exact_draws_is_refused():
@@ -72,3 +92,37 @@ def test_what_has_no_exact_draws_is_refused():
         calibrate(("bridge_sampling",), "eight_schools", 2, correlation=0.5)
     with pytest.raises(SettingsError, match="correlation"):
         calibrate(("bridge_sampling",), "linreg10", 2, correlation=1.5)
+
+
+def test_neighbouring_seeds_share_no_replicate():
+    settings = {"correlation": 0.0, "budget": Budget(2, 20, 20), "progress": False}
+    one, two = (calibrate("bridge_sampling", "linreg10", 6, seed=seed, **settings) for seed in (0, 1))
+    assert len({*one.seeds, *two.seeds}) == 12
+    assert not set(one.estimates["bridge_sampling"]) & set(two.estimates["bridge_sampling"])
+    more = calibrate("bridge_sampling", "linreg10", 8, seed=0, **settings)
+    assert more.seeds[:6] == one.seeds
+    np.testing.assert_array_equal(more.estimates["bridge_sampling"][:6], one.estimates["bridge_sampling"])
+
+
+def test_what_does_not_apply_is_skipped_if_wanted():
+    methods = ["laplace_importance_sampling", "gamma_laplus", "pointwise_predictive_density"]
+    with pytest.raises(SettingsError, match="gamma_laplus cannot be calibrated on beta_binomial"):
+        calibrate(methods, "beta_binomial", 2, progress=False)
+    found = calibrate(methods, "beta_binomial", 2, skip_refused=True, progress=False)
+    assert list(found.estimates) == methods[:1] and list(found.refused) == methods[1:]
+    with pytest.raises(SettingsError, match="predictive score"):
+        calibrate(methods[1:], "beta_binomial", 2, skip_refused=True, progress=False)
+
+
+@pytest.mark.parametrize("name", list(LEAST))
+def test_a_budget_too_small_to_run_is_refused(name):
+    assert getattr(Budget(**{name: np.int64(LEAST[name])}), name) == LEAST[name]
+    for value in (LEAST[name] - 1, -3, 8.5):
+        with pytest.raises(SettingsError, match=f"{name} must be .* not {value}"):
+            Budget(**{name: value})
+
+
+def test_other_settings_of_a_budget_are_checked():
+    for wrong in ({"target_acceptance": 1.0}, {"target_acceptance": "high"}, {"exchange": 1}):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            Budget(**wrong)

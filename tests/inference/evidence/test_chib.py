@@ -212,6 +212,15 @@ def test_bad_input_is_refused(regression):
         chib(target, [*blocks, ConjugateBlock("c", blocks[0].conditional)])
     with pytest.raises(SettingsError, match="no value for b, tau"):
         chib(target, blocks, at={"a": 0.0}, **SMALL)
+    point = {"a": 0.0, "b": 0.0, "tau": 1.0}
+    for at, match in (({"mu": 0.0}, "mu"), ({"a": "x"}, "numbers"), ({"b": None}, "numbers")):
+        with pytest.raises(SettingsError, match=match):
+            chib(target, blocks, at=point | at, **SMALL)
+    with pytest.raises(SettingsError, match="mapping"):
+        chib(target, blocks, at=[0.0, 0.0, 1.0], **SMALL)
+    for wrong in (None, 3.0, ["a"]):
+        with pytest.raises(SettingsError, match="ConjugateBlock"):
+            chib(target, wrong)
     for bad in ({"num_chains": 1}, {"num_samples": 2}, {"num_warmup": -1}):
         with pytest.raises(SettingsError, match=next(iter(bad))):
             chib(target, blocks, **bad)
@@ -220,3 +229,15 @@ def test_bad_input_is_refused(regression):
     with pytest.raises(SettingsError):
         ConjugateBlock("a", 3.0)
     assert "blocks" in refuses(target) and refuses(target, blocks) is None and "tau" in refuses(target, blocks[:2])
+
+
+@pytest.mark.parametrize("name", ["linreg10", "beta_binomial", "radiata_pine_m1", "radiata_pine_m2"])
+def test_cases_that_know_their_full_conditionals(name, limit):
+    case = bk.exact.get(name)
+    z = chib(case.target(), **SMALL)
+    assert abs(z.log_evidence - case.log_evidence) <= max(limit() * z.standard_error, 1e-9) and z.trusted, str(z)
+
+
+def test_a_model_without_full_conditionals_says_what_to_pass():
+    with pytest.raises(SettingsError, match="pass blocks="):
+        chib(bk.exact.get("eight_schools").target())

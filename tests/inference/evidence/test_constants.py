@@ -90,6 +90,48 @@ def test_heavy_tails_give_no_false_alarm(dim, seed):
         assert draws is None or not wrong.fine
 
 
+def two_normals(first, second, apart=0.0):
+    """Two normal distributions with equal shares, and draws."""
+
+    def log_prior(u):
+        return torch.logaddexp(normal(first)(u - apart), normal(second)(u + apart)) - math.log(2)
+
+    def draws(n, g):
+        which = torch.rand(n, 1, generator=g, dtype=F64) < 0.5
+        centre, sd = torch.where(which, apart, -apart), torch.where(which, first, second)
+        return centre + sd * torch.randn(n, 2, generator=g, dtype=F64)
+
+    return log_prior, draws
+
+
+def funnel(u):
+    scale = u[..., :1]
+    return normal(3.0)(scale) + normal()(u[..., 1:] * (-scale / 2).exp()) - scale[..., 0]
+
+
+def funnel_draws(n, g):
+    scale = 3 * torch.randn(n, 1, generator=g, dtype=F64)
+    return torch.cat([scale, (scale / 2).exp() * torch.randn(n, 2, generator=g, dtype=F64)], 1)
+
+
+@pytest.mark.parametrize(
+    ("log_prior", "draws"),
+    [two_normals(0.3, 0.3, 1.5), two_normals(1e-3, 1.0), two_normals(1.0, 1.0, 6.0), (funnel, funnel_draws)],
+    ids=["two peaks", "spike and slab", "far peaks", "funnel"],
+)
+def test_priors_of_other_shapes_give_no_false_alarm(log_prior, draws):
+    dim = 3 if log_prior is funnel else 2
+    for sampler in (draws, None):
+        for seed in range(2):
+            report = check_constants(functions(log_prior, dim, sampler), seed=seed)
+            assert report.fine, str(report)
+            unknown = math.isnan(report.log_prior_integral)
+            assert unknown == ("could not be checked" in report.notes[-1])
+            assert unknown or abs(report.log_prior_integral) < max(6 * report.standard_error, 0.01)
+    # With draws a constant is found whatever the shape.
+    assert not check_constants(functions(lambda u: log_prior(u) + 1, dim, draws)).fine
+
+
 def test_what_cannot_be_known_is_a_note():
     """A funnel in twenty dimensions without draws: no Student-t has its shape."""
 
@@ -362,9 +404,24 @@ def test_enumerated_models_are_read():
     assert report.fine and report.notes == ()
 
 
-def test_too_few_draws_are_refused():
+@pytest.mark.parametrize("num_draws", [10, 0, -600, 1000.5, math.nan, "9", None])
+def test_unusable_numbers_of_draws_are_refused(num_draws):
     with pytest.raises(SettingsError, match="num_draws"):
-        check_constants(functions(normal(), 1), num_draws=10)
+        check_constants(functions(normal(), 1), num_draws=num_draws)
+
+
+@pytest.mark.parametrize("drawing", [True, False])
+def test_evaluations_are_counted(drawing):
+    counted = 0
+
+    def log_prior(u):
+        nonlocal counted
+        counted += u[..., 0].numel()
+        return normal()(u)
+
+    draws = normal_draws(2) if drawing else None
+    report = check_constants(functions(log_prior, 2, draws, compile=False))
+    assert abs(report.num_evaluations - counted) <= 0.02 * counted
 
 
 def test_the_seed_decides_and_nothing_global_moves():

@@ -264,4 +264,5 @@ def test_no_method_trusts_half_of_a_bimodal_posterior(limit):
         score = (z.log_evidence - math.log(2) - one) / z.standard_error
         assert abs(score) < limit(len(table.results)) or not z.trusted, str(z)
     alone = evidence.laplace_importance_sampling(target, seed=0)
-    assert not alone.trusted and "another mode" in alone.warnings[0]
+    score = (alone.log_evidence - math.log(2) - one) / alone.standard_error
+    assert abs(score) < limit() or not alone.trusted, str(alone)

@@ -116,6 +116,50 @@ def test_neither_is_trusted_where_it_is_off(estimate, linear):
         assert z.diagnostics["missed_prior"] > 0.9
 
 
+@pytest.mark.parametrize("estimate", [harmonic_mean, stabilised_harmonic_mean])
+def test_a_peak_that_no_draw_found_is_missed(estimate):
+    """Draws that all sit on the flat part of the likelihood make an error of exactly zero."""
+    d, sd = 5, 0.01
+
+    def log_likelihood(u):
+        squares = u.square().sum(-1)
+        narrow = -0.5 * squares / sd**2 - d * math.log(sd) + 0.5 * squares
+        return torch.logaddexp(torch.zeros_like(narrow), math.log(100.0) + narrow)
+
+    target = bk.Target.from_functions(
+        lambda u: -0.5 * u.square().sum(-1) - 0.5 * d * math.log(2 * math.pi),
+        log_likelihood,
+        d,
+        lambda n, generator: torch.randn(n, d, generator=generator, dtype=torch.float64),
+    )
+    u = torch.randn(4, 250, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
+    z = estimate(target, draws)
+    assert abs(z.log_evidence) < 0.01 and z.standard_error < 0.01  # of the slab; the whole has log 101
+    assert not z.trusted
+
+
+@pytest.mark.parametrize("estimate", [harmonic_mean, stabilised_harmonic_mean])
+def test_weights_near_infinite_variance_do_not_pass_for_finite(estimate):
+    """Likelihoods whose reciprocals have Pareto k of 0.6: trusted by the luck of the largest draw only, and rarely."""
+    precision = 1.5  # of the likelihood, so that 1 / L = exp(precision u^2 / 2) has k = precision / (1 + precision)
+    normal = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0)
+    target = bk.Target.from_functions(
+        lambda u: normal.log_prob(u).sum(-1),
+        lambda u: -0.5 * precision * u.square().sum(-1),
+        1,
+        lambda n, generator: torch.randn(n, 1, generator=generator, dtype=torch.float64),
+    )
+    known, wrong = -0.5 * math.log(1 + precision), 0
+    for seed in range(60):
+        u = torch.randn(4, 250, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        u = u / math.sqrt(1 + precision)
+        draws = Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
+        z = estimate(target, draws)
+        wrong += z.trusted and abs(z.log_evidence - known) > 3 * z.standard_error
+    assert wrong <= 2
+
+
 def test_without_prior_draws_the_limit_is_unknown():
     normal = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0)
     target = bk.Target.from_functions(lambda u: normal.log_prob(u).sum(-1), lambda u: -0.01 * u.square().sum(-1), 1)
@@ -161,7 +205,7 @@ def test_single_precision():
 def test_bad_input_is_refused(beta, linear):
     case, target = beta
     draws = independent(case, target, (4, 50), 0)
-    for delta in (0.0, 1.0, math.nan):
+    for delta in (0.0, 1.0, math.nan, "a", None, True):
         with pytest.raises(SettingsError, match="delta"):
             stabilised_harmonic_mean(target, draws, delta=delta)
     with pytest.raises(DrawsError, match="dimension"):

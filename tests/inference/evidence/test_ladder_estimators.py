@@ -9,22 +9,18 @@ from scipy.stats import chi2
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit._rebased import RebasedTarget
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import DrawsError, ModelError, SettingsError
+from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.ladder import (
     _integration,
-    generalised_stepping_stone,
     modified_path_sampling,
     path_sampling,
     stepping_stone,
     thermodynamic_integration,
 )
-from bayeskit.inference.evidence.ladder.generalised_stepping_stone import fit_reference
 from bayeskit.inference.evidence.ladder.placement import temperatures
-from bayeskit.inference.evidence.ladder.reference import SplitStudentT
-from bayeskit.inference.evidence.peaks import highest_peak
+from bayeskit.inference.evidence.peaks import find_peaks
 from bayeskit.inference.samplers import Ladder, sample_ladder
 
 FAILURE_RATE = 1e-5
@@ -222,6 +218,111 @@ def test_a_constant_moves_every_estimate_by_itself(linear):
         assert method(target, moved).log_evidence == pytest.approx(method(target, ladder).log_evidence + 7.25, abs=1e-9)
 
 
+# -- what a ladder cannot show ----------------------------------------------------------------
+
+
+def peaked():
+    """Four standard normal coordinates, each seen at 1.5 with error 0.2; the power posteriors are normal."""
+    half = 0.5 * math.log(2 * math.pi)
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - half).sum(-1),
+        lambda u: (-0.5 * ((u - 1.5) / 0.2).square() - half - math.log(0.2)).sum(-1),
+        4,
+        lambda n, g: torch.randn(n, 4, generator=g, dtype=torch.float64),
+    )
+    return target, -2 * math.log(2 * math.pi * 1.04) - 2 * 1.5**2 / 1.04
+
+
+def ladder_of_peaked(target, levels, seed, count=100):
+    beta = torch.tensor(levels, dtype=torch.float64)
+    precision = 1 + 25 * beta
+    generator = new_generator(seed, stream="peaked")
+    u = torch.randn(len(beta), 4, count, 4, generator=generator, dtype=torch.float64)
+    u = (37.5 * beta / precision)[:, None, None, None] + u * precision.rsqrt()[:, None, None, None]
+    u = u.flatten(0, 1)
+    draws = Draws(u, *target.evaluate(u), beta.repeat_interleave(4), num_gradients=1, target=target)
+    return Ladder(beta, draws)
+
+
+HIGH = [0.0, 0.3, 0.36, 0.43, 0.51, 0.62, 0.74, 0.87, 1.0]
+LOW = [0.0, *(1e-3 * 1000 ** (i / 24) for i in range(25))]
+
+
+def test_a_first_step_that_rests_on_a_few_draws_is_owned_up_to():
+    """The prior's draws are 400, but few of them count at the first temperature."""
+    target, known = peaked()
+    ladders = [ladder_of_peaked(target, HIGH, seed) for seed in range(25)]
+    found = [modified_path_sampling(target, ladder) for ladder in ladders]
+    plain = path_sampling(target, ladders[0])
+    wrong = [abs(z.log_evidence - known) > 3 * z.standard_error for z in found]
+    assert sum(wrong) >= 3 and not any(z.trusted for z in [plain, *found])
+    assert max(z.diagnostics["first_step_effective_draws"] for z in found) < 100
+    z = modified_path_sampling(target, ladder_of_peaked(target, LOW, 0))
+    assert z.trusted and z.diagnostics["first_step_effective_draws"] > 350, str(z)
+    assert z.diagnostics["first_step_pareto_shape"] < 0.7
+
+
+def test_weights_of_the_first_step_with_a_heavy_tail_are_owned_up_to():
+    """Their shape is 0.9 while the effective draws, which do not see what was not drawn, are enough."""
+    target, ladder = crafted(grid(12)[torch.tensor([0, *range(5, 13)])], 4096)
+    uniform = torch.rand(4, 4096, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    values = ladder.draws.log_likelihood.clone()
+    values[:4] = torch.log1p(0.05 * (uniform.pow(-0.9) - 1)) / ladder.beta[1]
+    heavy = replace(ladder, draws=replace(ladder.draws, log_likelihood=values))
+    path = _integration.curve(target, replace(heavy, draws=replace(heavy.draws, target=target)))
+    assert path.diagnostics["first_step_effective_draws"] > 100
+    assert path.diagnostics["first_step_pareto_shape"] > 0.7 and not path.first_step_holds
+
+
+def test_thermodynamic_integration_is_not_content_with_a_poor_first_step(limit):
+    target, known = peaked()
+    settings = {"tolerance": 1.0, "num_chains": 4, "num_warmup": 60, "num_samples": 100}
+    z = thermodynamic_integration(target, ladder=ladder_of_peaked(target, HIGH, 0), **settings)
+    assert z.diagnostics["rounds"] >= 1 and z.diagnostics["first_step_effective_draws"] > 100
+    assert abs(z.log_evidence - known) < limit() * z.standard_error
+
+
+def test_too_few_temperatures_show_no_discretisation():
+    """Of one interval, or three, every second temperature cannot be left out."""
+    target, _ = peaked()
+    for levels in ([0.0, 0.002, 1.0], [0.0, 0.002, 0.02, 0.2, 1.0]):
+        ladder = ladder_of_peaked(target, levels, 0)
+        assert _integration.curve(target, ladder).coarse_gap() == math.inf
+        for method in (path_sampling, modified_path_sampling):
+            assert not method(target, ladder).trusted
+        settings = {"tolerance": 50.0, "num_chains": 4, "num_warmup": 60, "num_samples": 50}
+        assert thermodynamic_integration(target, ladder=ladder, **settings).diagnostics["rounds"] >= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_constant_likelihood_has_the_error_of_a_sum(dtype, limit):
+    """Every temperature adds its rounding."""
+    for constant, steps in ((-3.7, 30), (-12345.678, 50), (-0.1, 200)):
+        whole = normal_normal(dtype)
+        target = bk.Target.from_functions(
+            whole.log_prior, lambda u, c=constant: 0 * u[..., 0] + c, 1, whole.sample_prior, dtype=dtype
+        )
+        beta = grid(steps).to(dtype)
+        u = torch.randn(4 * len(beta), 16, 1, generator=torch.Generator().manual_seed(1), dtype=dtype)
+        draws = Draws(u, *target.evaluate(u), beta.repeat_interleave(4), num_gradients=1, target=target)
+        for method in (path_sampling, modified_path_sampling, stepping_stone):
+            z = method(target, Ladder(beta, draws))
+            assert abs(z.log_evidence - constant) < limit(9) * z.standard_error
+            assert z.standard_error < 2 * steps * abs(constant) * torch.finfo(dtype).eps
+
+
+def test_what_is_no_ladder_is_refused():
+    target, ladder = crafted(BETA)
+    for method in (path_sampling, modified_path_sampling, stepping_stone):
+        for wrong in (None, ladder.draws):
+            with pytest.raises(SettingsError, match="sample_ladder"):
+                method(target, wrong)
+        with pytest.raises(DrawsError, match="dimension"):
+            method(peaked()[0], ladder)
+    with pytest.raises(SettingsError, match="sample_ladder"):
+        thermodynamic_integration(target, ladder=ladder.draws)
+
+
 # -- thermodynamic integration ----------------------------------------------------------------
 
 
@@ -263,7 +364,7 @@ def test_a_ladder_that_is_fine_enough_is_used_as_it_is(linear):
     case, target = linear
     ladder = exact_ladder(case, target, grid(60), 0)
     z = thermodynamic_integration(target, ladder=ladder, tolerance=0.05)
-    search = highest_peak(target, ladder.draws).num_evaluations
+    search = find_peaks(target, ladder.draws).num_evaluations
     assert z.num_evaluations == ladder.num_evaluations + search and z.diagnostics["rounds"] == 0
     assert z.log_evidence == modified_path_sampling(target, ladder).log_evidence
 
@@ -278,138 +379,3 @@ def test_a_gap_above_the_tolerance_is_said():
         thermodynamic_integration(case.target(), tolerance=0.0)
     with pytest.raises(SettingsError, match="max_temperatures"):
         thermodynamic_integration(case.target(), num_temperatures=20, max_temperatures=10)
-
-
-# -- generalised stepping stone ---------------------------------------------------------------
-
-
-def test_the_reference_is_a_density_and_its_draws_follow_it(limit):
-    reference = SplitStudentT(*(torch.tensor([v], dtype=torch.float64) for v in (0.3, 0.5, 2.0)))
-    u = torch.linspace(-2000, 2000, 2_000_001, dtype=torch.float64).unsqueeze(-1)
-    density = reference.log_prob(u).exp()
-    assert float(density.sum() * 2e-3) == pytest.approx(1, abs=1e-6)
-    x = reference.sample(40_000, new_generator(0))[:, 0]
-    cumulative = density.cumsum(0) * 2e-3
-    for point in (-1.0, 0.3, 2.0, 6.0):
-        p = float(cumulative[int((point + 2000) / 2e-3)])
-        share = float((x < point).to(torch.float64).mean())
-        assert abs(share - p) < limit(4) * math.sqrt(p * (1 - p) / 40_000), point
-
-
-def test_the_reference_follows_skewness_and_moves_with_the_coordinates():
-    generator = torch.Generator().manual_seed(1)
-    skewed = torch._standard_gamma(torch.full((4000, 2), 0.7, dtype=torch.float64), generator=generator).log()
-    fitted = SplitStudentT.fit(skewed)
-    assert bool((fitted.left > 1.5 * fitted.right).all())
-    moved = SplitStudentT.fit(3 - 2 * skewed)
-    torch.testing.assert_close(moved.log_prob(3 - 2 * skewed), fitted.log_prob(skewed) - 2 * math.log(2))
-
-
-def draws_of(case, target, seed, chains=4, count=200):
-    return replace(
-        exact_ladder(case, target, torch.ones(1, dtype=torch.float64), seed, chains, count).draws, target=target
-    )
-
-
-def test_a_rebased_target_has_the_same_posterior(linear):
-    case = linear[0]
-    target = case.target()
-    reference, _ = fit_reference(draws_of(case, target, 0))
-    path = RebasedTarget(target, reference)
-    u = reference.sample(70, new_generator(2))
-    torch.testing.assert_close(path.log_density(u), target.log_density(u))
-    for beta in (0.0, 0.3, 1.0):
-        leaf = u.clone().requires_grad_(True)
-        density = path.log_density(leaf, beta)
-        value, gradient = path.value_and_grad(u, beta)
-        torch.testing.assert_close(value, density.detach())
-        torch.testing.assert_close(gradient, torch.autograd.grad(density.sum(), leaf)[0])
-    assert torch.equal(path.constrain(u)["b"], target.constrain(u)["b"]) and path.can_sample_prior
-    other = RebasedTarget(target, SplitStudentT(reference.location, reference.left, 1.01 * reference.right))
-    assert path.fingerprint() != other.fingerprint()
-    with pytest.raises(ModelError, match="rebased"):
-        path.pointwise_log_likelihood(u)
-
-
-def test_generalised_stepping_stone_is_exact_and_sharp(linear):
-    """Over replicates z is standard normal, with an error far below that of a ladder from the prior."""
-    case, target = linear
-    found = [
-        generalised_stepping_stone(
-            target, draws_of(case, target, seed), num_temperatures=5, num_warmup=60, num_samples=100, seed=seed
-        )
-        for seed in range(12)
-    ]
-    assert all(z.trusted for z in found), [z.warnings for z in found]
-    check([(z.log_evidence - case.log_evidence) / z.standard_error for z in found])
-    assert max(z.standard_error for z in found) < 0.03
-
-
-def test_a_reference_that_is_not_normalised_is_noticed(linear, limit, monkeypatch):
-    case, target = linear
-    right = SplitStudentT.log_prob
-    monkeypatch.setattr(SplitStudentT, "log_prob", lambda self, u: right(self, u) + math.log(1.2))
-    z = generalised_stepping_stone(target, draws_of(case, target, 0), num_warmup=60, num_samples=120)
-    assert abs(z.log_evidence - case.log_evidence) > limit() * z.standard_error
-
-
-def test_a_prior_that_cannot_be_drawn_from_is_no_hindrance(limit):
-    """And in single precision."""
-    whole = normal_normal(torch.float32)
-    target = bk.Target.from_functions(whole.log_prior, whole.log_likelihood, 1, dtype=torch.float32)
-    draws = bk.sample(target, 4, 100, 200, seed=0, progress=False)
-    z = generalised_stepping_stone(target, draws, num_temperatures=4, num_warmup=60, num_samples=200)
-    assert z.trusted and abs(z.log_evidence - LOG_Z) < limit() * z.standard_error, str(z)
-
-
-def test_lighter_tails_of_the_reference_are_seen(linear, monkeypatch):
-    """A reference of 0.6 standard deviations and nearly normal tails leaves out what two steps cannot bring back."""
-    case, target = linear
-    right = SplitStudentT.fit
-
-    def narrow(x):
-        fitted = right(x)
-        return SplitStudentT(fitted.location, 0.6 * fitted.left, 0.6 * fitted.right, 200.0)
-
-    monkeypatch.setattr(SplitStudentT, "fit", narrow)
-    z = generalised_stepping_stone(
-        target, draws_of(case, target, 0, 4, 500), num_temperatures=2, num_warmup=60, num_samples=60
-    )
-    assert not z.trusted and "lighter tails" in " ".join(z.warnings)
-
-
-def test_draws_that_the_ladder_does_not_meet_are_seen(linear):
-    """The posterior draws lie in one of two modes, the ladder's other end in the other."""
-    centre = torch.tensor([4.0, 0.0], dtype=torch.float64)
-
-    def log_prior(u):
-        return (-0.5 * (u / 5).square() - math.log(5) - 0.5 * math.log(2 * math.pi)).sum(-1)
-
-    def log_likelihood(u):
-        near, far = (-0.5 * ((u - c) / 0.3).square().sum(-1) for c in (centre, -centre))
-        return torch.logaddexp(near, far + 1)
-
-    target = bk.Target.from_functions(
-        log_prior, log_likelihood, 2, lambda n, g: 5 * torch.randn(n, 2, generator=g, dtype=torch.float64)
-    )
-    noise = torch.randn(4, 400, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    here = centre * 25 / (25 + 0.3**2) + noise * math.sqrt(25 * 0.09 / 25.09)
-    u = here * torch.tensor([1.0, 1.0, 1.0, -1.0]).double()[:, None, None]  # one chain of four in the heavier mode
-    draws = Draws(u, log_prior(u), log_likelihood(u), torch.ones(4, dtype=torch.float64), target=target)
-    z = generalised_stepping_stone(target, draws, num_temperatures=4, num_warmup=60, num_samples=120)
-    assert not z.trusted and "disagree" in " ".join(z.warnings)
-
-
-def test_what_cannot_be_fitted_is_refused(linear):
-    case, target = linear
-    few = draws_of(case, target, 0, 2, 16)
-    with pytest.raises(DrawsError, match="too few to fit"):
-        generalised_stepping_stone(target, few)
-    still = draws_of(case, target, 0)
-    still.unconstrained[..., 3] = 1.0
-    with pytest.raises(DrawsError, match=r"coordinates \[3\] do not move"):
-        fit_reference(still)
-    with pytest.raises(DrawsError, match="another target"):
-        generalised_stepping_stone(exact.linear_regression(prior_sd=1.0).target(), draws_of(case, target, 0))
-    with pytest.raises(SettingsError, match="num_temperatures"):
-        generalised_stepping_stone(target, draws_of(case, target, 0), num_temperatures=1)

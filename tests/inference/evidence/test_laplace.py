@@ -16,6 +16,7 @@ from bayeskit.errors import DrawsError, SettingsError, ShapeError
 from bayeskit.inference.evidence.mode import find_mode, laplace, laplace_importance_sampling
 from bayeskit.inference.evidence.mode import modes as search
 from bayeskit.inference.evidence.mode.laplace_importance_sampling import _smoothed
+from bayeskit.inference.evidence.mode.student_t import DefensiveStudentT, StudentT
 
 DOUBLE = torch.float64
 FAILURE_RATE = 1e-5
@@ -66,6 +67,40 @@ def test_coordinates_and_constants():
     assert abs(laplace(moved).log_evidence - 7.0 - laplace(inner).log_evidence) < 1e-5
 
 
+def skewed(units):
+    """Three correlated and skewed coordinates, measured in the given units."""
+    prior = dist.Normal(torch.zeros_like(units), units)
+
+    def log_likelihood(u):
+        x = u / units
+        return 3 * torch.nn.functional.logsigmoid(x).sum(-1) - 0.5 * (x[..., 0] + x[..., 2] - 1).square()
+
+    return bk.Target.from_functions(
+        lambda u: prior.log_prob(u).sum(-1),
+        log_likelihood,
+        3,
+        lambda n, g: units * torch.randn(n, 3, generator=g, dtype=units.dtype),
+        dtype=units.dtype,
+        compile=False,
+    )
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
+def test_units_change_nothing(dtype):
+    """Also where one coordinate curves 1e18 times less than another."""
+    units = torch.tensor([1e-5, 1.0, 1e4], dtype=dtype)
+    scaled, plain = skewed(units), skewed(torch.ones(3, dtype=dtype))
+    point = torch.tensor([0.7, 0.9, 0.7], dtype=dtype)
+    bends = search.curvature(scaled, units * point)[0] * units * units[:, None]
+    close = {"rtol": 0, "atol": 1e-6 if dtype == DOUBLE else 2e-3}
+    torch.testing.assert_close(bends, search.curvature(plain, point)[0], **close)
+    if dtype == DOUBLE:  # in single precision a search may stop short, and says so
+        assert abs(laplace(scaled).log_evidence - laplace(plain).log_evidence) < 1e-5
+    a, b = (laplace_importance_sampling(target, 4000) for target in (scaled, plain))
+    assert (a.trusted and b.trusted) or dtype != DOUBLE
+    assert abs(a.log_evidence - b.log_evidence) < 4.5 * math.hypot(a.standard_error, b.standard_error)
+
+
 def test_no_curvature_is_no_normal_distribution():
     """A direction in which the density does not change at all."""
     flat = bk.Target.from_functions(lambda u: -0.5 * u[..., 0].square(), lambda u: -(u[..., 0] - 1.0).square(), dim=2)
@@ -105,13 +140,13 @@ def test_the_mode_is_one():
     assert torch.allclose(mode.precision, -hessian, rtol=1e-5, atol=1e-5)
 
 
-def scores(smoothed, replicates=100):
+def scores(smoothed, replicates=60):
     case = exact.get("three_taxon_tree")
     target = case.target()
     mode = find_mode(target)
     settings = {"mode": mode, "smoothed": smoothed}
     found = [laplace_importance_sampling(target, 1000, seed=s, **settings) for s in range(replicates)]
-    assert all(z.trusted for z in found)
+    assert sum(z.trusted for z in found) >= 0.95 * replicates
     return np.array([(z.log_evidence - case.log_evidence) / z.standard_error for z in found])
 
 
@@ -125,6 +160,44 @@ def is_calibrated(z):
 def test_the_standard_error_is_right(smoothed):
     z = scores(smoothed)
     assert is_calibrated(z) and not is_calibrated(2 * z)
+
+
+def test_tails_are_chosen():
+    """Light ones for a normal posterior, heavy ones for a Student-t; a number given is kept."""
+    case = exact.get("linreg10")
+    target, mode = case.target(), find_mode(case.target())
+    chosen, fixed = (laplace_importance_sampling(target, 4000, mode=mode, degrees_of_freedom=df) for df in (None, 5))
+    assert chosen.diagnostics["degrees_of_freedom"] >= 50 and fixed.diagnostics["degrees_of_freedom"] == 5
+    assert chosen.standard_error < 0.5 * fixed.standard_error
+    assert abs(chosen.log_evidence - case.log_evidence) < 4.5 * chosen.standard_error
+
+    student = StudentT(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE), 3.0)
+    heavy = bk.Target.from_functions(
+        lambda u: 0.0 * u.sum(-1), lambda u: -2.5 * torch.log1p(u.square().sum(-1) / 3), dim=2
+    )
+    z = laplace_importance_sampling(heavy, 20_000)
+    wanted = -float(student.log_prob(torch.zeros(1, 2, dtype=DOUBLE)))
+    assert z.diagnostics["degrees_of_freedom"] <= 5 and abs(z.log_evidence - wanted) < 4.5 * z.standard_error
+
+
+def test_mass_around_the_proposal_is_noticed():
+    """A narrow peak of 99 % inside a slab ten times as wide: the draws themselves look perfect."""
+    case = exact.spike_and_slab(20)
+    z = laplace_importance_sampling(case.target(), seed=9)
+    assert z.diagnostics["pareto_shape"] < 0.7 and abs(z.log_evidence - case.log_evidence) > 3 * z.standard_error
+    assert not z.trusted and "wider draws" in z.warnings[0]
+
+
+def test_a_share_of_heavy_tails():
+    """Draws and density of the mixture belong together: ratios of densities have mean one."""
+    location, factor = torch.ones(2, dtype=DOUBLE), torch.tensor([[1.0, 0.0], [0.5, 2.0]], dtype=DOUBLE)
+    main, heavy = StudentT(location, factor, 50.0), StudentT(location - 1, 2 * factor, 5.0)
+    mixture = DefensiveStudentT(main, heavy, 0.3)
+    x = mixture.sample(20_000, torch.Generator().manual_seed(0))
+    for part, share in ((main, 0.7), (heavy, 0.3)):
+        ratio = (part.log_prob(x) - mixture.log_prob(x)).exp()
+        assert abs(float(ratio.mean()) - 1) < 4.5 * float(ratio.std()) / math.sqrt(20_000)
+        assert float(ratio.max()) <= 1 / share + 1e-9
 
 
 def test_smoothing_leaves_what_is_below_the_tail():
@@ -169,7 +242,20 @@ def test_bad_inputs_are_refused():
             estimator(other, draws=draws)
         with pytest.raises(ShapeError, match="dimension"):
             estimator(other, mode=mode)
-    for settings in ({"num_draws": 0}, {"num_draws": 2.5}, {"degrees_of_freedom": 2.0}, {"degrees_of_freedom": "5"}):
+    shifted = bk.Target.from_functions(target.log_prior, lambda u: target.log_likelihood(u) - 5.0, 1, compile=False)
+    for estimator in (laplace, laplace_importance_sampling):
+        with pytest.raises(DrawsError, match="another target"):
+            estimator(shifted, draws=draws)
+        with pytest.raises(SettingsError, match="another target"):
+            estimator(shifted, mode=mode)
+    for settings in (
+        {"num_draws": 1},
+        {"num_draws": 2.5},
+        {"num_draws": True},
+        {"num_draws": "9"},
+        {"degrees_of_freedom": 2.0},
+        {"degrees_of_freedom": "5"},
+    ):
         with pytest.raises(SettingsError):
             laplace_importance_sampling(target, **settings)
     assert laplace(target, draws=draws).num_evaluations > draws.num_gradients

@@ -9,7 +9,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.evidence import (
     beta_prime_laplus,
     gamma_laplus,
@@ -18,6 +18,8 @@ from bayeskit.inference.evidence import (
 )
 from bayeskit.inference.evidence.laplus.families import BetaPrime
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity
+from bayeskit.inference.evidence.laplus.proposal import Proposal
+from bayeskit.inference.evidence.mode import find_mode
 
 DOUBLE = torch.float64
 COUNTS = torch.tensor([3.0, 0.0, 7.0], dtype=DOUBLE)
@@ -99,7 +101,7 @@ def test_a_pole_at_zero_keeps_its_power():
     shapes = torch.tensor([0.3, 2.0], dtype=DOUBLE)
     wanted = float(dist.GammaPoisson(shapes, torch.full_like(shapes, 2.0)).log_prob(count).sum())
     assert abs(gamma_laplus(target).log_evidence - wanted) < 1e-6
-    assert gamma_laplus_importance_sampling(target, num_draws=500).standard_error < 1e-6
+    assert gamma_laplus_importance_sampling(target, num_draws=500, tail_share=0).standard_error < 1e-6
     assert abs(lognormal_laplus(target).log_evidence - wanted) < 1.5
 
 
@@ -116,9 +118,144 @@ def test_a_finite_density_at_zero_is_exponential_there():
 
 
 def test_importance_sampling_of_gamma_posteriors_has_equal_weights():
-    z = gamma_laplus_importance_sampling(bk.Target.from_pyro(counted, COUNTS, compile=False), num_draws=500)
+    target = bk.Target.from_pyro(counted, COUNTS, compile=False)
+    z = gamma_laplus_importance_sampling(target, num_draws=500, tail_share=0)
     assert abs(z.log_evidence - counts_evidence()) < 1e-5
     assert z.standard_error < 1e-5 and z.trusted
+
+
+def alone(prior, offset=0.0):
+    """A posterior that is its prior, whose evidence is one but for the offset."""
+
+    def model():
+        x = pyro.sample("x", prior)
+        pyro.factor("likelihood", 0 * x.sum() + offset)
+
+    return bk.Target.from_pyro(model, compile=False)
+
+
+def variance(y):
+    x = pyro.sample("x", dist.InverseGamma(torch.tensor(2.0, dtype=DOUBLE), 2.0))
+    pyro.sample("y", dist.Normal(torch.zeros_like(y), x.sqrt()).to_event(1), obs=y)
+
+
+def variance_evidence(y):
+    """Of a Student-t distribution, correlated by the common variance."""
+    t = dist.MultivariateStudentT(torch.tensor(4.0, dtype=DOUBLE), torch.zeros_like(y), torch.eye(len(y), dtype=DOUBLE))
+    return float(t.log_prob(y))
+
+
+def heavy_cases():
+    y, zero = torch.tensor([0.5, -1.2, 0.3, 1.8, -0.7], dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE)
+    return {
+        "variance": (bk.Target.from_pyro(variance, y, compile=False), variance_evidence(y)),
+        "lognormal": (alone(dist.LogNormal(zero, 1.0).to_event(1)), 0.0),
+        "inverse gamma": (alone(dist.InverseGamma(zero + 3.0, 2.0).to_event(1)), 0.0),
+    }
+
+
+@pytest.mark.parametrize("name", heavy_cases())
+def test_errors_are_right_where_tails_are_heavier_than_those_of_gamma_distributions(name, limit):
+    target, wanted = heavy_cases()[name]
+    mode = PositiveDensity(target).mode()
+    found = [gamma_laplus_importance_sampling(target, 2000, mode=mode, seed=seed) for seed in range(40)]
+    z = torch.tensor([(one.log_evidence - wanted) / one.standard_error for one in found])
+    assert all(one.trusted for one in found)
+    # Chi-squared bounds on the standard deviation of 40 standard normal variables, at 1e-5.
+    assert 0.54 < float(z.std()) < 1.55
+    assert float(z.abs().max()) < limit(40 * 3) and abs(float(z.mean())) < limit(3) / 40**0.5
+
+
+def test_gamma_distributions_alone_do_not_trust_themselves_there():
+    """What their draws have not reached is found along the coordinates."""
+    for name in ("variance", "lognormal", "inverse gamma"):
+        target, _ = heavy_cases()[name]
+        for seed in range(2):
+            z = gamma_laplus_importance_sampling(target, tail_share=0, seed=seed)
+            assert not z.trusted and z.diagnostics["beyond_reach"] > 0.05
+
+
+@pytest.mark.parametrize("tail_share", [0, 0.3, 0.9])
+def test_the_proposal_is_normalised_and_draws_from_its_density(tail_share, limit):
+    proposal = Proposal(torch.distributions.Gamma(SHAPES[:2], RATES[:2]), tail_share)
+    u = torch.linspace(-40, 40, 801, dtype=DOUBLE)
+    x = torch.stack(torch.meshgrid(u, u, indexing="ij"), -1).exp()
+    mass = (proposal.log_prob(x) + x.log().sum(-1)).exp() * 0.1**2
+    assert abs(float(mass.sum()) - 1) < 2e-4
+    draws = proposal.sample(4000, torch.Generator().manual_seed(0))
+    for inside in (lambda x: (x > 3).any(-1), lambda x: (x < 0.2).all(-1)):
+        share, hits = float(mass[inside(x)].sum()), inside(draws).double()
+        # The grid cuts the edge of the region by half a cell.
+        assert abs(float(hits.mean()) - share) < limit(6) * float(hits.std()) / 4000**0.5 + 0.005
+
+
+def test_another_mode_along_a_coordinate_is_noticed():
+    """Most of the mass lies far from the mode that the higher, narrower peak has."""
+    narrow, wide = (dist.Gamma(torch.tensor(a, dtype=DOUBLE), b) for a, b in ((20.0, 20.0), (400.0, 40.0)))
+
+    def model():
+        x = pyro.sample("x", dist.Exponential(torch.ones((), dtype=DOUBLE)))
+        pyro.factor("likelihood", torch.logaddexp(narrow.log_prob(x), wide.log_prob(x)) - math.log(2.0) + x)
+
+    target = bk.Target.from_pyro(model, compile=False)
+    assert not any(gamma_laplus_importance_sampling(target, seed=seed).trusted for seed in range(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("prior", "size", "off"),
+    [
+        (dist.HalfNormal, (1.0,), 0.15),
+        (dist.HalfNormal, (100.0,), 0.15),
+        (dist.HalfCauchy, (1.0,), 0.15),
+        (dist.Gamma, (0.3, 1.0), 0.005),
+        (dist.Gamma, (3.0, 1e8), 0.005),
+        (dist.Gamma, (3.0, 1e-6), 0.005),
+        (dist.Exponential, (10.0,), 0.005),
+        (dist.Exponential, (1e-6,), 0.005),
+    ],
+    ids=str,
+)
+def test_modes_at_zero_and_far_from_one(prior, size, off, dtype, limit):
+    """A curved density without slope at zero is matched at the mode of its logarithm."""
+    target = alone(prior(*(torch.full((2,), value, dtype=dtype) for value in size)).to_event(1))
+    mode = PositiveDensity(target).mode()
+    assert abs(gamma_laplus(target, mode=mode).log_evidence) < 2 * off
+    z = gamma_laplus_importance_sampling(target, 2000, mode=mode)
+    assert z.trusted and abs(z.log_evidence) < limit(16) * z.standard_error
+
+
+def test_what_has_no_such_distribution_says_so():
+    """Beyond the smallest coordinate that is looked at, nothing is known."""
+    target = alone(dist.Gamma(torch.tensor(3.0, dtype=DOUBLE), 1e12))
+    for estimator in (gamma_laplus, lognormal_laplus, gamma_laplus_importance_sampling):
+        z = estimator(target)
+        assert math.isnan(z.log_evidence) and not z.trusted and any("rescale it" in text for text in z.warnings)
+
+
+@pytest.mark.parametrize(
+    "estimator", [gamma_laplus, beta_prime_laplus, lognormal_laplus, gamma_laplus_importance_sampling]
+)
+def test_a_mode_of_another_target_is_refused(estimator):
+    one = torch.ones((), dtype=DOUBLE)
+    target, wider = alone(dist.Gamma(3 * one, one)), alone(dist.Gamma(3 * one, one).expand([3]).to_event(1))
+    mode = PositiveDensity(target).mode()
+    for other, given, error in (
+        (wider, mode, ShapeError),
+        (alone(dist.Gamma(3 * one, one), offset=-50.0), mode, SettingsError),
+        (target, find_mode(target), SettingsError),
+    ):
+        with pytest.raises(error, match="mode"):
+            estimator(other, mode=given)
+    own, searched = estimator(target, mode=mode), estimator(target)
+    assert own.log_evidence == searched.log_evidence
+    assert own.num_evaluations == searched.num_evaluations + 1  # of the look at the mode
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, math.nan, "a"])
+def test_a_share_of_the_draws_is_below_one(share):
+    with pytest.raises(SettingsError, match="tail_share"):
+        gamma_laplus_importance_sampling(exact.get("three_taxon_tree").target(), tail_share=share)
 
 
 def test_importance_sampling_of_a_tree(limit):

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from bayeskit import Target, exact
-from bayeskit.errors import DrawsError
+from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.exact.eggbox import eggbox
 from bayeskit.exact.gaussian_shells import gaussian_shells
 from bayeskit.exact.spike_and_slab import spike_and_slab
-from bayeskit.inference.evidence.sequential.nested_sampling import nested_sampling
+from bayeskit.inference.evidence.sequential.nested_sampling import expected_error, nested_sampling
 from bayeskit.inference.samplers.nested.run import sample_nested
 from bayeskit.inference.samplers.nested.slice import ConstrainedSlice, SliceInfo
 
@@ -40,8 +40,7 @@ def test_evidence_of_known_problems(name, limit):
     assert abs(z.log_evidence - case.log_evidence) / z.standard_error < limit(), z
     assert z.trusted, z
     assert z.method == "nested_sampling" and z.num_evaluations > 100 and z.seconds > 0
-    # Blocks of half the points cost 2 log 2 times the variance of single deaths.
-    assert z.standard_error == pytest.approx(z.diagnostics["expected_error"] * math.sqrt(2 * math.log(2)), rel=0.35)
+    assert z.standard_error == pytest.approx(z.diagnostics["expected_error"], rel=0.25)
 
 
 def test_a_given_run_is_used_and_the_seed_moves_the_error_only(case, run):
@@ -59,12 +58,23 @@ def test_the_error_falls_with_the_root_of_the_live_points(case, run):
 def test_a_run_on_another_target_is_refused(run):
     with pytest.raises(DrawsError, match="another target"):
         nested_sampling(exact.get("linreg10").target(), run)
+    with pytest.raises(SettingsError, match="sample_nested"):
+        nested_sampling(run.target, run.draws)
+
+
+def test_the_expected_error_counts_how_points_die(run):
+    """Where half of them die at once, each of the ``log 2`` of a block adds ``1 / n`` of variance."""
+    single = math.sqrt(run.information / run.num_live)
+    assert expected_error(run) == pytest.approx(single / math.sqrt(math.log(2)), rel=0.15)
+    alone = dataclasses.replace(run, live_counts=torch.full_like(run.live_counts, run.num_live))
+    assert expected_error(alone) == pytest.approx(math.sqrt(alone.information / run.num_live), rel=0.05)
 
 
 def test_a_run_that_ended_early_says_so(case):
     short = sample_nested(case.target(), 100, 0, max_blocks=1, progress=False)
     z = nested_sampling(short.target, short)
     assert not z.trusted and "ended early (finished)" in z.warnings[0] and "resume" in z.warnings[0]
+    assert z.num_evaluations == short.num_evaluations  # nothing has been climbed
 
 
 def test_few_effective_draws_are_said(case):

@@ -21,6 +21,7 @@ from bayeskit.inference.evidence.predictive import (
     pointwise_predictive_density,
     refuses,
 )
+from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.models.phylogenetics import HKY85, Alignment, Tree, TreeModel
 
 SCORES = (conditional_predictive_ordinates, pointwise_predictive_density)
@@ -123,6 +124,46 @@ def test_linreg10_whose_tails_are_heavy_says_so_or_is_right(limit):
         assert abs(score.predictive_score - known) < limit(8) * score.standard_error or not score.trusted
 
 
+def wide_prior(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def replicates(y, num_draws, count):
+    """Whether each score of exact draws was trusted, and how many errors it was off."""
+    y = torch.tensor(y, dtype=torch.float64)
+    target = bk.Target.from_pyro(wide_prior, y)
+    precision = 1 / 9 + len(y)
+    less, total = precision - 1, float(y.sum())
+    known = sum(float(dist.Normal((total - v) / less, math.sqrt(1 + 1 / less)).log_prob(v)) for v in y)
+    trusted, scores = [], []
+    for seed in range(count):
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(4, num_draws, 1, generator=generator, dtype=torch.float64)
+        u = total / precision + noise / math.sqrt(precision)
+        score = conditional_predictive_ordinates(
+            target, Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
+        )
+        trusted.append(score.trusted)
+        scores.append((score.predictive_score - known) / score.standard_error)
+    return np.array(trusted), np.array(scores)
+
+
+@pytest.mark.parametrize("y", [[1.0], [0.0, 1.0, 4.0]])
+def test_weights_of_infinite_variance_are_not_trusted(y):
+    """One datum: the weights' k is 0.9. Three: it is 0.6 as far as draws reach, and k-hat scatters about that."""
+    trusted, scores = replicates(y, 250, 80)
+    assert np.mean(np.abs(scores) > 3) > 0.01
+    assert np.sum(trusted & (np.abs(scores) > 3)) <= 1
+
+
+def test_weights_with_light_tails_mostly_are_trusted():
+    trusted, scores = replicates([0.0, 0.3, 1.0, 2.0, -1.0, 0.5, 1.2, -0.7, 0.2, 0.9], 250, 40)
+    assert trusted.mean() > 0.7
+    check(scores)
+
+
 SEQUENCES = exact.three_taxon_sequences()
 
 
@@ -221,6 +262,57 @@ def test_what_has_no_observations_is_refused_with_a_reason(make, reason):
     for estimate in SCORES:
         with pytest.raises(ModelError, match=reason.replace("(", "\\(")):
             estimate(target, draws)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.8])
+def test_a_loss_that_is_no_log_density_is_refused(weight):
+    target = GibbsPosterior(dist.Normal(0.0, 3.0), losses.Absolute(), Y, weight=weight)
+    assert "no density of the data" in refuses(target)
+    assert refuses(bk.Target.from_pyro(target)) == refuses(target)
+
+
+def test_minus_a_log_density_is_a_loss_with_scores():
+    loss = losses.NegativeLogLikelihood(lambda mean: dist.Normal(mean, 1.0))
+    prior = dist.Normal(torch.zeros((), dtype=torch.float64), 1.0)
+    target, plain = GibbsPosterior(prior, loss, Y), bk.Target.from_pyro(normal_model, Y)
+    assert "no density of the data" in refuses(target.with_weight(0.5))
+    u = torch.randn(4, 50, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    first, second = (
+        conditional_predictive_ordinates(
+            t, Draws(u, *t.evaluate(u), torch.ones(4, dtype=torch.float64), target=t)
+        ).predictive_score
+        for t in (target, plain)
+    )
+    assert first == pytest.approx(second, abs=1e-9)
+
+
+@pytest.mark.parametrize("where", ["handler", "distribution", "summed out"])
+def test_masked_observations_are_none(where):
+    y, mask = torch.linspace(-1.0, 2.0, 20, dtype=torch.float64), torch.arange(20) < 5
+
+    def model(y, mask):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            kind = 0.0
+            if where == "summed out":
+                kind = pyro.sample("kind", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            law = dist.Normal(mean + kind, 1.0)
+            if where == "distribution":
+                pyro.sample("y", law.mask(mask), obs=y)
+            else:
+                with pyro.poutine.mask(mask=mask):
+                    pyro.sample("y", law, obs=y)
+
+    masked = bk.Target.from_pyro(model, y, mask)
+    short = bk.Target.from_pyro(model, y[:5], torch.ones(5, dtype=torch.bool))
+    u = torch.randn(4, 50, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
+    for estimate in SCORES:
+        first, second = (
+            estimate(t, Draws(u, *t.evaluate(u), torch.ones(4, dtype=torch.float64), target=t)) for t in (masked, short)
+        )
+        assert first.diagnostics["num_observations"] == second.diagnostics["num_observations"] == 5
+        assert first.predictive_score == pytest.approx(second.predictive_score, abs=1e-9)
+        assert first.standard_error == pytest.approx(second.standard_error, rel=1e-6)
 
 
 def test_a_factor_in_a_plate_is_one_term_each():

@@ -144,6 +144,8 @@ def test_bad_input_is_refused():
             prequential(target, **bad)
     with pytest.raises(ShapeError, match="permutation"):
         prequential(target, order=torch.zeros(8, dtype=torch.long))
+    with pytest.raises(SettingsError, match="whole numbers"):
+        prequential(target, order="abc")
     functions = bk.Target.from_functions(
         lambda u: -0.5 * u.square().sum(-1) - 0.5 * math.log(2 * math.pi),
         lambda u: 0 * u.sum(-1),

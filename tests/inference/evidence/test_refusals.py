@@ -100,12 +100,15 @@ def test_modes_that_a_ladder_cannot_weigh_are_not_trusted():
         assert not z.trusted and "disagree" in z.warnings[0]
 
 
-def test_too_short_chains_cost_no_other_result(target):
-    budget = Budget(4, 100, 300, num_temperatures=4, ladder_chains=4, ladder_warmup=30, ladder_samples=2)
-    table = evidence.compare(target, budget=budget, progress=False)
-    assert table["bridge_sampling"].trusted
-    for method in ("path_sampling", "modified_path_sampling", "stepping_stone"):
+def test_too_short_chains_cost_no_other_result(target, limit):
+    """Halves of ten draws a chain are too short to be bridged, and the ladder is as good as ever."""
+    budget = Budget(4, 100, 10, num_temperatures=10, ladder_chains=4, ladder_warmup=60, ladder_samples=200)
+    methods = ["bridge_sampling", "warp_bridge_sampling", "stepping_stone"]
+    table = evidence.compare(target, methods, budget=budget, progress=False)
+    for method in methods[:2]:
         assert "too few" in table[method].warnings[0] and not table[method].trusted
+    z = table["stepping_stone"]
+    assert z.trusted and abs(z.log_evidence - exact(Y)) < limit() * z.standard_error
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_too_short_chains_cost_no_other_result(target):
 )
 def test_no_draws_at_all(call, target):
     draws = bk.sample(target, num_warmup=30, num_samples=20, progress=False)
-    with pytest.raises(SettingsError, match="at least 1"):
+    with pytest.raises(SettingsError, match="at least"):
         call(target, draws)
 
 

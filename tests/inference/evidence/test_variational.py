@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.stats import chi2
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.errors import DrawsError, InitializationError, SettingsError
+from bayeskit.errors import DrawsError, InitializationError, SettingsError, ShapeError
 from bayeskit.inference.evidence import coverage
 from bayeskit.inference.evidence.variational import (
     evidence_lower_bound,
@@ -115,7 +116,7 @@ def test_agrees_with_a_bound_by_quadrature(name):
 
 
 def test_same_bound_in_other_units():
-    stretch = torch.tensor([1e-3, 1.0, 50.0], dtype=DOUBLE)
+    stretch = torch.tensor([1e-12, 1.0, 1e10], dtype=DOUBLE)
     one, other = (
         fit_mean_field(normal_posterior(CORRELATED)),
         fit_mean_field(normal_posterior(CORRELATED, stretch=stretch)),
@@ -127,8 +128,13 @@ def test_same_bound_in_other_units():
 def test_a_constant_moves_everything_by_itself():
     q, moved = (fit_mean_field(normal_posterior(CORRELATED, constant=c)) for c in (0.0, 123.25))
     assert moved.bound - q.bound == pytest.approx(123.25, abs=1e-6)
+    assert moved.height - q.height == pytest.approx(123.25, abs=1e-4)
+    # The same proposal for both.
     a, b = (
-        variational_importance_sampling(normal_posterior(CORRELATED, constant=c), mean_field=q) for c in (0.0, 123.25)
+        variational_importance_sampling(
+            normal_posterior(CORRELATED, constant=c), mean_field=replace(q, height=q.height + c)
+        )
+        for c in (0.0, 123.25)
     )
     assert b.log_evidence - a.log_evidence == pytest.approx(123.25, abs=1e-9)
     assert b.standard_error == pytest.approx(a.standard_error, rel=1e-6)
@@ -210,6 +216,7 @@ def test_posterior_draws_outside_the_proposal_are_noticed(monkeypatch):
     draws = bk.sample(target, 4, 100, 100, progress=False)
     assert variational_importance_sampling(target, draws=draws).trusted
     elsewhere = fit_mean_field(normal_posterior(torch.diag(PRODUCT), pull=PULL + 30 * PRODUCT))
+    elsewhere = replace(elsewhere, height=float(target.log_density(elsewhere.location)))
     z = variational_importance_sampling(target, mean_field=elsewhere, draws=draws)
     assert any("posterior draws" in warning for warning in z.warnings)
     assert z.num_evaluations > draws.num_gradients
@@ -312,12 +319,24 @@ def test_bad_settings_are_refused():
     for call in (
         lambda: evidence_lower_bound(target, num_draws=1),
         lambda: variational_importance_sampling(target, num_draws=0),
+        lambda: variational_importance_sampling(target, num_draws=True),
         lambda: variational_importance_sampling(target, tail_share=1.0),
+        lambda: variational_importance_sampling(target, tail_share=math.nan),
+        lambda: variational_importance_sampling(target, tail_share="0.5"),
         lambda: fit_mean_field(target, tolerance=-1.0),
         lambda: fit_mean_field(target, max_draws=1),
     ):
         with pytest.raises(SettingsError):
             call()
+
+
+@pytest.mark.parametrize("estimator", [evidence_lower_bound, variational_importance_sampling])
+def test_a_mean_field_of_another_target_is_refused(estimator):
+    q = fit_mean_field(normal_posterior(CORRELATED))
+    with pytest.raises(SettingsError, match="another target"):
+        estimator(normal_posterior(CORRELATED, constant=-1.0), mean_field=q)
+    with pytest.raises(ShapeError, match="dimension"):
+        estimator(normal_posterior(CORRELATED[:2, :2], PULL[:2]), mean_field=q)
 
 
 def test_a_given_mean_field_is_not_fitted_again(monkeypatch):

@@ -14,8 +14,9 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
-from bayeskit.inference.evidence.peaks import highest_peak
+from bayeskit.inference.evidence.peaks import find_peaks
 from bayeskit.inference.evidence.posterior import bridge_sampling, warp_bridge_sampling
+from bayeskit.inference.evidence.posterior.bridge_sampling import _relative_variance
 
 FAILURE_RATE = 1e-5
 REPLICATES = 100
@@ -79,6 +80,20 @@ def test_error_bars_are_right_on_autocorrelated_draws():
     check(scores_of(draw, target, answer, num_draws=1000, rho=0.8))
 
 
+def test_few_draws_where_the_proposal_falls_short_make_no_small_error():
+    """The terms of a bridge are bounded, and those of rare draws far below the others."""
+    generator = torch.Generator().manual_seed(0)
+
+    def terms(*shape):
+        return torch.sigmoid(4 - 2 * torch.randn(*shape, generator=generator, dtype=torch.float64))
+
+    rows, answer = terms(2000, 100), terms(1_000_000).mean().log()
+    errors = (rows.mean(1).log() - answer).numpy()
+    plain = (rows.std(1) / rows.mean(1) / 10).numpy()
+    assert (errors / plain).std() > 1.06
+    assert 0.9 < (errors / np.sqrt([_relative_variance(row, 100) for row in rows])).std() < 1.06
+
+
 @pytest.mark.parametrize("name", ["radiata_pine_m1", "eight_schools", "three_taxon_tree", "linreg10"])
 def test_it_agrees_with_the_exact_answer_and_is_better_where_the_posterior_is_skewed(name, limit):
     case = exact.get(name)
@@ -90,7 +105,7 @@ def test_it_agrees_with_the_exact_answer_and_is_better_where_the_posterior_is_sk
     assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
     ratio = z.standard_error / bridge_sampling(target, draws).standard_error
     assert ratio < (1.2 if name == "linreg10" else 0.85)
-    search = highest_peak(target, draws).num_evaluations
+    search = find_peaks(target, draws).num_evaluations
     assert z.num_evaluations == draws.num_gradients + 3 * 4 * 300 + search
 
 
@@ -165,7 +180,7 @@ def test_single_precision(limit):
 def test_seeds_and_proposals():
     target, _, draw = skewed()
     draws = draw(0)
-    search = highest_peak(target, draws).num_evaluations
+    search = find_peaks(target, draws).num_evaluations
     first, same, other = (warp_bridge_sampling(target, draws, seed=s).log_evidence for s in (0, 0, 1))
     assert first == same != other
     assert warp_bridge_sampling(target, draws, num_proposals=50).num_evaluations == 100 + 4 * 125 + search
@@ -175,8 +190,11 @@ def test_seeds_and_proposals():
 def test_bad_input_is_refused():
     target, _, draw = skewed()
     draws = draw(0)
-    with pytest.raises(SettingsError, match="num_proposals"):
-        warp_bridge_sampling(target, draws, num_proposals=0)
+    for estimate in (bridge_sampling, warp_bridge_sampling):
+        for count in (0, 1, 2.5, True, "a", math.nan):
+            with pytest.raises(SettingsError, match="num_proposals"):
+                estimate(target, draws, num_proposals=count)
+        assert math.isfinite(estimate(target, draws, num_proposals=2).log_evidence)
     with pytest.raises(DrawsError, match="another target"):
         warp_bridge_sampling(target, replace(draws, log_prior=draws.log_prior + 1, target=None))
     with pytest.raises(DrawsError, match="too few"):

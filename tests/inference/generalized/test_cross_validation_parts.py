@@ -148,3 +148,20 @@ def test_prediction_is_a_weighted_mean(normal_target):
     variance = state.pointwise.exp().var(1, correction=0) / 400
     assert torch.allclose(predictive.log_density, mean.log() + 0.5 * variance / mean.square())
     assert torch.allclose(predictive.influence.square().sum(1), variance / mean.square())
+
+
+def test_an_observation_without_a_plate_is_one_datum():
+    def location(y, many):
+        mean = pyro.sample("mean", dist.Normal(0.0, PRIOR_VARIANCE**0.5))
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+        if many is not None:
+            pyro.sample("many", dist.Normal(mean, 1.0).expand([2, 3]).to_event(1), obs=many)
+
+    u = torch.tensor([[0.5], [1.0]], dtype=torch.float64)
+    data = WeightedData(bk.Target.from_pyro(location, NORMAL[0], None))
+    expected = torch.distributions.Normal(u, 1.0).log_prob(NORMAL[0])
+    assert data.num_data == 1
+    torch.testing.assert_close(data.pointwise(u), expected)
+    beside = WeightedData(bk.Target.from_pyro(location, NORMAL[0], NORMAL.reshape(2, 3)))
+    assert beside.num_data == 3
+    torch.testing.assert_close(beside.pointwise(u)[:, :1], expected)

@@ -229,14 +229,12 @@ def test_controls_outside_their_domain_are_refused(setting):
 # -- through bk.sample ---------------------------------------------------------------------
 
 
-class _Interrupting:
+class _Interrupting(bk.Target):
     """A target that sends Ctrl-C at its n-th gradient."""
 
     def __init__(self, target, at):
+        self.__dict__.update(vars(target))
         self._target, self._at, self._calls = target, at, 0
-
-    def __getattr__(self, name):
-        return getattr(self._target, name)
 
     def evaluator(self, num_vectors, num_calls=1):
         right = self._target.evaluator(num_vectors, num_calls)

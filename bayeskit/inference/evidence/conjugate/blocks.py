@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._pyro import Site
+from bayeskit._pyro.draws import draw
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.target import Target
 
@@ -79,6 +80,19 @@ class ConjugateBlock:
             ) from error
 
 
+def blocks_of(target: Target) -> tuple[ConjugateBlock, ...]:
+    """Return the blocks that a target knows by its ``full_conditionals``; none if it knows none.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> [block.sites for block in blocks_of(exact.get("radiata_pine_m1").target())]
+    [('alpha', 'beta'), ('tau',)]
+    """
+    known = {} if target.full_conditionals is None else target.full_conditionals()
+    return tuple(ConjugateBlock(sites, conditional) for sites, conditional in known.items())
+
+
 class Blocks:
     """Blocks that together are the sites of a target.
 
@@ -90,10 +104,13 @@ class Blocks:
     Raises
     ------
     SettingsError
-        If a site of the target is in no block or in two, or a block names a site that the target does not have.
+        If ``blocks`` are no blocks, a site of the target is in no block or in two, or a block names a site that the
+        target does not have.
     """
 
     def __init__(self, target: Target, blocks: Sequence[ConjugateBlock]) -> None:
+        if not isinstance(blocks, ConjugateBlock | Sequence):
+            raise SettingsError(f"blocks must be a list of ConjugateBlock objects, not {type(blocks).__name__}")
         blocks = [blocks] if isinstance(blocks, ConjugateBlock) else list(blocks)
         for block in blocks:
             if not isinstance(block, ConjugateBlock):
@@ -114,7 +131,7 @@ class Blocks:
     def draw(self, index: int, values: Values) -> dict[str, Tensor]:
         """Return values with those of one block drawn anew from its conditional, by torch's global stream."""
         fn, batch = self._distribution(index, values)
-        return {**values, **self.split(index, fn.sample().to(self.target.dtype), batch)}
+        return {**values, **self.split(index, draw(fn).to(self.target.dtype), batch)}
 
     def log_prob(self, index: int, values: Values, point: Values | None = None) -> Tensor:
         """Return the log density of one block at its values, or at another point, given the others', ``(batch,)``."""

@@ -19,6 +19,7 @@ from bayeskit.inference.evidence.conjugate.blocks import (
     Blocks,
     ConjugateBlock,
     Values,
+    blocks_of,
     check_conditionals,
     log_volume,
 )
@@ -27,11 +28,14 @@ from bayeskit.target import Target
 
 NUM_CHECKS = 8
 SWEEPS_BEFORE_CHECK = 5
+NO_BLOCKS = (
+    "it needs the full conditionals of all blocks, which a model does not tell: pass blocks=[ConjugateBlock(...)]"
+)
 
 
 def chib(
     target: Target,
-    blocks: Sequence[ConjugateBlock],
+    blocks: Sequence[ConjugateBlock] | None = None,
     *,
     num_chains: int = 8,
     num_warmup: int = 100,
@@ -54,8 +58,9 @@ def chib(
     Parameters
     ----------
     target : Target
-    blocks : sequence of ConjugateBlock
-        Each latent site in exactly one. Before anything else they are checked to be conditionals of this target.
+    blocks : sequence of ConjugateBlock, optional
+        By default those that the target knows, as several exact cases do; see ``Target.full_conditionals``. Each
+        latent site in exactly one. Before anything else they are checked to be conditionals of this target.
     num_chains : int, default 8
     num_warmup : int, default 100
         Of every run.
@@ -74,7 +79,7 @@ def chib(
     Raises
     ------
     SettingsError
-        If the blocks do not partition the sites.
+        If there are no blocks, they do not partition the sites, or ``at`` is no point of them.
     ModelError
         If a conditional is not that of ``target``.
     ShapeError
@@ -103,7 +108,10 @@ def chib(
     num_chains = whole_number("num_chains", num_chains, 2)
     num_warmup = whole_number("num_warmup", num_warmup, 0)
     num_samples = whole_number("num_samples", num_samples, MIN_DRAWS)
-    known = Blocks(target, blocks)
+    chosen = blocks_of(target) if blocks is None else blocks
+    if not chosen:
+        raise SettingsError(NO_BLOCKS)
+    known = Blocks(target, chosen)
     generator = new_generator(seed, target.device, stream="chib")
     count = len(known.blocks)
     sweeps = num_warmup + num_samples
@@ -205,15 +213,23 @@ def _given(target: Target, at: Mapping[str, Any]) -> dict[str, Tensor]:
     Raises
     ------
     SettingsError
-        If a site has no value.
+        If a site has no value, or one that is no number, or there is no such site.
     """
-    missing = [site.name for site in target.sites if site.name not in at]
+    if not isinstance(at, Mapping):
+        raise SettingsError(f"at must be a mapping {{site: value, ...}}, not {type(at).__name__}")
+    names = [site.name for site in target.sites]
+    unknown = [str(name) for name in at if name not in names]
+    if unknown:
+        raise SettingsError(f"at names {', '.join(unknown)}, which are no latent sites; there are: {', '.join(names)}")
+    missing = [name for name in names if name not in at]
     if missing:
         raise SettingsError(f"the point at which to evaluate has no value for {', '.join(missing)}; give all sites")
-    point = {
-        site.name: torch.as_tensor(at[site.name], dtype=target.dtype, device=target.device).unsqueeze(0)
-        for site in target.sites
-    }
+    point = {}
+    for name in names:
+        try:
+            point[name] = torch.as_tensor(at[name], dtype=target.dtype, device=target.device).unsqueeze(0)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingsError(f"the value of {name!r} in at must be made of numbers, not {at[name]!r}") from error
     target.unconstrain(point)  # checks shapes and supports
     return point
 
@@ -256,13 +272,14 @@ def refuses(target: Target, blocks: Sequence[ConjugateBlock] | None = None) -> s
     Examples
     --------
     >>> from bayeskit import exact
-    >>> refuses(exact.get("beta_binomial").target())
-    'it needs the full conditionals of all blocks, which a model does not tell: call chib with blocks=[...]'
+    >>> refuses(exact.get("pima_m1").target())
+    'it needs the full conditionals of all blocks, which a model does not tell: pass blocks=[ConjugateBlock(...)]'
     """
-    if not blocks:
-        return "it needs the full conditionals of all blocks, which a model does not tell: call chib with blocks=[...]"
+    chosen = blocks or blocks_of(target)
+    if not chosen:
+        return NO_BLOCKS
     try:
-        Blocks(target, blocks)
+        Blocks(target, chosen)
     except SettingsError as error:
         return str(error)
     return None

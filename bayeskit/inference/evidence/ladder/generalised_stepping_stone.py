@@ -13,7 +13,7 @@ from bayeskit._rebased import RebasedTarget
 from bayeskit._settings import whole_number
 from bayeskit._statistics import pareto_shape, r_hat
 from bayeskit.draws import Draws
-from bayeskit.errors import DrawsError
+from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import (
     MAX_PARETO_SHAPE,
     MAX_R_HAT,
@@ -76,6 +76,8 @@ def generalised_stepping_stone(
     ------
     DrawsError
         If the draws come from another target or are too few to fit the reference.
+    SettingsError
+        If a setting lies outside its domain, or ``draws`` are none.
 
     References
     ----------
@@ -94,6 +96,11 @@ def generalised_stepping_stone(
     """
     num_temperatures = whole_number("num_temperatures", num_temperatures, 2)
     num_samples = whole_number("num_samples", num_samples, 8)
+    if not isinstance(draws, Draws):
+        raise SettingsError(
+            f"draws from the posterior are needed, not {type(draws).__name__}; make them by bayeskit.sample(target), "
+            "or take ladder.posterior"
+        )
     belongs(draws, target)
     alive = finite_chains(draws)
     reference, rest = fit_reference(alive)

@@ -31,8 +31,10 @@ def modified_path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> 
 
     Raises
     ------
+    SettingsError
+        If ``ladder`` is none.
     DrawsError
-        If the ladder comes from another target.
+        If it comes from another target.
 
     References
     ----------
@@ -53,7 +55,7 @@ def modified_path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> 
     error = path.error(ladder, corrected=True)
     correction, left = float(path.corrections.sum()), path.coarse_gap()
     problems = path.problems
-    if not left <= error:
+    if path.has_enough_intervals and not left <= error:
         problems += (f"the ladder is too coarse (gap {left:.3f} after correction): use more temperatures",)
     diagnostics = path.diagnostics | {"trapezoid_gap": correction, "remaining_gap": left, "monte_carlo_error": error}
     value = path.trapezoid + correction

@@ -33,8 +33,10 @@ def path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
 
     Raises
     ------
+    SettingsError
+        If ``ladder`` is none.
     DrawsError
-        If the ladder comes from another target.
+        If it comes from another target.
 
     References
     ----------
@@ -57,7 +59,7 @@ def path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
     error = path.error(ladder, corrected=False)
     gap = float(path.corrections.sum())
     problems = path.problems
-    if not abs(gap) + path.coarse_gap() <= MAX_GAP * error:
+    if path.has_enough_intervals and not abs(gap) + path.coarse_gap() <= MAX_GAP * error:
         problems += (
             f"the trapezoidal rule is off by about {gap:+.3f}, which the standard error {error:.3f} does not contain: "
             "use modified_path_sampling or more temperatures",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from bayeskit._statistics import (
     effective_sample_size,
     log_mean_exp,
@@ -10,12 +12,11 @@ from bayeskit._statistics import (
 )
 from bayeskit.inference.evidence.checks import (
     MIN_EFFECTIVE,
-    belongs,
     ladder_error,
     ladder_problems,
-    with_rounding,
     without_nan,
 )
+from bayeskit.inference.evidence.ladder._integration import check_ladder, with_rounding_of_sum
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder
@@ -39,8 +40,10 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
 
     Raises
     ------
+    SettingsError
+        If ``ladder`` is none.
     DrawsError
-        If the ladder comes from another target.
+        If it comes from another target.
 
     References
     ----------
@@ -58,8 +61,9 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error
     True
     """
-    belongs(ladder.draws, target, posterior=False)
+    check_ladder(ladder, target)
     log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
+    log_likelihood = log_likelihood.to(torch.float64)
     steps = ladder.beta.diff()[:, None, None] * log_likelihood[:-1]
     ratios = log_mean_exp(steps)
     # By the delta method the error of a logarithm is that of its relative terms.
@@ -83,7 +87,7 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
     z = Evidence(
         "stepping_stone",
         float(ratios.sum()),
-        with_rounding(error, log_likelihood),
+        with_rounding_of_sum(error, ladder.log_likelihood, len(ratios)),
         ladder.num_evaluations,
         tuple(problems),
         diagnostics,

@@ -66,14 +66,14 @@ def thermodynamic_integration(
     Returns
     -------
     Evidence
-        Not trusted if the gap stayed above the tolerance.
+        Not trusted if the gap stayed above the tolerance, or the first step rests on too few of the prior's draws.
 
     Raises
     ------
     DrawsError
         If ``ladder`` comes from another target.
     SettingsError
-        If a setting lies outside its domain.
+        If a setting lies outside its domain, or ``ladder`` is no ladder.
 
     References
     ----------
@@ -130,7 +130,11 @@ def thermodynamic_integration(
 
 
 def _settled(path: Curve, tolerance: float) -> bool:
-    return abs(float(path.gaps.sum())) <= tolerance
+    return path.first_step_holds and path.has_enough_intervals and _gap(path) <= tolerance
+
+
+def _gap(path: Curve) -> float:
+    return abs(float(path.gaps.sum()))
 
 
 def _estimate(target: Target, ladder: Ladder, path: Curve, tolerance: float, spent: int, rounds: int) -> Evidence:
@@ -139,7 +143,7 @@ def _estimate(target: Target, ladder: Ladder, path: Curve, tolerance: float, spe
     value = path.trapezoid + float(path.corrections.sum())
     error = math.hypot(monte_carlo, gap)
     problems = path.problems
-    if not _settled(path, tolerance):
+    if not _gap(path) <= tolerance:
         problems += (
             f"the discretisation gap is still about {abs(gap):.3f}, above the tolerance {tolerance:g}, with "
             f"{len(ladder.beta) - 1} temperatures: raise max_temperatures or num_samples",

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
-import torch
-from torch.distributions import LogNormal
-
-from bayeskit.inference.evidence.laplus.families import (
-    Family,
-    beta_prime_family,
-    gamma_family,
-    lognormal_family,
-)
-from bayeskit.inference.evidence.laplus.matching import is_inside
+from bayeskit.inference.evidence.laplus.families import Fit, beta_prime_family, gamma_family, lognormal_family
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity, PositiveMode
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
@@ -47,7 +39,9 @@ def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int 
     Raises
     ------
     SettingsError
-        If a site is not positive, naming it.
+        If a site is not positive, naming it, or the mode is of another target or no :class:`PositiveMode`.
+    ShapeError
+        If the mode is of another dimension.
 
     References
     ----------
@@ -147,20 +141,19 @@ def lognormal_laplus(target: Target, *, mode: PositiveMode | None = None, seed: 
 def _approximated(
     name: str,
     target: Target,
-    family: Callable[[PositiveDensity, PositiveMode], tuple[Family, int]],
+    family: Callable[[PositiveDensity, PositiveMode], Fit[Any]],
     mode: PositiveMode | None,
     seed: int,
 ) -> Evidence:
     density = PositiveDensity(target)
-    mode = mode or density.mode(seed=seed)
-    distribution, count = family(density, mode)
-    point, value = mode.position, mode.value
-    if isinstance(distribution, LogNormal) and not bool(is_inside(point, mode.second).all()):
-        # A lognormal density vanishes at zero, so where the mode is there both are compared at its mean.
-        point = torch.where(is_inside(point, mode.second), point, distribution.mean)
-        value, count = float(density.log_density(point.unsqueeze(0))), count + 1
-    log_evidence = value - float(distribution.log_prob(point).sum())
-    problems = (_UNKNOWN, *mode.problems)
+    mode, looked = density.own(mode, seed=seed)
+    fit, value, count = family(density, mode), mode.value, mode.num_evaluations + looked
+    if not bool((fit.point == mode.position).all()):
+        value, count = float(density.log_density(fit.point.to(target.dtype).unsqueeze(0))), count + 1
+    log_evidence = value - float(fit.distribution.log_prob(fit.point).sum())
+    problems = (_UNKNOWN, *mode.problems, *fit.problems)
     if not math.isfinite(log_evidence):
-        problems += ("no such distribution has the mode and curvature of the posterior",)
-    return Evidence(name, log_evidence, math.nan, mode.num_evaluations + count, problems)
+        log_evidence = math.nan
+        if not fit.problems:
+            problems += ("no such distribution has the mode and curvature of the posterior",)
+    return Evidence(name, log_evidence, math.nan, count + fit.num_evaluations, problems)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: A mode below this counts as one at zero.
-ZERO = 1e-6
+#: A mode below this counts as one at zero, unless the density of the coordinate's logarithm is bent as much as this.
+ZERO, BENT = 1e-6, 0.1
 
 
 def is_inside(mode: Tensor, second: Tensor) -> Tensor:
     """Tell at which coordinates the mode is inside and the log density concave, shape `(*batch)`."""
-    return (mode >= ZERO) & (second < 0)
+    return (second < 0) & ((mode >= ZERO) | (-second * mode.square() > BENT))
 
 
 def slope_at_zero(first: Tensor) -> Tensor:

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.inference.evidence.laplus.matching import BENT
 from bayeskit.inference.evidence.laplus.modes import Modes, climb_to_modes
-from bayeskit.inference.samplers.initial import starting_points
+from bayeskit.inference.samplers.initial import CANDIDATES, starting_points
 from bayeskit.target import Target
 
 _PROBES, _STARTS = 3, 4
+#: Modes below this are small beside the steps of :func:`climb_to_modes`.
+_SMALL = 1e-3
 
 
 class PositiveMode(NamedTuple):
@@ -81,6 +84,45 @@ class PositiveDensity:
         value, gradient = self.target.value_and_grad(u.reshape(-1, u.shape[-1]))
         return value.reshape(u.shape[:-1]) - u.sum(-1), (gradient.reshape(u.shape) - 1) / x
 
+    def log_slope(self, x: Tensor) -> Tensor:
+        """Return the derivative by each coordinate times the coordinate, `(*batch, d) -> (*batch, d)`.
+
+        It is that by the logarithm, which keeps its digits where `x` is small.
+        """
+        u = x.log()
+        return self.target.value_and_grad(u.reshape(-1, u.shape[-1]))[1].reshape(u.shape) - 1
+
+    def own(self, mode: PositiveMode | None, *, seed: int = 0) -> tuple[PositiveMode, int]:
+        """Return the mode, searched for where none is given, and evaluations spent on looking whether it fits.
+
+        Raises
+        ------
+        SettingsError
+            If it is no :class:`PositiveMode`, or the density there is another one than it says.
+        ShapeError
+            If its dimension is not the target's.
+        """
+        from bayeskit.inference.evidence.mode.modes import is_same  # point estimates, in that package, import this one
+
+        if mode is None:
+            return self.mode(seed=seed), 0
+        if not isinstance(mode, PositiveMode):
+            raise SettingsError(
+                f"mode is a {type(mode).__name__}; this estimator needs the PositiveMode that PositiveDensity(target)"
+                ".mode() returns, or none"
+            )
+        if mode.position.shape != (self.target.dim,):
+            raise ShapeError(
+                f"the mode has dimension {mode.position.numel()}, the target {self.target.dim}; pass its own mode"
+            )
+        value = float(self.log_density(mode.position.to(self.target.dtype).unsqueeze(0)))
+        if not is_same(value, mode.value, self.target.dtype):
+            raise SettingsError(
+                f"the mode is of another target: the log density there is {value:.6g} and not {mode.value:.6g}; "
+                "pass its own mode"
+            )
+        return mode, 1
+
     def mode(self, *, seed: int = 0) -> PositiveMode:
         """Return the highest mode that searches from a few starting points end at.
 
@@ -96,14 +138,34 @@ class PositiveDensity:
             found: Modes = climb_to_modes(self.log_density, start, value_and_gradient=self.value_and_gradient)
         best = int(found.value.argmax())
         problems = () if bool(found.converged[best]) else ("the search for the mode did not converge",)
+        position = found.position[best]
+        second, count = self._second_of_small(position, found.second[best])
         return PositiveMode(
-            found.position[best],
+            position,
             float(found.value[best]),
             found.gradient[best],
-            found.second[best],
-            found.num_evaluations * _STARTS,
+            second,
+            (found.num_evaluations + CANDIDATES) * _STARTS + count,
             problems,
         )
+
+    def _second_of_small(self, x: Tensor, second: Tensor) -> tuple[Tensor, int]:
+        """Return second derivatives, by differences of logarithms where a small coordinate has its mode inside."""
+        small = (x < _SMALL).nonzero().flatten()
+        if not len(small):
+            return second, 0
+        step = torch.finfo(x.dtype).eps ** (1 / 3)
+        u = x.log().repeat(2, len(small), 1)
+        row = torch.arange(len(small), device=x.device)
+        u[0, row, small] += step
+        u[1, row, small] -= step
+        upper, lower = self.log_slope(u.exp())[:, row, small]
+        middle = self.log_slope(x.unsqueeze(0))[0, small]
+        # That of the logarithm is x times the first derivative plus the square of x times the second.
+        bent = (upper - lower) / (2 * step) - middle
+        found = second.clone()
+        found[small] = torch.where(-bent > BENT, bent / x[small].square(), second[small])
+        return found, 2 * len(small) + 1
 
 
 def _require_positive(target: Target) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence.mode.modes import Mode, find_mode, require_dimension
+from bayeskit.inference.evidence.mode.modes import Mode, find_mode, posterior, require_draws
+from bayeskit.inference.evidence.mode.student_t import scaled_curvature
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 _UNKNOWN = "an approximation whose error is not known: use laplace_importance_sampling, which measures it"
+
+#: What a step of one standard deviation costs where the posterior curves at all, in nats; half where it is normal.
+MIN_FALL = 0.01
 
 
 def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0) -> Evidence:
@@ -39,7 +44,7 @@ def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = N
     ------
     InitializationError
         If no search for the mode ends at a finite density.
-    DrawsError, ShapeError
+    DrawsError, SettingsError, ShapeError
         If draws or mode are of another target.
 
     References
@@ -58,18 +63,18 @@ def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = N
     >>> abs(z.log_evidence - case.log_evidence) < 1e-6, z.trusted
     (True, False)
     """
-    require_dimension(draws, target)
+    require_draws(draws, target)
     mode = mode or find_mode(target, draws=draws, seed=seed)
-    mode.require(target)
+    spent = mode.require(target)
     problems = (_UNKNOWN, *mode.problems)
-    log_evidence, curvatures = math.nan, torch.full_like(mode.position, torch.nan)
-    if bool(mode.precision.isfinite().all()):
-        curvatures = torch.linalg.eigvalsh(mode.precision)
+    log_evidence = math.nan
+    diagonal, eigenvalues = scaled_curvature(mode.precision)
+    smallest, largest = float(eigenvalues.min()), float(eigenvalues.max())
     # A curvature that differences of gradients cannot tell from zero is none.
-    smallest, largest = float(curvatures.min()), float(curvatures.max())
     resolved = torch.finfo(mode.precision.dtype).eps ** (2 / 3) * largest
-    if smallest > resolved:
-        log_determinant = float(curvatures.log().sum())
+    bends, probes = _falls_off(target, mode, diagonal)
+    if bends and smallest > resolved:
+        log_determinant = float(eigenvalues.log().sum() + diagonal.log().sum())
         log_evidence = mode.value + 0.5 * (target.dim * math.log(2 * math.pi) - log_determinant)
     else:
         problems += (
@@ -80,7 +85,23 @@ def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = N
         "laplace",
         log_evidence,
         math.nan,
-        mode.num_evaluations + (0 if draws is None else draws.num_gradients),
+        mode.num_evaluations + spent + probes + (0 if draws is None else draws.num_gradients),
         problems,
         {"smallest_curvature": smallest, "largest_curvature": largest},
     )
+
+
+def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]:
+    """Ask whether a step as long as the curvature along a coordinate is lower, where that may be no more than rounding.
+
+    Units differ from one coordinate to another, so that a small number alone says nothing.
+    """
+    if not bool((diagonal > 0).all()):
+        return False, 0
+    doubtful = (diagonal <= torch.finfo(diagonal.dtype).eps ** (2 / 3) * diagonal.max()).nonzero().flatten()
+    if not len(doubtful):
+        return True, 0
+    steps = torch.diag(diagonal.rsqrt())[doubtful]
+    reached = posterior(target).value(torch.cat([mode.position + steps, mode.position - steps]))
+    falls = (mode.value - reached).nan_to_num(nan=-torch.inf, posinf=torch.inf) > MIN_FALL
+    return bool(falls.reshape(2, -1).any(0).all()), len(reached)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,20 +19,39 @@ from bayeskit._statistics import (
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.mode.modes import Mode, curvature, find_mode, require_dimension
-from bayeskit.inference.evidence.mode.student_t import StudentT, scale_factor
+from bayeskit.inference.evidence.coverage import missed_draws
+from bayeskit.inference.evidence.mode.missed import is_more_than, missed_mass, same_likelihood, without_infinity
+from bayeskit.inference.evidence.mode.modes import Mode, find_mode, require_draws
+from bayeskit.inference.evidence.mode.student_t import DefensiveStudentT, StudentT, scale_factor
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
-MAX_ROUNDS = 15
-MIN_MISSED_MASS = 0.01
+MAX_ROUNDS, PILOT_DRAWS = 15, 4000
+#: Tails of the pilot rounds and of the share of the draws that guards against tails heavier than those chosen.
+GUARD_DF, GUARD_SHARE, GUARD_WIDTH = 5.0, 0.1, 2.0
+#: How many times wider than the proposal the draws are that look for mass outside it, and their number at each width.
+PROBE_WIDTHS, NUM_PROBES = (3.0, 6.0, 10.0), 500
+#: How many standard deviations from the middle tails are compared along the axes; they count if the posterior holds so
+#: much there, in standard errors of the estimate, and so much of it is left further out, more than of a power of -3.
+FAR, MIN_TAIL, MIN_LEFT = (30.0, 100.0), 0.1, 0.1
+CHOICES = (3.0, 5.0, 10.0, 20.0, 50.0, 200.0)
+
+
+class _Pilot(NamedTuple):
+    """Draws of a round: effective share, proposal, what was refitted to them, points and log weights."""
+
+    share: float
+    proposal: StudentT
+    refitted: StudentT
+    x: Tensor
+    log_weights: Tensor
 
 
 def laplace_importance_sampling(
     target: Target,
     num_draws: int = 40_000,
     *,
-    degrees_of_freedom: float = 5.0,
+    degrees_of_freedom: float | None = None,
     smoothed: bool = True,
     draws: Draws | None = None,
     mode: Mode | None = None,
@@ -42,16 +62,18 @@ def laplace_importance_sampling(
     Scale matrix is the inverse of the negative Hessian in unconstrained space; the
     t tails cover what the Gaussian approximation misses. Short pilot rounds refit the
     t to their own weighted draws as long as that helps, which repairs a skewed
-    posterior or a mode far from the mass (the scale of a hierarchical model); the
-    estimate comes from the last proposal alone.
+    posterior or a mode far from the mass (the scale of a hierarchical model). They
+    also choose how heavy the tails are; a tenth of the draws then comes from a wider
+    t with 5 degrees of freedom, placed where the choice has too few. The estimate
+    comes from the last proposal alone.
 
     Parameters
     ----------
     target : Target
     num_draws : int, default 40,000
         Draws of the final round.
-    degrees_of_freedom : float, default 5
-        Above 2.
+    degrees_of_freedom : float, optional
+        Of all draws, above 2; by default the pilot rounds choose.
     smoothed : bool, default True
         Replace the largest weights by quantiles of a generalised Pareto distribution fitted to them.
     draws : Draws, optional
@@ -68,7 +90,7 @@ def laplace_importance_sampling(
     Raises
     ------
     SettingsError
-        If there are no draws, or ``degrees_of_freedom`` is not above 2.
+        If there are fewer than two draws, ``degrees_of_freedom`` is not above 2, or the mode is of another target.
     InitializationError
         If no search for the mode ends at a finite density.
     DrawsError, ShapeError
@@ -78,6 +100,9 @@ def laplace_importance_sampling(
     ----------
     Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo
     integration. Econometrica 57, 1317-1339.
+
+    Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture
+    distributions. Technometrics 37, 185-194.
 
     Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed
     importance sampling. Journal of Machine Learning Research 25(72).
@@ -90,44 +115,69 @@ def laplace_importance_sampling(
     >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
     (True, True)
     """
-    num_draws = whole_number("num_draws", num_draws, least=1)
-    degrees_of_freedom = real_number("degrees_of_freedom", degrees_of_freedom, (2, math.inf))
-    require_dimension(draws, target)
+    num_draws = whole_number("num_draws", num_draws, least=2)
+    if degrees_of_freedom is not None:
+        degrees_of_freedom = real_number("degrees_of_freedom", degrees_of_freedom, (2, math.inf))
+    require_draws(draws, target)
     mode = mode or find_mode(target, seed=seed, draws=draws)
-    mode.require(target)
+    spent = mode.require(target) + mode.num_evaluations + (0 if draws is None else draws.num_gradients)
     generator = new_generator(seed, stream="laplace importance sampling")
-    proposal = StudentT(mode.position, scale_factor(mode.precision), degrees_of_freedom)
-    pilot = max(4000, 40 * target.dim)
-    rounds, stalls, best = 0, 0, (0.0, proposal)
-    while rounds < MAX_ROUNDS and stalls < 3 and best[0] < 0.5:
-        rounds += 1
-        x = proposal.sample(pilot, generator)
-        log_weights = _log_weights(target, proposal, x)
-        share = float(weight_effective_sample_size(log_weights)) / pilot
-        stalls = 0 if share > 1.1 * best[0] else stalls + 1
-        best = max(best, (share, proposal), key=lambda pair: pair[0])
-        proposal = _refit(x, log_weights, proposal, degrees_of_freedom)
-    proposal = best[1] if stalls else proposal
+    proposal, pilots = _adapted(target, mode, degrees_of_freedom, generator)
     # The proposal depends on the pilot rounds, so only this last round enters the estimate.
     x = proposal.sample(num_draws, generator)
-    log_density, nan_problems = without_nan(target.log_density(x))
+    log_prior, log_likelihood = target.evaluate(x)
+    log_density, problems = without_nan(log_prior + log_likelihood)
+    log_density, infinite = without_infinity(log_density)
     log_weights = (log_density - proposal.log_prob(x)).unsqueeze(0)
-    shape = pareto_shape(log_weights)
+    shape, largest = pareto_shape(log_weights), float(log_weights.max())
     effective = float(weight_effective_sample_size(log_weights[0]))
-    largest = float(log_weights.max())
     counted = _smoothed(log_weights) if smoothed else log_weights
     log_z = float(log_mean_exp(counted))
-    problems = nan_problems + weight_problems(shape, effective)
-    problems += _missed_modes(target, proposal, mode.others, log_z, largest)
-    problems += _missed_draws(proposal, draws, largest)
+    error = with_rounding(float(independent_log_mean_exp_error(counted)), log_density)
+    missed, looks = missed_mass(
+        target, x, log_weights[0], log_z, error, log_prob=proposal.log_prob, others=mode.others, seed=seed
+    )
+    around, probes = _missed_around(target, proposal, log_z, largest, error, generator)
+    problems += (infinite or weight_problems(shape, effective)) + around + missed
+    problems += same_likelihood(log_likelihood) + missed_draws(proposal.log_prob, draws, largest)
     return Evidence(
         "laplace_importance_sampling",
         log_z,
-        with_rounding(float(independent_log_mean_exp_error(counted)), log_density),
-        num_draws + rounds * pilot + mode.num_evaluations + (0 if draws is None else draws.num_gradients),
+        error,
+        num_draws + spent + pilots + looks + probes,
         tuple(problems),
-        {"pareto_shape": shape, "effective_draws": effective},
+        {"pareto_shape": shape, "effective_draws": effective, "degrees_of_freedom": _main(proposal).df},
     )
+
+
+def _adapted(
+    target: Target, mode: Mode, degrees_of_freedom: float | None, generator: torch.Generator
+) -> tuple[StudentT | DefensiveStudentT, int]:
+    """Return a proposal that pilot rounds have fitted to the posterior, and the evaluations they took."""
+    num_draws = max(PILOT_DRAWS, 40 * target.dim)
+    start = StudentT(mode.position, scale_factor(mode.precision), degrees_of_freedom or GUARD_DF)
+    best = last = _pilot(target, start, num_draws, generator)
+    rounds, stalls = 1, 0
+    while rounds < MAX_ROUNDS and stalls < 3 and best.share < 0.5:
+        rounds += 1
+        last = _pilot(target, last.refitted, num_draws, generator)
+        stalls = 0 if last.share > 1.1 * best.share else stalls + 1
+        best = last if last.share > best.share else best
+    chosen = best.proposal if stalls else best.refitted
+    return chosen if degrees_of_freedom is not None else _with_tails(chosen, best), rounds * num_draws
+
+
+def _pilot(target: Target, proposal: StudentT, num_draws: int, generator: torch.Generator) -> _Pilot:
+    x = proposal.sample(num_draws, generator)
+    log_weights = target.log_density(x) - proposal.log_prob(x)
+    # Where the density is infinite or not a number it counts as zero.
+    log_weights = log_weights.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+    share = float(weight_effective_sample_size(log_weights).nan_to_num(nan=0.0)) / num_draws
+    return _Pilot(share, proposal, _refit(x, log_weights, proposal), x, log_weights)
+
+
+def _main(proposal: StudentT | DefensiveStudentT) -> StudentT:
+    return proposal.main if isinstance(proposal, DefensiveStudentT) else proposal
 
 
 def _smoothed(log_weights: Tensor) -> Tensor:
@@ -139,39 +189,64 @@ def _smoothed(log_weights: Tensor) -> Tensor:
     return smooth + moved.median() if len(moved) else log_weights
 
 
-def _missed_modes(target: Target, proposal: StudentT, others: Tensor, log_z: float, largest: float) -> list[str]:
-    """Ask whether a mode that a search ended at lies outside the proposal and carries mass of its own."""
-    for mode in others:
-        height = float(target.log_density(mode))
-        if not height - float(proposal.log_prob(mode.unsqueeze(0))) > largest:
-            continue
-        eigenvalues = torch.linalg.eigvalsh(curvature(target, mode)[0])
-        if bool((eigenvalues > 0).all()):
-            mass = height + 0.5 * (len(mode) * math.log(2 * math.pi) - float(eigenvalues.log().sum()))
-            if mass > log_z + math.log(MIN_MISSED_MASS):
-                return ["the proposal does not cover another mode of the posterior: use stepping stone"]
-    return []
+def _missed_around(
+    target: Target,
+    proposal: StudentT | DefensiveStudentT,
+    log_z: float,
+    largest: float,
+    standard_error: float,
+    generator: torch.Generator,
+) -> tuple[list[str], int]:
+    """Ask whether wider draws, or points far out along axes, find more mass than the error tells.
+
+    Only where no draw of the proposal had as large a weight.
+    """
+    main, spent = _main(proposal), 0
+    for width in PROBE_WIDTHS:
+        probe = StudentT(main.location, width * main.factor, GUARD_DF)
+        x = probe.sample(NUM_PROBES, generator)
+        log_density = target.log_density(x).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        spent += NUM_PROBES
+        outside = log_density - proposal.log_prob(x) > largest
+        if is_more_than((log_density - probe.log_prob(x) - log_z)[outside], NUM_PROBES, standard_error):
+            problem = "wider draws find mass that the proposal does not cover: use bridge sampling or stepping stone"
+            return [problem], spent
+    axes = torch.cat([main.factor.T, torch.diag(main.factor.norm(dim=1))])
+    far = torch.tensor(FAR, dtype=axes.dtype, device=axes.device)[:, None, None]
+    x = main.location + far * torch.cat([axes, -axes])
+    log_density = target.log_density(x).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+    spent += log_density.numel()
+    # The share of the posterior at such distances, were it as wide across the axis as it is in the middle.
+    near, further = (log_density - log_z - main.log_prob(main.location[None])).exp() * far[..., 0]
+    heavy = (near > MIN_TAIL * standard_error) & (further > MIN_LEFT * near)
+    if bool((heavy & (log_density[0] - proposal.log_prob(x[0]) > largest)).any()):
+        return ["the tails are heavier than those of the proposal: use bridge sampling or nested_sampling"], spent
+    return [], spent
 
 
-def _missed_draws(proposal: StudentT, draws: Draws | None, largest: float) -> list[str]:
-    """Ask whether posterior draws lie where no proposal draw had as large a weight."""
-    if draws is None:
-        return []
-    x = draws.unconstrained.flatten(0, 1)
-    log_density = (draws.log_prior + draws.log_likelihood).flatten()
-    share = float((log_density - proposal.log_prob(x) > largest).to(torch.float64).mean())
-    if share <= MIN_MISSED_MASS:
-        return []
-    return [f"{100 * share:.0f} % of the posterior draws lie outside the proposal: use bridge sampling"]
+def _with_tails(fitted: StudentT, pilot: _Pilot) -> StudentT | DefensiveStudentT:
+    """Choose the degrees of freedom under which the weights have the smallest third moment.
+
+    The third moment, unlike the second, is mostly that of the tail: where it is small, the normal distribution that a
+    standard error speaks of is near. A part of the draws goes where the choice has too few.
+    """
+    covariance = fitted.factor * math.sqrt(fitted.df / (fitted.df - 2))
+    log_density = pilot.log_weights + pilot.proposal.log_prob(pilot.x)
+    lowest = math.inf
+    chosen: StudentT | DefensiveStudentT = fitted
+    for df in CHOICES:
+        main = StudentT(fitted.location, covariance * math.sqrt((df - 2) / df), df)
+        lacking = _refit(pilot.x, pilot.log_weights + log_density - main.log_prob(pilot.x), pilot.proposal)
+        guard = StudentT(lacking.location, GUARD_WIDTH * lacking.factor, lacking.df)
+        candidate = DefensiveStudentT(main, guard, GUARD_SHARE)
+        log_ratio = log_density - candidate.log_prob(pilot.x)
+        moment = float((pilot.log_weights + 2 * log_ratio).logsumexp(0))
+        if moment < lowest:
+            lowest, chosen = moment, candidate
+    return chosen
 
 
-def _log_weights(target: Target, proposal: StudentT, x: Tensor) -> Tensor:
-    """Log importance weights; where the density is not a number it counts as zero."""
-    log_weights = target.log_density(x) - proposal.log_prob(x)
-    return torch.where(log_weights.isnan(), -torch.inf, log_weights)
-
-
-def _refit(x: Tensor, log_weights: Tensor, current: StudentT, degrees_of_freedom: float) -> StudentT:
+def _refit(x: Tensor, log_weights: Tensor, current: StudentT) -> StudentT:
     """Fit location and scale to the weighted draws.
 
     Weights too uneven to carry a covariance are flattened by a power; what that
@@ -182,13 +257,14 @@ def _refit(x: Tensor, log_weights: Tensor, current: StudentT, degrees_of_freedom
     mean = weights @ x
     centred = x - mean
     covariance = (weights * centred.T) @ centred
+    df = current.df
     # A t with df degrees of freedom has covariance df / (df - 2) times its scale matrix.
-    scale = covariance * (degrees_of_freedom - 2) / degrees_of_freedom
+    scale = covariance * (df - 2) / df
     effective = float(1 / weights.square().sum())
     trust = effective / (effective + d)
     blended = trust * scale + (1 - trust) * current.factor @ current.factor.T
     factor, failed = torch.linalg.cholesky_ex(blended)
-    return current if bool(failed) else StudentT(mean, factor, degrees_of_freedom)
+    return current if bool(failed) else StudentT(mean, factor, df)
 
 
 def _flattened(log_weights: Tensor, needed: float) -> Tensor:

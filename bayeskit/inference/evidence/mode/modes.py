@@ -14,14 +14,18 @@ from torch import Tensor
 from bayeskit._engine import Engine
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.errors import DrawsError, InitializationError, ShapeError
-from bayeskit.inference.samplers.initial import starting_points
+from bayeskit.errors import BayeskitError, DrawsError, InitializationError, SettingsError, ShapeError
+from bayeskit.inference.samplers.initial import CANDIDATES, starting_points
 from bayeskit.target import Target
 
 #: A search has ended at a maximum if no step along the gradient gains more than this.
 MAX_GAIN = 1e-3
 #: Coordinates beyond this, if they still have a slope above ``MAX_SLOPE``, are on their way to infinity.
 FAR, MAX_SLOPE = 30.0, 1e-3
+#: The Hessian is taken again, so many times at most, where a step was wrong by more than this factor.
+MAX_SCALINGS, MAX_STEP_RATIO = 8, 30.0
+#: Newton's steps after a search at most, and the gains they may promise.
+MAX_STEPS, STEP_GAIN = 5, (1e-10, 0.1)
 _NOTHING = 1e300
 
 
@@ -76,31 +80,57 @@ class Mode:
         """Return the ends of all searches, the highest first, shape ``(searches, d)``."""
         return torch.cat([self.position.unsqueeze(0), self.others])
 
-    def require(self, target: Target) -> None:
-        """Refuse a target to which this mode cannot belong.
+    def require(self, target: Target) -> int:
+        """Refuse a target to which this mode does not belong.
+
+        Returns
+        -------
+        int
+            Evaluations spent.
 
         Raises
         ------
         ShapeError
             If their dimensions differ.
+        SettingsError
+            If the density of the target is another there.
         """
         if len(self.position) != target.dim:
             raise ShapeError(f"the mode has dimension {len(self.position)}, the target {target.dim}; pass its own mode")
+        value = float(target.log_density(self.position.to(target.device, target.dtype)))
+        if not is_same(value, self.value, target.dtype):
+            raise SettingsError(
+                f"the mode is of another target: its log density is {self.value:g}, here {value:g}; pass its own mode"
+            )
+        return 1
 
 
-def require_dimension(draws: Draws | None, target: Target) -> None:
-    """Refuse draws of another dimension; for starting points and checks even short chains will do.
+def is_same(value: float, recorded: float, dtype: torch.dtype) -> bool:
+    """Whether two log densities of one point are equal but for rounding."""
+    tolerance = 1e-3 if dtype == torch.float32 else 1e-6
+    return value == recorded or abs(value - recorded) <= tolerance * (1 + abs(recorded))
+
+
+def require_draws(draws: Draws | None, target: Target) -> None:
+    """Refuse draws of another target; for starting points and checks even short chains will do.
 
     Raises
     ------
     DrawsError
-        If their dimension is not the target's.
+        If their dimension is not the target's, or the recorded density is another than the target's.
     """
-    if draws is not None and draws.unconstrained.shape[-1] != target.dim:
+    if draws is None or draws.target is target:
+        return
+    if draws.unconstrained.shape[-1] != target.dim:
         raise DrawsError(
             f"the draws have dimension {draws.unconstrained.shape[-1]}, the target {target.dim}; "
             "pass the target that they were drawn from"
         )
+    # A few will do, and none where it is infinite: such chains are lost, whatever the target.
+    recorded = (draws.log_prior + draws.log_likelihood)[:, -1]
+    for x, value in zip(draws.unconstrained[:, -1], recorded.tolist(), strict=True):
+        if math.isfinite(value) and not is_same(float(target.log_density(x)), value, target.dtype):
+            raise DrawsError("the draws come from another target: their recorded densities differ from this one's")
 
 
 def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> Mode:
@@ -135,11 +165,35 @@ def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> M
     True
     """
     modes, search = find_modes(target, seed=seed, draws=draws)
-    objective = posterior(target)
-    precision, differences = curvature(target, modes[0])
-    problems, probes = not_a_maximum(target, objective, modes[0], precision)
-    value = float(objective.value(modes[:1]))
-    return Mode(modes[0], value, precision, modes[1:], search + differences + probes + 1, tuple(problems))
+    end, value, precision, steps = _refined(target, modes[0])
+    problems, probes = not_a_maximum(target, posterior(target), end, precision)
+    return Mode(end, value, precision, modes[1:], search + steps + probes, tuple(problems))
+
+
+def _refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
+    """Go on by Newton's steps, for which units are all the same; return end, value, negative Hessian, evaluations.
+
+    Only close to a maximum: a search that ended elsewhere should be told of.
+    """
+    precision, spent = curvature(target, end)
+    value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
+    spent += 1
+    for _ in range(MAX_STEPS):
+        scale = precision.diagonal().rsqrt()
+        factor, failed = torch.linalg.cholesky_ex(scale[:, None] * precision * scale)
+        if bool(failed) or not bool(factor.isfinite().all()):
+            break
+        step = scale * torch.cholesky_solve((scale * gradient)[:, None], factor)[:, 0]
+        if not STEP_GAIN[0] < float(step @ gradient) < STEP_GAIN[1]:
+            break
+        reached, slope = (result[0] for result in target.value_and_grad((end + step).unsqueeze(0)))
+        spent += 1
+        if not float(reached) > float(value):
+            break
+        end, value, gradient = end + step, reached, slope
+        precision, differences = curvature(target, end)
+        spent += differences
+    return end, float(value), precision, spent
 
 
 def find_modes(
@@ -175,13 +229,12 @@ def find_modes(
         If no search ends at a finite density.
     """
     climbed = objective or posterior(target)
-    if start is None:
-        one = torch.ones(4, dtype=target.dtype, device=target.device)
-        start = starting_points(target, 4, one, new_generator(seed, target.device, "mode"))
-    if draws is not None:
-        best = draws.log_density.nan_to_num(nan=-torch.inf).flatten().argmax()
-        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0).to(start), start[:2]])
     count = 0
+    if start is None:
+        start, count = _from_the_prior(target, seed, needed=draws is None)
+    if draws is not None:
+        best = (draws.log_prior + draws.log_likelihood).nan_to_num(nan=-torch.inf).flatten().argmax()
+        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0).to(start), start[:2]])
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
@@ -195,7 +248,13 @@ def find_modes(
 
     # The rounding of the density, not a share of its size, says when a search is at its end.
     limit = 1000 + 20 * target.dim
-    options = {"maxiter": 2000, "maxfun": limit, "maxls": 50, "ftol": 100 * torch.finfo(target.dtype).eps, "gtol": 1e-8}
+    options = {
+        "maxiter": 2000,
+        "maxfun": limit,
+        "maxls": 50,
+        "ftol": 100 * torch.finfo(target.dtype).eps,
+        "gtol": 1e-12,
+    }
     found: list[tuple[float, np.ndarray]] = []
     with one_thread():
         for point in start:
@@ -207,17 +266,49 @@ def find_modes(
     return torch.as_tensor(np.stack(ends), dtype=target.dtype, device=target.device), count
 
 
+def _from_the_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, int]:
+    """Return starting points from the prior, none where it has no good ones and there are others; and evaluations."""
+    one = torch.ones(4, dtype=target.dtype, device=target.device)
+    try:
+        return starting_points(target, 4, one, new_generator(seed, target.device, "mode")), 4 * CANDIDATES
+    except (BayeskitError, RuntimeError):
+        if needed:
+            raise
+        return torch.empty(0, target.dim, dtype=target.dtype, device=target.device), 4 * CANDIDATES
+
+
 def curvature(target: Target, mode: Tensor, objective: Objective | None = None) -> tuple[Tensor, int]:
     """Negative Hessian at ``mode``, ``(d, d)``, by central differences of the exact gradient.
 
-    Of the log posterior density, or of another ``objective``; returned with the evaluations spent.
+    Of the log posterior density, or of another ``objective``; returned with the evaluations spent. Each coordinate's
+    step is a small part of its own scale there, which the curvature along it tells.
     """
-    d, climbed = target.dim, objective or posterior(target)
-    step = torch.finfo(target.dtype).eps ** (1 / 3) * mode.abs().clamp(min=1.0)
-    offsets = torch.diag(step)
-    _, gradient = climbed.value_and_gradient(torch.cat([mode + offsets, mode - offsets]))
-    hessian = (gradient[:d] - gradient[d:]) / (2 * step.unsqueeze(-1))
-    return -0.5 * (hessian + hessian.T), 2 * d * climbed.cost
+    climbed = objective or posterior(target)
+    small = torch.finfo(target.dtype).eps ** (1 / 3)
+    resolved = small**2 * mode.abs()
+    step, spent = small * mode.abs().clamp(min=1.0), 0
+    for _ in range(MAX_SCALINGS):
+        precision = _differences(climbed, mode, step)
+        spent += 2 * target.dim * climbed.cost
+        bend = precision.diagonal().abs()
+        # Where differences met no density the step was too long; without curvature there is no scale to take.
+        right = torch.where(bend.isfinite(), small / bend.sqrt(), small * step)
+        right = torch.where(bend > 0, right, step) if bool(bend.isfinite().all()) else right
+        right = torch.maximum(right.clamp(max=1e3 * step), resolved)
+        wrong = (right > MAX_STEP_RATIO * step) | (step > MAX_STEP_RATIO * right)
+        if not bool(wrong.any()):
+            break
+        step = torch.where(wrong, right, step)
+    return precision, spent
+
+
+def _differences(climbed: Objective, mode: Tensor, step: Tensor) -> Tensor:
+    d, offsets = len(mode), torch.diag(step)
+    upper, lower = mode + offsets, mode - offsets
+    _, gradient = climbed.value_and_gradient(torch.cat([upper, lower]))
+    # The steps as the floating-point format has taken them.
+    hessian = (gradient[:d] - gradient[d:]) / (upper - lower).diagonal().unsqueeze(-1)
+    return -0.5 * (hessian + hessian.T)
 
 
 def not_a_maximum(target: Target, objective: Objective, end: Tensor, precision: Tensor) -> tuple[list[str], int]:

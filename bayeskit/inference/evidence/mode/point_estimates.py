@@ -21,7 +21,7 @@ from bayeskit.inference.evidence.mode.modes import (
     likelihood,
     not_a_maximum,
     posterior_of_values,
-    require_dimension,
+    require_draws,
 )
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
@@ -53,7 +53,7 @@ def maximum_likelihood(
     ------
     InitializationError
         If no search ends at a finite likelihood.
-    DrawsError, ShapeError
+    DrawsError, SettingsError, ShapeError
         If draws or mode are of another target.
 
     References
@@ -97,7 +97,7 @@ def maximum_posterior(
     ------
     InitializationError
         If no search ends at a finite density.
-    DrawsError, ShapeError
+    DrawsError, SettingsError, ShapeError
         If draws or mode are of another target.
     ModelError
         If it is not known how the target's values are constrained.
@@ -129,9 +129,8 @@ def _maximised(
     mode: Mode | None,
     seed: int,
 ) -> Evidence:
-    require_dimension(draws, target)
-    if mode is not None:
-        mode.require(target)
+    require_draws(draws, target)
+    checked = 0 if mode is None else mode.require(target)
     objective = objective_of(target)
     start = None if mode is None else mode.ends
     modes, count = find_modes(target, seed=seed, draws=draws, objective=objective, start=start)
@@ -143,6 +142,7 @@ def _maximised(
     problems, probes = not_a_maximum(target, objective, end, precision)
     count += (
         1
+        + checked
         + differences
         + probes
         + (0 if draws is None else draws.num_gradients)

@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+#: Curvatures below this part of the largest are none; what is taken in their place.
+FLAT, NARROWEST = 1e-20, 1e-8
+
 
 class StudentT:
     """Multivariate Student-t with location ``(d,)`` and scale factor ``(d, d)``."""
@@ -33,9 +36,43 @@ class StudentT:
         return constant - log_determinant - (self.df + d) / 2 * torch.log1p(z.square().sum(0) / self.df)
 
 
+class DefensiveStudentT:
+    """A Student-t of which a share of the draws comes from another with heavier tails, so that none is missed."""
+
+    def __init__(self, main: StudentT, heavy: StudentT, heavy_share: float) -> None:
+        self.main, self.heavy, self.heavy_share = main, heavy, heavy_share
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw points, ``(num_draws, d)``, those from the heavy tails last."""
+        num_heavy = int((torch.rand(num_draws, generator=generator) < self.heavy_share).sum())
+        main = self.main.sample(num_draws - num_heavy, generator)
+        return torch.cat([main, self.heavy.sample(num_heavy, generator)])
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density, ``(n, d) -> (n)``."""
+        main = self.main.log_prob(x) + math.log1p(-self.heavy_share)
+        return torch.logaddexp(main, self.heavy.log_prob(x) + math.log(self.heavy_share))
+
+
+def scaled_curvature(precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Diagonal of a negative Hessian, and its eigenvalues once that is scaled to ones; NaN where it is not positive."""
+    diagonal = precision.diagonal()
+    if not bool(precision.isfinite().all() & (diagonal > 0).all()):
+        return diagonal, torch.full_like(diagonal, torch.nan)
+    scale = diagonal.rsqrt()
+    return diagonal, torch.linalg.eigvalsh(scale[:, None] * precision * scale)
+
+
 def scale_factor(precision: Tensor) -> Tensor:
     """Cholesky factor of the inverse of ``precision``; directions without curvature get a finite width."""
-    values, vectors = torch.linalg.eigh(precision)
-    floor = 1e-8 * values.abs().max()
+    diagonal = precision.diagonal().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
+    if not bool(precision.isfinite().all()):
+        precision = torch.diag(diagonal)
+    # Coordinates may have any units, so one is flat only if it is so next to nothing.
+    highest = diagonal.max() if bool(diagonal.any()) else torch.ones_like(diagonal[0])
+    diagonal = torch.where(diagonal > FLAT * highest, diagonal, NARROWEST * highest)
+    scale = diagonal.rsqrt()
+    values, vectors = torch.linalg.eigh(scale[:, None] * precision * scale)
+    floor = NARROWEST * values.abs().max().clamp(min=1.0)
     covariance = (vectors / values.clamp(min=floor)) @ vectors.T
-    return torch.linalg.cholesky(covariance)
+    return scale[:, None] * torch.linalg.cholesky(covariance)

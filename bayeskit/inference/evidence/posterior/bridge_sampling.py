@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from bayeskit._statistics import effective_sample_size, mean_error
+from bayeskit._settings import whole_number
+from bayeskit._statistics import effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
@@ -36,7 +37,7 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     draws : Draws
         From the posterior of ``target``, at least ``4 * dim`` of them.
     num_proposals : int, optional
-        Draws from the proposal; by default as many as posterior draws evaluated.
+        Draws from the proposal, at least two; by default as many as posterior draws evaluated.
     seed : int, default 0
 
     Returns
@@ -47,6 +48,8 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     ------
     DrawsError
         If the draws come from another target or are too few to fit the proposal.
+    SettingsError
+        If ``num_proposals`` is no whole number or less than two.
 
     References
     ----------
@@ -108,11 +111,11 @@ def halved(target: Target, draws: Draws, num_proposals: int | None) -> Halves:
     DrawsError
         If the draws come from another target or are too few for the fit, or their covariance is singular.
     SettingsError
-        If ``num_proposals`` is less than one.
+        If ``num_proposals`` is no whole number or less than two.
     """
     belongs(draws, target)
-    if num_proposals is not None and num_proposals < 1:
-        raise SettingsError(f"num_proposals must be at least 1, not {num_proposals}")
+    if num_proposals is not None:
+        num_proposals = whole_number("num_proposals", num_proposals, least=2)
     draws = finite_chains(draws)
     half = draws.num_draws // 2
     fit = draws.unconstrained[:, :half].flatten(0, 1)
@@ -148,8 +151,8 @@ def bridged(
     effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
     log_z, converged, iterations = iterate(posterior_ratio, proposal_ratio, effective)
     numerator, denominator = terms(posterior_ratio, proposal_ratio, log_z, effective)
-    variance = float(numerator.var() / numerator.mean().square()) / numerator.numel()
-    variance += float((mean_error(denominator) / denominator.mean()).square())
+    variance = _relative_variance(numerator, numerator.numel())
+    variance += _relative_variance(denominator, min(float(effective_sample_size(denominator)), denominator.numel()))
 
     problems, diagnostics = posterior_problems(halves.draws)
     if not converged:
@@ -168,6 +171,18 @@ def bridged(
         tuple(problems),
         diagnostics,
     )
+
+
+def _relative_variance(terms: Tensor, effective: float) -> float:
+    """Return the relative variance of the mean of terms that are worth ``effective`` independent ones.
+
+    Its own standard error is added: short chains that hardly saw where the proposal falls short have an estimate and an
+    error that are too small together.
+    """
+    squares = (terms - terms.mean()).square()
+    kurtosis = float(squares.square().mean() / squares.mean().square().clamp(min=torch.finfo(terms.dtype).tiny))
+    own_error = math.sqrt(max(kurtosis - 1, 0.0) / effective)
+    return float(terms.var() / terms.mean().square()) / effective * (1 + own_error)
 
 
 def _fit(x: Tensor) -> MultivariateNormal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bayeskit._statistics import log_mean_exp, log_mean_exp_error
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import belongs, finite_chains, with_rounding
+from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.posterior.likelihood_weights import check_likelihood_weights
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
@@ -52,14 +53,15 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     False
     """
     belongs(draws, target)
-    draws = finite_chains(draws)
-    log_weights = -draws.log_likelihood
-    checked = check_likelihood_weights(target, draws, log_weights, seed, "harmonic mean")
-    return Evidence(
+    finite = finite_chains(draws)
+    log_weights = -finite.log_likelihood
+    checked = check_likelihood_weights(target, finite, log_weights, seed, "harmonic mean")
+    z = Evidence(
         "harmonic_mean",
         -float(log_mean_exp(log_weights)),
-        with_rounding(float(log_mean_exp_error(log_weights)), draws.log_likelihood),
-        draws.num_gradients + checked.num_evaluations,
+        with_rounding(float(log_mean_exp_error(log_weights)), finite.log_likelihood),
+        finite.num_gradients + checked.num_evaluations,
         tuple(checked.problems),
         checked.diagnostics,
     )
+    return with_missed_peak(z, target, draws, seed=seed)

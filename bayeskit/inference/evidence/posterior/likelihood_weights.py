@@ -11,10 +11,10 @@ from bayeskit._statistics import effective_sample_size, pareto_shape, weight_eff
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import posterior_problems, weight_problems, without_nan
+from bayeskit.inference.evidence.posterior.tails import largest_shape
 from bayeskit.target import Target
 
 MAX_MISSED_PRIOR = 0.05
-MAX_SHAPE = 0.5
 PRIOR_DRAWS = 1000
 
 
@@ -56,10 +56,15 @@ def check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor, 
     """
     problems, diagnostics = posterior_problems(draws)
     shape = pareto_shape(log_weights)
-    autocorrelation = float(effective_sample_size(draws.log_likelihood)) / draws.log_likelihood.numel()
-    effective = float(weight_effective_sample_size(log_weights.flatten())) * min(1.0, autocorrelation)
-    if not shape <= MAX_SHAPE:
-        problems.append(f"the weights have infinite variance (Pareto k {shape:.2f} > {MAX_SHAPE}): use bridge sampling")
+    count = log_weights.numel()
+    slowness = max(1.0, count / float(effective_sample_size(draws.log_likelihood)))
+    effective = float(weight_effective_sample_size(log_weights.flatten())) / slowness
+    limit = largest_shape(count, slowness)
+    if not shape <= limit:
+        problems.append(
+            f"the weights may have infinite variance (Pareto k {shape:.2f} > {limit:.2f}, one half less the error of "
+            "the fit): use bridge sampling"
+        )
     problems += weight_problems(0.0, effective)
     diagnostics |= {"pareto_shape": shape, "effective_weights": effective}
     if not target.can_sample_prior:

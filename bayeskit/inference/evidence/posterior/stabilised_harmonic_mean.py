@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from bayeskit._settings import real_number
 from bayeskit._statistics import mean_error
 from bayeskit.draws import Draws
-from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import belongs, finite_chains, with_rounding
+from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.posterior.likelihood_weights import check_likelihood_weights
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
@@ -71,16 +72,15 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
     >>> z.log_evidence - case.log_evidence > 3 * z.standard_error, z.trusted
     (True, False)
     """
-    if not 0 < delta < 1:
-        raise SettingsError(f"delta must lie between 0 and 1, not {delta}")
+    delta = real_number("delta", delta, between=(0, 1))
     belongs(draws, target)
-    draws = finite_chains(draws)
-    log_likelihood = draws.log_likelihood.to(torch.float64)
+    finite = finite_chains(draws)
+    log_likelihood = finite.log_likelihood.to(torch.float64)
     log_z, converged = _fixed_point(log_likelihood, delta)
     balance, slope = _balance(log_likelihood - log_z, delta)
     slope_mean = float(slope.mean())
     log_weights = -_log_mixture(log_likelihood - log_z, delta)
-    checked = check_likelihood_weights(target, draws, log_weights, seed, "stabilised harmonic mean")
+    checked = check_likelihood_weights(target, finite, log_weights, seed, "stabilised harmonic mean")
     problems, error = checked.problems, float(mean_error(balance)) / slope_mean
     if not converged:
         problems.append(f"the estimate did not converge in {MAX_ITERATIONS} iterations: use a larger delta")
@@ -103,14 +103,15 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
                 f"its limit is off the log evidence, to first order by {shift:+.2g} +- {doubt:.1g} nats: "
                 "use bridge sampling"
             )
-    return Evidence(
+    z = Evidence(
         "stabilised_harmonic_mean",
         log_z,
-        with_rounding(error, draws.log_likelihood),
-        draws.num_gradients + checked.num_evaluations,
+        with_rounding(error, finite.log_likelihood),
+        finite.num_gradients + checked.num_evaluations,
         tuple(problems),
         diagnostics,
     )
+    return with_missed_peak(z, target, draws, seed=seed)
 
 
 def _log_mixture(log_ratio: Tensor, delta: float) -> Tensor:

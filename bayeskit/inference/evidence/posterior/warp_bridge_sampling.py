@@ -34,7 +34,7 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
     draws : Draws
         From the posterior of ``target``, at least ``4 * dim`` of them.
     num_proposals : int, optional
-        Draws from the standard normal; by default as many as posterior draws evaluated.
+        Draws from the standard normal, at least two; by default as many as posterior draws evaluated.
     seed : int, default 0
 
     Returns
@@ -46,7 +46,7 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
     DrawsError
         If the draws come from another target, are too few for mean and covariance, or their covariance is singular.
     SettingsError
-        If ``num_proposals`` is less than one.
+        If ``num_proposals`` is no whole number or less than two.
 
     References
     ----------

@@ -30,14 +30,15 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
     -------
     PredictiveScore
         Its error is that of the sum, in which the terms of all observations rest on the same draws. Pareto ``k`` of
-        each observation's weights tells whether its harmonic mean can be relied on.
+        each observation's weights tells whether its harmonic mean can be relied on, and that of each draw's sum over
+        observations whether the error can: it must lie below one half by the error of its fit.
 
     Raises
     ------
     DrawsError
         If the draws come from another target.
     ModelError
-        If single observations have no likelihood.
+        If single observations have no likelihood, or the target's loss is no log density of them.
 
     References
     ----------

@@ -36,7 +36,8 @@ class Observations:
     Raises
     ------
     ModelError
-        If the likelihood is not a sum of one known term for each observation.
+        If the likelihood is not a sum of one known term for each observation, or its terms are losses instead of log
+        densities.
 
     Examples
     --------
@@ -48,6 +49,7 @@ class Observations:
     """
 
     def __init__(self, target: Target) -> None:
+        _refuse_loss(target)
         self._target = target
         self._factors, self._model = _factors(target)
         density = target._density
@@ -103,6 +105,19 @@ def _factors(target: Target) -> tuple[tuple[str, ...], FactorTerms | None]:
             "replace it by pyro.sample(..., obs=data) in a plate, or give the model a method factor_terms"
         )
     return parts.factors, parts.model if parts.factors else None
+
+
+def _refuse_loss(target: Target) -> None:
+    # Here, for that package takes log likelihoods of single data from this one.
+    from bayeskit.inference.generalized.losses import NegativeLogLikelihood
+    from bayeskit.inference.generalized.posterior import GibbsPosterior
+
+    model = target._density._model if isinstance(target._density, PyroDensity) else None
+    if isinstance(model, GibbsPosterior) and not (isinstance(model.loss, NegativeLogLikelihood) and model.weight == 1):
+        raise ModelError(
+            f"exp(-{model.weight:g} {type(model.loss).__name__}) is no density of the data, so it predicts none; "
+            "compare models by the loss on held-out data, or take NegativeLogLikelihood with weight 1"
+        )
 
 
 def check_sum(total: Tensor, expected: Tensor, remedy: str, names: Iterable[str] = ()) -> None:

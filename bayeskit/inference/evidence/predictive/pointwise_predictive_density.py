@@ -35,7 +35,7 @@ def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0)
     DrawsError
         If the draws come from another target.
     ModelError
-        If single observations have no likelihood.
+        If single observations have no likelihood, or the target's loss is no log density of them.
 
     References
     ----------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._pareto_smoothing import num_largest, shape_of_largest
-from bayeskit._statistics import effective_sample_size, mean_error
+from bayeskit._statistics import effective_sample_size, mean_error, pareto_shape
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import (
@@ -22,6 +22,7 @@ from bayeskit.inference.evidence.checks import (
     with_rounding,
     without_nan,
 )
+from bayeskit.inference.evidence.posterior.tails import largest_shape
 from bayeskit.inference.evidence.predictive.observations import Observations
 from bayeskit.inference.evidence.predictive.result import PredictiveScore
 from bayeskit.target import Target
@@ -31,6 +32,7 @@ AT_A_TIME = 2**21
 TAILS_AT_A_TIME = 512
 LEAST_LARGEST = 26
 MAX_BIAS = 0.5  # standard errors
+REMEDY = "run longer chains, or use generalized.cross_validation, which draws anew where an observation is left out"
 
 
 class _Sums(NamedTuple):
@@ -39,6 +41,7 @@ class _Sums(NamedTuple):
     log_mean: Tensor  # of the weights
     effective: Tensor  # number of weights
     shape: Tensor  # Pareto k of the weights
+    farthest: Tensor  # from zero that a log weight has been
 
 
 class _Terms:
@@ -101,14 +104,25 @@ def pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> P
 
     problems, diagnostics = posterior_problems(draws)
     problems += terms.problems
+    # Masked observations have likelihood one wherever one looks, up to rounding where sites were summed out.
+    num_observations = float(counts[sums.farthest > 8 * torch.finfo(target.dtype).eps].sum())
     heavy = float(counts[sums.shape > MAX_PARETO_SHAPE].sum())
     if heavy > 0:
         problems.append(
-            f"a few draws decide the terms of {heavy:.0f} of {float(counts.sum()):.0f} observations (Pareto k up to "
-            f"{float(sums.shape.max()):.2f} > {MAX_PARETO_SHAPE}): use generalized.cross_validation, which draws anew "
-            "where an observation is left out"
+            f"a few draws decide the terms of {heavy:.0f} of {num_observations:.0f} observations (Pareto k up to "
+            f"{float(sums.shape.max()):.2f} > {MAX_PARETO_SHAPE}): {REMEDY}"
         )
     slowness = influence.numel() / min(float(effective_sample_size(influence)), influence.numel())
+    if sign < 0:
+        # Reciprocals of likelihoods have no bound, and what decides the error of the sum is the tail of the sum.
+        shape = pareto_shape((influence + counts.sum()).clamp(min=torch.finfo(influence.dtype).tiny).log())
+        limit = largest_shape(influence.numel(), slowness)
+        if not shape <= limit:
+            problems.append(
+                f"a few draws decide the score, whose variance may be infinite (Pareto k {shape:.2f} > {limit:.2f}, "
+                f"one half less the error of the fit): {REMEDY}"
+            )
+        diagnostics["pareto_shape_of_sum"] = shape
     effective = float(sums.effective.min()) / slowness
     if not effective >= MIN_EFFECTIVE:
         problems.append(f"an observation's term rests on {effective:.0f} effective draws: run longer chains")
@@ -120,7 +134,7 @@ def pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> P
     if not float(sums.log_mean.abs().max()) < torch.inf:
         problems.append("an observation has likelihood zero at draws from the posterior: look at the model's support")
     diagnostics |= {
-        "num_observations": float(counts.sum()),
+        "num_observations": num_observations,
         "pareto_shape": float(sums.shape.max()),
         "observations_above_pareto_limit": heavy,
         "effective_weights": effective,
@@ -141,9 +155,11 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
     sums: list[Tensor] = []
     squares: list[Tensor] = []
     largest: Tensor | None = None
+    farthest = torch.zeros(())
     for chunk in terms:
         sums = [torch.stack([*sums, chunk.logsumexp(0)]).logsumexp(0)]
         squares = [torch.stack([*squares, (2 * chunk).logsumexp(0)]).logsumexp(0)]
+        farthest = torch.maximum(farthest.to(chunk), chunk.abs().amax(0))
         # A shorter tail where the tails of all terms together would not fit into memory.
         length = min(num_largest(num_draws), max(KEPT // chunk.shape[1], LEAST_LARGEST))
         together = chunk if largest is None else torch.cat([largest, chunk])
@@ -152,4 +168,4 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
         raise DrawsError("there are no draws")
     rows = largest.flip(0).T.split(TAILS_AT_A_TIME)
     shape = torch.cat([shape_of_largest(part.contiguous()) for part in rows])
-    return _Sums(sums[0] - math.log(num_draws), (2 * sums[0] - squares[0]).exp(), shape)
+    return _Sums(sums[0] - math.log(num_draws), (2 * sums[0] - squares[0]).exp(), shape, farthest)

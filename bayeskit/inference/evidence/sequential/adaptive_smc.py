@@ -63,7 +63,7 @@ def adaptive_smc(
     num_particles : int, default 128
         Of each population.
     num_replicates : int, default 16
-        Independent populations, whose spread is the error.
+        Independent populations, 2 or more, whose spread is the error.
     ess_threshold : float in (0, 1), default 0.95
         Conditional effective share of its particles that a population's change of temperature leaves.
     max_correlation : float in (0, 1), default 0.5
@@ -141,7 +141,7 @@ class AdaptivePopulations:
     num_steps = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_particles", 2), ("num_replicates", 1), ("seed", None)):
+        for name, least in (("num_particles", 2), ("num_replicates", 2), ("seed", None)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         threshold = real_number("ess_threshold", self.ess_threshold, between=(0, 1))
         object.__setattr__(self, "ess_threshold", threshold)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bayeskit.errors import DrawsError
+from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, with_rounding
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import obey
@@ -37,8 +37,9 @@ def nested_sampling(
     """Integrate the likelihood over the prior volumes at which live points died.
 
     The volumes are known in distribution only. The estimate takes their expected logarithms; the
-    standard error is the standard deviation of the log evidence when they are redrawn, about
-    the square root of information over live points.
+    standard error is the standard deviation of the log evidence when they are redrawn: about
+    the square root of information over live points were they to die one by one, and a fifth more where the
+    lower half of them dies at once.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def nested_sampling(
     DrawsError
         If ``run`` was made on another target.
     SettingsError
-        If the target cannot draw from its prior.
+        If ``run`` is none of :func:`sample_nested`, or the target cannot draw from its prior.
 
     References
     ----------
@@ -82,18 +83,24 @@ def nested_sampling(
     if run is None:
         run = sample_nested(target, num_live, seed, num_slice_steps=num_slice_steps, progress=progress)
         obey(run.ending)
+    elif not isinstance(run, NestedRun):
+        raise SettingsError(
+            f"a NestedRun is needed, not {type(run).__name__}; make one by sample_nested(target), or give none"
+        )
     elif run.target is not target and run.target.fingerprint() != target.fingerprint():
         raise DrawsError("the run was made on another target; pass the target that it was made on")
     simulated = run.simulate_log_evidence(NUM_SIMULATIONS, seed)
     problems, diagnostics = run_problems(run)
+    climbed = 0
     if run.ending == "converged":
         problems += hidden_peak(run)
+        climbed = min(CLIMBERS, len(run.position)) * (CLIMBING_STEPS + 1)
     finite = run.log_likelihood[run.log_likelihood.isfinite()].to(target.dtype)
     return Evidence(
         "nested_sampling",
         run.log_evidence,
         with_rounding(float(simulated.std()), finite),
-        run.num_evaluations + CLIMBERS * (CLIMBING_STEPS + 1),
+        run.num_evaluations + climbed,
         tuple(problems),
         diagnostics,
         run.seconds,
@@ -105,7 +112,7 @@ def run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
     deaths = max(1, len(run.insertion))
     diagnostics = {
         "information": run.information,
-        "expected_error": math.sqrt(max(run.information, 0.0) / run.num_live),
+        "expected_error": expected_error(run),
         "insertion_p_value": run.insertion_index_p_value,
         "rolling_insertion_p_value": run.rolling_insertion_index_p_value,
         "start_correlation": run.start_correlation,
@@ -146,6 +153,15 @@ def run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
             "more live points or larger blocks"
         )
     return problems, diagnostics
+
+
+def expected_error(run: NestedRun) -> float:
+    """Return the standard deviation of the log volume at which the posterior lies, ``information`` nats down.
+
+    A death among ``n`` points shrinks the volume by a factor whose logarithm has mean and standard deviation ``1 / n``.
+    """
+    before = run.log_volume >= -max(run.information, 0.0)
+    return math.sqrt(float(run.live_counts[before].to(torch.float64).pow(-2).sum()))
 
 
 def hidden_peak(run: NestedRun) -> list[str]:

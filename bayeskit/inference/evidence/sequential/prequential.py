@@ -349,7 +349,12 @@ def _as_order(order: Any, data: _Data) -> list[int]:
     count = data.num_data - first
     if order is None:
         return list(range(data.num_data))
-    chosen = torch.as_tensor(order)
+    try:
+        chosen = torch.as_tensor(order)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingsError(
+            f"order must hold {count} whole numbers, a permutation of the observations, not {order!r}"
+        ) from error
     if tuple(chosen.shape) != (count,) or sorted(chosen.tolist()) != list(range(count)):
         raise ShapeError(f"order must be a permutation of the {count} observations, not of shape {tuple(chosen.shape)}")
     return [*range(first), *(int(i) + first for i in chosen)]

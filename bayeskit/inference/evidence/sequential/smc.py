@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 
-from scipy.stats import norm
-from scipy.stats import t as student
-from torch import Tensor
-
-from bayeskit.errors import DrawsError
+from bayeskit._statistics import replicates_log_mean_error
+from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, with_rounding
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
@@ -51,8 +48,10 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
 
     Raises
     ------
+    SettingsError
+        If ``run`` is none of :func:`sample_smc`.
     DrawsError
-        If the run was stopped early, or belongs to another target.
+        If it was stopped early, or belongs to another target.
 
     References
     ----------
@@ -71,6 +70,10 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
     if run is None:
         run = sample_smc(target, seed=seed, progress=progress)
         obey(run.ending)
+    if not isinstance(run, SMCRun):
+        raise SettingsError(
+            f"an SMCRun is needed, not {type(run).__name__}; make one by sample_smc(target), or give none"
+        )
     if run.ending != "finished":
         reached = float(run.draws.beta[0])
         raise DrawsError(f"the run was stopped at inverse temperature {reached:.3g}; resume it from its checkpoint")
@@ -90,9 +93,10 @@ def average(run: SMCRun, method: str) -> Evidence:
     log_values = run.log_evidence
     log_evidence = float(log_values.logsumexp(0)) - math.log(len(log_values))
     problems, diagnostics = _problems(run)
-    error, spread = _error(log_values - log_evidence)
+    error, spread = map(float, replicates_log_mean_error((log_values - log_evidence).unsqueeze(0)))
     diagnostics["relative_spread"] = spread
-    if not spread <= MAX_RELATIVE_SPREAD:
+    # One alone cannot disagree; that it is alone has been said.
+    if len(log_values) > 1 and not spread <= MAX_RELATIVE_SPREAD:
         problems.append(
             f"replicates disagree (relative spread {spread:.2f} > {MAX_RELATIVE_SPREAD}), so their mean may rest on "
             "a few of them: use more num_particles or a higher ess_threshold"
@@ -105,19 +109,6 @@ def average(run: SMCRun, method: str) -> Evidence:
         tuple(problems),
         diagnostics,
     )
-
-
-def _error(log_ratio: Tensor) -> tuple[float, float]:
-    """Return the standard error of the log of a mean, and the relative spread behind it.
-
-    ``log_ratio`` are logarithms of the values over their mean, shape ``(r,)``.
-    """
-    r = len(log_ratio)
-    if r < 2:
-        return math.nan, math.nan
-    spread = float(log_ratio.exp().std())
-    widened = float(student.ppf(0.975, r - 1) / norm.ppf(0.975))
-    return widened * spread / math.sqrt(r), spread
 
 
 def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:

@@ -38,7 +38,7 @@ def evidence_lower_bound(
     Raises
     ------
     SettingsError
-        If there are fewer than two draws.
+        If there are fewer than two draws, or the mean field is of another target.
 
     References
     ----------
@@ -58,6 +58,7 @@ def evidence_lower_bound(
     """
     num_draws = whole_number("num_draws", num_draws, least=2)
     q = mean_field or fit_mean_field(target, seed=seed)
+    checked = q.require(target)
     weights = fresh_weights(target, q, num_draws, new_generator(seed, stream="evidence lower bound"))
     bound = float(weights.log_weights.mean())
     problems = [
@@ -73,7 +74,7 @@ def evidence_lower_bound(
         "evidence_lower_bound",
         bound,
         math.nan,
-        num_draws + q.num_evaluations,
+        num_draws + q.num_evaluations + checked,
         tuple(problems),
         {
             "bound_error": with_rounding(error, weights.log_density),

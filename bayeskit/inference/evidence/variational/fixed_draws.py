@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-MAX_SOBOL_DIMENSION = torch.quasirandom.SobolEngine.MAXDIM
+from bayeskit._quasi_random import normal_points
 
 
 def balanced_normal_draws(num_draws: int, dim: int, generator: torch.Generator) -> Tensor:
@@ -44,14 +44,7 @@ def balanced_normal_draws(num_draws: int, dim: int, generator: torch.Generator) 
     (True, True)
     """
     half = num_draws // 2
-    if dim <= MAX_SOBOL_DIMENSION:
-        seed = int(torch.randint(2**31, (), generator=generator))
-        engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
-        uniform = engine.draw(half, dtype=torch.float64)
-        # The sequence has 30 bits; half a step away from its ends the quantile is finite.
-        z = torch.special.ndtri(uniform.clamp(2.0**-31, 1 - 2.0**-31))
-    else:
-        z = torch.randn(half, dim, generator=generator, dtype=torch.float64)
+    z = normal_points(half, dim, generator)
     moments = z.T @ z / half if half >= 2 * dim else torch.diag(z.square().mean(0))
     factor = torch.linalg.cholesky(moments)
     z = torch.linalg.solve_triangular(factor.T, z, upper=True, left=False)

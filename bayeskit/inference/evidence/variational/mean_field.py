@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import InitializationError
-from bayeskit.inference.evidence.mode.modes import curvature, find_modes
+from bayeskit.errors import InitializationError, SettingsError, ShapeError
+from bayeskit.inference.evidence.mode.modes import curvature, find_modes, is_same
 from bayeskit.inference.evidence.variational.fixed_draws import balanced_normal_draws, power_of_two
 from bayeskit.inference.evidence.variational.normal import normal_log_prob, sample_normal
 from bayeskit.target import Target
@@ -27,6 +27,7 @@ MAX_GRADIENT = 0.01
 MAX_STARTS = 3
 PRIOR_DRAWS = 400
 MAX_SHRINKS = 12
+SMALLEST_SCALE = 1e-100
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,8 @@ class MeanField:
         Location and scale of other optima that a search ended at, the highest first.
     problems : tuple of str
         What is wrong with the fit.
+    height : float
+        Log density of the target at the location, by which to know it again.
     """
 
     location: Tensor
@@ -63,6 +66,34 @@ class MeanField:
     num_evaluations: int
     others: tuple[tuple[Tensor, Tensor], ...] = ()
     problems: tuple[str, ...] = ()
+    height: float = math.nan
+
+    def require(self, target: Target) -> int:
+        """Refuse a target to which this mean field does not belong.
+
+        Returns
+        -------
+        int
+            Evaluations spent.
+
+        Raises
+        ------
+        ShapeError
+            If their dimensions differ.
+        SettingsError
+            If the density of the target is another at the location.
+        """
+        if len(self.location) != target.dim:
+            raise ShapeError(
+                f"the mean field has dimension {len(self.location)}, the target {target.dim}; pass its own mean field"
+            )
+        height = float(target.log_density(self.location.to(target.device, target.dtype)))
+        if math.isfinite(self.height) and not is_same(height, self.height, target.dtype):
+            raise SettingsError(
+                f"the mean field is of another target: at its location the log density was {self.height:g} and here is "
+                f"{height:g}; pass its own mean field"
+            )
+        return 1
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw from it, shape ``(num_draws, d)``; ``generator`` is one of the CPU."""
@@ -152,15 +183,18 @@ def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 
         best = objective.maximise(best.location, np.exp(best.log_scale)) or replace(best, bound=before)
         num_evaluations += objective.num_evaluations
         improvement = best.bound - before
+    location, scale = _tensors(target, best)
     return MeanField(
-        *_tensors(target, best),
+        location,
+        scale,
         best.bound,
         improvement,
         best.gradient,
         count,
-        num_evaluations,
+        num_evaluations + 1,
         tuple(_tensors(target, other) for other in others),
         tuple(_problems(best, improvement, tolerance, count)),
+        float(target.log_density(location)),
     )
 
 
@@ -255,7 +289,7 @@ def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list
     if target.can_sample_prior:
         prior = target.sample_prior(PRIOR_DRAWS, generator).double()
         low, centre, high = (prior.quantile(q, 0).cpu().numpy() for q in (0.25, 0.5, 0.75))
-        width = np.clip((high - low) / 1.349, 1e-8, 1e8)
+        width = np.clip((high - low) / 1.349, SMALLEST_SCALE, 1 / SMALLEST_SCALE)
     else:
         centre, width = np.zeros(target.dim), np.ones(target.dim)
     starts: list[tuple[np.ndarray, np.ndarray]] = []
@@ -269,7 +303,7 @@ def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list
         diagonal = precision.diagonal().double().cpu().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = np.where(diagonal > 0, 1 / np.sqrt(diagonal), width)
-        starts.append((end, np.clip(scale, 1e-8, width)))
+        starts.append((end, np.clip(scale, SMALLEST_SCALE, width)))
     return [*starts, (centre, width)], spent
 
 

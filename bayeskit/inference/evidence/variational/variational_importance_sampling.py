@@ -7,13 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit._statistics import log_mean_exp, pareto_shape, weight_effective_sample_size
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import belongs, weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.coverage import missed_draws
+from bayeskit.inference.evidence.mode.missed import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.mode.modes import curvature
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.variational.mean_field import MeanField, fit_mean_field
@@ -66,7 +67,8 @@ def variational_importance_sampling(
     DrawsError
         If the draws come from another target.
     SettingsError
-        If there are fewer than two draws, or the share is not in [0, 1).
+        If there are fewer than two draws, the share is not in [0, 1), or the mean field is of another
+        target.
 
     References
     ----------
@@ -85,23 +87,29 @@ def variational_importance_sampling(
     (True, True)
     """
     num_draws = whole_number("num_draws", num_draws, least=2)
+    tail_share = real_number("tail_share", tail_share)
     if not 0 <= tail_share < 1:
         raise SettingsError(f"tail_share must be at least 0 and below 1, not {tail_share!r}")
+    # However few the draws, those of the normal distributions are not left out of the mixture.
+    num_tail_draws = min(round(tail_share * num_draws), num_draws - 1)
     if draws is not None:
         belongs(draws, target)
     q = mean_field or fit_mean_field(target, seed=seed)
+    spent = q.require(target) + q.num_evaluations + (0 if draws is None else draws.num_gradients)
     generator = new_generator(seed, stream="variational importance sampling")
-    proposal = _Proposal(q, num_draws, round(tail_share * num_draws))
+    proposal = _Proposal(q, num_draws, num_tail_draws)
     x = proposal.sample(generator)
     with one_thread():
-        log_density, nan_problems = without_nan(target.log_density(x))
-        log_weights = log_density.double() - proposal.log_prob(x)
+        log_prior, log_likelihood = target.evaluate(x)
+    log_density, problems = without_nan(log_prior + log_likelihood)
+    log_density, infinite = without_infinity(log_density)
+    log_weights = log_density.double() - proposal.log_prob(x)
     log_z, largest = float(log_mean_exp(log_weights.unsqueeze(0))), float(log_weights.max())
     error = with_rounding(proposal.error((log_weights - log_z).exp()), log_density)
     shape, effective = pareto_shape(log_weights), float(weight_effective_sample_size(log_weights))
-    local, unseen = _local_shape(target, q), _unseen_variance(target, q, proposal, log_z, largest, generator)
-    unseen /= num_draws * error**2
-    problems = [*q.problems, *nan_problems, *weight_problems(shape, effective)]
+    local, differences = _local_shape(target, q)
+    unseen = _unseen_variance(target, q, proposal, log_z, largest, generator) / (num_draws * error**2)
+    problems = [*q.problems, *problems, *(infinite or weight_problems(shape, effective))]
     if local > MAX_LOCAL_SHAPE["mixture" if tail_share else "normal"]:
         problems.append(
             f"the posterior is much wider than the mean field in some direction (Pareto k {local:.2f} by its "
@@ -112,13 +120,16 @@ def variational_importance_sampling(
             f"part of the posterior lies where the proposal hardly reaches (it adds {100 * unseen:.3g} % to the "
             "variance of the weights): use bridge sampling or nested sampling"
         )
-    problems += missed_draws(proposal.log_prob, draws, largest)
-    checks = CHECK_DRAWS * (1 + len(q.others)) + 2 * target.dim
+    others = torch.stack([location for location, _ in q.others]) if q.others else None
+    missed, looks = missed_mass(
+        target, x, log_weights, log_z, error, log_prob=proposal.log_prob, others=others, seed=seed
+    )
+    problems += missed_draws(proposal.log_prob, draws, largest) + missed + same_likelihood(log_likelihood)
     return Evidence(
         "variational_importance_sampling",
         log_z,
         error,
-        num_draws + q.num_evaluations + checks + (0 if draws is None else draws.num_gradients),
+        num_draws + spent + differences + looks + CHECK_DRAWS * (1 + len(q.others)),
         tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective, "local_pareto_shape": local, "unseen_variance": unseen},
     )
@@ -153,16 +164,16 @@ class _Proposal:
         return math.sqrt(sum(len(part) * float(part.var()) for part in parts)) / len(weights)
 
 
-def _local_shape(target: Target, q: MeanField) -> float:
-    """Pareto shape of the weights of the normal distributions if the log density were quadratic.
+def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
+    """Pareto shape of the weights of the normal distributions if the log density were quadratic, and evaluations.
 
     Along an eigenvector of the curvature, in units of the mean field, the weight is
     ``exp((1 - eigenvalue) z^2 / 2)`` with ``z`` normal.
     """
-    precision, _ = curvature(target, q.location)
+    precision, spent = curvature(target, q.location)
     if not bool(precision.isfinite().all()):
-        return math.inf
-    return 1 - float(torch.linalg.eigvalsh(q.scale.unsqueeze(-1) * precision * q.scale).min())
+        return math.inf, spent
+    return 1 - float(torch.linalg.eigvalsh(q.scale.unsqueeze(-1) * precision * q.scale).min()), spent
 
 
 def _unseen_variance(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 from torch.func import vmap
 
 from bayeskit._pareto_smoothing import pareto_smoothed
+from bayeskit._quasi_random import student_points
 from bayeskit._statistics import weight_effective_sample_size
 from bayeskit._torch import new_generator, one_thread, validation_kept
 from bayeskit.inference.generalized.coverage.quadratic_fits import QuadraticFits
@@ -176,12 +176,8 @@ def _drawn(
 
 def _student(num_draws: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return quasi-random draws ``(S, d)`` of a standard multivariate t, and their log densities up to a constant."""
-    seed = int(torch.randint(2**31, (), generator=generator))
-    uniform = torch.quasirandom.SobolEngine(dim + 1, scramble=True, seed=seed).draw(num_draws, dtype=torch.float64)
-    uniform = uniform.clamp(1e-12, 1 - 1e-12)
     df = DEGREES_OF_FREEDOM
-    mixing = torch.as_tensor(chi2.ppf(uniform[:, 0].numpy(), df)) / df
-    standard = torch.special.ndtri(uniform[:, 1:]) / mixing.sqrt()[:, None]
+    standard = student_points(num_draws, dim, df, generator)
     return standard, -0.5 * (df + dim) * torch.log1p(standard.square().sum(-1) / df)
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from scipy.stats import norm
-from scipy.stats import t as student
 from torch import Tensor
 
 from bayeskit._progress import progress_bar
 from bayeskit._settings import whole_number
+from bayeskit._statistics import replicates_log_mean_error
 from bayeskit._torch import new_generator
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.evidence.result import Evidence
@@ -286,7 +285,7 @@ def summarise(orders: Tensor, increments: Tensor, state: Particles, num_particle
     evidence = of_totals(curves[..., -1].flatten(), increments, state)
     # Estimates of the evidence so far are unbiased, so it is those that are averaged, and not their logarithms.
     cumulative = curves.logsumexp(1) - math.log(r)
-    cumulative_error, _ = _log_mean_error((curves - cumulative.unsqueeze(1)).movedim(1, -1).movedim(0, 1))
+    cumulative_error, _ = replicates_log_mean_error((curves - cumulative.unsqueeze(1)).movedim(1, -1).movedim(0, 1))
     log_predictive = cumulative.diff(dim=1, prepend=cumulative.new_zeros(q, 1))
     return Prequential(
         orders,
@@ -308,7 +307,7 @@ def summarise(orders: Tensor, increments: Tensor, state: Particles, num_particle
 def of_totals(totals: Tensor, increments: Tensor, state: Particles) -> Evidence:
     """Average what populations, whatever their order, say of the evidence, ``(populations,)``."""
     log_evidence = float(totals.logsumexp(0)) - math.log(len(totals))
-    error, spread = _log_mean_error((totals - log_evidence).unsqueeze(0))
+    error, spread = replicates_log_mean_error((totals - log_evidence).unsqueeze(0))
     problems = carrying_problems(state.acceptance)
     if len(totals) < MIN_POPULATIONS:
         problems.append(
@@ -333,15 +332,3 @@ def carrying_problems(acceptance: float) -> list[str]:
         f"only {100 * acceptance:.0f} % of moves were accepted somewhere: use more num_particles, or "
         "reparameterise the model"
     ]
-
-
-def _log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the standard error of the log of a mean, pooled over groups, and the relative spread behind it.
-
-    ``log_ratio`` are logarithms of values over their mean, ``(*batch, groups, replicates)``. With few of them the
-    error is widened such that 1.96 of it hold the 97.5 % quantile of Student's distribution.
-    """
-    groups, r = log_ratio.shape[-2:]
-    spread = log_ratio.exp().var(-1).mean(-1).sqrt()
-    widened = float(student.ppf(0.975, groups * (r - 1)) / norm.ppf(0.975))
-    return widened * spread / math.sqrt(r), spread

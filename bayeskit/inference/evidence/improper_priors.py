@@ -1,0 +1,95 @@
+"""Priors without an integral, under which there is no marginal likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pyro.distributions import Delta
+from pyro.poutine.messenger import Messenger
+
+from bayeskit._pyro import PyroDensity
+from bayeskit._pyro.replay import base_of
+from bayeskit._pyro.witness import Part, parts_of
+from bayeskit._torch import new_generator
+from bayeskit.errors import SettingsError
+from bayeskit.target import Target
+
+
+def improper(target: Target) -> str | None:
+    """Say which sites of a Pyro model are known to have an improper prior, under which there is no evidence.
+
+    Costs one run of the model. Of targets from functions nothing is known; :func:`check_constants` looks there.
+
+    Parameters
+    ----------
+    target : Target
+
+    Returns
+    -------
+    str or None
+        The sites and the remedy; None if no site is known to be improper.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+    >>> target = GibbsPosterior(Flat(()), losses.HalfSquared(), torch.tensor([0.3, 1.1]).double(), name="mu")
+    >>> improper(target)[:36]
+    "the prior of the site 'mu' is improp"
+    >>> improper(bk.exact.get("linreg10").target())
+    """
+    if not isinstance(target._density, PyroDensity):
+        return None
+    with _LeftOut() as left_out:
+        parts = parts_of(target._density, new_generator(0, stream="improper priors"))
+    names = {site.name for site in target.sites}
+    found = [p for p in parts if p.name in names and (p.name in left_out.names or _is_flat(p))]
+    if not found and target.can_sample_prior:
+        return None
+    where = "the prior"
+    if found:
+        where += f" of the site{'s' if len(found) > 1 else ''} {listed([repr(p.name) for p in found])}"
+    return f"{where} is improper, so that no marginal likelihood exists; give it a proper one, such as a wide normal"
+
+
+def require_proper(target: Target) -> None:
+    """Refuse a target whose prior is known to be improper.
+
+    Raises
+    ------
+    SettingsError
+        Naming the sites; see :func:`improper`.
+    """
+    reason = improper(target)
+    if reason is not None:
+        raise SettingsError(reason)
+
+
+def listed(names: list[str]) -> str:
+    """Name the first five."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+class _LeftOut(Messenger):
+    """Note the sites that a mask leaves out; one of some elements is no more than padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if msg["mask"] is False:
+            self.names.add(msg["name"])
+
+
+def _is_flat(part: Part) -> bool:
+    """Whether a density is one wherever it is looked at, or a mask within the distribution leaves some of it out."""
+    fn = part.distribution
+    while fn is not None:
+        mask = vars(fn).get("_mask")
+        if mask is not None and not bool(torch.as_tensor(mask).all()):
+            return True
+        fn = vars(fn).get("base_dist")
+    known = part.own is not None or part.normalised or isinstance(base_of(part.distribution), Delta)
+    return not known and bool((part.distribution.log_prob(part.value) == 0).all())

@@ -1,0 +1,188 @@
+"""What weighted draws of a proposal, or of the prior, have missed of the posterior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bayeskit._statistics import weight_effective_sample_size
+from bayeskit._torch import new_generator
+from bayeskit.errors import BayeskitError
+from bayeskit.inference.evidence.mode.climbing import climb
+from bayeskit.inference.evidence.mode.modes import posterior
+from bayeskit.inference.evidence.mode.peak import Peak, weigh_peak
+from bayeskit.target import Target
+
+#: Prior draws that are looked at; climbs from the best of them, from some of them, and from the heaviest draws.
+PRIOR_DRAWS, NUM_BEST, NUM_SPREAD, NUM_HEAVY = 1000, 4, 16, 4
+#: Ends of climbs that are weighed at most.
+MAX_PEAKS = 8
+#: A missing share is said from here on, or from one standard error on, if it is larger than so many of its own errors.
+MIN_MISSING, MAX_ERRORS = 0.01, 5.0
+#: The share of draws from which on their likelihoods count as all the same.
+MIN_SAME = 0.999
+_FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
+
+
+def missed_mass(
+    target: Target,
+    x: Tensor,
+    log_weights: Tensor,
+    log_z: float,
+    standard_error: float,
+    *,
+    log_prob: Callable[[Tensor], Tensor] | None = None,
+    others: Tensor | None = None,
+    seed: int = 0,
+) -> tuple[list[str], int]:
+    """Look for a part of the posterior whose mass is not that of the weighted draws in it.
+
+    Draws that never saw a peak have weights as even as if there were none. So climbs start at the heaviest draws and
+    at draws from the prior; what surrounds each end is weighed by draws of its own, and its mass over the estimate has
+    to be the weighted share of the draws that lie there. And draws from the prior must not find more mass than the
+    error tells of where no draw of the proposal had as large a weight.
+
+    Parameters
+    ----------
+    target : Target
+    x : Tensor
+        Draws, unconstrained, shape ``(n, d)``.
+    log_weights : Tensor
+        Of the draws, shape ``(n,)``.
+    log_z, standard_error : float
+        The estimate.
+    log_prob : callable, optional
+        Log density of the proposal, ``(n, d) -> (n,)``; not needed if that is the prior.
+    others : Tensor, optional
+        Where further climbs start, shape ``(m, d)``.
+    seed : int, default 0
+
+    Returns
+    -------
+    problems : list of str
+    num_evaluations : int
+
+    Examples
+    --------
+    Two peaks, of which a proposal has seen the right one:
+
+    >>> import torch, bayeskit as bk
+    >>> from bayeskit.inference.evidence.mode.missed import missed_mass
+    >>> target = bk.Target.from_functions(lambda u: -0.5 * (u.abs() - 9).square().sum(-1), lambda u: 0 * u[..., 0], 1)
+    >>> x = 9 + torch.randn(1000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> len(missed_mass(target, x, 0 * x[:, 0], 0.919, 0.01, others=-x[:1])[0])
+    1
+    """
+    if not math.isfinite(log_z):
+        return [], 0
+    log_weights = log_weights.double()
+    starts = [x[log_weights.topk(min(NUM_HEAVY, len(x))).indices]]
+    problems, spent = [], 0
+    if target.can_sample_prior:
+        prior = target.sample_prior(PRIOR_DRAWS, new_generator(seed, stream="what weighted draws missed"))
+        log_prior, log_likelihood = target.evaluate(prior)
+        log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        spent += PRIOR_DRAWS
+        starts += [prior[log_likelihood.topk(NUM_BEST).indices], prior[log_likelihood.isfinite()][:NUM_SPREAD]]
+        if log_prob is not None:
+            outside = log_prior + log_likelihood - log_prob(prior) > log_weights.max()
+            if is_more_than((log_likelihood - log_z)[outside], PRIOR_DRAWS, standard_error):
+                problems.append("draws from the prior find mass that the proposal does not cover: use nested_sampling")
+    if others is not None:
+        starts.append(others)
+    try:
+        missed, count = _missed_peak(target, torch.cat(starts), x, log_weights, log_z, standard_error)
+    except _FAILURES:
+        # The estimate stands; only this look at it is not to be had.
+        return problems, spent
+    return problems + missed, spent + count
+
+
+def _missed_peak(
+    target: Target, starts: Tensor, x: Tensor, log_weights: Tensor, log_z: float, standard_error: float
+) -> tuple[list[str], int]:
+    ends, heights, spent = climb(posterior(target), starts[starts.isfinite().all(-1)])
+    weights, effective = torch.softmax(log_weights, 0), float(weight_effective_sample_size(log_weights))
+    least = min(MIN_MISSING, standard_error) if standard_error > 0 else MIN_MISSING
+    seen: list[Peak] = []
+    for end in ends[heights.argsort(descending=True)][: int(heights.isfinite().sum())]:
+        if len(seen) == MAX_PEAKS:
+            break
+        if any(bool(peak.holds(end)) for peak in seen):
+            continue
+        peak, count = weigh_peak(target, end)
+        spent += count
+        if peak is None:
+            continue
+        seen.append(peak)
+        share = float(weights[peak.holds(x)].sum())
+        expected = math.exp(min(peak.log_mass - log_z, 700.0))
+        # By the share that should be there, so that draws which never saw the peak do not pass for certain.
+        likely = min(max(share, expected), 1.0)
+        chance = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
+        error = math.hypot(chance, expected * math.hypot(peak.relative_error, standard_error))
+        if expected - share > max(least, MAX_ERRORS * error):
+            return [
+                f"a peak that holds {expected:.3g} times the estimate has {100 * share:.2g} % of the weighted draws, "
+                "so they miss a part of the posterior: use nested_sampling or stepping_stone"
+            ], spent
+    return [], spent
+
+
+def is_more_than(log_terms: Tensor, num_draws: int, standard_error: float) -> bool:
+    """Whether what some of the draws add to a mean is more than an error tells.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.evidence.mode.missed import is_more_than
+    >>> is_more_than(torch.zeros(20), 1000, 0.01), is_more_than(torch.zeros(1), 1000, 1e-9)
+    (True, False)
+    """
+    terms = log_terms.exp() / num_draws
+    # Less its own error, so that a single hit in a thin tail says nothing.
+    return float(terms.sum() - terms.square().sum().sqrt()) > standard_error
+
+
+def same_likelihood(log_likelihood: Tensor) -> list[str]:
+    """Say where nearly all draws have the same likelihood, so that they tell nothing of where it is larger.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.evidence.mode.missed import same_likelihood
+    >>> len(same_likelihood(torch.full((5,), -3.0))), same_likelihood(torch.arange(5.0))
+    (1, [])
+    """
+    middle = float(log_likelihood.median())
+    rounding = 100 * torch.finfo(log_likelihood.dtype).eps * abs(middle)
+    same = float(((log_likelihood - middle).abs() <= rounding).double().mean())
+    # A log likelihood of zero is that of a model without data; one of minus infinity, that of a wall.
+    if middle == 0.0 or same < MIN_SAME or not bool((log_likelihood > -torch.inf).all()):
+        return []
+    return [
+        "the likelihood is the same at all draws: if the data are to tell anything, the draws have missed where; use "
+        "bridge sampling from chains that start near the data, or a narrower prior"
+    ]
+
+
+def without_infinity(log_density: Tensor) -> tuple[Tensor, list[str]]:
+    """Count an infinite density as zero, and say so.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.evidence.mode.missed import without_infinity
+    >>> values, problems = without_infinity(torch.tensor([1.0, torch.inf]))
+    >>> values, len(problems)
+    (tensor([1., -inf]), 1)
+    """
+    bad = log_density == torch.inf
+    if not bool(bad.any()):
+        return log_density, []
+    share = 100 * float(bad.double().mean())
+    problem = f"the density is infinite at {share:.2g} % of the points and was counted as zero there: mend the model"
+    return torch.where(bad, -torch.inf, log_density), [problem]

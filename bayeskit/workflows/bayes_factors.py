@@ -1,0 +1,249 @@
+"""Bayes factors and posterior probabilities of models of the same data, with their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import logsumexp
+
+from bayeskit._files import write_atomically
+from bayeskit.errors import UnknownNameError
+from bayeskit.inference.evidence import Evidence
+from bayeskit.workflows._probabilities import simulated_probabilities
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TOLD_APART = 1.959963984540054
+"""Standard errors by which two log evidences must differ to be told apart."""
+TOO_VAGUE = 0.5
+"""Standard error of a log evidence, in nats, above which probabilities are rough."""
+MOST_NAMED = 5
+"""Models that a warning names."""
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Evidence of several models of the same data.
+
+    Attributes
+    ----------
+    results : dict of Evidence
+        By model.
+    prior_probabilities : dict of float
+        By model, adding up to one.
+    settings : dict
+        Method, seed and budget.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Evidence
+    >>> from bayeskit.workflows import ModelComparison
+    >>> results = {"with": Evidence("smc", -10.0, 0.03, 1000), "without": Evidence("smc", -12.0, 0.04, 1000)}
+    >>> comparison = ModelComparison(results, {"with": 0.5, "without": 0.5})
+    >>> comparison.best
+    'with'
+    >>> {name: round(p, 3) for name, (p, error) in comparison.posterior_probabilities.items()}
+    {'with': 0.881, 'without': 0.119}
+    """
+
+    results: dict[str, Evidence]
+    prior_probabilities: dict[str, float]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, model: str) -> Evidence:
+        if model not in self.results:
+            raise UnknownNameError(f"no model is called {model!r}; there are: {', '.join(self.results)}")
+        return self.results[model]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    @property
+    def best(self) -> str:
+        """The model with the largest evidence, whatever its prior probability."""
+        return max(self.results, key=lambda name: _or_nothing(self.results[name].log_evidence))
+
+    def log_bayes_factor(self, model: str, other: str | None = None) -> tuple[float, float]:
+        """Return the log Bayes factor of a model against another and its standard error, in nats.
+
+        Parameters
+        ----------
+        model : str
+        other : str, optional
+            By default the best.
+        """
+        one, two = self[model], self[self.best if other is None else other]
+        if one is two:
+            return 0.0, 0.0
+        return one.log_evidence - two.log_evidence, math.hypot(one.standard_error, two.standard_error)
+
+    @property
+    def posterior_probabilities(self) -> dict[str, tuple[float, float]]:
+        """Posterior probability of each model and its Monte Carlo error.
+
+        The probability is that of the log evidences as estimated, so that it fits the Bayes factors: averaged over
+        their errors, a hopeless model would gain by being estimated badly. The error is the standard deviation over
+        normal errors of all log evidences, however large they are; see also :attr:`posterior_intervals`. A model
+        without an estimate has NaN, and the others share its probability. Where no error of a log evidence is known,
+        the probability of that model has none either, and those of the others take it for exact.
+        """
+        return {name: (p, error) for name, (p, error, _, _) in self._posterior.items()}
+
+    @property
+    def posterior_intervals(self) -> dict[str, tuple[float, float]]:
+        """Central 95 % interval of each posterior probability over the errors of the log evidences."""
+        return {name: (low, high) for name, (_, _, low, high) in self._posterior.items()}
+
+    @cached_property
+    def _posterior(self) -> dict[str, tuple[float, float, float, float]]:
+        names = [name for name, z in self.results.items() if math.isfinite(z.log_evidence)]
+        log_evidence = np.array([self.results[name].log_evidence for name in names])
+        error = np.array([self.results[name].standard_error for name in names])
+        with np.errstate(divide="ignore"):
+            weight = np.log([self.prior_probabilities[name] for name in names]) + log_evidence
+        unknown = dict.fromkeys(self.results, (math.nan,) * 4)
+        if not np.isfinite(weight).any():
+            return unknown
+        p = np.exp(weight - logsumexp(weight))
+        spread, low, high = simulated_probabilities(weight, np.where(np.isfinite(error), error, 0.0))
+        table = np.stack([p, spread, low, high])
+        table[1:, ~np.isfinite(error)] = math.nan
+        return unknown | {name: tuple(row) for name, row in zip(names, table.T.tolist(), strict=True)}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the ranking doubtful, every reason once, with the remedy."""
+        result = []
+        doubts: dict[tuple[str, bool], list[str]] = {}
+        for name, z in self.results.items():
+            if not z.trusted:
+                lacks_error = math.isfinite(z.log_evidence) and not math.isfinite(z.standard_error)
+                doubts.setdefault(("; ".join(z.warnings) or "it is not finite", lacks_error), []).append(name)
+        for (why, lacks_error), names in doubts.items():
+            text = f"the evidence of {_listed(names)} is not to be trusted: {why}"
+            if lacks_error:
+                text += "; Bayes factors against it have no error, and those of the other probabilities leave it out"
+            result.append(text)
+        vague = {name: z.standard_error for name, z in self.results.items() if z.trusted}
+        vague = {name: error for name, error in vague.items() if error > TOO_VAGUE}
+        if vague:
+            worst = " at worst" if len(vague) > 1 else ""
+            result.append(
+                f"the log evidence of {_listed(vague)} is only known to +- {max(vague.values()):.2g}{worst}, so that "
+                "posterior probabilities are rough (see posterior_intervals): give a larger budget or another method"
+            )
+        best = self.best
+        for name in self.results:
+            difference, error = self.log_bayes_factor(name)
+            if name != best and abs(difference) <= TOLD_APART * error:
+                result.append(
+                    f"models {best!r} and {name!r} are not told apart: their log Bayes factor is {-difference:.3g} +- "
+                    f"{error:.2g}; give a larger budget"
+                )
+        return tuple(result)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a model, the best first; Bayes factors are against the best."""
+        rows = []
+        for name in sorted(self.results, key=lambda name: -_or_nothing(self.results[name].log_evidence)):
+            z, (factor, factor_error) = self[name], self.log_bayes_factor(name)
+            p, p_error, low, high = self._posterior[name]
+            rows.append(
+                {
+                    "model": name,
+                    "log_evidence": z.log_evidence,
+                    "standard_error": z.standard_error,
+                    "log_bayes_factor": factor,
+                    "log_bayes_factor_error": factor_error,
+                    "prior_probability": self.prior_probabilities[name],
+                    "posterior_probability": p,
+                    "posterior_probability_error": p_error,
+                    "posterior_probability_low": low,
+                    "posterior_probability_high": high,
+                    "num_evaluations": z.num_evaluations,
+                    "seconds": z.seconds,
+                    "trusted": z.trusted,
+                    "warnings": "; ".join(z.warnings),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the table, whole or not at all.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot log Bayes factors against the best with 95 % intervals, and write down posterior probabilities.
+
+        Filled circles are trusted, hollow ones are not; a model without an estimate is listed without a mark.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default new axes of ``pyplot``.
+        """
+        return _plot(self.to_pandas(), ax)
+
+    def __str__(self) -> str:
+        lines = []
+        for row in self.to_pandas().itertuples():
+            lines.append(
+                f"{row.model}: log evidence {row.log_evidence:.4f} +- {row.standard_error:.4f}, log Bayes factor "
+                f"{row.log_bayes_factor:.4f}, probability {row.posterior_probability:.4g} +- "
+                f"{row.posterior_probability_error:.2g}"
+            )
+        return "\n".join([*lines, *(f"  {warning}" for warning in self.warnings)])
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Name models in a sentence, a few of many."""
+    quoted = [repr(name) for name in names]
+    more = f" and {len(quoted) - MOST_NAMED} more" if len(quoted) > MOST_NAMED else ""
+    return f"model{'s' * (len(quoted) > 1)} {', '.join(quoted[:MOST_NAMED])}{more}"
+
+
+def _or_nothing(log_evidence: float) -> float:
+    return -math.inf if math.isnan(log_evidence) else log_evidence
+
+
+def _plot(table: pd.DataFrame, ax: Axes | None) -> Axes:
+    from bayeskit._plots import BLUE, GREY, VERMILION
+
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(7.0, 1.4 + 0.42 * len(table)), layout="constrained")
+    for row, model in enumerate(table.itertuples()):
+        factor, half = model.log_bayes_factor, TOLD_APART * model.log_bayes_factor_error
+        if not math.isfinite(factor):
+            continue
+        colour = BLUE if model.trusted else VERMILION
+        ax.plot([factor - half, factor + half], [row, row], color=colour, linewidth=1.8, marker="|", markersize=9)
+        face = colour if model.trusted else "white"
+        ax.plot([factor], [row], marker="o", markersize=7, color=colour, mfc=face, mew=1.6, zorder=3)
+    ax.axvline(0.0, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
+    ax.set_ylim(len(table) - 0.5, -0.5)
+    ax.set_yticks(range(len(table)), [_label(model) for model in table.itertuples()])
+    ax.set_xlabel("log Bayes factor against the best model (nats)")
+    ax.grid(axis="x", alpha=0.25)
+    return ax
+
+
+def _label(row: Any) -> str:
+    if math.isnan(row.log_evidence):
+        return f"{row.model} (failed)"
+    return f"{row.model}, p = {row.posterior_probability:.2g}" + ("" if row.trusted else " (not trusted)")
