@@ -39,9 +39,7 @@ class Target:
     compile : bool or "auto"
         Whether gradients are compiled; "auto" compiles what is planned to run long.
     full_conditionals : callable or None
-        Where the model has them and somebody has set them: gives, for each block of sites (a tuple of names), a
-        function from the values of all others to the block's distribution. :func:`~bayeskit.inference.evidence.chib`
-        works on them.
+        For Gibbs: gives, by block of sites, functions from the values of all other sites to the block's distribution.
 
     Examples
     --------

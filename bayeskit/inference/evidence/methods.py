@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 Estimate = Callable[[Target, Material, int], "Evidence | PredictiveScore"]
 Refusal = Callable[[Target, Material], "str | None"]
 #: "consistent": the estimate tends to the log evidence with more draws, and its error is one; "unstable": so it does,
-#: but no error of it can be relied on; "approximation": it has none; "bound": it lies below; "score": another thing.
+#: but no error of it can be relied on; "approximation": it has a bias that more draws do not mend; "bound": it lies
+#: below; "score": another thing.
 Kind = Literal["consistent", "unstable", "approximation", "bound", "score"]
 
 
@@ -245,7 +246,8 @@ METHODS: dict[str, Method] = {
         _row("learned_harmonic_mean", "posterior, flow", _flow(flows.learned_harmonic_mean)),
         _row("flow_importance_sampling", "posterior, flow", _flow(flows.flow_importance_sampling)),
         _row("generalised_stepping_stone", "posterior", _generalised),
-        _row("path_sampling", "ladder", _tempered(ladder.path_sampling)),
+        # The gap of its trapezoids stays with however many draws.
+        _row("path_sampling", "ladder", _tempered(ladder.path_sampling), "approximation"),
         _row("modified_path_sampling", "ladder", _tempered(ladder.modified_path_sampling)),
         _row("thermodynamic_integration", "ladder", _refined),
         _row("stepping_stone", "ladder", _tempered(ladder.stepping_stone)),

@@ -78,8 +78,8 @@ def test_tails_heavier_than_those_of_the_proposal():
         compile=False,
     )
     found = [evidence.laplace_importance_sampling(target, 4000, seed=seed) for seed in range(6)]
-    assert sum(any("heavier" in warning for warning in z.warnings) for z in found) >= 4
-    assert sum(z.trusted for z in found) <= 1
+    noticed = [any("heavier" in warning or "wider" in warning for warning in z.warnings) for z in found]
+    assert sum(noticed) >= 5
 
 
 @pytest.mark.parametrize("estimator", SAMPLERS)

@@ -11,9 +11,9 @@ from torch import Tensor
 from bayeskit._pareto_smoothing import pareto_smoothed
 from bayeskit._settings import real_number, whole_number
 from bayeskit._statistics import (
-    independent_log_mean_exp_error,
     log_mean_exp,
     pareto_shape,
+    replicates_log_mean_error,
     weight_effective_sample_size,
 )
 from bayeskit._torch import new_generator
@@ -27,6 +27,8 @@ from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 MAX_ROUNDS, PILOT_DRAWS = 15, 4000
+#: Independent sets of quasi-random draws, and of how many draws at least.
+NUM_SETS, LEAST_SET = 32, 8
 #: Tails of the pilot rounds and of the share of the draws that guards against tails heavier than those chosen.
 GUARD_DF, GUARD_SHARE, GUARD_WIDTH = 5.0, 0.1, 2.0
 #: How many times wider than the proposal the draws are that look for mass outside it, and their number at each width.
@@ -49,7 +51,7 @@ class _Pilot(NamedTuple):
 
 def laplace_importance_sampling(
     target: Target,
-    num_draws: int = 40_000,
+    num_draws: int = 32_768,
     *,
     degrees_of_freedom: float | None = None,
     smoothed: bool = True,
@@ -70,8 +72,9 @@ def laplace_importance_sampling(
     Parameters
     ----------
     target : Target
-    num_draws : int, default 40,000
-        Draws of the final round.
+    num_draws : int, default 32,768
+        Draws of the final round, taken in up to 32 sets of equal size, whole multiples of which are used. Within a set
+        they fill the proposal more evenly than chance would; the spread of the sets is the error.
     degrees_of_freedom : float, optional
         Of all draws, above 2; by default the pilot rounds choose.
     smoothed : bool, default True
@@ -124,7 +127,10 @@ def laplace_importance_sampling(
     generator = new_generator(seed, stream="laplace importance sampling")
     proposal, pilots = _adapted(target, mode, degrees_of_freedom, generator)
     # The proposal depends on the pilot rounds, so only this last round enters the estimate.
-    x = proposal.sample(num_draws, generator)
+    num_sets = max(2, min(NUM_SETS, num_draws // LEAST_SET))
+    size = math.ceil(num_draws / num_sets)
+    proposal = proposal.with_share_of(size)
+    x = torch.cat([proposal.spread(size, generator) for _ in range(num_sets)])
     log_prior, log_likelihood = target.evaluate(x)
     log_density, problems = without_nan(log_prior + log_likelihood)
     log_density, infinite = without_infinity(log_density)
@@ -133,7 +139,8 @@ def laplace_importance_sampling(
     effective = float(weight_effective_sample_size(log_weights[0]))
     counted = _smoothed(log_weights) if smoothed else log_weights
     log_z = float(log_mean_exp(counted))
-    error = with_rounding(float(independent_log_mean_exp_error(counted)), log_density)
+    sets = log_mean_exp(counted.reshape(num_sets, 1, size)) - log_z
+    error = with_rounding(float(replicates_log_mean_error(sets.unsqueeze(0))[0]), log_density)
     missed, looks = missed_mass(
         target, x, log_weights[0], log_z, error, log_prob=proposal.log_prob, others=mode.others, seed=seed
     )
@@ -144,7 +151,7 @@ def laplace_importance_sampling(
         "laplace_importance_sampling",
         log_z,
         error,
-        num_draws + spent + pilots + looks + probes,
+        len(x) + spent + pilots + looks + probes,
         tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective, "degrees_of_freedom": _main(proposal).df},
     )

@@ -17,7 +17,7 @@ from bayeskit.inference.evidence.mode.peak import Peak, weigh_peak
 from bayeskit.target import Target
 
 #: Prior draws that are looked at; climbs from the best of them, from some of them, and from the heaviest draws.
-PRIOR_DRAWS, NUM_BEST, NUM_SPREAD, NUM_HEAVY = 1000, 4, 16, 4
+PRIOR_DRAWS, NUM_BEST, NUM_SPREAD, NUM_HEAVY = 500, 4, 16, 4
 #: Ends of climbs that are weighed at most.
 MAX_PEAKS = 8
 #: A missing share is said from here on, or from one standard error on, if it is larger than so many of its own errors.
@@ -143,8 +143,8 @@ def is_more_than(log_terms: Tensor, num_draws: int, standard_error: float) -> bo
     (True, False)
     """
     terms = log_terms.exp() / num_draws
-    # Less its own error, so that a single hit in a thin tail says nothing.
-    return float(terms.sum() - terms.square().sum().sqrt()) > standard_error
+    # Less twice its own error, so that a few hits in a thin tail say nothing.
+    return float(terms.sum() - 2 * terms.square().sum().sqrt()) > standard_error
 
 
 def same_likelihood(log_likelihood: Tensor) -> list[str]:

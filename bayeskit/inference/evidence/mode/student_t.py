@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from bayeskit._quasi_random import student_points
+
 #: Curvatures below this part of the largest are none; what is taken in their place.
 FLAT, NARROWEST = 1e-20, 1e-8
 
@@ -26,6 +28,18 @@ class StudentT:
         chi_squared = 2 * torch._standard_gamma(concentration, generator=generator)
         scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
         return self.location + scaled @ self.factor.T
+
+    def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw points that fill the distribution evenly, ``(num_draws, d)``: each follows it, together they do better.
+
+        Several calls are independent of each other.
+        """
+        standard = student_points(num_draws, len(self.location), self.df, generator)
+        return self.location + standard.to(self.location) @ self.factor.T
+
+    def with_share_of(self, num_draws: int) -> StudentT:
+        """Return itself: there is nothing to share."""
+        return self
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return the log density, ``(n, d) -> (n)``."""
@@ -47,6 +61,16 @@ class DefensiveStudentT:
         num_heavy = int((torch.rand(num_draws, generator=generator) < self.heavy_share).sum())
         main = self.main.sample(num_draws - num_heavy, generator)
         return torch.cat([main, self.heavy.sample(num_heavy, generator)])
+
+    def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw points as :meth:`StudentT.spread` does, ``(num_draws, d)``, the nearest whole numbers from each."""
+        num_heavy = round(self.heavy_share * num_draws)
+        main = self.main.spread(num_draws - num_heavy, generator)
+        return torch.cat([main, self.heavy.spread(num_heavy, generator)])
+
+    def with_share_of(self, num_draws: int) -> DefensiveStudentT:
+        """Return the mixture of which as many draws come from each as :meth:`spread` would take."""
+        return DefensiveStudentT(self.main, self.heavy, round(self.heavy_share * num_draws) / num_draws)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return the log density, ``(n, d) -> (n)``."""
