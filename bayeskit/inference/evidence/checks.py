@@ -56,6 +56,12 @@ def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
         raise DrawsError("the draws come from another target: their recorded densities differ from this one's")
 
 
+def is_same(value: float, recorded: float, dtype: torch.dtype) -> bool:
+    """Whether two log densities of one point are equal but for rounding."""
+    tolerance = 1e-3 if dtype == torch.float32 else 1e-6
+    return value == recorded or abs(value - recorded) <= tolerance * (1 + abs(recorded))
+
+
 def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
     """Check chains for disagreement, too few effective draws, and divergences."""
     x = torch.cat([draws.unconstrained.movedim(-1, 0), draws.log_density.unsqueeze(0)])

@@ -7,57 +7,22 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
-from scipy.stats import chi2
-from torch import Tensor
 
 from bayeskit._statistics import effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.evidence.mode.modes import curvature, find_modes
+from bayeskit.inference.evidence.mode.modes import find_modes
+from bayeskit.inference.evidence.mode.peak import Peak, weigh_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
-PEAK_DRAWS = 1000
 PRIOR_STARTS = 6
-#: Part of the normal distribution about a mode that counts as its peak.
-PEAK_SHARE = 0.9
-#: A peak is weighed if at least so many of its draws are effective.
-MIN_EFFECTIVE = 30.0
 #: A missing share of the posterior is said if it is larger than this and than so many standard errors.
 MIN_MISSING, MAX_ERRORS = 0.01, 5.0
 #: What makes a search fail where the density itself may be fine at the draws.
 _FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 _SEED = 0  # one for all estimators, so that none depends on which was asked before
-
-
-@dataclass(frozen=True)
-class Peak:
-    """An ellipsoid about a mode, and what it holds.
-
-    Attributes
-    ----------
-    position : Tensor
-        The mode, unconstrained, shape `(d,)`.
-    factor : Tensor
-        Lower Cholesky factor of the negative Hessian there, shape `(d, d)`.
-    radius : float
-        Of the ellipsoid, in standard deviations of the normal distribution about the mode.
-    log_mass : float
-        Log of prior times likelihood integrated over the ellipsoid.
-    relative_error : float
-        Standard error of the mass over the mass.
-    """
-
-    position: Tensor
-    factor: Tensor
-    radius: float
-    log_mass: float
-    relative_error: float
-
-    def holds(self, x: Tensor) -> Tensor:
-        """Return whether points lie inside, `(*batch, d) -> (*batch)`, bool."""
-        return ((x - self.position) @ self.factor).norm(dim=-1) <= self.radius
 
 
 @dataclass(frozen=True)
@@ -191,7 +156,7 @@ def _search(target: Target, draws: Draws) -> Peaks:
         for end in ends:
             if any(bool(peak.holds(end)) for peak in found):
                 continue
-            peak, cost = _weighed(target, end)
+            peak, cost = weigh_peak(target, end, seed=_SEED)
             spent += cost
             if peak is not None:
                 found.append(peak)
@@ -199,28 +164,3 @@ def _search(target: Target, draws: Draws) -> Peaks:
         # The draws and the estimate stand; only this look at them is not to be had.
         return Peaks(tuple(found), spent)
     return Peaks(tuple(found), spent)
-
-
-def _weighed(target: Target, end: Tensor) -> tuple[Peak | None, int]:
-    """Weigh the ellipsoid about a mode by draws from the normal distribution that fits there."""
-    precision, spent = curvature(target, end)
-    factor, failed = torch.linalg.cholesky_ex(precision)
-    if bool(failed) or not bool(factor.isfinite().all()):
-        return None, spent
-    generator = new_generator(_SEED, factor.device, stream="mass of a peak")
-    like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
-    noise = torch.randn(PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
-    radius = math.sqrt(float(chi2.ppf(PEAK_SHARE, target.dim)))
-    x = end + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
-    constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
-    log_weight = target.log_density(x) + 0.5 * noise.square().sum(-1) - constant
-    log_weight = torch.where(noise.norm(dim=-1) <= radius, log_weight, -torch.inf)
-    log_weight = log_weight.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).to(torch.float64)
-    total = float(log_weight.logsumexp(0))
-    if not math.isfinite(total):
-        return None, spent + PEAK_DRAWS
-    effective = math.exp(2 * total - float((2 * log_weight).logsumexp(0)))
-    if effective < MIN_EFFECTIVE:
-        return None, spent + PEAK_DRAWS
-    error = math.sqrt(max(1 / effective - 1 / PEAK_DRAWS, 1 / PEAK_DRAWS**2))
-    return Peak(end, factor, radius, total - math.log(PEAK_DRAWS), error), spent + PEAK_DRAWS

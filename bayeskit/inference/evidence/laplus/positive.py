@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.inference.evidence.checks import is_same
 from bayeskit.inference.evidence.laplus.matching import BENT
 from bayeskit.inference.evidence.laplus.modes import Modes, climb_to_modes
 from bayeskit.inference.samplers.initial import CANDIDATES, starting_points
@@ -102,8 +103,6 @@ class PositiveDensity:
         ShapeError
             If its dimension is not the target's.
         """
-        from bayeskit.inference.evidence.mode.modes import is_same  # point estimates, in that package, import this one
-
         if mode is None:
             return self.mode(seed=seed), 0
         if not isinstance(mode, PositiveMode):

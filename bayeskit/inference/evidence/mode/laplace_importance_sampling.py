@@ -29,6 +29,7 @@ from bayeskit.target import Target
 MAX_ROUNDS, PILOT_DRAWS = 15, 4000
 #: Independent sets of quasi-random draws, and of how many draws at least.
 NUM_SETS, LEAST_SET = 32, 8
+MIN_SHARE = 0.01
 #: Tails of the pilot rounds and of the share of the draws that guards against tails heavier than those chosen.
 GUARD_DF, GUARD_SHARE, GUARD_WIDTH = 5.0, 0.1, 2.0
 #: How many times wider than the proposal the draws are that look for mass outside it, and their number at each width.
@@ -145,6 +146,12 @@ def laplace_importance_sampling(
         target, x, log_weights[0], log_z, error, log_prob=proposal.log_prob, others=mode.others, seed=seed
     )
     around, probes = _missed_around(target, proposal, log_z, largest, error, generator)
+    if not effective >= MIN_SHARE * len(x):
+        # Where so few count, that the draws are spread evenly hides how little of the posterior they have seen.
+        problems.append(
+            f"only {100 * effective / len(x):.2g} % of the draws count, so the proposal is unlike the posterior: "
+            "use bridge sampling"
+        )
     problems += (infinite or weight_problems(shape, effective)) + around + missed
     problems += same_likelihood(log_likelihood) + missed_draws(proposal.log_prob, draws, largest)
     return Evidence(

@@ -15,6 +15,7 @@ from bayeskit._engine import Engine
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError, SettingsError, ShapeError
+from bayeskit.inference.evidence.checks import is_same
 from bayeskit.inference.samplers.initial import CANDIDATES, starting_points
 from bayeskit.target import Target
 
@@ -103,12 +104,6 @@ class Mode:
                 f"the mode is of another target: its log density is {self.value:g}, here {value:g}; pass its own mode"
             )
         return 1
-
-
-def is_same(value: float, recorded: float, dtype: torch.dtype) -> bool:
-    """Whether two log densities of one point are equal but for rounding."""
-    tolerance = 1e-3 if dtype == torch.float32 else 1e-6
-    return value == recorded or abs(value - recorded) <= tolerance * (1 + abs(recorded))
 
 
 def require_draws(draws: Draws | None, target: Target) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import InitializationError, SettingsError, ShapeError
-from bayeskit.inference.evidence.mode.modes import curvature, find_modes, is_same
+from bayeskit.inference.evidence.checks import is_same
+from bayeskit.inference.evidence.mode.modes import curvature, find_modes
 from bayeskit.inference.evidence.variational.fixed_draws import balanced_normal_draws, power_of_two
 from bayeskit.inference.evidence.variational.normal import normal_log_prob, sample_normal
 from bayeskit.target import Target
