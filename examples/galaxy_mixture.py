@@ -8,7 +8,8 @@ The velocities of 82 galaxies follow a mixture of K normal distributions,
 .. math:: p(y) = \sum_{k=1}^K w_k N(y; \mu_k, \sigma_k^2), \qquad w \sim \mathrm{Dirichlet}(1, \dots, 1).
 
 Renaming the components changes nothing, so the posterior has K! equal modes. A sampler stays in one of them, its
-diagnostics are excellent, and an estimator fitted to its draws takes that mode for all of the posterior.
+diagnostics are excellent, and an estimator fitted to its draws takes that mode for all of the posterior. Only a search
+that starts elsewhere finds it out.
 """
 
 import os
@@ -51,7 +52,8 @@ def three_components(y: torch.Tensor) -> None:
     print(f"{plain}   (one mode, as published: {ONE_MODE})")
     print(f"{right}   (brute force: {ALL_MODES})")
     print(f"difference {right.log_evidence - plain.log_evidence:.3f}, log 3! = {labels.log_num_permutations:.3f}\n")
-    assert plain.trusted, "nothing in the diagnostics of one mode hints at the others"
+    # Nothing in the chains hints at the other modes; a search from prior draws ends at one of them.
+    assert not plain.trusted and plain.diagnostics["missed_share"] > 0.1
     assert abs(plain.log_evidence - ONE_MODE) < 0.2
     assert right.trusted
     assert abs(right.log_evidence - ALL_MODES) < 4 * right.standard_error + 0.05

@@ -177,8 +177,9 @@ def test_a_method_that_does_not_apply_is_refused_before_any_model_is_estimated(m
     positive, real = exact.get("three_taxon_tree").target, regression("first five").target
     with pytest.raises(SettingsError, match="does not apply to model 'real'"):
         compare_models({"positive": positive, "real": real}, "gamma_laplus_importance_sampling", progress=False)
-    with pytest.raises(SettingsError, match="chib does not apply to model 'one'"):
-        compare_models({"one": real(), "two": real()}, "chib", progress=False)
+    logistic = exact.get("pima_m1").target
+    with pytest.raises(SettingsError, match="chib does not apply to model 'two'"):
+        compare_models({"one": real(), "two": logistic()}, "chib", progress=False)
     with pytest.raises(SettingsError, match="predictive score"):
         compare_models({"one": real(), "two": real()}, "pointwise_predictive_density", progress=False)
 
