@@ -6,12 +6,14 @@ replicates more than three standard errors off that were trusted.
 
     python benchmarks/evidence_calibration.py --replicates 200 --jobs 2 --out DIR [--cases NAMES] [--methods NAMES]
 
-Replicates are kept in DIR, from which the same command goes on.
+Replicates are kept in DIR, from which the same command goes on; `--page docs/calibration.md` writes the tables as a
+page.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 import warnings
 from pathlib import Path
@@ -37,6 +39,38 @@ BUDGET = evidence.Budget(
 )
 
 
+#: Columns of the page: name, heading and how its numbers are written.
+COLUMNS = (
+    ("bias", "bias", ".4f"),
+    ("sd_of_estimate", "sd", ".4f"),
+    ("mean_standard_error", "error it claims", ".4f"),
+    ("sd_of_z", "sd of z", ".2f"),
+    ("coverage_95", "95 % interval covers", ".3f"),
+    ("trusted", "trusted", ".3f"),
+    ("false_comfort", "false comfort", ".3f"),
+)
+
+
+def page(table: pd.DataFrame, replicates: int) -> str:
+    """Return the tables of all cases as a Markdown page."""
+    heading = ["method", *(name for _, name, _ in COLUMNS)]
+    lines = [
+        "# Are the error bars right?",
+        "",
+        f"Every method on every exact case, {replicates} times on fresh draws, by "
+        "`benchmarks/evidence_calibration.py`, which also says how much each may spend. Numbers are in nats; z is the "
+        "estimate less the exact answer over the error that it claims, whose standard deviation should be 1. False "
+        "comfort is the share of replicates that were more than three errors off and trusted. A method that is never "
+        "trusted says by itself that it does not suit the case. Methods that are not listed do not apply.",
+    ]
+    for case, rows in table.groupby("case", sort=False):
+        lines += ["", f"## {case}", "", f"| {' | '.join(heading)} |", "|---" + "|---:" * len(COLUMNS) + "|"]
+        for _, row in rows.iterrows():
+            numbers = [format(row[name], form) if math.isfinite(row[name]) else "" for name, _, form in COLUMNS]
+            lines.append(f"| `{row['method']}` | {' | '.join(numbers)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicates", type=int, default=200)
@@ -45,6 +79,7 @@ def main() -> None:
     parser.add_argument("--cases", default="all", help="names separated by commas")
     parser.add_argument("--methods", default="all", help="names separated by commas")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--page", type=Path, help="write the tables as a Markdown page, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     methods = "all" if options.methods == "all" else options.methods.split(",")
@@ -67,6 +102,9 @@ def main() -> None:
         print(f"{case}: {time.perf_counter() - begin:.0f} s\n", flush=True)
     table = pd.concat(tables, ignore_index=True)
     table.to_csv(options.out / "calibration.csv", index=False, float_format="%.6g")
+    if options.page is not None:
+        options.page.parent.mkdir(parents=True, exist_ok=True)
+        options.page.write_text(page(table, options.replicates), encoding="utf-8")
     consistent = table[table["method"].isin([m.name for m in evidence.METHODS.values() if m.kind == "consistent"])]
     narrow = consistent[(consistent["sd_of_z"] < 0.85) | (consistent["sd_of_z"] > 1.2)]
     covered = consistent[(consistent["coverage_95"] < 0.9) | (consistent["coverage_95"] > 0.99)]
