@@ -39,14 +39,13 @@ PROBLEMS = {
     "linreg10": ("linreg10.csv", 2.0, 1.0, -94.08450741106007, 0.0),
     "Pima M1": ("pima_fw_model1.csv", 10.0, None, -257.23231606979397, 0.0003),
 }
-#: Ours, where the registry has them.
+#: Ours.
 METHODS = (
     "bridge_sampling",
     "warp_bridge_sampling",
     "generalised_stepping_stone",
     "laplace_importance_sampling",
     "smc",
-    "frozen_smc",
     "nested_sampling",
 )
 #: Only to see that everything works.
@@ -80,13 +79,9 @@ def budget_of(pairs: list[str], small: bool) -> dict[str, Any]:
 
 
 def our_tools(methods: list[str], budget: dict[str, Any]) -> list[Tool]:
-    """Return a tool for each of these methods that the registry has; say which it has not."""
-    missing = [name for name in methods if name not in evidence.METHODS]
-    if missing:
-        print("not in this version:", ", ".join(missing))
+    """Return a tool for each of these methods."""
     command = [sys.executable, str(HERE / "bayeskit_evidence_driver.py")]
-    kept = [name for name in methods if name in evidence.METHODS]
-    return [Tool(name, command, {"method": name, "budget": budget}, ours=True) for name in kept]
+    return [Tool(m.name, command, {"method": m.name, "budget": budget}, ours=True) for m in evidence.select(methods)]
 
 
 def peers(options: argparse.Namespace) -> list[Tool]:
