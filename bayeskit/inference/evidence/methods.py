@@ -177,7 +177,7 @@ def _smc(target: Target, material: Material, seed: int) -> Evidence:
 
 def _populations(spend: Budget) -> dict[str, Any]:
     """Fewer and larger populations: what each adapts to itself, or weighs by, is a bias of its own."""
-    return {"num_particles": 2 * spend.num_particles, "num_replicates": max(8, spend.num_replicates // 2)}
+    return {"num_particles": 2 * spend.num_particles, "num_replicates": max(16, spend.num_replicates // 2)}
 
 
 def _adaptive(target: Target, material: Material, seed: int) -> Evidence:

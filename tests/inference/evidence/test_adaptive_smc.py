@@ -11,7 +11,9 @@ import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
 from bayeskit.inference.evidence.sequential import adaptive_smc
 from bayeskit.inference.evidence.sequential.adaptive_smc import refuses
+from bayeskit.inference.evidence.sequential.populations import next_step
 from bayeskit.inference.samplers.smc.pilot import learn_metric
+from bayeskit.inference.samplers.smc.resampling import conditional_share
 
 F64 = torch.float64
 MODULE = sys.modules["bayeskit.inference.evidence.sequential.adaptive_smc"]
@@ -161,3 +163,14 @@ def test_bad_input_is_refused():
     )
     with pytest.raises(InitializationError):
         adaptive_smc(impossible, **SMALL)
+
+
+def test_populations_share_their_way():
+    """Chosen by the particles that it then weighs, a temperature makes the evidence too low."""
+    generator = torch.Generator().manual_seed(0)
+    log_weight = torch.full((4, 50), -math.log(50), dtype=F64)
+    log_ratio = -20 * torch.rand(4, 50, generator=generator, dtype=F64)
+    reached = next_step(log_weight, log_ratio, torch.zeros(4, dtype=F64), 0.8)
+    assert bool((reached == reached[0]).all()) and 0 < float(reached[0]) < 1
+    left = conditional_share((log_weight - math.log(4)).flatten(), reached[0] * log_ratio.flatten())
+    assert float(left) == pytest.approx(0.8, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Adaptive sequential Monte Carlo: every population chooses its own temperatures, without a pilot."""
+"""Adaptive sequential Monte Carlo: populations choose their temperatures on the way, without a pilot."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def adaptive_smc(
     checkpoint: str | Path | None = None,
     progress: bool = False,
 ) -> Evidence:
-    """Average the evidence estimates of populations that each choose their temperatures, without a pilot.
+    """Average the evidence estimates of populations that choose their temperatures on the way, without a pilot.
 
-    A population raises its temperature as far as its own weights allow, and tunes the step size of its moves to itself.
-    The metric that half of the populations move by is learnt from the other half: learnt from the very particles that
-    it moves, it lets the evidence come out too low, in ten dimensions by several standard errors. The number of
-    trajectories and their steps are common to all.
+    The inverse temperature is raised as far as the weights of all populations together allow, and each tunes the step
+    size of its moves to itself. The metric that half of the populations move by is learnt from the other half: learnt
+    from the very particles that it moves, it lets the evidence come out too low, in ten dimensions by several standard
+    errors; and so, by less, would temperatures that each population chose alone. The number of trajectories and their
+    steps are common to all.
 
-    What is averaged has also chosen what it is averaged over, so the estimate of a population has a relative bias of
-    order ``1 / num_particles``, which no number of replicates removes. At the default settings it is less than
-    half of the standard error. That of ``smc``, whose schedule is frozen, has none.
+    What is averaged has also chosen what it is averaged over, so the estimate has a relative bias of order one over
+    the number of all particles, beside that of the step sizes. That of ``smc``, whose schedule is frozen, has none.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def adaptive_smc(
     num_replicates : int, default 16
         Independent populations, 2 or more, whose spread is the error.
     ess_threshold : float in (0, 1), default 0.95
-        Conditional effective share of its particles that a population's change of temperature leaves.
+        Conditional effective share of all particles that a change of temperature leaves.
     max_correlation : float in (0, 1), default 0.5
         Particles are moved until no coordinate, nor the log likelihood, correlates more than this with its value
         before, or the last move has lowered no such correlation by a tenth.
@@ -200,7 +200,7 @@ class AdaptivePopulations:
         return replace(run, beta=records["beta"].mean(1), correlation=records["correlation"])
 
     def _at(self, beta: Tensor) -> Evaluator:
-        """Return the evaluation of all particles, each at the temperature of its population, ``(r, 1)``."""
+        """Return the evaluation of all particles at the temperatures of their populations, ``(r, 1)``."""
         rows = beta.to(self.target.dtype).expand(-1, self.num_particles).flatten()
         evaluate = self.target.evaluator(len(rows), PLANNED_CALLS)
 

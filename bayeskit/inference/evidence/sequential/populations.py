@@ -145,24 +145,30 @@ def first_step_size(particles: SMCState) -> Tensor:
 
 
 def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold: float) -> Tensor:
-    """Return how far each population can go on its way to one, ``(r,)``; one that has no likelihood at all goes there.
+    """Return how far the populations can go on their way to one, all as far as each other, ``(r,)``.
+
+    A population that chose its own way by its own particles would, on average, be too low in what it says of the
+    evidence; all of them together are so by a number that falls with theirs. Without any likelihood at all they go to
+    the end.
 
     Parameters
     ----------
     log_weight, log_ratio : Tensor
         Shape ``(r, n)``: weights, and the log of what they are to be multiplied by on all of the way.
     covered : Tensor
-        Where the populations are, ``(r,)``.
+        Where the populations are, ``(r,)``, equal numbers.
     threshold : float
-        Conditional effective share that the step leaves.
+        Conditional effective share that the step leaves, of all particles together.
     """
-    whole = torch.where(covered < 1, 1 - covered, 0.0).unsqueeze(-1)
-    change = torch.where(whole > 0, whole * log_ratio, 0.0)
-    if bool((conditional_share(log_weight, change) >= threshold).all()):
+    weight = (log_weight.flatten() - math.log(len(log_weight))).unsqueeze(0)
+    ratio, at = log_ratio.flatten().unsqueeze(0), covered[:1]
+    whole = (1 - at).unsqueeze(-1)
+    change = torch.where(whole > 0, whole * ratio, 0.0)
+    if bool((conditional_share(weight, change) >= threshold).all()):
         return torch.ones_like(covered)  # as it is for most of many data
-    reached = next_temperature(log_weight, log_ratio, covered, threshold)
-    lost = ((log_ratio == -torch.inf) | (log_weight == -torch.inf)).all(-1)
-    return torch.where(lost, torch.ones_like(reached), reached)
+    if bool(((ratio == -torch.inf) | (weight == -torch.inf)).all()):
+        return torch.ones_like(covered)
+    return next_temperature(weight, ratio, at, threshold).expand_as(covered).clone()
 
 
 def weigh(state: SMCState, log_ratio: Tensor, step: Tensor) -> tuple[SMCState, Tensor, Tensor]:

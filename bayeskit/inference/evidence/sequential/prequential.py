@@ -128,7 +128,7 @@ def prequential(
     num_replicates : int, default 16
         Independent populations, whose spread is the error.
     ess_threshold : float in (0, 1), default 0.8
-        Conditional effective share of a population's particles that each step leaves.
+        Conditional effective share of all particles that each step leaves.
     seed : int, default 0
     progress : bool, default False
 
@@ -317,7 +317,7 @@ class _Populations:
             total = total + increment
             share = effective_share(self.particles.log_weight)
             accepted, diverging = torch.ones(2, r, dtype=torch.float64, device=total.device)
-            if bool((share < MOVE_BELOW).any()):
+            if float(share.mean()) < MOVE_BELOW:
                 accepted, diverging = self._move(generator)
             ancestors = count_distinct(self.particles.ancestor.sort(-1).values)
             self.stages.append(SMCInfo(increment, left, share, accepted, diverging, ancestors))
