@@ -40,6 +40,8 @@ SMALL = Budget(
     num_live=100,
 )
 COMPILE_FROM = 16
+#: Errors below this, in nats, are those of the last digits.
+EXACT = 1e-10
 _COVERED = float(norm.ppf(0.975))
 
 
@@ -128,8 +130,8 @@ class Calibration:
         truth = estimate[np.isfinite(estimate)].mean() if math.isnan(self.log_evidence) else self.log_evidence
         with np.errstate(divide="ignore", invalid="ignore"):
             z = (estimate - truth) / np.hypot(self.standard_errors[method], self.reference_error)
-        # An estimate without variance that is right is no error away.
-        return np.where((self.standard_errors[method] == 0) & (np.abs(estimate - truth) < 1e-8), 0.0, z)
+        # An estimate that is right to rounding, and says so, is no error away.
+        return np.where((self.standard_errors[method] < EXACT) & (np.abs(estimate - truth) < EXACT), 0.0, z)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row a method: bias, error, sd of z, coverage of the 95 % interval, false comfort.
