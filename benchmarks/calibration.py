@@ -19,6 +19,8 @@ import pandas as pd
 
 from bayeskit.inference.evidence.calibration import SMALL, calibrate
 
+DEFAULT = ("bridge_sampling", "modified_path_sampling", "stepping_stone")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -29,14 +31,14 @@ def main() -> None:
     arguments = parser.parse_args()
     begin = time.monotonic()
     common = {"num_replicates": arguments.replicates, "seed": arguments.seed, "num_jobs": arguments.jobs}
-    tables = [calibrate(arguments.case, **common).to_pandas().assign(draws="Hamiltonian Monte Carlo")]
+    tables = [calibrate(DEFAULT, arguments.case, **common).to_pandas().assign(draws="Hamiltonian Monte Carlo")]
     exchanging = calibrate(
-        arguments.case, ("modified_path_sampling", "stepping_stone"), budget=replace(SMALL, exchange=True), **common
+        ("modified_path_sampling", "stepping_stone"), arguments.case, budget=replace(SMALL, exchange=True), **common
     )
     tables.append(exchanging.to_pandas().assign(draws="parallel tempering"))
     if arguments.case == "linreg10":
         for rho in (0.0, 0.5, 0.9):
-            result = calibrate("linreg10", ("bridge_sampling",), correlation=rho, **common)
+            result = calibrate("bridge_sampling", "linreg10", correlation=rho, **common)
             tables.append(result.to_pandas().assign(draws=f"autoregressive {rho}"))
     table = pd.concat(tables, ignore_index=True)
     columns = ["draws", *[c for c in table.columns if c != "draws"]]

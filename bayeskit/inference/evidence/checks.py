@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from bayeskit._statistics import effective_sample_size, effective_within_chains, mean_error, r_hat
 from bayeskit.draws import Draws
-from bayeskit.errors import DrawsError
+from bayeskit.errors import DrawsError, SettingsError, ShapeError
 from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
@@ -60,6 +61,46 @@ def is_same(value: float, recorded: float, dtype: torch.dtype) -> bool:
     """Whether two log densities of one point are equal but for rounding."""
     tolerance = 1e-3 if dtype == torch.float32 else 1e-6
     return value == recorded or abs(value - recorded) <= tolerance * (1 + abs(recorded))
+
+
+def require_own(
+    what: str, position: Tensor, recorded: float, target: Target, log_density: Callable[[Tensor], Tensor]
+) -> int:
+    """Refuse a target to which a mode, or a fit, does not belong.
+
+    Parameters
+    ----------
+    what : str
+        Which of these, as messages call it.
+    position : Tensor
+        Its point, shape ``(d,)``.
+    recorded : float
+        The log density there when it was made; NaN if nobody noted it.
+    target : Target
+    log_density : callable
+        That of the target, ``(1, d) -> (1)``.
+
+    Returns
+    -------
+    int
+        Evaluations spent.
+
+    Raises
+    ------
+    ShapeError
+        If their dimensions differ.
+    SettingsError
+        If the density of the target is another at the point.
+    """
+    if position.shape != (target.dim,):
+        raise ShapeError(f"the {what} has dimension {position.numel()}, the target {target.dim}; pass its own {what}")
+    value = float(log_density(position.to(target.device, target.dtype).unsqueeze(0)))
+    if not math.isnan(recorded) and not is_same(value, recorded, target.dtype):
+        raise SettingsError(
+            f"the {what} is of another target: the log density at its point was {recorded:g} and here is {value:g}; "
+            f"pass its own {what}"
+        )
+    return 1
 
 
 def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.evidence.checks import is_same
+from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence.checks import require_own
 from bayeskit.inference.evidence.laplus.matching import BENT
 from bayeskit.inference.evidence.laplus.modes import Modes, climb_to_modes
 from bayeskit.inference.samplers.initial import CANDIDATES, starting_points
@@ -110,17 +110,7 @@ class PositiveDensity:
                 f"mode is a {type(mode).__name__}; this estimator needs the PositiveMode that PositiveDensity(target)"
                 ".mode() returns, or none"
             )
-        if mode.position.shape != (self.target.dim,):
-            raise ShapeError(
-                f"the mode has dimension {mode.position.numel()}, the target {self.target.dim}; pass its own mode"
-            )
-        value = float(self.log_density(mode.position.to(self.target.dtype).unsqueeze(0)))
-        if not is_same(value, mode.value, self.target.dtype):
-            raise SettingsError(
-                f"the mode is of another target: the log density there is {value:.6g} and not {mode.value:.6g}; "
-                "pass its own mode"
-            )
-        return mode, 1
+        return mode, require_own("mode", mode.position, mode.value, self.target, self.log_density)
 
     def mode(self, *, seed: int = 0) -> PositiveMode:
         """Return the highest mode that searches from a few starting points end at.

@@ -14,8 +14,8 @@ from torch import Tensor
 from bayeskit._engine import Engine
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, DrawsError, InitializationError, SettingsError, ShapeError
-from bayeskit.inference.evidence.checks import is_same
+from bayeskit.errors import BayeskitError, DrawsError, InitializationError
+from bayeskit.inference.evidence.checks import is_same, require_own
 from bayeskit.inference.samplers.initial import CANDIDATES, starting_points
 from bayeskit.target import Target
 
@@ -96,14 +96,7 @@ class Mode:
         SettingsError
             If the density of the target is another there.
         """
-        if len(self.position) != target.dim:
-            raise ShapeError(f"the mode has dimension {len(self.position)}, the target {target.dim}; pass its own mode")
-        value = float(target.log_density(self.position.to(target.device, target.dtype)))
-        if not is_same(value, self.value, target.dtype):
-            raise SettingsError(
-                f"the mode is of another target: its log density is {self.value:g}, here {value:g}; pass its own mode"
-            )
-        return 1
+        return require_own("mode", self.position, self.value, target, target.log_density)
 
 
 def require_draws(draws: Draws | None, target: Target) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import InitializationError, SettingsError, ShapeError
-from bayeskit.inference.evidence.checks import is_same
+from bayeskit.errors import InitializationError
+from bayeskit.inference.evidence.checks import require_own
 from bayeskit.inference.evidence.mode.modes import curvature, find_modes
 from bayeskit.inference.evidence.variational.fixed_draws import balanced_normal_draws, power_of_two
 from bayeskit.inference.evidence.variational.normal import normal_log_prob, sample_normal
@@ -84,17 +84,7 @@ class MeanField:
         SettingsError
             If the density of the target is another at the location.
         """
-        if len(self.location) != target.dim:
-            raise ShapeError(
-                f"the mean field has dimension {len(self.location)}, the target {target.dim}; pass its own mean field"
-            )
-        height = float(target.log_density(self.location.to(target.device, target.dtype)))
-        if math.isfinite(self.height) and not is_same(height, self.height, target.dtype):
-            raise SettingsError(
-                f"the mean field is of another target: at its location the log density was {self.height:g} and here is "
-                f"{height:g}; pass its own mean field"
-            )
-        return 1
+        return require_own("mean field", self.location, self.height, target, target.log_density)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw from it, shape ``(num_draws, d)``; ``generator`` is one of the CPU."""
