@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,12 +110,13 @@ def _print_refusals(console: Console, refused: Mapping[str, str], case: str = ""
         console.print(Text(f"{case}{', '.join(methods)}: does not apply: {reason}", style="dim"))
 
 
-def print_files(out: Path | None) -> None:
-    """Print which results lie in a folder."""
+def print_files(out: Path | None, files: Iterable[Path] | None = None) -> None:
+    """Print which results lie in a folder: those named, or all that are known by their names."""
     if out is None:
         typer.echo("give --out DIR to keep the table, the draws and a report")
     else:
-        typer.echo(f"written to {out}: {', '.join(sorted(p.name for p in out.iterdir() if _is_result(p)))}")
+        found = sorted(p for p in out.iterdir() if _is_result(p)) if files is None else files
+        typer.echo(f"written to {out}: {', '.join(p.name for p in found)}")
 
 
 def _is_result(path: Path) -> bool:

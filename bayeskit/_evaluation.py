@@ -31,7 +31,7 @@ from bayeskit.errors import CompilationWarning
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A batched joint density: ``(n, d) -> log_prior (n,), log_likelihood (n,)``."""
 
-CHUNK_BYTES = 32 * 2**20
+CHUNK_BYTES = 48 * 2**20
 COMPILE_AFTER_SECONDS = 8.0
 
 

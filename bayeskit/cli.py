@@ -209,34 +209,53 @@ def evidence(
 
 @_command("run")
 def run(
-    name: Annotated[str, typer.Argument(help="A model of 'bayeskit list'.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for summary, draws and report.")],
-    seed: Seed = 0,
-    chains: Annotated[int, typer.Option(min=1, help="Chains.")] = 4,
-    warmup: Annotated[int, typer.Option(min=0, help="Adapting iterations.")] = 500,
-    samples: Annotated[int, typer.Option(min=4, help="Draws of each chain.")] = 1000,
-    target_acceptance: Annotated[float, typer.Option(min=0.1, max=0.999, help="Acceptance to aim at.")] = 0.8,
+    name: Annotated[str, typer.Argument(help="A model or a page of 'bayeskit list'.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for what is written.")],
+    seed: Annotated[int | None, typer.Option(help="Seed; 0 by default.")] = None,
+    chains: Annotated[int | None, typer.Option(min=1, help="Chains; 4 by default.")] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Adapting iterations; 500 by default.")] = None,
+    samples: Annotated[int | None, typer.Option(min=4, help="Draws of each chain; 1000 by default.")] = None,
+    target_acceptance: Annotated[
+        float | None, typer.Option(min=0.1, max=0.999, help="Acceptance to aim at; 0.8 by default.")
+    ] = None,
+    small: Annotated[bool, typer.Option("--small", help="Run a page in seconds.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw from the posterior of a named model; write summary.csv, posterior.nc and report.html."""
+    """Draw from the posterior of a named model, or run a page of the gallery.
+
+    A model writes summary.csv, posterior.nc and report.html; a page what it prints and its figures.
+    """
+    from bayeskit import gallery
     from bayeskit._files import as_output_folder
-    from bayeskit.gallery import get
     from bayeskit.report import posterior_summary
     from bayeskit.workflows import posterior_in_folder
 
-    entry = get(name)
+    given = {
+        "seed": seed,
+        "num_chains": chains,
+        "num_warmup": warmup,
+        "num_samples": samples,
+        "target_acceptance": target_acceptance,
+    }
+    settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if gallery.is_page(name):
+        if settings:
+            raise SettingsError(
+                f"{name!r} is a page with its own settings; it takes --small, not {', '.join(settings)}"
+            )
+        print_files(out, gallery.run_page(name, out, small=small, quiet=quiet))
+        return
+    if small:
+        raise SettingsError(f"--small is for pages of the gallery; {name!r} takes --chains, --warmup and --samples")
+    entry = gallery.get(name)
     as_output_folder(out)
     draws = posterior_in_folder(
         entry.build(),
         out,
         title=f"Posterior of {entry.name}",
-        seed=seed,
-        num_chains=chains,
-        num_warmup=warmup,
-        num_samples=samples,
-        target_acceptance=target_acceptance,
         settings={"model": entry.description},
         progress=not quiet,
+        **({"seed": 0, "num_chains": 4, "num_warmup": 500, "num_samples": 1000, "target_acceptance": 0.8} | settings),
     )
     if quiet:
         return
@@ -313,17 +332,30 @@ def exam(
 
 @_command("list")
 def list_models() -> None:
-    """List the models that can be run by name."""
-    from bayeskit.gallery import entries
+    """List the models and the pages of the gallery that can be run by name."""
+    from bayeskit import gallery
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", style="bold", no_wrap=True)
-    table.add_column("log evidence", justify="right")
-    table.add_column("model")
-    for entry in entries():
+    console = new_console()
+    table = _plain_table("model", "log evidence", "with 'bayeskit evidence NAME' or 'bayeskit run NAME --out DIR'")
+    for entry in gallery.entries():
         known = "" if entry.reference is None else f"{entry.reference:.4f}"
         table.add_row(entry.name, known, Text(entry.description))
-    new_console().print(table)
+    console.print(table)
+    for group, heading in gallery.GROUPS.items():
+        table = _plain_table("page", "", f"{heading}, with 'bayeskit run NAME --out DIR [--small]'")
+        for page in gallery.pages():
+            if page.group == group:
+                table.add_row(page.name, "", Text(page.title))
+        console.print()
+        console.print(table)
+
+
+def _plain_table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(columns[0], style="bold", no_wrap=True)
+    table.add_column(columns[1], justify="right")
+    table.add_column(columns[2])
+    return table
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ def test_help_version_and_list():
     assert call("--version").stdout.strip() == f"bayeskit {__version__}"
     listed = call("list").stdout
     assert "primates" in listed and "linreg10" in listed and "-94.0845" in listed
+    assert "nile_change_point" in listed and "Phylogenetics" in listed
 
 
 def test_evidence_of_a_named_model(tmp_path):
@@ -78,6 +79,16 @@ def test_run_writes_the_posterior(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["posterior.nc", "report.html", "summary.csv"]
     assert list(pd.read_csv(tmp_path / "summary.csv")["parameter"]) == ["p"]
     assert "r-hat" in result.stdout
+
+
+def test_run_runs_a_page(tmp_path):
+    result = call("run", "nile_change_point", "--out", tmp_path / "out", "--small", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "nile_change_point.txt, nile_change_point_1.png" in result.stdout
+    assert "log Bayes factor" in (tmp_path / "out" / "nile_change_point.txt").read_text(encoding="utf-8")
+    assert "--small" in refused("run", "nile_change_point", "--out", tmp_path, "--chains", 2)
+    assert "--small" in refused("run", "beta_binomial", "--out", tmp_path, "--small")
+    assert "did you mean 'nile_change_point'" in refused("run", "nile_changepoint", "--out", tmp_path)
 
 
 def test_exam_prints_its_table():

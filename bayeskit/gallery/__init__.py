@@ -1,10 +1,26 @@
-"""Models that can be run by name, each with what is known of its evidence.
+"""Models that can be run by name, and the pages that teach them.
 
-Every case of :mod:`bayeskit.exact` is here, and models on data that ship with the package. Nothing heavy is
-imported before an entry is asked for.
+Every case of :mod:`bayeskit.exact` is here, each with what is known of its evidence, and models on data that ship with
+the package; besides, the pages of the gallery, scripts of one idea each. Nothing heavy is imported before an entry is
+asked for.
 """
 
 from bayeskit.gallery.registry import Entry, entries, get, names
+from bayeskit.gallery.scripts import GROUPS, Page, is_page, is_small, page, pages, run_page
 from bayeskit.gallery.trees import SUBSTITUTION_MODELS, tree_target
 
-__all__ = ["SUBSTITUTION_MODELS", "Entry", "entries", "get", "names", "tree_target"]
+__all__ = [
+    "GROUPS",
+    "SUBSTITUTION_MODELS",
+    "Entry",
+    "Page",
+    "entries",
+    "get",
+    "is_page",
+    "is_small",
+    "names",
+    "page",
+    "pages",
+    "run_page",
+    "tree_target",
+]

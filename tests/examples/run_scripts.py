@@ -1,10 +1,10 @@
 """Run scripts, each in a process of its own that need not import torch, Pyro and ArviZ anew.
 
-Reads lines ``script<TAB>output<TAB>errors`` and answers each with the exit status, while files take what is printed.
+Reads lines ``script<TAB>folder<TAB>output<TAB>errors`` and answers with the exit status, while the folder takes
+its figures and files take what is printed.
 """
 
 import os
-import runpy
 import sys
 
 import arviz  # noqa: F401
@@ -12,16 +12,15 @@ import matplotlib.pyplot  # noqa: F401
 import pandas  # noqa: F401
 import pyro  # noqa: F401
 
-import bayeskit  # noqa: F401
+from bayeskit.gallery import run_script
 
 
-def start(script: str, output: str, errors: str) -> None:
+def start(script: str, folder: str, output: str, errors: str) -> None:
     """Go on as the script, in a process that has just been forked."""
     for path, number in ((os.devnull, 0), (output, 1), (errors, 2)):
         os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.argv = [script]
     sys.path[0] = os.path.dirname(script)
-    runpy.run_path(script, run_name="__main__")
+    run_script.main(script, folder)
     sys.exit(0)  # as any script ends: what was registered for the end runs, and an exception has its traceback
 
 

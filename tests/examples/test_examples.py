@@ -1,14 +1,22 @@
+import ast
+import io
 import os
+import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
 
+from bayeskit import gallery
+
 HERE = Path(__file__).parent
-EXAMPLES = sorted((HERE.parents[1] / "examples").glob("*.py"))
+PAGES = gallery.pages()
 ENVIRONMENT = os.environ | {"BAYESKIT_SMALL_EXAMPLES": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 WITH_PROCESSES = ("num_jobs", "process_group")  # threads of a process group do not survive a fork
+HEADINGS = ("The model", "Before the data", "An exact twin", "The fit", "What it says")
+"""What every page has, but for those on sampling, which teach how runs are made."""
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +25,10 @@ def run(tmp_path_factory):
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
     with subprocess.Popen([sys.executable, HERE / "run_scripts.py"], **pipe) as runner:
 
-        def one(path):
+        def one(path, figures):
             folder = tmp_path_factory.mktemp("example")
             output, errors = folder / "output", folder / "errors"
-            runner.stdin.write(f"{path}\t{output}\t{errors}\n")
+            runner.stdin.write(f"{path}\t{figures}\t{output}\t{errors}\n")
             runner.stdin.flush()
             status = int(runner.stdout.readline())
             return status, output.read_text(encoding="utf-8"), errors.read_text(encoding="utf-8")
@@ -29,22 +37,66 @@ def run(tmp_path_factory):
         runner.stdin.close()
 
 
-def run_alone(path):
-    done = subprocess.run([sys.executable, path], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+def run_alone(path, folder):
+    command = [sys.executable, "-m", "bayeskit.gallery.run_script", path, folder]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
-def test_there_are_examples():
-    assert len(EXAMPLES) >= 4
+def cells(text):
+    """Return the cells of a page: each the heading it stands under, and its code."""
+    heading, found = "", []
+    for cell in re.split(r"^# %%.*\n", text, flags=re.MULTILINE):
+        if title := re.match(r"# (.+)\n# -+\n", cell):
+            heading = title[1]
+        found.append((heading, cell))
+    return found
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs_and_stays_short(path, run):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 120
-    status, output, errors = (run_alone if any(name in text for name in WITH_PROCESSES) else run)(path)
+def num_code_lines(text):
+    """Count the lines that hold more than comments and documentation."""
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    documented = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Module | ast.FunctionDef | ast.ClassDef)]
+    for node in documented:
+        if ast.get_docstring(node):
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+def test_there_are_pages_of_every_group():
+    assert len(PAGES) >= 28
+    assert {page.group for page in PAGES} == set(gallery.GROUPS)
+    assert len({page.name for page in PAGES} | set(gallery.names())) == len(PAGES) + len(gallery.names())
+
+
+def test_no_script_is_outside_of_the_groups():
+    assert {page.path for page in PAGES} == set((HERE.parents[1] / "examples").rglob("*.py"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_is_short_and_has_its_parts(page):
+    text = page.path.read_text(encoding="utf-8")
+    assert num_code_lines(text) < 120
+    assert page.title and page.lesson
+    titles = [heading for heading, _ in cells(text)]
+    wanted = HEADINGS if page.group != "sampling" else ("An exact twin",)
+    assert not set(wanted) - set(titles)
+    assert page.group == "sampling" or ".. math::" in text or ":math:" in text
+    for heading in set(wanted) & {"An exact twin", "The fit"}:
+        code = "".join(code for title, code in cells(text) if title == heading)
+        assert re.search(r"^\s*assert ", code, re.MULTILINE), f"{heading!r} asserts nothing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_runs(page, run, tmp_path):
+    text = page.path.read_text(encoding="utf-8")
+    status, output, errors = (run_alone if any(name in text for name in WITH_PROCESSES) else run)(page.path, tmp_path)
     assert status == 0, errors
-    assert output.strip()
+    assert page.group == "sampling" or "+-" in output, "no number with its Monte Carlo error"
+    assert page.group == "sampling" or list(tmp_path.glob("*.png")), "no figure"
     # A warning in an example would teach that warnings are normal.
     assert "Warning" not in errors
 
@@ -61,11 +113,11 @@ def test_example_runs_and_stays_short(path, run):
 def test_mutation_a_script_that_fails_or_warns_is_noticed(run, tmp_path, text, status, said):
     path = tmp_path / "script.py"
     path.write_text(text)
-    found, _, errors = run(path)
+    found, _, errors = run(path, tmp_path)
     assert found == status and said in errors
 
 
 def test_scripts_do_not_see_each_other(run, tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import torch\nprint(torch.get_default_dtype())\ntorch.set_default_dtype(torch.float64)")
-    assert run(path) == run(path) == (0, "torch.float32\n", "")
+    assert run(path, tmp_path) == run(path, tmp_path) == (0, "torch.float32\n", "")

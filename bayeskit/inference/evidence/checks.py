@@ -189,7 +189,7 @@ def ladder_error(influence: Tensor, ladder: Ladder) -> float:
 def _centre(position: Tensor) -> tuple[Tensor, Tensor]:
     """Median and quartile spread of each coordinate at each temperature, ``(T, d, 1, 1)``."""
     flat = position.flatten(-2)
-    low, middle, high = (flat.quantile(q, -1)[..., None, None] for q in (0.25, 0.5, 0.75))
+    low, middle, high = flat.quantile(flat.new_tensor([0.25, 0.5, 0.75]), -1)[..., None, None]
     return middle, (high - low).clamp(min=torch.finfo(flat.dtype).tiny)
 
 

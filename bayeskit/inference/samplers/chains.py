@@ -15,6 +15,7 @@ from bayeskit._settings import whole_number
 from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
+from bayeskit.inference.samplers.climb import Climb
 from bayeskit.inference.samplers.driver import Control, Ending, Records
 from bayeskit.inference.samplers.initial import starting_points
 from bayeskit.target import Target
@@ -109,7 +110,7 @@ class Chains:
     target: Target
     adaptation: Adaptation
     settings: RunSettings
-    initial: Tensor | None = None
+    initial: Tensor | Climb | None = None
     _tuned: Any = field(default=None, init=False, repr=False)  # the kernel after warm-up, which changes no more
 
     @property
@@ -125,7 +126,10 @@ class Chains:
     def start(self, generator: torch.Generator) -> AdaptationState:
         """Find starting points and a rough step size."""
         # Starting points first: an impossible start is said before minutes of compilation.
-        points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
+        if isinstance(self.initial, Climb):
+            points = self.initial.points(self.target, self._beta(), generator)
+        else:
+            points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
         return self.adaptation.init(self.target, points, generator=generator)
 
     def advance(

@@ -21,6 +21,7 @@ from bayeskit._settings import whole_number
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation
 from bayeskit.inference.samplers.chains import RunSettings
+from bayeskit.inference.samplers.climb import Climb
 from bayeskit.inference.samplers.driver import Control, Ending, say_early
 from bayeskit.inference.samplers.run import RunResult, run
 from bayeskit.parallel import map_tasks
@@ -35,7 +36,7 @@ class Group(NamedTuple):
 
     adaptation: Adaptation
     num_chains: int
-    initial: Tensor | None = None
+    initial: Tensor | Climb | None = None
 
 
 class GroupResults(NamedTuple):

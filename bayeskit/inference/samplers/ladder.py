@@ -19,6 +19,7 @@ from bayeskit.draws import Draws, as_numpy
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation
 from bayeskit.inference.samplers.chains import RunSettings
+from bayeskit.inference.samplers.climb import Climb
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
 from bayeskit.inference.samplers.groups import Group, require_groups, run_groups
 from bayeskit.inference.samplers.hmc import HMC
@@ -238,6 +239,7 @@ def sample_ladder(
     prior[0]  # a prior that cannot be drawn from is said now
     variance = prior_variance(target, seed)
     betas = [warm.repeat_interleave(num_chains) for warm in levels[1:].tensor_split(num_groups)]
+    climb = Climb(levels[1:], variance)
     adaptations = [_adaptation(beta, num_chains, num_warmup, target_acceptance, variance) for beta in betas]
     facts: dict[str, object] = {
         "num_warmup": num_warmup,
@@ -247,13 +249,13 @@ def sample_ladder(
     }
     travel, skipped = None, num_warmup if exchange else 0
     if num_groups == 1:
-        result = run(target, adaptations[0], settings, prior=prior if exchange else None)
+        result = run(target, adaptations[0], settings, initial=climb, prior=prior if exchange else None)
         draws = as_draws(target, result, betas[0], HMC(), facts)
         if result.exchange is not None:
             probability, trips = result.exchange
             travel = Exchange(1 - probability.mean((0, 2)), trips, draws.num_draws)
     else:
-        groups = [Group(one, len(beta)) for one, beta in zip(adaptations, betas, strict=True)]
+        groups = [Group(one, len(beta), climb) for one, beta in zip(adaptations, betas, strict=True)]
         done = run_groups(target, groups, settings, num_jobs=num_jobs, all_needed=True)
         draws = join_groups(target, done, betas, HMC(), facts | {"num_groups": num_groups})
     begin = time.monotonic()

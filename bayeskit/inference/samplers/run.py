@@ -10,6 +10,7 @@ from torch import Tensor
 from bayeskit._torch import new_generator
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.chains import Chains, RunSettings
+from bayeskit.inference.samplers.climb import Climb
 from bayeskit.inference.samplers.driver import Algorithm, Ending, drive, nothing_done, say_early
 from bayeskit.inference.samplers.tempering import PriorDraws, Tempering
 from bayeskit.target import Target
@@ -34,7 +35,7 @@ def run(
     adaptation: Adaptation,
     settings: RunSettings,
     *,
-    initial: Tensor | None = None,
+    initial: Tensor | Climb | None = None,
     prior: PriorDraws | None = None,
 ) -> RunResult:
     """Warm up, sample and record.
@@ -45,8 +46,8 @@ def run(
     adaptation : Adaptation
         The kernel and how it is tuned; its ``kernel.beta`` has one entry per chain.
     settings : RunSettings
-    initial : Tensor, optional
-        Starting points as in :func:`starting_points`.
+    initial : Tensor or Climb, optional
+        Starting points as in :func:`starting_points`, or a ladder to climb to them.
     prior : PriorDraws, optional
         Prior draws for every iteration; given them, the temperatures exchange their states.
 

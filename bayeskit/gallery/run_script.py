@@ -1,0 +1,50 @@
+"""Run a page as a script and keep its figures: ``python -m bayeskit.gallery.run_script SCRIPT FOLDER``.
+
+A page leaves its figures in variables; drawing windows and file names are not its concern.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def set_style() -> None:
+    """Let lines and bars take colours that are told apart with any kind of colour vision."""
+    import matplotlib
+    from cycler import cycler
+
+    from bayeskit._plots import CHAIN_COLOURS
+
+    matplotlib.use("agg")
+    matplotlib.rcParams["axes.prop_cycle"] = cycler(color=list(CHAIN_COLOURS))
+    matplotlib.rcParams["image.cmap"] = "cividis"
+
+
+def figures_in(variables: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures among a script's variables, each once, in the order in which they were made."""
+    from matplotlib.figure import Figure
+
+    return list({id(value): value for value in variables.values() if isinstance(value, Figure)}.values())
+
+
+def main(script: str, folder: str) -> None:
+    """Run ``script`` and save its figures in ``folder``, in place of those of an earlier run."""
+    set_style()
+    sys.argv = [script]
+    variables = runpy.run_path(script, run_name="__main__")
+    name = Path(script).stem
+    for old in Path(folder).glob(f"{name}_[0-9]*.png"):
+        old.unlink()
+    for number, figure in enumerate(figures_in(variables), 1):
+        figure.savefig(Path(folder) / f"{name}_{number}.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

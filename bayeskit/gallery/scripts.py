@@ -1,0 +1,244 @@
+"""The pages of the gallery: scripts that teach one idea each and can be run by name."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import requires
+from importlib.util import find_spec
+from pathlib import Path
+
+from bayeskit.errors import MissingPackageError, OutputError
+from bayeskit.gallery.registry import names, unknown_name
+
+SMALL_VARIABLE = "BAYESKIT_SMALL_EXAMPLES"
+GROUPS = {
+    "evidence": "Evidence",
+    "variational_autoencoders": "Variational autoencoders",
+    "discrete_latent_variables": "Discrete latent variables",
+    "phylogenetics": "Phylogenetics",
+    "wide_networks": "Wide networks",
+    "loss_based_updates": "Loss-based updates",
+    "sampling": "Sampling and long runs",
+}
+"""Groups of pages, in the order of the gallery, by their folders."""
+_OURS = frozenset(sys.stdlib_module_names) | {"bayeskit"}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of the gallery.
+
+    Attributes
+    ----------
+    name : str
+        That of its file.
+    group : str
+        That of its folder, a key of :data:`GROUPS`.
+    title : str
+    lesson : str
+        What a reader learns, one sentence.
+    path : Path
+    """
+
+    name: str
+    group: str
+    title: str
+    lesson: str
+    path: Path
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Modules outside the standard library and bayeskit that the page imports or reads data from."""
+        return _packages(self.path)
+
+    @property
+    def missing_packages(self) -> tuple[str, ...]:
+        """Those of :attr:`packages` that are not installed."""
+        return tuple(name for name in self.packages if find_spec(name) is None)
+
+    def require(self) -> None:
+        """Raise if a package is missing.
+
+        Raises
+        ------
+        MissingPackageError
+            With the command that installs what is missing.
+        """
+        if missing := self.missing_packages:
+            raise MissingPackageError(
+                f"the page {self.name!r} needs {', '.join(missing)}; install with: pip install {_install(missing)}"
+            )
+
+
+def is_small() -> bool:
+    """Tell whether pages should run in seconds, as they do in the tests, rather than at their full size.
+
+    It is so where the environment variable ``BAYESKIT_SMALL_EXAMPLES`` is set to anything.
+
+    Examples
+    --------
+    >>> from bayeskit.gallery import is_small
+    >>> num_samples = 100 if is_small() else 1000
+    """
+    return bool(os.environ.get(SMALL_VARIABLE))
+
+
+def pages() -> tuple[Page, ...]:
+    """Return all pages, group by group.
+
+    Examples
+    --------
+    >>> from bayeskit import gallery
+    >>> [page.title for page in gallery.pages() if page.name == "nile_change_point"]
+    ['The Nile in 1898: whether its flow changed, when, and how often']
+    """
+    return tuple(_pages(_folder()))
+
+
+def page(name: str) -> Page:
+    """Return the page of that name.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is none; the message suggests the nearest name.
+
+    Examples
+    --------
+    >>> from bayeskit import gallery
+    >>> gallery.page("karate_club").group
+    'discrete_latent_variables'
+    """
+    known = {each.name: each for each in pages()}
+    if name not in known:
+        raise unknown_name("page of the gallery", name, known)
+    return known[name]
+
+
+def is_page(name: str) -> bool:
+    """Tell whether a name is that of a page, and not of a model.
+
+    Raises
+    ------
+    UnknownNameError
+        If it is neither; the message suggests the nearest name.
+
+    Examples
+    --------
+    >>> from bayeskit import gallery
+    >>> gallery.is_page("karate_club"), gallery.is_page("linreg10")
+    (True, False)
+    """
+    known = {each.name for each in pages()}
+    if name not in known and name not in names():
+        raise unknown_name("model or page", name, (*names(), *sorted(known)))
+    return name in known
+
+
+def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = False) -> tuple[Path, ...]:
+    """Run a page in a process of its own; keep what it prints and draws.
+
+    Parameters
+    ----------
+    name : str
+        A page's name.
+    out : path
+        Folder for ``output.txt``, and `x`.
+    small : bool, default False
+        Run in seconds, with errors as large as that makes them.
+    quiet : bool, default False
+        Do not show what is printed.
+
+    Returns
+    -------
+    tuple of Path
+        The files.
+
+    Raises
+    ------
+    UnknownNameError, MissingPackageError
+    OutputError
+        If the folder cannot be written, or the page fails; the message has its last lines.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from bayeskit import gallery
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [file.name for file in gallery.run_page("nile_change_point", folder, small=True, quiet=True)]
+    ['nile_change_point.txt', 'nile_change_point_1.png', 'nile_change_point_2.png']
+    """
+    from bayeskit._files import as_output_folder, write_atomically
+
+    chosen = page(name)
+    chosen.require()
+    folder = as_output_folder(out)
+    environment = os.environ | ({SMALL_VARIABLE: "1"} if small else {})
+    command = [sys.executable, "-m", "bayeskit.gallery.run_script", str(chosen.path), str(folder)]
+    lines = []
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+    ) as process:
+        for line in process.stdout or ():
+            lines.append(line)
+            if not quiet:
+                print(line, end="", flush=True)
+    output = folder / f"{name}.txt"
+    write_atomically(output, "".join(lines).encode("utf-8"))
+    if process.returncode:
+        raise OutputError(f"the page {name!r} failed; its last line: {lines[-1].strip() if lines else 'none'}")
+    return (output, *sorted(folder.glob(f"{name}_[0-9]*.png")))
+
+
+# -- reading scripts ------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    """Return where the pages are: inside an installed package, or beside it in a checkout."""
+    installed = Path(__file__).parent / "examples"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "examples"
+
+
+@functools.cache
+def _pages(folder: Path) -> list[Page]:
+    return [read_page(path) for group in GROUPS for path in sorted((folder / group).glob("*.py"))]
+
+
+def read_page(path: Path) -> Page:
+    """Read title and lesson from a script's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    title = text.partition("\n")[0]
+    lesson = re.search(r"\*\*What you will learn:\*\*(.*?)(?:\n\s*\n|\Z)", text, re.DOTALL)
+    return Page(path.stem, path.parent.name, title, " ".join(lesson[1].split()) if lesson else "", path)
+
+
+@functools.cache
+def _packages(path: Path) -> tuple[str, ...]:
+    names = set(_imports(ast.parse(path.read_text(encoding="utf-8"))))
+    return tuple(sorted(names - _OURS))
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _install(modules: tuple[str, ...]) -> str:
+    """Return what pip has to be told: our extra that brings a module, or the module's name."""
+    extras = []
+    for module in modules:
+        package = "scikit-learn" if module == "sklearn" else module
+        lines = [line for line in requires("bayeskit") or () if re.match(rf"{re.escape(package)}\b", line)]
+        extra = next((found[1] for line in lines if (found := re.search(r"extra\s*==\s*['\"](\w+)", line))), None)
+        extras.append(f"'bayeskit[{extra}]'" if extra else package)
+    return " ".join(dict.fromkeys(extras))

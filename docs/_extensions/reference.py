@@ -1,0 +1,97 @@
+"""The pages of the reference: one a room, with a table of every public name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+
+#: Rooms in the order in which a reader meets them; those of one part share a heading in the table of contents.
+PARTS = {
+    "The hinge": ("bayeskit", "bayeskit.target", "bayeskit.draws", "bayeskit.parallel", "bayeskit.distributed"),
+    "Inference": ("bayeskit.inference",),
+    "Models": ("bayeskit.models",),
+    "Workflows, problems, pages": (
+        "bayeskit.workflows",
+        "bayeskit.exact",
+        "bayeskit.gallery",
+        "bayeskit.report",
+        "bayeskit.errors",
+    ),
+}
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return what a room offers: its ``__all__``, or the functions and classes it defines."""
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    return sorted(
+        name
+        for name, thing in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(thing) or inspect.isfunction(thing))
+        and thing.__module__ == module.__name__
+    )
+
+
+def rooms_below(name: str) -> list[str]:
+    """Return the room and every package below it that offers names, in alphabetical order."""
+    module = importlib.import_module(name)
+    found = [name] if public_names(module) else []
+    if name != "bayeskit" and hasattr(module, "__path__"):
+        for child in pkgutil.walk_packages(module.__path__, f"{name}."):
+            if child.ispkg and not any(part.startswith("_") for part in child.name.split(".")):
+                found += [child.name] if hasattr(importlib.import_module(child.name), "__all__") else []
+    return sorted(found)
+
+
+def write_pages(folder: Path) -> None:
+    """Write the pages of the reference into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = ["# Reference", "", "Every public name, room by room.", ""]
+    homes: dict[int, str] = {}
+    for part, roots in PARTS.items():
+        contents += ["```{toctree}", f":caption: {part}", ":maxdepth: 1", ""]
+        for root in roots:
+            for room in rooms_below(root):
+                contents.append(room)
+                _write_if_changed(folder / f"{room}.rst", _page(room, homes))
+        contents += ["```", ""]
+    _write_if_changed(folder / "index.md", "\n".join(contents))
+
+
+def _page(room: str, homes: dict[int, str]) -> str:
+    """Return a room's page; ``homes`` knows where things were met first, so that each is described once."""
+    module = importlib.import_module(room)
+    lines = [room, "=" * len(room), "", f".. currentmodule:: {room}", "", inspect.getdoc(module) or ""]
+    kinds: dict[str, list[str]] = {"Functions": [], "Classes": [], "Also here": [], "Values": []}
+    for name in public_names(module):
+        thing = getattr(module, name)
+        if inspect.ismodule(thing):
+            continue
+        if not callable(thing):
+            kinds["Values"].append(name)
+        elif id(thing) in homes:
+            kinds["Also here"].append(homes[id(thing)])
+        else:
+            homes[id(thing)] = f"{room}.{name}"
+            kinds["Classes" if inspect.isclass(thing) else "Functions"].append(name)
+    for kind, names in kinds.items():
+        if not names:
+            continue
+        lines += ["", kind, "-" * len(kind), ""]
+        if kind == "Also here":
+            lines.append(", ".join(f":obj:`{name}`" for name in names))
+        elif kind == "Values":
+            lines += [f".. autodata:: {name}\n   :no-value:\n" for name in names]
+        else:
+            lines += [".. autosummary::", "   :toctree: generated", "   :nosignatures:", ""]
+            lines += [f"   {name}" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,118 @@
+import os
+
+import pytest
+
+from bayeskit import gallery
+from bayeskit.errors import MissingPackageError, OutputError, UnknownNameError
+from bayeskit.gallery import scripts as module
+from bayeskit.gallery.run_script import figures_in
+
+PAGE = '''r"""
+A title
+=======
+
+**What you will learn:** how one
+thing is done.
+
+More.
+"""
+
+import json
+
+import numpy
+{imports}
+
+{code}
+'''
+
+
+@pytest.fixture
+def new_page(tmp_path, monkeypatch):
+    """Make the only page of a gallery."""
+    monkeypatch.setattr(module, "_folder", lambda: tmp_path)
+
+    def new(code="print(1)", imports=""):
+        folder = tmp_path / "evidence"
+        folder.mkdir(exist_ok=True)
+        (folder / "a_page.py").write_text(PAGE.format(imports=imports, code=code))
+        module._pages.cache_clear()
+        module._packages.cache_clear()
+        return gallery.page("a_page")
+
+    yield new
+    module._pages.cache_clear()
+
+
+def test_a_page_is_read_from_its_script(new_page):
+    page = new_page()
+    assert (page.name, page.group, page.title, page.lesson) == (
+        "a_page",
+        "evidence",
+        "A title",
+        "how one thing is done.",
+    )
+    assert page.packages == ("numpy",) and page.missing_packages == ()
+
+
+def test_a_missing_package_names_what_to_install(new_page, monkeypatch):
+    page = new_page(imports="import no_such_package, sklearn.datasets\nfrom lifelines.datasets import load_rossi")
+    assert page.packages == ("lifelines", "no_such_package", "numpy", "sklearn")
+    assert page.missing_packages == ("no_such_package",)
+    with pytest.raises(MissingPackageError, match="pip install no_such_package"):
+        page.require()
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name in ("lifelines", "sklearn") else 1)
+    with pytest.raises(MissingPackageError, match=r"pip install 'bayeskit\[tables\]' 'bayeskit\[images\]'"):
+        page.require()
+
+
+def test_a_page_that_needs_what_is_missing_does_not_run(new_page, tmp_path):
+    new_page(imports="import no_such_package")
+    with pytest.raises(MissingPackageError, match="'a_page' needs no_such_package"):
+        gallery.run_page("a_page", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_output_and_figures_are_kept(new_page, tmp_path, capfd):
+    code = "from matplotlib.figure import Figure\nfigures = Figure(), Figure()\nfirst, second = figures\nprint('é')"
+    new_page(code)
+    files = gallery.run_page("a_page", tmp_path / "out")
+    assert [file.name for file in files] == ["a_page.txt", "a_page_1.png", "a_page_2.png"]
+    assert files[0].read_text(encoding="utf-8") == "é\n" == capfd.readouterr().out
+    new_page()  # now without figures: those of the earlier run would lie
+    assert gallery.run_page("a_page", tmp_path / "out", quiet=True) == files[:1]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a_page.txt"]
+    assert capfd.readouterr().out == ""
+
+
+def test_small_is_what_a_page_asks_for(new_page, tmp_path, monkeypatch):
+    monkeypatch.delenv("BAYESKIT_SMALL_EXAMPLES", raising=False)
+    new_page("print(is_small())", "from bayeskit.gallery import is_small")
+    said = [gallery.run_page("a_page", tmp_path, small=s, quiet=True)[0].read_text() for s in (False, True)]
+    assert said == ["False\n", "True\n"] and "BAYESKIT_SMALL_EXAMPLES" not in os.environ
+
+
+def test_a_page_that_fails_says_how(new_page, tmp_path):
+    new_page("print('before')\nassert 1 == 2, 'no twin'")
+    with pytest.raises(OutputError, match="'a_page' failed; its last line: AssertionError: no twin"):
+        gallery.run_page("a_page", tmp_path, quiet=True)
+    assert "before" in (tmp_path / "a_page.txt").read_text()
+
+
+def test_unknown_pages_suggest_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'karate_club'"):
+        gallery.page("karate-club")
+    with pytest.raises(UnknownNameError, match="no model or page is called 'karate'"):
+        gallery.is_page("karate")
+
+
+def test_figures_are_found_once_each():
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    assert figures_in({"a": figure, "b": 1, "c": figure}) == [figure]
+
+
+def test_every_group_has_a_header():
+    folder = module._folder()
+    for group in gallery.GROUPS:
+        assert (folder / group / "GALLERY_HEADER.rst").read_text(encoding="utf-8").startswith(gallery.GROUPS[group])
