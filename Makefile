@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint types doctest install clean
+.PHONY: demo test lint types doctest docs docs-small browser install clean
 
 install: $(STAMP)
 
@@ -36,5 +36,17 @@ types: $(STAMP)
 doctest: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --doctest-modules bayeskit
 
+# Every page of the gallery at full size; `docs-small` runs them in seconds.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m pytest docs/tests/test_site.py
+
+docs-small:
+	BAYESKIT_SMALL_EXAMPLES=1 $(MAKE) docs
+
+# Needs the pages of `make docs`, and Debian's packages chromium and chromium-driver.
+browser: $(STAMP)
+	$(BIN)/python -m pytest docs/tests/test_browser.py
+
 clean:
-	rm -rf demo out build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf docs/_build docs/api docs/gallery demo out build dist .pytest_cache .mypy_cache .ruff_cache

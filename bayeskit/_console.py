@@ -44,7 +44,7 @@ def print_evidence(comparison: EvidenceComparison, title: str, reference: float 
             z.method,
             _figure(z.log_evidence, ".4f"),
             _figure(z.standard_error, ".4f"),
-            f"{z.num_evaluations:,}",
+            f"{z.num_evaluations}",
             f"{z.seconds:.1f}",
             "yes" if z.trusted else "no",
             style=None if z.trusted else "yellow",

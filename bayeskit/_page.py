@@ -22,7 +22,7 @@ def number(value: Any, spec: str) -> str:
     """Return one right-aligned cell; a dash where ``value`` is not finite."""
     finite = math.isfinite(value)
     text = format(value, spec) if finite else "–"
-    return f'<td class="number" data-sort="{value if finite else ""}">{text.replace("-", "−")}</td>'
+    return f'<td class="number" data-sort="{value if finite else ""}">{text}</td>'
 
 
 def table(header: Iterable[str], rows: Iterable[tuple[str, list[str]]]) -> str:
@@ -69,6 +69,10 @@ tr.untrusted td { color: #A63600; }
 figure { margin: 1rem 0; }
 figure svg, figure img { max-width: 100%; height: auto; }
 figcaption { font-size: .85rem; color: #555; }
+@media (max-width: 40rem) {
+  figure { overflow-x: auto; }
+  figure svg, figure img { max-width: none; width: 36rem; }
+}
 @media print {
   body { font-size: 10pt; max-width: none; padding: 0; }
   .wide { overflow: visible; }

@@ -69,7 +69,8 @@ def _plain_messages() -> Iterator[None]:
         try:
             yield
         except BayeskitError as error:
-            console.print(Text(f"error: {error}", style="bold red"), soft_wrap=True)
+            pages = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            console.print(Text(f"error: {error}{pages}", style="bold red"), soft_wrap=True)
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as interrupt:
             message = "interrupted; the same command with the same --out resumes"

@@ -2,16 +2,39 @@
 
 All exceptions derive from :class:`BayeskitError`, all warnings from
 :class:`BayeskitWarning`. Each message names the place (site, file and line,
-dimension or chain) and the remedy.
+dimension or chain) and the remedy; below it, a traceback names the page of the
+documentation that explains it.
 """
+
+from typing import ClassVar
 
 
 class BayeskitError(Exception):
-    """Base class of every exception bayeskit raises on purpose."""
+    """Base class of every exception bayeskit raises on purpose.
+
+    Attributes
+    ----------
+    page : str
+        Page of the documentation that explains it, a note below the message.
+
+    Examples
+    --------
+    >>> from bayeskit.errors import TreeError
+    >>> TreeError("tree.nwk, line 1: a bracket is missing").__notes__
+    ['See docs/how_to/own_alignment.md']
+    """
+
+    page: ClassVar[str] = "how_to/errors"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(f"See docs/{self.page}.md")
 
 
 class ModelError(BayeskitError, ValueError):
     """A model cannot be turned into a :class:`~bayeskit.Target`."""
+
+    page = "how_to/own_model"
 
 
 class UnsupportedSiteError(ModelError):
@@ -21,21 +44,31 @@ class UnsupportedSiteError(ModelError):
 class GuideError(ModelError):
     """Guide and model do not fit together: a site is missing, left over, or of another support."""
 
+    page = "how_to/own_network"
+
 
 class ImproperPosteriorError(ModelError):
     """A posterior does not integrate to one, so that there is none."""
+
+    page = "how_to/own_loss"
 
 
 class CoherenceError(BayeskitError, ValueError):
     """Beliefs cannot be updated sequentially, for the order of the data would matter."""
 
+    page = "how_to/own_loss"
+
 
 class LossError(BayeskitError, FloatingPointError):
     """The loss of a training step is not finite; the message names the step and the site."""
 
+    page = "how_to/own_network"
+
 
 class KernelError(BayeskitError, ValueError):
     """A kernel matrix is not positive definite, even with the jitter that was allowed."""
+
+    page = "how_to/own_network"
 
 
 class DataError(BayeskitError, ValueError):
@@ -49,6 +82,8 @@ class ShapeError(BayeskitError, ValueError):
 class InitializationError(BayeskitError, RuntimeError):
     """No finite starting point was found, or the one given has zero density."""
 
+    page = "how_to/own_model"
+
 
 class SettingsError(BayeskitError, ValueError):
     """A setting lies outside its domain."""
@@ -57,17 +92,25 @@ class SettingsError(BayeskitError, ValueError):
 class BudgetError(BayeskitError, RuntimeError):
     """A time budget ended before there was a result to return."""
 
+    page = "how_to/checkpoints"
+
 
 class DrawsError(BayeskitError, ValueError):
     """Draws do not fit the target or the estimator they were given to."""
+
+    page = "concepts/trust"
 
 
 class CheckpointError(BayeskitError, RuntimeError):
     """A checkpoint is truncated, unreadable, or belongs to another run."""
 
+    page = "how_to/checkpoints"
+
 
 class WorkerError(BayeskitError, RuntimeError):
     """Processes that work on tasks died, or the cluster they belong to is gone."""
+
+    page = "how_to/dask"
 
 
 class MissingPackageError(BayeskitError, ImportError):
@@ -81,9 +124,13 @@ class OutputError(BayeskitError, OSError):
 class AlignmentError(DataError):
     """An alignment file or matrix is malformed; the message names file, line or taxon."""
 
+    page = "how_to/own_alignment"
+
 
 class TreeError(DataError):
     """A tree is malformed, not binary, or does not fit its alignment."""
+
+    page = "how_to/own_alignment"
 
 
 class UnknownNameError(BayeskitError, KeyError):

@@ -175,10 +175,10 @@ def _settings_section(comparison: EvidenceComparison, target: Target | None, set
         facts["device"] = str(target.device)
     if draws is not None:
         facts["posterior run, seconds"] = f"{draws.seconds:.1f}"
-        facts["posterior run, gradients"] = f"{draws.num_gradients:,}"
+        facts["posterior run, gradients"] = f"{draws.num_gradients}"
     if comparison.ladder is not None:
         facts["tempered ladder, seconds"] = f"{comparison.ladder.draws.seconds:.1f}"
-        facts["tempered ladder, gradients"] = f"{comparison.ladder.num_evaluations:,}"
+        facts["tempered ladder, gradients"] = f"{comparison.ladder.num_evaluations}"
     facts["estimators alone, seconds"] = f"{own_seconds(comparison):.1f}"
     versions = {"python": platform.python_version()} | _versions() | {"platform": platform.platform(terse=True)}
     tables = (("Settings", facts), ("Versions", versions))

@@ -6,8 +6,8 @@ replicates more than three standard errors off that were trusted.
 
     python benchmarks/evidence_calibration.py --replicates 200 --jobs 2 --out DIR [--cases NAMES] [--methods NAMES]
 
-Replicates are kept in DIR, from which the same command goes on; `--page docs/calibration.md` writes the tables as a
-page.
+Replicates are kept in DIR, from which the same command goes on; `--page docs/tables/calibration.md` writes the tables
+as a page, and as `docs/tables/calibration.csv` beside it.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ def main() -> None:
     if options.page is not None:
         options.page.parent.mkdir(parents=True, exist_ok=True)
         options.page.write_text(page(table, options.replicates), encoding="utf-8")
+        table.to_csv(options.page.with_suffix(".csv"), index=False, float_format="%.6g")
     consistent = table[table["method"].isin([m.name for m in evidence.METHODS.values() if m.kind == "consistent"])]
     narrow = consistent[(consistent["sd_of_z"] < 0.85) | (consistent["sd_of_z"] > 1.2)]
     covered = consistent[(consistent["coverage_95"] < 0.9) | (consistent["coverage_95"] > 0.99)]

@@ -15,7 +15,6 @@ the checkpoint folder, from which the same command goes on.
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import time
 import warnings
@@ -59,7 +58,6 @@ class Task:
     seed: int
 
 
-@functools.cache
 def inputs(data: str) -> tuple[Alignment, TreeSample]:
     folder = Path(data)
     return Alignment.from_file(folder / "DS1.fasta"), TreeSample.from_file(folder / "DS1_credible_set.txt")

@@ -1,6 +1,7 @@
 """How the documentation is built: offline, with warnings as errors (`make docs`)."""
 
 import importlib.util
+import os
 import shutil
 import sys
 from importlib.metadata import version as installed_version
@@ -68,11 +69,14 @@ mathjax3_config = {"options": {"enableMenu": False}}
 
 # -- text -----------------------------------------------------------------------------------
 
+os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # ArviZ 0.23 announces 1.x whenever it is imported
+os.environ["OMP_NUM_THREADS"] = "1"
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_merge_streams = True
 nb_output_stderr = "remove-warn"
 bibtex_bibfiles = ["references.bib"]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from bayeskit.distributed import Ranks, process_group
 from bayeskit.errors import SettingsError, WorkerError
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples" / "sampling"
 EPOCHS = 2
 
 # What each process runs. The mutation forgets to wrap the objective, so that gradients are not averaged.

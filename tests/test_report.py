@@ -51,7 +51,7 @@ def test_report_is_one_file_that_needs_no_network(tmp_path, comparison):
     assert not re.search(r'(src|href)\s*=\s*"(?!data:|#)', without_namespaces)
     assert "http://" not in without_namespaces and "https://" not in without_namespaces
     assert text.count("<svg") == 1 and text.count("data:image/png;base64,") == 10
-    for expected in ("−94.0830", "Reference value: -94.0845", "bayeskit", "seed", "17", "b[9]", "regression"):
+    for expected in ("-94.0830", "Reference value: -94.0845", "bayeskit", "seed", "17", "b[9]", "regression"):
         assert expected in text
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 

@@ -1,90 +1,155 @@
-"""Topics that one can see: rows and columns of a grid of words, found again in documents that mix them.
+r"""
+Topics that one can see: bars found again in documents that mix them
+====================================================================
 
-What you will learn: simulate documents of latent Dirichlet allocation, sample topics and proportions with every word's
-topic summed out, put the topics of all draws in one order, and see that predictions need no such order. The exact twin:
-the evidence of a corpus of six words, by a sum over all topics of all words, beside naive Monte Carlo.
+**What you will learn:** how to sample a topic model with the topic of every word summed out, why its chains seem to
+disagree although they do not, and how to put their topics in one order.
 
-Words are the cells of a grid, and each topic is one row or one column (the bars of Griffiths and Steyvers 2004).
+Griffiths and Steyvers (2004) tried their sampler on documents whose topics can be looked at: words are the cells of a
+grid, and each topic is one of its rows or one of its columns. We simulate such documents, hide the topics, and ask for
+them back.
 """
 
-import os
+import itertools
+import warnings
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
+from scipy.special import gammaln, logsumexp
 
 import bayeskit as bk
+from bayeskit.distributed import global_stream
+from bayeskit.gallery import is_small
 from bayeskit.inference import evidence
 from bayeskit.models.discrete.topic_model import LatentDirichletAllocation, align_topics
 
-SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
-EDGE, NUM_DOCUMENTS, NUM_TOKENS = (2, 8, 20) if SMALL else (3, 60, 100)
+# %%
+# The model
+# ---------
+# Latent Dirichlet allocation (Blei, Ng and Jordan 2003). Topics are distributions of words, documents mix them, and the
+# topic of a single word is summed out:
+#
+# .. math::
+#
+#    \phi_k \sim \mathrm{Dirichlet}(0.3), \qquad \theta_d \sim \mathrm{Dirichlet}(0.3), \qquad
+#    p(\mathrm{word} = w \mid \theta_d, \phi) = \sum_k \theta_{dk} \phi_{kw}.
+#
+# The documents follow it but for their topics, which are the bars of a grid. Of each we see one half of the
+# words and keep the other to test what we have learnt.
+
+edge, num_documents, num_words = (2, 12, 60) if is_small() else (3, 60, 100)
+bars = torch.zeros(2 * edge, edge, edge, dtype=torch.float64)
+for i in range(edge):
+    bars[i, i, :], bars[edge + i, :, i] = 1 / edge, 1 / edge
+bars = bars.flatten(1)
+
+model = LatentDirichletAllocation(len(bars), edge**2, concentration=0.3, word_concentration=0.3)
+with global_stream(torch.Generator().manual_seed(1)):
+    shares = torch.distributions.Dirichlet(torch.full((len(bars),), 0.3, dtype=torch.float64)).sample((num_documents,))
+    words = torch.multinomial(shares @ bars, 2 * num_words, replacement=True)
+seen, other = torch.nn.functional.one_hot(words, edge**2).double().split(num_words, 1)
+seen, other = seen.sum(1), other.sum(1)
+target = bk.Target.from_pyro(model.model, seen)
+
+# %%
+# Before the data
+# ---------------
+# Topics that the prior expects, above, and the first documents, below. The prior knows that a topic has few words, and
+# nothing of rows or columns.
+
+expected = target.constrain(target.sample_prior(1, seed=0))["topics"][0]
+prior_predictive = Figure(figsize=(8, 3), layout="constrained")
+for row, images in enumerate((expected, seen)):
+    for column in range(len(bars)):
+        axes = prior_predictive.add_subplot(2, len(bars), row * len(bars) + column + 1)
+        axes.imshow(images[column].reshape(edge, edge).numpy(), cmap="gray_r", vmin=0)
+        axes.set(xticks=[], yticks=[], ylabel=("" if column else ("topics\nof the prior", "documents")[row]))
+
+# %%
+# An exact twin
+# -------------
+# Two documents of three words: 64 ways to give their words two topics. Given these, everything else integrates
+# out in closed form. The package's own sum must agree to rounding, and an average over draws from the prior within its
+# error.
+
+tiny = LatentDirichletAllocation(num_topics=2, num_words=3, concentration=0.3, word_concentration=0.3)
+tokens = [(0, 0), (0, 0), (0, 2), (1, 1), (1, 1), (1, 2)]  # document and word
 
 
-def bars(edge: int) -> torch.Tensor:
-    """Return a topic for each row and each column of a grid, ``(2 edge, edge^2)``."""
-    cells = torch.zeros(2 * edge, edge, edge, dtype=torch.float64)
-    for i in range(edge):
-        cells[i, i, :] = 1 / edge
-        cells[edge + i, :, i] = 1 / edge
-    return cells.flatten(1)
+def log_polya(counts: np.ndarray) -> float:
+    """Return the log probability of counts in a known order, of rows that are Dirichlet(0.3)."""
+    total = 0.3 * counts.shape[1]
+    each = gammaln(0.3 + counts).sum() - counts.size * gammaln(0.3)
+    return float(each + (gammaln(total) - gammaln(total + counts.sum(1))).sum())
 
 
-def documents(topics: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return counts of words, ``(documents, words)``, and of as many others of the same documents."""
-    concentration = torch.full((NUM_DOCUMENTS, len(topics)), 0.3, dtype=torch.float64)
-    share = torch._standard_gamma(concentration, generator=generator)
-    chance = (share / share.sum(-1, keepdim=True)) @ topics
-    words = torch.multinomial(chance, 2 * NUM_TOKENS, replacement=True, generator=generator)
-    seen, other = torch.nn.functional.one_hot(words, topics.shape[1]).double().split(NUM_TOKENS, 1)
-    return seen.sum(1), other.sum(1)
+ways = []
+for topics in itertools.product((0, 1), repeat=6):
+    in_documents, in_topics = np.zeros((2, 2)), np.zeros((2, 3))
+    for (document, word), topic in zip(tokens, topics, strict=True):
+        in_documents[document, topic] += 1
+        in_topics[topic, word] += 1
+    ways.append(log_polya(in_documents) + log_polya(in_topics))
+by_hand = float(logsumexp(ways))
+counts = torch.tensor([[2.0, 0.0, 1.0], [0.0, 2.0, 1.0]], dtype=torch.float64)
+summed = tiny.log_evidence(counts)
+drawn = evidence.naive_monte_carlo(bk.Target.from_pyro(tiny.model, counts), num_draws=20_000, seed=0)
+print(f"six words: log evidence {by_hand:.9f}, by the package {summed:.9f}, {drawn}")
+assert abs(by_hand - summed) < 1e-9
+assert drawn.trusted and abs(drawn.log_evidence - by_hand) < 4.5 * drawn.standard_error
+
+# %%
+# The fit
+# -------
+# Each chain finds an order of topics of its own, and the sampler warns that they disagree. What does not
+# depend on that order is another matter: the log likelihood, and the probability of every word in every document.
+
+num_warmup, num_samples = (200, 200) if is_small() else (300, 500)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    draws = bk.sample(target, 4, num_warmup, num_samples, seed=0, progress=False)
+for warning in said:
+    print(f"the sampler warns: {warning.message}")
 
 
-def exact_twin() -> None:
-    """Two documents of three words."""
-    tiny = LatentDirichletAllocation(num_topics=2, num_words=3)
-    counts = torch.tensor([[2.0, 0.0, 1.0], [0.0, 2.0, 1.0]], dtype=torch.float64)
-    target = bk.Target.from_pyro(tiny.model, counts)
-    found = evidence.naive_monte_carlo(target, num_draws=20_000, seed=0)
-    exact = tiny.log_evidence(counts)
-    print(f"six words: log evidence {exact:.4f}, by Monte Carlo {found.log_evidence:.4f} +- {found.standard_error:.4f}")
-    assert abs(found.log_evidence - exact) < 4 * found.standard_error
+def r_hat(x: torch.Tensor) -> float:
+    """Return the largest potential scale reduction, of draws ``(chains, draws, ...)``."""
+    within, between = x.var(1).mean(0), x.mean(1).var(0)
+    return float((1 + between / within).sqrt().max())
 
 
-def main() -> None:
-    exact_twin()
-    true = bars(EDGE)
-    counts, others = documents(true, torch.Generator().manual_seed(1))
-    model = LatentDirichletAllocation(len(true), true.shape[1], concentration=0.3, word_concentration=0.3)
-    target = bk.Target.from_pyro(model.model, counts)
-    # One chain: of several each would find an order of its own, which looks like disagreement.
-    draws = bk.sample(target, 1, *((40, 40) if SMALL else (300, 600)), seed=0)
+values = draws.values()
+predicted = values["proportions"] @ values["topics"]
+aligned = align_topics(values, reference=bars)
+print(f"R-hat of topics as drawn {r_hat(values['topics']):.2f}, in one order {r_hat(aligned['topics']):.3f}")
+print(f"R-hat of words {r_hat(predicted):.3f}, of the log likelihood {r_hat(draws.log_likelihood):.3f}")
+assert r_hat(predicted) < 1.1 and r_hat(draws.log_likelihood) < 1.1 and r_hat(aligned["topics"]) < 1.1
 
-    aligned = align_topics(draws.values(), reference=true)
-    topics = aligned["topics"].mean((0, 1))
-    distance = 0.5 * (topics - true).abs().sum(-1)
-    print(f"total variation of the mean topics from the true ones: {distance.mean():.3f}, at most {distance.max():.3f}")
+# %%
+# What it says
+# ------------
+# In one order, topics may be averaged over draws and looked at.
 
-    # What comes next in a document does not depend on the order of topics: all draws may be averaged as they are.
-    values = draws.values()
-    predicted = (values["proportions"] @ values["topics"]).mean((0, 1))
-    smoothed = (counts + 0.5) / (counts + 0.5).sum(-1, keepdim=True)
-    by_topics, by_counts = (float((others * chance.log()).sum() / others.sum()) for chance in (predicted, smoothed))
-    print(
-        f"log probability of another word of a document: {by_topics:.4f} by topics, {by_counts:.4f} by its counts alone"
-    )
-    assert by_topics > by_counts
-    assert SMALL or float(distance.max()) < 0.2
-    if not SMALL:
-        import matplotlib.pyplot as plt
+topics = aligned["topics"].mean((0, 1))
+distance = 0.5 * (topics - bars).abs().sum(-1)
+print(f"total variation of the mean topics from the bars: {distance.mean():.3f}, at most {distance.max():.3f}")
 
-        figure, axes = plt.subplots(2, len(true), figsize=(8, 3))
-        for row, found in zip(axes, (true, topics), strict=True):
-            for ax, topic in zip(row, found, strict=True):
-                ax.imshow(topic.reshape(EDGE, EDGE), cmap="gray_r", vmin=0, vmax=1 / EDGE)
-                ax.set(xticks=[], yticks=[])
-        axes[0, 0].set_ylabel("true")
-        axes[1, 0].set_ylabel("posterior mean")
-        figure.savefig("topics_as_bars.png", dpi=100)
+# Every chain predicts the hidden halves of the documents; their spread is the Monte Carlo error.
+score = (other * predicted.mean(1).log()).sum((-1, -2)) / other.sum()
+error = float(score.std() / len(score) ** 0.5)
+smoothed = (seen + 0.5) / (seen + 0.5).sum(-1, keepdim=True)
+by_counts = float((other * smoothed.log()).sum() / other.sum())
+print(f"log probability of a hidden word: {score.mean():.4f} +- {error:.4f} by topics, {by_counts:.4f} by counts alone")
+assert float(score.mean()) > by_counts + 4.5 * error
 
+figure = Figure(figsize=(8, 3), layout="constrained")
+for row, images in enumerate((bars, topics)):
+    for column, image in enumerate(images):
+        axes = figure.add_subplot(2, len(bars), row * len(bars) + column + 1)
+        axes.imshow(image.reshape(edge, edge).numpy(), cmap="gray_r", vmin=0, vmax=1 / edge)
+        axes.set(xticks=[], yticks=[], ylabel=("" if column else ("true", "posterior mean")[row]))
 
-if __name__ == "__main__":
-    main()
+# %%
+# Where to go next: :doc:`enumerated_mixture` keeps components in order by construction,
+# :doc:`/gallery/evidence/galaxy_mixture` counts them, :doc:`karate_club` finds blocks of a graph.

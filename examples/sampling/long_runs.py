@@ -1,71 +1,134 @@
-"""Long runs: stop when it is good enough, survive an interruption, choose the kernel.
+r"""
+Long runs: end when it is good enough, survive an interruption, choose the kernel
+=================================================================================
 
-What you will learn: how a run ends by convergence, by a time budget or by Ctrl-C, how it goes on from its
-checkpoint, and when the No-U-Turn sampler is worth its price.
+**What you will learn:** how a run ends by convergence or by a time budget, how it goes on from its checkpoint to the
+last bit, and what the No-U-Turn sampler costs.
 
-The model is the hierarchical one of eight schools, non-centred.
+The model is the hierarchy of eight schools (Rubin 1981), non-centred: effects of coaching are normal around a common
+mean :math:`\mu` with a standard deviation :math:`\tau`, which has a half-Cauchy prior (Gelman 2006).
 """
 
-import os
+import math
 import tempfile
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
+from scipy.integrate import quad
+from scipy.stats import multivariate_normal
 
 import bayeskit as bk
+from bayeskit.gallery import is_small
 from bayeskit.inference.samplers import NUTS, Convergence
 
-SMALL = bool(os.environ.get("BAYESKIT_SMALL_EXAMPLES"))
+case = bk.exact.get("eight_schools")
+target = case.target()
+
+# %%
+# Good enough
+# -----------
+# Many chains in one batch. Every hundred draws the run looks whether R-hat and effective sample size will do, and ends
+# if they do, long before the number of draws that it was allowed.
+
+enough = Convergence(r_hat=1.01, effective_draws=1000 if is_small() else 20_000)
+settings = {
+    "num_chains": 32,
+    "num_warmup": 150,
+    "seed": 1,
+    "target_acceptance": 0.9,
+    "metric": "diagonal",
+    "progress": False,
+}
+draws = bk.sample(target, num_samples=5000, stop=enough, **settings)
+print(f"{draws.settings['ending']} after {draws.num_draws} of 5000 draws a chain")
+assert draws.settings["ending"] == "converged" and draws.num_draws < 5000
+
+# %%
+# An exact twin
+# -------------
+# Given :math:`\tau` everything else is normal, so that the evidence and the posterior mean of :math:`\tau` are
+# integrals in one dimension. SciPy takes them over :math:`\varphi = \arctan(\tau / 5)`, in which the prior is uniform.
+
+effects, errors = (value.numpy() for value in case.args[:2])
 
 
-def main() -> None:
-    target = bk.exact.get("eight_schools").target()
-
-    # Many chains, one batch; look every 100 draws whether R-hat and effective sample size are good enough.
-    enough = Convergence(r_hat=1.01, effective_draws=400 if SMALL else 4000)
-    draws = bk.sample(
-        target,
-        num_chains=32,
-        num_warmup=100 if SMALL else 200,
-        num_samples=5000,
-        seed=1,
-        target_acceptance=0.9,
-        stop=enough,
-    )
-    print(f"{draws.settings['ending']} after {draws.num_draws} of 5000 draws a chain")
-
-    # A time budget ends a run with what it has; the same call with the same checkpoint goes on, bit for bit.
-    settings = {
-        "num_chains": 4,
-        "num_warmup": 60 if SMALL else 100,
-        "num_samples": 40 if SMALL else 400,
-        "seed": 2,
-        "target_acceptance": 0.9,
-    }
-    whole = bk.sample(target, **settings)
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint, parts = Path(folder) / "state", 0
-        while True:
-            parts += 1
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it says that it was ended by the time budget
-                try:
-                    part = bk.sample(target, **settings, checkpoint=checkpoint, time_budget=0.5)
-                except bk.errors.BudgetError:
-                    continue  # the budget ended within the warm-up
-            if part.settings["ending"] == "finished":
-                break
-    print(f"{parts} parts give the same draws: {torch.equal(part.unconstrained, whole.unconstrained)}")
-    assert torch.equal(part.unconstrained, whole.unconstrained)
-
-    # NUTS ends each trajectory where it turns back: worth trying where scales vary from place to place.
-    trees = bk.sample(target, **settings, kernel=NUTS())
-    print(f"NUTS: {trees.num_gradients} gradients, deepest tree {int(trees.sample_stats['tree_depth'].max())}")
-    for name, one in (("HMC", whole), ("NUTS", trees)):
-        values = one.values()["mu"]
-        print(f"{name}: mu {float(values.mean()):.2f} +- {float(values.std()):.2f}")
+def likelihood(tau: float) -> float:
+    return float(multivariate_normal(np.zeros(8), np.diag(errors**2 + tau**2) + 25.0).pdf(effects))
 
 
-if __name__ == "__main__":
-    main()
+def integral(function) -> float:
+    return quad(lambda phi: 2 / math.pi * function(5 * math.tan(phi)), 0, math.pi / 2, epsabs=0, epsrel=1e-11)[0]
+
+
+evidence = integral(likelihood)
+mean_tau = integral(lambda tau: tau * likelihood(tau)) / evidence
+print(f"log evidence {math.log(evidence):.9f}, stated {case.log_evidence:.9f}; mean of tau {mean_tau:.9f}")
+assert abs(math.log(evidence) - case.log_evidence) < 1e-9
+assert abs(mean_tau - float(case.posterior_mean["tau"])) < 1e-9
+
+
+def mean_and_error(x: torch.Tensor) -> tuple[float, float]:
+    """Return the mean of ``(chains, draws)`` and its error, by the spread of the chains."""
+    return float(x.mean()), float(x.mean(1).std() / len(x) ** 0.5)
+
+
+mean, error = mean_and_error(draws.values()["tau"])
+print(f"mean of tau by the run: {mean:.3f} +- {error:.3f}")
+assert abs(mean - mean_tau) < 4.5 * error
+
+# %%
+# Interrupted
+# -----------
+# A time budget ends a run with what it has, and says so. The same call with the same checkpoint goes on, until a call
+# finds nothing left to do. Ctrl-C does the same as the budget, and so does a power cut, but for the seconds since the
+# last checkpoint.
+
+settings["num_samples"] = 100 if is_small() else 1000
+whole = bk.sample(target, **settings)
+said, parts = [], 0
+with tempfile.TemporaryDirectory() as folder:
+    ending = None
+    while ending != "finished":
+        parts += 1
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                part = bk.sample(target, **settings, checkpoint=Path(folder) / "state", time_budget=0.5)
+                ending = part.settings["ending"]
+            except bk.errors.BudgetError as ended:  # within the warm-up
+                said.append(str(ended))
+        said += [str(warning.message) for warning in caught]
+print(said[0])
+print(said[-1])
+print(f"in {parts} parts the same draws: {torch.equal(part.unconstrained, whole.unconstrained)}")
+assert parts > 1 and torch.equal(part.unconstrained, whole.unconstrained)
+
+# %%
+# Another kernel
+# --------------
+# NUTS ends each trajectory where it turns back. It is worth a try where scales vary from place to place. Here its draws
+# cost more gradients than they are worth.
+
+trees = bk.sample(target, **settings, kernel=NUTS())
+for name, run in (("HMC", whole), ("NUTS", trees)):
+    mean, error = mean_and_error(run.values()["tau"])
+    print(f"{name:4s} mean of tau {mean:.3f} +- {error:.3f} after {run.num_gradients} gradients")
+    assert abs(mean - mean_tau) < 4.5 * error
+
+figure = Figure(figsize=(8, 3.5), layout="constrained")
+axes = figure.subplots()
+for name, run in (("HMC", whole), ("NUTS", trees)):
+    values = run.values()["tau"].flatten().numpy()
+    axes.hist(values, bins=np.arange(0, 20.1, 0.5), density=True, histtype="step", label=name)
+tau = np.linspace(0, 20, 200)
+density = [likelihood(value) * 2 / (5 * math.pi * (1 + (value / 5) ** 2)) / evidence for value in tau]
+axes.plot(tau, density, color="k", linestyle="--", label="exact")
+axes.set(xlabel=r"$\tau$ (points of the test)", ylabel="posterior density", xlim=(0, 20))
+axes.legend(frameon=False)
+
+# %%
+# Where to go next: :doc:`parallel_chains` for several processes, :doc:`parallel_tempering` where there are several
+# modes, :doc:`/gallery/evidence/eight_schools_by_every_estimator` for the evidence of this model.

@@ -119,7 +119,7 @@ def estimates_table(comparison: EvidenceComparison) -> str:
             cell(z.method),
             number(z.log_evidence, ".4f"),
             number(z.standard_error, ".4f"),
-            number(z.num_evaluations, ",d"),
+            number(z.num_evaluations, "d"),
             number(z.seconds, ".1f"),
             cell("yes" if z.trusted else "no"),
         ]

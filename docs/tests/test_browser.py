@@ -1,0 +1,205 @@
+"""The report and pages of the gallery as a reader sees them, in headless Chromium.
+
+Screenshots go to the folder named by ``BAYESKIT_SCREENSHOTS``, by default ``docs/_build/screenshots``. Chromium and its
+driver are Debian's (packages ``chromium`` and ``chromium-driver``).
+"""
+
+import base64
+import functools
+import os
+import shutil
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from bayeskit import exact
+from bayeskit.inference import evidence
+from bayeskit.workflows import evidence_in_folder
+
+GALLERY = (
+    "gallery/discrete_latent_variables/nile_change_point.html",
+    "gallery/evidence/eight_schools_by_every_estimator.html",
+    "gallery/phylogenetics/four_apes_that_tie.html",
+)
+PAGES = ("report/report.html", "index.html", *GALLERY)
+PHONE, DESK = (390, 844), (1280, 900)
+SHOTS = Path(os.environ.get("BAYESKIT_SCREENSHOTS", Path(__file__).parents[1] / "_build" / "screenshots"))
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serve files and say nothing."""
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site, tmp_path_factory):
+    """Serve the pages, with a report among them."""
+    small = evidence.Budget(
+        num_chains=8, num_warmup=150, num_samples=200, num_temperatures=12, ladder_chains=4, ladder_samples=100
+    )
+    methods = ["bridge_sampling", "laplace_importance_sampling", "stepping_stone", "harmonic_mean", "naive_monte_carlo"]
+    folder = tmp_path_factory.mktemp("site")
+    case = exact.get("eight_schools")
+    evidence_in_folder(
+        case.target(),
+        folder / "report",
+        title="Evidence of eight schools",
+        methods=methods,
+        budget=small,
+        reference=case.log_evidence,
+        progress=False,
+    )
+    for entry in site.iterdir():
+        (folder / entry.name).symlink_to(entry)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
+        pytest.fail("install Chromium and its driver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+def look(browser, address, page, size):
+    """Open a page at a size and wait until it stands still; return what the console said."""
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE},
+    )
+    browser.get(f"{address}/{page}")
+    wait = WebDriverWait(browser, 60)
+    wait.until(lambda b: b.execute_script("return document.readyState") == "complete")
+    if browser.find_elements(By.CSS_SELECTOR, ".math"):
+        wait.until(lambda b: b.find_elements(By.CSS_SELECTOR, "mjx-container"))
+        browser.execute_async_script("MathJax.startup.promise.then(arguments[0])")
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def shoot(browser, name):
+    """Store a screenshot of the whole page."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    height = min(int(browser.execute_script("return document.documentElement.scrollHeight")), 6000)
+    width = int(browser.execute_script("return document.documentElement.clientWidth"))
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
+    (SHOTS / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+
+
+def name_of(page):
+    return page.rpartition("/")[2].removesuffix(".html")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_nothing_is_missing(browser, address, page):
+    said = look(browser, address, page, DESK)
+    assert not said
+    broken = browser.execute_script(
+        "return [...document.images].filter(i => !i.complete || i.naturalWidth === 0).map(i => i.src)"
+    )
+    assert not broken
+    loaded = browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert all(name.startswith((address, "data:")) for name in loaded), loaded
+    raw = browser.execute_script("return [...document.querySelectorAll('mjx-merror')].map(e => e.textContent)")
+    assert not raw
+    text = browser.find_element(By.TAG_NAME, "body").text
+    for mark in ("\\(", "\\[", ":math:", ":doc:", ":func:", "system-message"):
+        assert mark not in text
+    shoot(browser, f"{name_of(page)}_desk")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_it_reads_well_on_a_phone(browser, address, page):
+    look(browser, address, page, PHONE)
+    wide = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+    assert wide <= 1, f"the page is {wide} pixels wider than the screen"
+    small = browser.execute_script(
+        "return [...document.querySelectorAll('p, li, td')].filter(e => e.offsetParent !== null && e.textContent.trim()"
+        " && parseFloat(getComputedStyle(e).fontSize) < 11).map(e => e.textContent.trim().slice(0, 40))"
+    )
+    assert not small
+    shoot(browser, f"{name_of(page)}_phone")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_it_prints(browser, address, page):
+    look(browser, address, page, DESK)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    shown = browser.execute_script(
+        "return [...document.querySelectorAll('header, nav, .bd-sidebar-primary, .bd-sidebar-secondary')]"
+        ".filter(e => e.offsetParent !== null && e.offsetHeight > 0 && !e.closest('article'))"
+        ".map(e => e.tagName + '.' + e.className)"
+    )
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert not shown, "what is only of use on a screen is printed"
+    assert len(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]) > 20_000
+
+
+@pytest.mark.parametrize("kind", ["deuteranopia", "protanopia", "achromatopsia"])
+@pytest.mark.parametrize("page", [PAGES[0], *GALLERY[1:]], ids=name_of)
+def test_it_is_seen_by_colour_blind_readers(browser, address, page, kind):
+    look(browser, address, page, DESK)
+    browser.execute_cdp_cmd("Emulation.setEmulatedVisionDeficiency", {"type": kind})
+    shoot(browser, f"{name_of(page)}_{kind}")
+    browser.execute_cdp_cmd("Emulation.setEmulatedVisionDeficiency", {"type": "none"})
+
+
+def column(table, index):
+    return [
+        row.find_elements(By.TAG_NAME, "td")[index].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")
+    ]
+
+
+def test_tables_sort_and_numbers_can_be_copied(browser, address):
+    look(browser, address, PAGES[0], DESK)
+    table = browser.find_element(By.CSS_SELECTOR, "table.sortable")
+    heads = table.find_elements(By.CSS_SELECTOR, "thead th")
+    index = next(i for i, head in enumerate(heads) if "error" in head.text)
+    heads[index].click()
+    ascending = [float(text) for text in column(table, index) if text not in ("", "–")]
+    assert len(ascending) >= 3 and ascending == sorted(ascending)
+    heads[index].click()
+    descending = [float(text) for text in column(table, index) if text not in ("", "–")]
+    assert descending == sorted(ascending, reverse=True)
+    for cell in browser.find_elements(By.CSS_SELECTOR, "td.number"):
+        assert cell.text == "–" or float(cell.text) is not None  # as it is copied, Python reads it
+
+
+def test_tables_of_the_pages_sort(browser, address):
+    look(browser, address, "tables/calibration.html", DESK)
+    table = browser.find_element(By.CSS_SELECTOR, "table.sortable")
+    heads = table.find_elements(By.CSS_SELECTOR, "thead th")
+    before = column(table, 0)
+    heads[-1].click()
+    heads[-1].click()
+    values = [float(text) for text in column(table, len(heads) - 1) if text]
+    assert values == sorted(values, reverse=True) and sorted(column(table, 0)) == sorted(before)

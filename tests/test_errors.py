@@ -1,0 +1,25 @@
+import inspect
+import pickle
+from pathlib import Path
+
+import pytest
+
+from bayeskit import errors
+
+DOCS = Path(__file__).parents[1] / "docs"
+CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__]
+EXCEPTIONS = [c for c in CLASSES if issubclass(c, errors.BayeskitError)]
+
+
+@pytest.mark.parametrize("error", EXCEPTIONS, ids=lambda c: c.__name__)
+def test_every_error_ends_with_a_page_that_is_there(error):
+    raised = error("what happened and where; the remedy")
+    assert str(raised) == "what happened and where; the remedy"
+    assert raised.__notes__ == [f"See docs/{error.page}.md"] and (DOCS / f"{error.page}.md").is_file()
+    again = pickle.loads(pickle.dumps(raised))
+    assert type(again) is error and str(again) == str(raised) and again.__notes__ == raised.__notes__
+
+
+@pytest.mark.parametrize("thing", CLASSES, ids=lambda c: c.__name__)
+def test_the_page_of_errors_explains_every_class(thing):
+    assert f"`{thing.__name__}`" in (DOCS / "how_to" / "errors.md").read_text(encoding="utf-8")
