@@ -231,14 +231,20 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "find_spec":
+            # Data are read from where a package lies, without importing it.
+            yield from (x.value for x in node.args if isinstance(x, ast.Constant) and isinstance(x.value, str))
 
 
 def _install(modules: tuple[str, ...]) -> str:
     """Return what pip has to be told: our extra that brings a module, or the module's name."""
-    extras = []
+    members: dict[str, list[str]] = {}  # of each extra
+    for line in requires("bayeskit") or ():
+        if found := re.match(r"([\w.-]+).*extra\s*==\s*['\"](\w+)", line):
+            members.setdefault(found[2], []).append(found[1])
+    wanted = []
     for module in modules:
         package = "scikit-learn" if module == "sklearn" else module
-        lines = [line for line in requires("bayeskit") or () if re.match(rf"{re.escape(package)}\b", line)]
-        extra = next((found[1] for line in lines if (found := re.search(r"extra\s*==\s*['\"](\w+)", line))), None)
-        extras.append(f"'bayeskit[{extra}]'" if extra else package)
-    return " ".join(dict.fromkeys(extras))
+        extras = sorted((len(names), extra) for extra, names in members.items() if package in names)
+        wanted.append(f"'bayeskit[{extras[0][1]}]'" if extras else package)  # the extra that brings least besides
+    return " ".join(dict.fromkeys(wanted))

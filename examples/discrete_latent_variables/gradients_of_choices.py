@@ -122,8 +122,8 @@ assert table["UnorderedSet(k=4)"].variance < table["ScoreFunction(num_samples=4)
 # The fit
 # -------
 # In a guide, an estimator is named where the site is. Guides of independent bits are trained by two estimators, and
-# judged by their exact bound, a sum over all sets, whose maximum is found beside them. The relaxed training comes to
-# rest as well, but elsewhere.
+# judged by their exact bound of the log evidence, a sum over all sets. The relaxed training comes to rest as well, but
+# elsewhere.
 
 points = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 15)
 log_prior = dist.Bernoulli(torch.tensor(0.05, dtype=torch.float64)).log_prob(points).sum(-1)
@@ -136,19 +136,7 @@ def exact_bound(logits: torch.Tensor) -> torch.Tensor:
     return (log_guide.exp() * (log_joint - log_guide)).sum()
 
 
-def ascend() -> torch.Tensor:
-    optimizer.zero_grad()
-    loss = -exact_bound(best)
-    loss.backward()
-    return loss
-
-
-best = torch.full((15,), -3.0, dtype=torch.float64, requires_grad=True)
-optimizer = torch.optim.LBFGS([best], max_iter=200, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
-optimizer.step(ascend)
-guides, bounds = {"independent bits at best": best.detach()}, {}
-best_bound = float(exact_bound(guides["independent bits at best"]))
-print(f"log evidence {log_evidence:.4f}, largest bound of independent bits {best_bound:.4f}")
+guides, bounds = {}, {}
 
 
 num_steps = 300 if is_small() else 1500
@@ -173,18 +161,10 @@ for name, estimator in trained_by.items():
             if step % (num_steps // 20) == 0:
                 bounds[name].append(float(exact_bound(logits.detach())))
     guides[name] = logits.detach()
-    print(f"guide trained by {name:13s}: bound {bounds[name][-1]:.4f}")
+    print(f"guide trained by {name:13s}: bound {bounds[name][-1]:.4f} of {log_evidence:.4f}")
     # At rest within a hundredth of a nat, over the last tenth of the steps.
-    assert bounds[name][-1] < best_bound < log_evidence and abs(bounds[name][-1] - bounds[name][-3]) < 0.01
+    assert bounds[name][-1] < log_evidence and abs(bounds[name][-1] - bounds[name][-3]) < 0.01
 assert bounds["UnorderedSet"][-1] > bounds["GumbelSoftmax"][-1]
-
-training = Figure(figsize=(8, 3), layout="constrained")
-axes = training.subplots()
-for (name, values), style in zip(bounds.items(), ("-", "--"), strict=True):
-    axes.plot(torch.arange(1, 21) * (num_steps // 20), values, style, label=name)
-axes.axhline(best_bound, color="0.5", linestyle=":", label="largest")
-axes.set(xlabel="step", ylabel="bound (nats)")
-axes.legend(frameon=False)
 
 # %%
 # What it says
@@ -211,8 +191,8 @@ assert effective > 100 and abs(estimate - exact) < 4.5 * error
 figure = Figure(figsize=(8, 3.4), layout="constrained")
 axes = figure.subplots()
 axes.bar(range(1, 16), (posterior @ points).numpy(), color="0.8", label="exact")
-for (name, logits), marker in zip(guides.items(), "_os", strict=True):
-    axes.plot(range(1, 16), logits.sigmoid(), marker, markersize=24 if marker == "_" else 6, label=name)
+for (name, logits), marker in zip(guides.items(), "os", strict=True):
+    axes.plot(range(1, 16), logits.sigmoid(), marker, label=name)
 labels = [f"{number}\n{float(8 * height):.0f}" for number, height in enumerate(heights, 1)]
 axes.set_xticks(range(1, 16), labels)
 axes.set(xlabel="pair, and its difference in eighths of an inch", ylabel="probability of an outlier")

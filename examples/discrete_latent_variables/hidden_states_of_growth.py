@@ -52,8 +52,8 @@ target = bk.Target.from_pyro(two_states, y)
 # %%
 # Before the data
 # ---------------
-# Three histories from the prior: growth of a per cent or so a quarter, and spells of a few quarters that are better,
-# worse, calmer or wilder.
+# Three histories from the prior. States last for years in one and for quarters in another, and may differ a lot or not
+# at all; growth may be wilder than it ever was.
 
 values = target.constrain(target.sample_prior(3, seed=0))
 with torch.random.fork_rng():
@@ -90,7 +90,7 @@ assert np.abs(hmm.state_probabilities(y[:8])[:, 1].numpy() - stormy / np.exp(ter
 # The draws have to agree between chains, and the estimate of the evidence has to trust itself. With one state there is
 # no sum: the evidence is an integral over a mean and a scale, which a fine grid does to many digits.
 
-size = {"num_warmup": 60, "num_samples": 200} if is_small() else {"num_warmup": 300, "num_samples": 500}
+size = {"num_warmup": 60, "num_samples": 150} if is_small() else {"num_warmup": 300, "num_samples": 500}
 draws = bk.sample(target, num_chains=4, seed=0, progress=False, **size)
 summary = posterior_summary(draws)
 print(summary.round(3).to_string())

@@ -53,8 +53,8 @@ regression = SpikeAndSlabRegression(slab_scale=0.5, intercept_scale=10.0, noise_
 # %%
 # Before the data
 # ---------------
-# How much do the predictors explain, if they are drawn from the prior? Nothing is as probable as any other number of
-# them, and otherwise the share of variance may be anything.
+# How much of the variance do the predictors explain, if they are drawn from the prior? Having no predictor is as
+# probable as having any other number of them, and otherwise the share may be anything, most probably about a half.
 
 rng = np.random.default_rng(0)
 explained = []
@@ -125,9 +125,9 @@ assert bound < posterior.log_evidence
 # %%
 # What it says
 # ------------
-# Body mass index, blood pressure and the serum measurement s5 are in, without doubt; age is not. For the other
-# measurements of serum it is a question of which stand in for which, and that is what bits drawn independently cannot
-# express.
+# Sex, body mass index, blood pressure and the serum measurement s5 are in, almost without doubt; age is rather out. For
+# the other measurements of serum it is a question of which stand in for which: pairs are in together more or less often
+# than if they were independent. That is what the guide cannot express, and it is too sure of them.
 
 table = posterior.to_pandas(data.feature_names)
 table.insert(1, "guide", [1.0, *logits.detach().sigmoid().tolist()])

@@ -96,10 +96,10 @@ assert z.trusted and abs(z.log_evidence - exact) < 4.5 * z.standard_error
 # %%
 # A failure on purpose
 # --------------------
-# One of Chib's models has a common variance, and other numbers in its prior. From one starting point all chains find the same
-# mode. They agree with each other perfectly, and a bridge fitted to them takes that mode for the whole posterior: its
-# evidence lacks :math:`\log 3!`. Only a search that starts elsewhere notices. A proposal that is averaged over all
-# labellings needs no chain to switch.
+# One of Chib's models has a common variance, and other numbers in its prior. From one starting point all chains find
+# the same mode. They agree with each other perfectly, and a bridge fitted to them takes that mode for the whole
+# posterior: its evidence lacks :math:`\log 3!`. Only a search that starts elsewhere notices. A proposal that is
+# averaged over all labellings needs no chain to switch.
 
 chibs_prior = MixturePrior.independent(location=20.0, spread=10.0, shape=3.0, rate=20.0)
 chibs = GaussianMixture(y, 3, chibs_prior, equal_scales=True)
@@ -151,8 +151,8 @@ assert all(found[name].trusted for name in found)
 # ------------
 # One or two groups are out of the question. Beyond that the evidence does not name a number: three and four are both
 # plausible, as they were in 1997 by reversible jumps, of which three digits are known. Those went on to thirty
-# components and found six the most probable by a little; here ``range(1, 7)`` and a full ``TemperingBudget()`` take some
-# minutes. On the left, what three groups of one variance make of the data.
+# components and found six the most probable by a little; here ``range(1, 7)`` and a full ``TemperingBudget()`` take
+# some minutes. On the left, what three groups of one variance make of the data.
 
 published = {3: 0.061, 4: 0.128}  # of all numbers from one to thirty; those of one and two are 0.000
 share = {int(name): value for name, value in found.posterior_probabilities.items()}

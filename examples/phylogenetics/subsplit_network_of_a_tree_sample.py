@@ -73,8 +73,8 @@ fits = {
 # %%
 # Before the data
 # ---------------
-# A network with all options of every choice alike is no uniform distribution over trees: it prefers those whose
-# clades have few ways to be split, which are balanced.
+# The support of a network comes from the trees that it is made of. With all options of every choice alike, before any
+# sample is seen, it is not the uniform distribution over these trees, though not far from it.
 
 untrained = SubsplitBayesianNetwork.from_topologies(trees)
 ratio = np.sort(untrained.log_prob(trees).exp().numpy())[::-1] * len(trees)
@@ -84,7 +84,7 @@ print(f"untrained, times the uniform probability: from {ratio[-1]:.2f} to {ratio
 # %%
 # An exact twin
 # -------------
-# Five taxa have 15 trees with seven places of a root each. The simple average can then be written out: take every
+# Six taxa have 105 trees with nine places of a root each. The simple average can then be written out: take every
 # rooting of every tree, count the splits with their sisters, divide, multiply. The network's probabilities must be the
 # same to rounding, add up to one, and be those of its own draws.
 
@@ -101,28 +101,28 @@ def splits(tree, sister=frozenset()) -> list:
     return [((left | right, sister), frozenset([left, right])), *splits(tree[0], right), *splits(tree[1], left)]
 
 
-fifteen = all_topologies("ABCDE")
-weights = np.random.default_rng(1).dirichlet(np.ones(15))
+every_tree = all_topologies("ABCDEF")
+weights = np.random.default_rng(1).dirichlet(np.full(105, 10.0))
 rootings = [
     [
-        splits(literal_eval(re.sub("([A-E])", "'\\1'", rooted.to_newick(0)[:-1])))
-        for rooted in map(tree.rooted_at, range(7))
+        splits(literal_eval(re.sub("([A-F])", "'\\1'", rooted.to_newick(0)[:-1])))
+        for rooted in map(tree.rooted_at, range(9))
     ]
-    for tree in fifteen
+    for tree in every_tree
 ]
 counts, totals = Counter(), Counter()
-for weight, seven in zip(weights, rootings, strict=True):
-    for parent, split in sum(seven, []):
-        counts[parent, split] += weight / 7
-        totals[parent] += weight / 7
-by_hand = [sum(np.prod([counts[use] / totals[use[0]] for use in one]) for one in seven) for seven in rootings]
-network = SubsplitBayesianNetwork.fit(TreeSample.from_topologies(fifteen, weights), "simple_average")
-probabilities = network.log_prob(fifteen).exp().numpy()
-print(f"fifteen trees: off by at most {np.abs(probabilities - by_hand).max():.1e}, sum {probabilities.sum():.12f}")
+for weight, nine in zip(weights, rootings, strict=True):
+    for parent, split in sum(nine, []):
+        counts[parent, split] += weight / 9
+        totals[parent] += weight / 9
+by_hand = [sum(np.prod([counts[use] / totals[use[0]] for use in one]) for one in nine) for nine in rootings]
+network = SubsplitBayesianNetwork.fit(TreeSample.from_topologies(every_tree, weights), "simple_average")
+probabilities = network.log_prob(every_tree).exp().numpy()
+print(f"105 trees: off by at most {np.abs(probabilities - by_hand).max():.1e}, sum {probabilities.sum():.12f}")
 assert np.abs(probabilities - by_hand).max() < 1e-12
 assert abs(probabilities.sum() - 1) < 1e-12
 
-drawn = SampleFrequencies.fit(network.sample(20_000, seed=0)).log_prob(fifteen).exp().numpy()
+drawn = SampleFrequencies.fit(network.sample(20_000, seed=0)).log_prob(every_tree).exp().numpy()
 z = (drawn - probabilities) / np.sqrt(probabilities * (1 - probabilities) / 20_000)
 print(f"its draws: off by at most {np.abs(z).max():.2f} standard errors")
 assert np.abs(z).max() < 4.5
@@ -186,7 +186,7 @@ left, right = figure.subplots(1, 2)
 for (name, table), marker in zip(divergence.items(), "os^Dv", strict=True):
     left.errorbar(sizes, table.mean(1), table.std(1, ddof=1) / num_replicates**0.5, marker=marker, label=name)
 left.set(xscale="log", yscale="log", xlabel="trees sampled", ylabel="divergence (nats)")
-left.legend(frameon=False)
+left.legend(frameon=False, fontsize="small", loc="lower left")
 for chosen, marker, label in ((~never, "o", "sampled"), (never, "x", "never sampled")):
     right.plot(exact[chosen], average[chosen], marker, markersize=4, label=label)
 right.plot([1e-6, 1], [1e-6, 1], color="0.5", linewidth=1, zorder=0)

@@ -134,8 +134,8 @@ if __name__ == "__main__" and first:
             grid, dist.Normal(loc[column], width).log_prob(grid).exp(), color="black", linestyle="--", linewidth=1
         )
         print(f"weight {column + 1}: mean {float(loc[column]):.4f}, exactly {middle:.4f}")
-    axes.set(xlabel="weight", ylabel="density", title="exact posterior, and the guide (dashed)")
-    axes.legend(frameon=False)
+    axes.set(xlabel="weight", ylabel="density", ylim=(0, 16), title="exact posterior, and the guide (dashed)")
+    axes.legend(frameon=False, ncols=3)
 
 # %%
 # Where to go next: :doc:`stochastic_gradient` samples from minibatches, :doc:`parallel_chains` runs chains in

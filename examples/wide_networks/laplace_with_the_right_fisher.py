@@ -123,7 +123,7 @@ effective = bridge.diagnostics["effective_draws"]
 print(f"{bridge}; R-hat {bridge.diagnostics['r_hat']:.3f}, {effective:.0f} effective draws")
 assert bridge.trusted and bridge.diagnostics["r_hat"] < 1.01 and effective > 400
 
-mode = find_mode(nn.Linear(9, 1, dtype=x.dtype), Poisson(), x, y, PRECISION)
+mode = find_mode(line, Poisson(), x, y, PRECISION)
 posterior = laplace_posterior(mode, Poisson(), x, y, PRECISION)
 print(f"{posterior}, {posterior.distance:.1e} standard deviations from the mode")
 assert posterior.distance < 1e-6

@@ -65,6 +65,11 @@ def test_a_missing_package_names_what_to_install(new_page, monkeypatch):
         page.require()
 
 
+def test_data_that_are_read_from_a_package_count_as_needed(new_page):
+    page = new_page('folder = find_spec("no_such_package")', "from importlib.util import find_spec")
+    assert page.packages == ("no_such_package", "numpy") and page.missing_packages == ("no_such_package",)
+
+
 def test_a_page_that_needs_what_is_missing_does_not_run(new_page, tmp_path):
     new_page(imports="import no_such_package")
     with pytest.raises(MissingPackageError, match="'a_page' needs no_such_package"):

@@ -220,7 +220,8 @@ class Adaptation:
             root, info = torch.linalg.cholesky_ex(correlation)
             usable = (info == 0)[:, None, None]
             identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-            factor = deviation.unsqueeze(-1) * torch.where(usable, root, identity)
+            # Row by row, as a checkpoint gives it back: products of the other layout round differently.
+            factor = (deviation.unsqueeze(-1) * torch.where(usable, root, identity)).contiguous()
             correlation = None  # the metric takes it up
         return state._replace(
             factor=factor,

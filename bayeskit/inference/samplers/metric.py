@@ -66,7 +66,7 @@ class Metric:
         factor, info = torch.linalg.cholesky_ex(covariance)
         if bool((info != 0).any()):
             raise SettingsError("a dense metric needs positive definite matrices")
-        return cls(factor, True)
+        return cls(factor.contiguous(), True)
 
     def to_position(self, p: Tensor) -> Tensor:
         """Return ``F p``, a displacement, ``(n, d) -> (n, d)``."""
