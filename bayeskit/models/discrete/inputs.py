@@ -65,6 +65,7 @@ def check_part(name: str, value: Any, method: str, remedy: str) -> None:
     >>> check_part("prior", 3, "largest", "NumberOfChanges.up_to(3)")
     Traceback (most recent call last):
     bayeskit.errors.SettingsError: prior is 3; give NumberOfChanges.up_to(3)
+    See docs/how_to/errors.md
     """
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         raise SettingsError(f"{name} is {value!r:.80}; give {remedy}")
