@@ -10,9 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
 
-from figure_scraper import reset, scrape  # noqa: E402
 from reference import write_pages  # noqa: E402
-from sphinx_gallery.sorting import ExplicitOrder  # noqa: E402
 
 from bayeskit import gallery  # noqa: E402
 from bayeskit._page import _SCRIPT  # noqa: E402
@@ -69,7 +67,8 @@ mathjax3_config = {"options": {"enableMenu": False}}
 
 # -- text -----------------------------------------------------------------------------------
 
-os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # ArviZ 0.23 announces 1.x whenever it is imported
+# ArviZ 0.23 announces 1.x whenever it is imported, and tqdm looks for widgets in every notebook.
+os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning,ignore:IProgress not found"
 os.environ["OMP_NUM_THREADS"] = "1"
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
@@ -105,10 +104,10 @@ sphinx_gallery_conf = {
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",
     "ignore_pattern": "|".join([r"__init__\.py", *(rf"/{page.name}\.py" for page in left_out)]),
-    "subsection_order": ExplicitOrder([f"../examples/{group}" for group in gallery.GROUPS]),
+    "subsection_order": [f"../examples/{group}" for group in gallery.GROUPS],
     "within_subsection_order": "FileNameSortKey",
-    "image_scrapers": (scrape,),
-    "reset_modules": (reset,),
+    "image_scrapers": ("figure_scraper.scrape",),
+    "reset_modules": ("figure_scraper.reset",),
     "capture_repr": (),
     "parallel": 2,
     "show_memory": False,
@@ -119,7 +118,7 @@ sphinx_gallery_conf = {
     "doc_module": ("bayeskit",),
     "nested_sections": True,
     "copyfile_regex": "",
-    "write_computation_times": True,
+    "write_computation_times": False,
 }
 
 # -- what is made before reading ------------------------------------------------------------

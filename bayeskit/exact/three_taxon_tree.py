@@ -112,13 +112,13 @@ def pattern_log_probabilities(branch_lengths: Tensor) -> Tensor:
 
     Parameters
     ----------
-    branch_lengths : Tensor, shape (*batch, 3)
-        Expected substitutions per site, at least zero.
+    branch_lengths : Tensor
+        Shape ``(*batch, 3)``. Expected substitutions per site, at least zero.
 
     Returns
     -------
-    Tensor, shape (*batch, 5)
-        For one assignment of bases (such as ``AAC`` for ``xxy``), not for the class as a whole; the
+    Tensor
+        Shape ``(*batch, 5)``. For one assignment of bases (such as ``AAC`` for ``xxy``), not for the class as a whole; the
         classes hold 4, 12, 12, 12 and 24 of the 64 patterns.
 
     Raises

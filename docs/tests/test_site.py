@@ -27,7 +27,7 @@ class Page(HTMLParser):
             self.links.append(known["href"])
         if tag in LOADED and known.get(LOADED[tag]) and known.get("rel") != "canonical":
             self.loads.append(known[LOADED[tag]])
-        if tag == "img" and not known.get("alt"):
+        if tag == "img" and known.get("alt") is None:
             self.without_text.append(known.get("src"))
 
 
