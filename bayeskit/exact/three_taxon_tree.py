@@ -118,8 +118,8 @@ def pattern_log_probabilities(branch_lengths: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        Shape ``(*batch, 5)``. For one assignment of bases (such as ``AAC`` for ``xxy``), not for the class as a whole; the
-        classes hold 4, 12, 12, 12 and 24 of the 64 patterns.
+        Shape ``(*batch, 5)``. For one assignment of bases (such as ``AAC`` for ``xxy``), not for the class as a whole;
+        the classes hold 4, 12, 12, 12 and 24 of the 64 patterns.
 
     Raises
     ------
