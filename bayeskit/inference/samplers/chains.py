@@ -126,11 +126,13 @@ class Chains:
     def start(self, generator: torch.Generator) -> AdaptationState:
         """Find starting points and a rough step size."""
         # Starting points first: an impossible start is said before minutes of compilation.
+        spent = 0
         if isinstance(self.initial, Climb):
-            points = self.initial.points(self.target, self._beta(), generator)
+            points, spent = self.initial.points(self.target, self._beta(), generator)
         else:
             points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
-        return self.adaptation.init(self.target, points, generator=generator)
+        state = self.adaptation.init(self.target, points, generator=generator)
+        return state._replace(num_gradients=state.num_gradients + spent)
 
     def advance(
         self, state: AdaptationState, iteration: int, generator: torch.Generator

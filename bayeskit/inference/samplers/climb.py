@@ -40,15 +40,16 @@ class Climb:
     >>> from bayeskit.inference.samplers.climb import Climb
     >>> levels = torch.linspace(0.1, 1, 10, dtype=torch.float64)
     >>> target, generator = exact.get("linreg10").target(), torch.Generator().manual_seed(0)
-    >>> Climb(levels).points(target, levels.repeat_interleave(4), generator).shape
-    torch.Size([40, 10])
+    >>> points, num_gradients = Climb(levels).points(target, levels.repeat_interleave(4), generator)
+    >>> points.shape, num_gradients
+    (torch.Size([40, 10]), 280)
     """
 
     levels: Tensor
     variance: Tensor | None = None
 
-    def points(self, target: Target, beta: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a starting point for each chain, shape ``(n, d)``.
+    def points(self, target: Target, beta: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
+        """Return a starting point for each chain, shape ``(n, d)``, and the gradients spent on them.
 
         Parameters
         ----------
@@ -70,15 +71,17 @@ class Climb:
         calls = int(len(levels) * (1 + MOVES * LEAPFROGS))
         kernel = HMC(0.3, Metric(deviation, is_dense=False), LEAPFROGS, planned_calls=calls)
         step_size = torch.full_like(position[:, 0], 0.3)
-        reached = []
+        reached, num_gradients = [], 0
         for level in levels:
             kernel = kernel.with_settings(beta=level)
             state = kernel.evaluate(target, position)
+            num_gradients += num_chains
             for _ in range(MOVES):
                 state, info = kernel.with_settings(step_size=step_size).step(target, state, generator=generator)
+                num_gradients += int(info.num_steps.sum())
                 # Each chain has its own step size: one that is lost must not hold up the others.
                 step_size = step_size * torch.where(info.acceptance_rate > ACCEPTANCE, FASTER, SLOWER)
             position = state.position
             if bool(level >= wanted[0]):
                 reached.append(position)
-        return torch.cat(reached)
+        return torch.cat(reached), num_gradients

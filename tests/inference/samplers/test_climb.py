@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from scipy.stats import t as student_t
 
 import bayeskit as bk
 from bayeskit import exact
@@ -29,37 +30,60 @@ def sharp():
     )
 
 
-def mean_log_likelihood(target, beta):
-    """Return the exact mean of the log likelihood of ``sharp`` at a temperature, and its standard deviation."""
+def mean_log_likelihood(beta):
+    """Return the exact mean of the log likelihood of ``sharp`` at a temperature."""
     precision = 1 + beta * 1e4
     off, variance = 2 / precision, 1 / precision
-    mean = 30 * (-0.5 * math.log(2 * math.pi) - math.log(0.01) - 0.5e4 * (off**2 + variance))
-    return mean, math.sqrt(30) * 0.5e4 * math.sqrt(2 * variance**2 + 4 * off**2 * variance)
+    return 30 * (-0.5 * math.log(2 * math.pi) - math.log(0.01) - 0.5e4 * (off**2 + variance))
 
 
-def test_chains_reach_their_temperature(sharp):
-    levels = LEVELS
-    points = Climb(levels).points(sharp, levels.repeat_interleave(CHAINS), new_generator())
-    found = sharp.log_likelihood(points).reshape(len(levels), CHAINS)
-    mean, sd = mean_log_likelihood(sharp, 1.0)
-    # Not in equilibrium, but in the typical set, where the best of ten prior draws is not.
-    assert abs(float(found[-1].median()) - mean) < 10 * sd
+def test_chains_come_near_their_temperature(sharp):
+    """Not to equilibrium, but further than that of half the temperature; the best of ten prior draws are lost."""
+    points, _ = Climb(LEVELS).points(sharp, LEVELS.repeat_interleave(CHAINS), new_generator())
+    assert float(sharp.log_likelihood(points)[-CHAINS:].mean()) > mean_log_likelihood(0.5)
     best = starting_points(sharp, CHAINS, torch.ones(CHAINS, dtype=torch.float64), new_generator())
-    assert float(sharp.log_likelihood(best).max()) < mean - 1000 * sd
+    assert float(sharp.log_likelihood(best).max()) < mean_log_likelihood(float(LEVELS[1]))
 
 
-def test_a_ladder_needs_little_warm_up_then(sharp):
-    ladder = sample_ladder(sharp, num_chains=8, num_warmup=60, num_samples=200, beta=[0.0, *LEVELS.tolist()], seed=0)
-    values = ladder.log_likelihood[-1]
-    mean, _ = mean_log_likelihood(sharp, 1.0)
-    error = float(values.mean(1).std() / math.sqrt(len(values)))
-    assert abs(float(values.mean()) - mean) < 6 * error
+def test_a_ladder_climbs_and_needs_little_warm_up_then(sharp, monkeypatch):
+    points, climbs = Climb.points, []
+
+    def recorded(self, target, beta, generator):
+        start = points(self, target, beta, generator)
+        climbs.append((self.levels, start[1]))
+        return start
+
+    monkeypatch.setattr(Climb, "points", recorded)
+    beta = [0.0, *LEVELS.tolist()]
+    ladder = sample_ladder(sharp, num_chains=64, num_warmup=60, num_samples=40, beta=beta, seed=0, progress=False)
+    means = ladder.log_likelihood[-1].mean(1)  # of independent chains
+    z = float((means.mean() - mean_log_likelihood(1.0)) / means.std()) * math.sqrt(len(means))
+    assert abs(z) < float(student_t(len(means) - 1).ppf(1 - 0.5e-5))
+    ((levels, _),) = climbs
+    assert torch.equal(levels, LEVELS)
+
+
+def test_gradients_of_the_climb_are_counted(sharp, monkeypatch):
+    evaluator, rows = sharp.evaluator, []
+
+    def counted(num_rows, planned_calls):
+        evaluate = evaluator(num_rows, planned_calls)
+        return lambda u, beta: (rows.append(len(u)), evaluate(u, beta))[1]
+
+    monkeypatch.setattr(sharp, "evaluator", counted)
+    _, num_gradients = Climb(LEVELS).points(sharp, LEVELS.repeat_interleave(4), new_generator())
+    assert num_gradients == sum(rows)
+    points = Climb.points
+    short = {"num_chains": 4, "num_warmup": 20, "num_samples": 2, "beta": [0.0, *LEVELS.tolist()], "progress": False}
+    ladder = sample_ladder(sharp, **short)
+    monkeypatch.setattr(Climb, "points", lambda *how: (points(*how)[0], 0))
+    assert ladder.num_evaluations == sample_ladder(sharp, **short).num_evaluations + num_gradients
 
 
 def test_a_group_of_temperatures_starts_where_the_whole_ladder_does(sharp):
     part, whole = LEVELS[5:9].repeat_interleave(3), LEVELS[:9].repeat_interleave(3)
     climb = Climb(LEVELS)
-    some, every = (climb.points(sharp, beta, new_generator()) for beta in (part, whole))
+    (some, _), (every, _) = (climb.points(sharp, beta, new_generator()) for beta in (part, whole))
     assert torch.equal(some, every[-len(part) :])
 
 
@@ -76,9 +100,10 @@ def test_chains_stay_apart_in_modes_that_they_cannot_leave():
         dim=1,
         sample_prior=lambda n, generator: 10 * torch.randn(n, 1, generator=generator, dtype=torch.float64),
     )
-    ends = Climb(LEVELS).points(target, LEVELS.repeat_interleave(CHAINS), new_generator())[-CHAINS:, 0]
+    points, _ = Climb(LEVELS).points(target, LEVELS.repeat_interleave(CHAINS), new_generator())
+    ends = points[-CHAINS:, 0]
     right = float((ends > 0).double().mean())
-    assert float((ends.abs() - 8).abs().max()) < 2
+    assert float(ends.abs().min()) > 6  # the valley between them is twenty standard deviations away
     assert abs(right - 0.5) < 4.5 * 0.5 / math.sqrt(CHAINS)
 
 
@@ -90,7 +115,7 @@ def test_lost_chains_do_not_hold_up_the_others():
         dim=2,
         sample_prior=lambda n, generator: torch.randn(n, 2, generator=generator, dtype=torch.float64),
     )
-    points = Climb(LEVELS).points(target, LEVELS.repeat_interleave(50), new_generator())
+    points, _ = Climb(LEVELS).points(target, LEVELS.repeat_interleave(50), new_generator())
     assert bool(target.log_likelihood(points).isfinite().all())
 
 
@@ -107,5 +132,7 @@ def test_an_impossible_likelihood_is_said():
 
 def test_it_follows_the_prior_and_the_seed():
     target, levels = exact.get("linreg10").target(), LEVELS
-    first, again = (Climb(levels).points(target, levels.repeat_interleave(4), new_generator()) for _ in range(2))
+    (first, _), (again, _) = (
+        Climb(levels).points(target, levels.repeat_interleave(4), new_generator()) for _ in range(2)
+    )
     assert torch.equal(first, again) and first.dtype == target.dtype
