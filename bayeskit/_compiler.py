@@ -7,13 +7,16 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 import torch._inductor
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bayeskit._interruption import look
 from bayeskit._torch import one_thread, validation_kept
@@ -45,7 +48,7 @@ class _Compilation(threading.Thread):
         # Gradient mode, device and number of threads belong to a thread; compiled code has the last built in.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             try:
-                with one_thread(), torch.no_grad():
+                with one_thread(), torch.no_grad(), _remembered():
                     compiled = torch._inductor.compile(self._graph, list(self._examples), options=self._options)
                     compiled(*self._examples)
                 self._compiled = compiled
@@ -93,6 +96,14 @@ class _Compilation(threading.Thread):
             look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
             raise self._error or RuntimeError("the compiler returned nothing")
         return self._compiled
+
+
+def _remembered() -> AbstractContextManager[object]:
+    """Let inductor keep what it compiles on disk, and find what another process has compiled.
+
+    It does so only where somebody keeps account of symbolic shapes, although all of ours are fixed.
+    """
+    return tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
 
 
 _latest: _Compilation | None = None
