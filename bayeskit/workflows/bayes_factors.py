@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TOLD_APART = 1.959963984540054
 """Standard errors by which two log evidences must differ to be told apart."""
+TIED = 0.1
+"""Half the 95 % interval of a log Bayes factor, in nats, below which one that contains zero is a tie of the data's."""
 TOO_VAGUE = 0.5
 """Standard error of a log evidence, in nats, above which probabilities are rough."""
 MOST_NAMED = 5
@@ -144,9 +146,12 @@ class ModelComparison:
         for name in self.results:
             difference, error = self.log_bayes_factor(name)
             if name != best and abs(difference) <= TOLD_APART * error:
+                remedy = "give a larger budget"
+                if TOLD_APART * error < TIED:
+                    remedy = "a tie, which other data could break, but no larger budget"
                 result.append(
                     f"models {best!r} and {name!r} are not told apart: their log Bayes factor is {-difference:.3g} +- "
-                    f"{error:.2g}; give a larger budget"
+                    f"{error:.2g}; {remedy}"
                 )
         return tuple(result)
 

@@ -90,7 +90,7 @@ prior_predictive = Figure(figsize=(7, 3), layout="constrained")
 axes = prior_predictive.subplots()
 axes.hist(expected, bins=40)
 axes.axvline(0, color="C1", linestyle="--", label="BRCA1")
-axes.set(xlabel="informative sites among 3009", ylabel="data sets from the prior")
+axes.set(xlabel=f"informative sites among {gene.num_sites}", ylabel="data sets from the prior")
 axes.legend(frameon=False)
 print(f"from the prior: {np.mean(expected):.0f} informative sites on average; none in {expected.count(0)} data sets")
 
@@ -102,8 +102,8 @@ print(f"from the prior: {np.mean(expected):.0f} informative sites on average; no
 # in a given other one with :math:`\tfrac14 - \tfrac14 x_e`. Those of a few sites can be multiplied out, and every term
 # integrates in closed form, :math:`E[x_e^k] = 10 / (10 + 4k/3)`. No sum over draws, and no pruning of a tree.
 #
-# Of sites that differ in one species each, all alike often, the three trees know exactly the same. One informative site
-# more, and they do not.
+# Where at every site at most one species differs from the others, and each of the four does so equally often, the three
+# trees are exactly equally probable. With one informative site more they are not.
 
 
 def polynomial(a: str, b: str, c: str, d: str) -> np.ndarray:
@@ -187,8 +187,8 @@ for name, (alignment, substitution, prior) in settings.items():
 # What it says
 # ------------
 # BRCA1 alone does not say who is our closest relative, and its posterior probabilities say that it does not. The
-# comparison remarks by itself that models are not told apart, but the remedy that it offers will not help here: more
-# draws make the Monte Carlo errors smaller, not the doubt. That needs other data, such as mitochondria.
+# comparison remarks by itself that this is a tie: more draws make the Monte Carlo errors smaller, not the doubt. That
+# needs other data, such as those of mitochondria.
 
 print(results["BRCA1, HKY85"].warnings[0])
 figure = Figure(figsize=(7, 3.4), layout="constrained")

@@ -77,7 +77,9 @@ def find_peaks(target: Target, draws: Draws) -> Peaks:
     return known[draws]
 
 
-def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
+def with_missed_peak(
+    estimate: Evidence, target: Target, draws: Draws, *, seed: int = 0, known_bias: float = 0.0
+) -> Evidence:
     """Return the estimate, with a warning if a peak holds more of the posterior than of the draws.
 
     A peak that is much narrower than what surrounds it, or far from it, may draw no chain, and no diagnostic of the
@@ -92,6 +94,8 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, seed: 
         Those at inverse temperature one are looked at.
     seed : int, default 0
         Not used: the search is the same for all estimators.
+    known_bias : float, default 0
+        By how much the estimate may be off, in nats, beyond its standard error: no sign of a missed peak.
 
     Returns
     -------
@@ -113,7 +117,7 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, seed: 
     worst, problems = math.nan, estimate.warnings
     if math.isfinite(estimate.log_evidence):
         for peak in peaks.found:
-            missing, error, share = _missing(peak, estimate, last)
+            missing, error, share = _missing(peak, estimate, last, known_bias)
             worst = missing if math.isnan(worst) else max(worst, missing)
             if missing > max(MIN_MISSING, MAX_ERRORS * error) and problems == estimate.warnings:
                 problems += (
@@ -129,7 +133,7 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, seed: 
     )
 
 
-def _missing(peak: Peak, estimate: Evidence, draws: Draws) -> tuple[float, float, float]:
+def _missing(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) -> tuple[float, float, float]:
     """Return the share of the posterior that a peak should have beyond that of the draws, its error, and the latter."""
     inside = peak.holds(draws.unconstrained).to(torch.float64)
     share = float(inside.mean())
@@ -139,7 +143,7 @@ def _missing(peak: Peak, estimate: Evidence, draws: Draws) -> tuple[float, float
     likely = min(max(share, min(expected, 1.0)), 1.0)
     binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
     known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
-    return expected - share, math.hypot(binomial, expected * math.hypot(peak.relative_error, known)), share
+    return expected - share, math.hypot(binomial, expected * math.hypot(peak.relative_error, known, known_bias)), share
 
 
 def _search(target: Target, draws: Draws) -> Peaks:

@@ -57,6 +57,16 @@ def test_the_larger_mode_is_missed_from_the_higher_one(method):
     assert not z.trusted and z.diagnostics["missed_share"] > 1
 
 
+def test_an_estimate_known_to_be_off_is_no_sign_of_a_missed_peak():
+    """All draws are about the only mode; only the estimate is too small, by a gap that it knows of."""
+    case = exact.get("linreg10")
+    target = case.target()
+    draws = bk.sample(target, 8, 200, 200, seed=0, progress=False)
+    low = evidence.Evidence("trapezoid", case.log_evidence - 0.3, 0.01, 100)
+    assert "a peak" in with_missed_peak(low, target, draws).warnings[0]
+    assert with_missed_peak(low, target, draws, known_bias=0.3).trusted
+
+
 def test_draws_of_both_modes_miss_nothing():
     target = two_modes()
     draws = at_modes(target, 0.1)
