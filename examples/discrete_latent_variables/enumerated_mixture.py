@@ -36,8 +36,8 @@ from bayeskit.inference import evidence
 #
 #    m \sim N(1.5, 0.5^2), \qquad d \sim \mathrm{Gamma}(2, 3), \qquad s \sim \mathrm{Gamma}(4, 12).
 #
-# The gap :math:`d` is positive, so that components cannot swap their names. Marked with
-# ``infer={"enumerate": "parallel"}``, the site of the labels is summed out exactly,
+# The second parameter of a gamma density is its rate. The gap :math:`d` is positive, so that components cannot swap
+# their names. Marked with ``infer={"enumerate": "parallel"}``, the site of the labels is summed out exactly,
 #
 # .. math:: p(y_i \mid w, m, d, s) = (1 - w) N(y_i; m, s^2) + w N(y_i; m + d, s^2),
 #
@@ -71,7 +71,7 @@ print(target)
 # %%
 # Before the data
 # ---------------
-# Densities of petal widths that the prior holds for ordinary: one hump or two, of petals a few centimetres wide.
+# Densities of petal widths that the prior takes for ordinary: one hump or two, of petals a few centimetres wide.
 
 widths = torch.linspace(0.0, 4.0, 300, dtype=torch.float64)
 

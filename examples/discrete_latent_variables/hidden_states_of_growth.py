@@ -38,9 +38,9 @@ from bayeskit.report import posterior_summary
 #
 # .. math:: \mu_k \sim N(0.8, 1), \qquad \log \sigma_k \sim N(\log 0.8, 0.5^2), \qquad \sigma_0 < \sigma_1.
 #
-# The states are summed out, so that what is left is continuous, and sorted by their scales, for otherwise they could
-# swap names. The rival has one state, with the same
-# priors: independent quarters.
+# The probabilities of the first state are uniform. The states are summed out, so that what is left is continuous, and
+# sorted by their scales, for otherwise they could swap names. The rival has one state, with the same priors:
+# independent quarters.
 
 table = macrodata.load_pandas().data
 y = 100 * torch.tensor(table["realgdp"].to_numpy()).log().diff()
@@ -111,7 +111,7 @@ print(f"one state: log evidence {one:.4f}; two states: {two.log_evidence:.4f} +-
 # %%
 # What it says
 # ------------
-# That there are two states is beyond doubt, and they differ in scale rather than in mean: calm and stormy quarters.
+# Two states are far more probable than one, and they differ in scale rather than in mean: calm and stormy quarters.
 # Each draw of the parameters gives exact probabilities of the states, which are then averaged.
 
 factor = two.log_evidence - one

@@ -146,4 +146,4 @@ plot_co_assignment(comparison[k].co_assignment(), best[k], right)
 
 # %%
 # Where to go next: :doc:`/gallery/evidence/galaxy_mixture` asks for the number of components of a mixture,
-# :doc:`matching_permutations` for a structure that no sum of products reaches.
+# :doc:`matching_permutations` sums over all ways to match one set with another.

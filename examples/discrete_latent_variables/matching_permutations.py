@@ -38,7 +38,7 @@ from bayeskit.models.discrete.permutations import (
 #
 # Discriminants are scaled such that images of one digit have about unit variance; the first six hundred images give the
 # centres :math:`c`, the others make up sets of ten. There are 3,628,800 permutations, but a dynamic programme over
-# sets of digits sums them with 1,024 terms a row. Twenty rows are still possible.
+# the 1,024 sets of digits sums over all of them. Twenty rows are still possible.
 
 pixels, labels = load_digits(return_X_y=True)
 discriminants = LinearDiscriminantAnalysis(n_components=2).fit(pixels[:600], labels[:600])
@@ -104,8 +104,9 @@ print(f"true pairs: probability {of_true_pairs.mean():.5f}, share of draws {righ
 assert abs(float(right.mean() - of_true_pairs.mean())) < 4.5 * float(error)
 
 # %%
-# Beyond twenty rows there are relaxations: matrices near permutations, with a density that can be trained. For the
-# first set they can be judged. Both find the likely pairs, and rounding comes nearer to their probabilities.
+# Beyond twenty rows there are relaxations: matrices near permutations, with a density that can be trained, by rounding
+# (Linderman et al. 2018) or by Sinkhorn's algorithm with Gumbel noise (Mena et al. 2018). For the first set they can be
+# judged. Both find the likely pairs, and rounding comes nearer to their probabilities.
 
 first = NoisyMatching(centres, sets[0], scale=1.0)
 exact = first.posterior().marginals

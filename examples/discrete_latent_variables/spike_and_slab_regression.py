@@ -2,7 +2,7 @@ r"""
 Which measurements predict how diabetes progresses?
 ===================================================
 
-**What you will learn:** how probable it is that each predictor belongs into a linear regression, exactly, and what a
+**What you will learn:** how probable it is that each predictor belongs in a linear regression, exactly, and what a
 guide of independent bits can and cannot say about it.
 
 Of 442 patients ten measurements are known, age, sex, body mass index, blood pressure and six of blood serum, and how
@@ -54,7 +54,8 @@ regression = SpikeAndSlabRegression(slab_scale=0.5, intercept_scale=10.0, noise_
 # Before the data
 # ---------------
 # How much of the variance do the predictors explain, if they are drawn from the prior? Having no predictor is as
-# probable as having any other number of them, and otherwise the share may be anything, most probably about a half.
+# probable as having any other number of them, and otherwise the share may be anything, most probably somewhat more
+# than a half.
 
 rng = np.random.default_rng(0)
 explained = []

@@ -133,10 +133,16 @@ assert gap > 4.5 * error
 # most of the probability, and a maximum does for a sum. What the maximum lacks is the probability.
 
 shown = causes.on
-by_network = (mixture.most_probable(pictures).template == causes.template)[shown].double()
-by_posterior = (posterior(pictures).argmax(-1) == causes.template)[shown].double()
-for name, right in (("largest output", by_network), ("posterior", by_posterior), ("gain", by_posterior - by_network)):
-    print(f"{name:15s} {right.mean():.4f} +- {right.std() / len(right) ** 0.5:.4f} right where a digit is shown")
+network, exact = mixture.most_probable(pictures).template, posterior(pictures).argmax(-1)
+by_network, by_posterior = ((named == causes.template)[shown].double() for named in (network, exact))
+print("share of pictures that show a digit")
+for name, share in (
+    ("largest output is right", by_network),
+    ("posterior is right", by_posterior),
+    ("gain", by_posterior - by_network),
+    ("both name the same digit", (network == exact)[shown].double()),
+):
+    print(f"    {name:25s} {share.mean():.4f} +- {share.std() / len(share) ** 0.5:.4f}")
 
 place = int(shown.nonzero()[0])
 figure = Figure(figsize=(9, 2.6), layout="constrained")
@@ -150,4 +156,5 @@ print(f"the picture shows a {names[causes.template[place]]}, at {causes.position
 
 # %%
 # Where to go next: :doc:`/gallery/wide_networks/torch_module_to_gaussian_process` finds another model in a network,
-# :doc:`matching_permutations` names digits that occur once each, :doc:`ising_coupling` sums out images pixel by pixel.
+# :doc:`matching_permutations` names digits that occur once each, :doc:`ising_coupling` sums over all pictures of a
+# grid.

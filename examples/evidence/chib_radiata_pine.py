@@ -6,7 +6,7 @@ Chib's method: the evidence from a Gibbs sampler, at one point
 them at, and how conditionals that are not those of the model are found out.
 
 What tells how strong a piece of wood is? For 42 specimens of radiata pine there are the strength, the density, and the
-density adjusted for the resin in it (Williams 1959). Two regressions compete for them ever since Carlin and Chib
+density adjusted for the resin in it (Williams 1959). Two regressions have competed for them since Carlin and Chib
 (1995); the prior here is that of Friel and Wyse (2012).
 """
 
@@ -93,7 +93,7 @@ axes.legend(frameon=False)
 # An exact twin
 # -------------
 # With :math:`b` and :math:`\tau` integrated out, the strengths are multivariate Student-t, a formula that knows of no
-# conditionals. Here for six specimens. Chib's identity needs only one point :math:`(b^*, \tau^*)`:
+# conditionals. The two are compared on six specimens. Chib's identity needs only one point :math:`(b^*, \tau^*)`:
 #
 # .. math::
 #
@@ -154,7 +154,8 @@ else:
 
 one, two = found["density"], found["adjusted density"]
 factor, error = two.log_evidence - one.log_evidence, math.hypot(one.standard_error, two.standard_error)
-print(f"log Bayes factor for the adjusted density: {factor:.4f} +- {error:.4f}, a factor of {math.exp(factor):.0f}")
+print(f"log Bayes factor for the adjusted density: {factor:.4f} +- {error:.4f}")
+print(f"Bayes factor: {math.exp(factor):.0f} +- {math.exp(factor) * error:.0f}")
 
 truth = bk.exact.radiata_pine("z")
 sd = truth.posterior_covariance["beta"].sqrt().item()

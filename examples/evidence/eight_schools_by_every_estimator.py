@@ -29,8 +29,9 @@ from bayeskit.inference import evidence
 # %%
 # The model
 # ---------
-# School :math:`j` has an effect :math:`\theta_j`, and effects scatter about a common mean (priors as in Gelman 2006,
-# Prior distributions for variance parameters in hierarchical models, Bayesian Analysis 1):
+# School :math:`j` has an effect :math:`\theta_j`, and effects scatter about a common mean. For a spread such as
+# :math:`\tau`, Gelman (2006, Prior distributions for variance parameters in hierarchical models, Bayesian Analysis 1)
+# recommends the half-Cauchy distribution; the scales are those with which the example has since become customary:
 #
 # .. math::
 #    \mu \sim N(0, 5^2), \qquad \tau \sim \text{half-Cauchy}(5), \qquad \theta_j \sim N(\mu, \tau^2), \qquad
@@ -130,8 +131,9 @@ for estimate in ways:
     assert not estimate.trusted or abs(estimate.log_evidence - truth) < 4.5 * estimate.standard_error, str(estimate)
 
 # %%
-# Who mistrusts itself says why. The maxima are no integrals; the lower bound is a bound; the harmonic means are not to
-# be had from posterior draws; and methods for positive parameters do not apply where the mean can be negative.
+# Who mistrusts itself says why. The maxima are no integrals; the lower bound is a bound; the harmonic means depend on
+# places where posterior draws hardly ever come. Methods for positive parameters do not apply where the mean can be
+# negative, nor does Chib's where nobody has given the full conditionals.
 
 for method, reason in ways.verdict.untrusted.items():
     print(textwrap.shorten(f"{method}: {reason}", 110, placeholder=" ..."))
@@ -140,6 +142,9 @@ print(f"does not apply: {', '.join(ways.refused)}")
 # %%
 # What it says
 # ------------
+# Estimates that share draws are not independent, so the verdict does not average them: the most precise of those that
+# trust themselves speaks for the others, if most of them agree with it. Ways that have nothing in common but the model
+# agree here, and they are right.
 
 verdict = ways.verdict
 print(f"log evidence {verdict.log_evidence:.4f} +- {verdict.standard_error:.4f}, exactly {truth:.4f}")
@@ -152,8 +157,8 @@ ways.plot(reference=truth, ax=figure.subplots())
 # Are the error bars right?
 # -------------------------
 # One table proves little: an error bar is a statement about repetitions. ``calibrate`` repeats methods on fresh draws
-# of a problem whose answer is known. If an error bar is right, the sum of squares of the standardised errors follows a
-# chi-squared distribution.
+# of a problem whose answer is known. If an error bar is right, the sum of squares of the standardised errors follows,
+# nearly, a chi-squared distribution with as many degrees of freedom as there are repetitions.
 
 replicates = 2 if is_small() else 60
 short = evidence.Budget(num_chains=4, num_warmup=150, num_samples=250)

@@ -32,7 +32,7 @@ from bayeskit.inference import evidence
 # The model
 # ---------
 # Response and predictors are standardised. Coefficients have a normal prior of one scale :math:`\lambda`, which is what
-# we want to know; the noise is taken to be what least squares leaves.
+# we want to know; the noise is taken to be what least squares leaves, as if that were known.
 #
 # .. math::
 #    b \sim N(0, \lambda^2 I), \quad y \sim N(X b, \sigma^2 I)
@@ -136,8 +136,8 @@ print(f"best scale {best_scale:.4f}, log evidence there {best_evidence:.4f}")
 # ------------
 # With a prior on the scale, the posterior averages over it. Its evidence is what a comparison with other models may
 # use. The maximum is not: it has looked at the data to choose the prior, and then asks how well that prior foretells
-# the same data, which counts them twice. For one scale the difference is small, and it grows with every number that is
-# chosen so.
+# the same data, which counts them twice. For one scale the difference is as large as a log Bayes factor that Kass and
+# Raftery (1995) call positive evidence, and it grows with every number that is chosen so.
 
 full_target = make_target(x, y, noise)
 draws = bk.sample(full_target, target_acceptance=0.95, **size)

@@ -5,9 +5,9 @@ Nested sampling of two thin shells, and how it shows when it is wrong
 **What you will learn:** how nested sampling finds the evidence of a posterior that is curved and has two modes, and how
 a run tells whether to believe it.
 
-The likelihood is high on two thin spherical shells and nothing elsewhere. There are no data: Feroz, Hobson and Bridges
-(2009) made the problem up because chains do not get from one shell to the other, and published what its evidence is in
-several dimensions.
+The likelihood is high on two thin spherical shells and next to nothing elsewhere. There are no data: it is a problem on
+which Feroz, Hobson and Bridges (2009) tried their method, because chains do not get from one shell to the other. They
+published what its evidence is in several dimensions.
 """
 
 import math

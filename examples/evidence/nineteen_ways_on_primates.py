@@ -111,7 +111,7 @@ SLOW = ("nested_sampling", "path_sampling", "modified_path_sampling", "stepping_
 budget = (
     evidence.Budget(num_chains=8, num_warmup=80, num_samples=60)
     if is_small()
-    else evidence.Budget(64, 300, 250, 50, 32, 150, 250, num_live=128)
+    else evidence.Budget(num_warmup=300, num_samples=250, ladder_samples=250, num_live=128)
 )
 methods = [name for name in NINETEEN if not (is_small() and name in SLOW)]
 with warnings.catch_warnings():

@@ -98,10 +98,10 @@ for freedom, errors in ((math.inf, stats.norm), (2.0, stats.t(2.0))):
 
 degrees = (math.inf, 2.0) if is_small() else (math.inf, 8.0, 4.0, 2.0, 1.0)
 found, draws = {}, {}
-for freedom in degrees:
+for seed, freedom in enumerate(degrees, 1):
     target = bk.Target.from_pyro(regression, covariates, loss, freedom)
-    draws[freedom] = bk.sample(target, 8, seed=1, progress=False, **size)
-    found[freedom] = z = bridge_sampling(target, draws[freedom], seed=1)
+    draws[freedom] = bk.sample(target, 8, seed=seed, progress=False, **size)
+    found[freedom] = z = bridge_sampling(target, draws[freedom], seed=seed)
     facts = f"R-hat {z.diagnostics['r_hat']:.3f}, effective draws {z.diagnostics['effective_draws']:.0f}"
     print(f"{freedom:3g} degrees of freedom: {z.log_evidence:.3f} +- {z.standard_error:.3f}, {facts}")
     assert z.trusted and z.diagnostics["r_hat"] < 1.05 and z.diagnostics["effective_draws"] > 400

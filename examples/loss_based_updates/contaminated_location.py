@@ -35,12 +35,17 @@ from bayeskit.report import posterior_summary
 # The model
 # ---------
 # Gains are :math:`N(\theta, 1)`, with :math:`\theta \sim N(0, 10^2)`. Besides minus the log likelihood, three losses
-# measure how far data :math:`x` are from such a law: the kernel Stein discrepancy, made of the score
-# :math:`s(x) = \theta - x` alone, the same with a weight :math:`m(x)` in its kernel, and the beta-divergence,
+# measure how far data :math:`x` are from such a law: the kernel Stein discrepancy (Matsubara et al. 2022), made of the
+# score :math:`s(x) = \theta - x` alone, the same with a weight, :math:`m(x)\, k(x, y)\, m(y)` in place of its kernel
+# :math:`k`, and the beta-divergence (Basu et al. 1998),
 #
 # .. math::
 #
 #    n\, \mathrm{KSD}^2 = \frac1n \sum_{i,j} k_\theta(x_i, x_j), \qquad
+#    k_\theta(x, y) = \big[s(x) s(y) + s(x)\, \partial_y + s(y)\, \partial_x + \partial_x \partial_y\big] k(x, y),
+#
+# .. math::
+#
 #    \ell_\beta(\theta, x) = -\frac1\beta\, p_\theta(x)^\beta + \frac{1}{1+\beta} \int p_\theta(y)^{1+\beta}\, dy .
 
 x = torch.tensor([1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4], dtype=torch.float64)

@@ -57,8 +57,8 @@ print(f"{len(x)} men, {int(event.sum())} arrested within {int(time.max())} weeks
 # Before the data
 # ---------------
 # What the prior thinks of the effect of aid: how many of the men that are arrested first have it, for as many as were
-# arrested in the year. Whatever the baseline hazard is, they come in the order of exponential variables. It thinks of
-# aid that saves everybody as readily as of aid that saves nobody.
+# arrested in the year. Whatever the baseline hazard is, they come in the order of exponential variables. Aid that
+# saves nearly everybody is as probable as aid that does as much harm.
 
 generator = torch.Generator().manual_seed(0)
 first, shares = int(event.sum()), []

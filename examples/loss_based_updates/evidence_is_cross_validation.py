@@ -69,8 +69,8 @@ axes.legend(frameon=False)
 # An exact twin
 # -------------
 # Four flips of a coin, three of them heads, any chance of heads as probable as any other. All sets can be held out, and
-# the evidence is :math:`B(4, 2) = 1/20`. A prior that expects all heads or all tails predicts the first flip as well,
-# and all others worse, which is what the evidence charges a prior for.
+# the evidence is :math:`B(4, 2) = 1/20`. A prior that expects all heads or all tails predicts the first flip just as
+# well, and all others worse, which is what the evidence charges a prior for.
 
 FLIPS = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
 

@@ -44,8 +44,8 @@ print(f"{len(x)} times, mean {x.mean():.2f}, median {x.median():.0f}, smallest {
 # Before the data
 # ---------------
 # A loss predicts nothing. Read as if it were a likelihood, though, :math:`e^{-w|\theta - x|}` is a Laplace density, and
-# tells what a weight takes for granted: with weight one, times that scatter as little about their median as here. The
-# prior of the median itself says next to nothing.
+# tells what a weight takes for granted: with weight one, times that scatter far less about their median than Newcomb's
+# did. The prior of the median itself says next to nothing.
 
 generator = torch.Generator().manual_seed(0)
 theta = 25 + 100 * torch.randn(20_000, generator=generator, dtype=torch.float64)
@@ -100,9 +100,10 @@ assert abs(row["mean"] - moment / mass) < 4.5 * row["mcse"]
 # The fit
 # -------
 # Two ways to a weight. One matches the information in the posterior with that in the bootstrap of the median, by the
-# density of the data at their median. The other looks for the weight at which posterior intervals cover in the
-# bootstrap. The same is done for Huber's loss, which is squared near zero and absolute beyond a threshold, here 1.345
-# times the spread of the bulk. Its minimiser is no median, but a mean to which no time adds much.
+# density of the data at their median (Lyddon, Holmes and Walker 2019). The other looks for the weight at which
+# posterior intervals cover in the bootstrap (Syring and Martin 2019). The same is done for Huber's loss, which is
+# squared near zero and absolute beyond a threshold, here 1.345 times the spread of the bulk. Its minimiser is no
+# median, but a mean to which no time adds much.
 
 spread = 1.4826 * float((x - x.median()).abs().median())
 huber = GibbsPosterior(prior, losses.Huber(1.345 * spread), x)

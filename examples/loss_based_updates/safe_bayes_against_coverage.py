@@ -127,7 +127,9 @@ assert bool(((curve.values - by_hand).abs() < 1e-9 * by_hand).all())
 # %%
 # The fit
 # -------
-# Every data set gets its own weight, by each of four selectors. Those that themselves bootstrap get fewer data sets.
+# Every data set gets its own weight, by each of four selectors: SafeBayes, the rule of Holmes and Walker (2017),
+# information matching (Lyddon, Holmes and Walker 2019) and coverage in the bootstrap (Syring and Martin 2019). The
+# slower ones get fewer data sets.
 
 SELECTORS = {  # each with the number of data sets
     "SafeBayes": (lambda p: calibrate.safe_bayes(p, grid, num_draws=32), 12 if is_small() else 80),

@@ -133,8 +133,8 @@ assert np.abs(z).max() < 4.5
 # The posterior of the trees comes from their evidence, one integral over branch lengths each. From it samples of
 # different sizes are drawn, and each is given to five methods: counting, conditional clades (Hoehna and Drummond 2012;
 # Larget 2013), and three fits of the network, the last with a Dirichlet prior worth a tenth of the sample. A share of
-# one in a thousand is spread evenly over all trees, so that the Kullback-Leibler divergence from the posterior, in
-# nats, is finite for all of them.
+# one in a thousand is spread evenly over all trees of these taxa, so that the Kullback-Leibler divergence of each fit
+# from the posterior, in nats, is finite.
 
 substitution = HKY85(4.0, empirical_frequencies(alignment))
 found = compare_topologies(alignment, six, substitution=substitution, num_draws=500, progress=False)
@@ -154,7 +154,7 @@ for name, table in divergence.items():
     errors = table.std(1, ddof=1) / num_replicates**0.5
     print(f"{name:24s}" + "".join(f"{m:10.3f} +- {e:.3f} " for m, e in zip(table.mean(1), errors, strict=True)))
 
-# Sharing pays at every size, where the simple average or conditional clades share. The likelihood never falls in em.
+# Sharing pays at every size, by conditional clades and by the simple average. In em the likelihood never falls.
 for name in ("conditional clades", "network, simple average"):
     gain = divergence["frequencies"] - divergence[name]
     assert (gain.mean(1) > 4.5 * gain.std(1, ddof=1) / num_replicates**0.5).all()
@@ -164,8 +164,8 @@ assert np.diff(SubsplitBayesianNetwork.fit(sample).log_likelihoods).min() > -1e-
 # What it says
 # ------------
 # Counting gives a tree that was not sampled nothing. The simple average gives it what its parts deserve, or nearly so.
-# Em climbs from there to a higher likelihood, which it has from the sampled trees, and gives the others less: with few
-# trees it comes back to counting. A prior holds it.
+# Expectation maximisation (em) climbs from there to a higher likelihood, which it gains on the sampled trees, and gives
+# the others less: with few trees it comes close to counting again. A prior holds it back.
 
 sample = posterior.sample(200, seed=0)
 never = np.isneginf(SampleFrequencies.fit(sample).log_prob(trees).numpy())

@@ -77,7 +77,8 @@ def train(ranks: Ranks, num_epochs: int, batch_size: int = BATCH_SIZE, seed: int
 
 
 # %%
-# Every process runs the script, so what it does stands behind a guard, and only rank 0 goes on after the training.
+# The guard lets other scripts import ``train``. Under ``torchrun`` every process runs what follows, and only rank 0
+# goes on after the training.
 
 if __name__ == "__main__":
     with process_group() as ranks:
@@ -91,7 +92,7 @@ if __name__ == "__main__":
 # The posterior of this regression is normal, and the guide can be just that. Its mean and covariance have a closed
 # form, and so has the evidence: :math:`y` is normal with covariance :math:`I + 4 X X^\top`. Whatever the guide learnt,
 # importance sampling from it must give this evidence within its error, and the better the guide, the smaller the error.
-# A bound is below.
+# The lower bound must lie below it.
 
 if __name__ == "__main__" and first:
     x, y = data()
@@ -119,6 +120,8 @@ if __name__ == "__main__" and first:
 # %%
 # What it found
 # -------------
+# Where a dashed density differs from the exact one, the guide has still to learn; the evidence above is right even so,
+# for its weights make up for that.
 
 if __name__ == "__main__" and first:
     figure = Figure(figsize=(7, 3), layout="constrained")

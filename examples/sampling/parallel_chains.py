@@ -42,12 +42,13 @@ print(f"{elsewhere}: {'the same' if same else 'other'} bits in two processes")
 assert same
 
 # %%
-# Nothing else changes on a cluster: with a Dask client, of this machine or of many, the same call goes to its workers.
+# Nothing else changes on a cluster (:doc:`/how_to/dask`): with a Dask client, of this machine or of many, the same call
+# goes to its workers.
 #
 # .. code-block:: python
 #
 #    with joblib.parallel_config(backend="dask"):
-#        bk.sample(target, **settings, num_jobs=8)
+#        bk.sample(target, **settings, num_jobs=4)
 #
 # A worker that dies costs its group and nothing else; with ``checkpoint=FOLDER``, only the time since the last
 # checkpoint.
@@ -91,7 +92,7 @@ axes.legend(frameon=False)
 # Here a model is a task. Results are kept in the folder, so that a comparison that was killed goes on.
 
 models = {"density": density.target(), "adjusted density": adjusted.target()}
-budget = Budget(16, 50, 100) if is_small() else Budget(16, 200, 1000)
+budget = Budget(num_chains=16, num_warmup=200, num_samples=100 if is_small() else 1000)
 with tempfile.TemporaryDirectory() as folder:
     found = compare_models(models, "bridge_sampling", budget=budget, num_jobs=2, checkpoint=folder, progress=False)
 print(found)

@@ -85,8 +85,8 @@ for estimate in (evidence.stepping_stone(target, ladder), evidence.modified_path
 # trips any number of temperatures can bring, and about twice as many rungs as the barrier is a good ladder.
 
 trips = ladder.exchange
-print(f"{float(trips.round_trips.sum()):.0f} round trips, {trips.round_trip_rate:.3f} an iteration of a ladder "
-      f"(at best {trips.ideal_round_trip_rate:.3f}); barrier {trips.barrier:.2f}")  # fmt: skip
+print(f"{float(trips.round_trips.sum()):.0f} round trips; barrier {trips.barrier:.2f}")
+print(f"round trips an iteration of a ladder: {trips.round_trip_rate:.3f}, at best {trips.ideal_round_trip_rate:.3f}")
 
 figure = Figure(figsize=(8.5, 3.4), layout="constrained")
 left, right = figure.subplots(1, 2, sharey=True)

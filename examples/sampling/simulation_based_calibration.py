@@ -6,9 +6,9 @@ Simulation-based calibration: can this sampler be trusted on this model?
 right answer for any data.
 
 Draw parameters from the prior and data from the model, and let the sampler draw from the posterior given these data. If
-it is right, the parameters rank anywhere among its draws with equal chance (Talts et al. 2018; Modrak et al. 2023). The
-model is a logistic dose response: four doses, ten animals each, as in the bioassay of Gelman et al. (Bayesian Data
-Analysis); the deaths are simulated.
+it is right, the parameters rank anywhere among its draws with equal chance (Talts et al. 2018; Modrák et al. 2023). The
+model is a logistic dose response with four doses, much like the bioassay in Gelman et al. (Bayesian Data Analysis), but
+with ten animals at each; the deaths are simulated.
 """
 
 import numpy as np
@@ -81,15 +81,14 @@ def exact_draws(target: bk.Target, seed: int, factor: float) -> bk.Draws:
 
 
 num_replicates, num_draws = 100 if is_small() else 1000, 15
+
+
+def rank_probability(rank: int, factor: float) -> float:
+    return quad(lambda z: binom.pmf(rank, num_draws, norm.cdf(z / factor)) * norm.pdf(z), -9, 9, epsabs=1e-12)[0]
+
+
 for factor in (1.0, 0.4):
-    probability = np.array(
-        [
-            quad(lambda z, r=r, f=factor: binom.pmf(r, num_draws, norm.cdf(z / f)) * norm.pdf(z), -9, 9, epsabs=1e-12)[
-                0
-            ]
-            for r in range(num_draws + 1)
-        ]
-    )
+    probability = np.array([rank_probability(rank, factor) for rank in range(num_draws + 1)])
     found = sbc(
         normal_mean,
         lambda target, seed, f=factor: exact_draws(target, seed, f),
@@ -100,9 +99,7 @@ for factor in (1.0, 0.4):
     )
     counts = np.bincount(found.ranks["mean"], minlength=num_draws + 1)
     z = (counts / num_replicates - probability) / np.sqrt(probability * (1 - probability) / num_replicates)
-    print(
-        f"draws too narrow by {factor}: passed {found.passed}, frequencies off by at most {np.abs(z).max():.2f} errors"
-    )
+    print(f"width times {factor}: passed {found.passed}, largest error {np.abs(z).max():.2f} standard errors")
     assert abs(probability.sum() - 1) < 1e-9
     assert factor < 1 or np.abs(probability - 1 / 16).max() < 1e-9
     assert np.abs(z).max() < 4.5
@@ -141,7 +138,8 @@ for axes, (name, found) in zip(figure.subplots(1, 2, sharey=True), results.items
     axes.hist(ranks, bins=16, range=(0, 1))
     axes.axhline(len(ranks) / 16, color="C1", linestyle="--")
     axes.set(xlabel="rank of the true slope, as a share", title=name)
-    axes.set_ylabel("data sets") if name == "right" else None
+    if name == "right":
+        axes.set_ylabel("data sets")
 
 # %%
 # Where to go next: :doc:`/gallery/loss_based_updates/safe_bayes_against_coverage` weighs a loss so that intervals

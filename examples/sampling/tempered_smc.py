@@ -35,7 +35,7 @@ CENTRES, SHARES, WIDTH, PRIOR = (-4.0, 4.0), (0.3, 0.7), 0.3, 5.0
 # .. math:: \mathrm E[\hat Z_r] = Z, \qquad
 #    \hat Z_r = \prod_k \sum_i W^{(k-1)}_i L(u_i)^{\beta_k - \beta_{k-1}},
 #
-# so that the spread over replicates is its standard error.
+# so that their mean is unbiased, too, and their spread gives its standard error.
 
 
 def model(centres: Tensor) -> None:
@@ -79,22 +79,22 @@ assert ((ratios.mean(0) - 1).abs() < 4.5 * error).all()
 # ------------
 # The particles weigh both modes as they should be weighed, though nothing can move between them at the end.
 
-right = (run.draws.values()["mean"][..., 0] > 0).double().mean(1)
-error = float(right.std()) / math.sqrt(len(right))
-print(f"share of the right mode: {float(right.mean()):.3f} +- {error:.3f}, exactly {SHARES[1]}")
-assert abs(float(right.mean()) - SHARES[1]) < 4.5 * error
+shares = (run.draws.values()["mean"][..., 0] > 0).double().mean(1)
+error = float(shares.std()) / math.sqrt(len(shares))
+print(f"share of the right mode: {float(shares.mean()):.3f} +- {error:.3f}, exactly {SHARES[1]}")
+assert abs(float(shares.mean()) - SHARES[1]) < 4.5 * error
 estimate = smc(target, run)
 print(f"{estimate}; exactly {closed:.4f}")
 assert estimate.trusted and abs(estimate.log_evidence - closed) < 4.5 * estimate.standard_error
 
 figure = Figure(figsize=(8.5, 3.6), layout="constrained")
-left, middle = figure.subplots(1, 2)
+left, right = figure.subplots(1, 2)
 left.plot(run.beta, (paths - exact).mT, color="C0", alpha=0.3, linewidth=0.8)
 left.axhline(0, color="black", linewidth=1)
 left.set(xscale="log", xlabel="inverse temperature", ylabel="log evidence of replicates, less exact")
 u = run.draws.unconstrained.flatten(0, 1)
-middle.plot(u[:, 0], u[:, 1], "C1.", markersize=2)
-middle.set(xlabel="first number", ylabel="second number", title="particles at the end")
+right.plot(u[:, 0], u[:, 1], "C1.", markersize=2)
+right.set(xlabel="first number", ylabel="second number", title="particles at the end")
 
 # %%
 # Where to go next: :doc:`parallel_tempering` has chains at all temperatures at once, :doc:`tempered_ladder` reads the

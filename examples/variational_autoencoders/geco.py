@@ -7,8 +7,8 @@ multiplier has settled where the rate-distortion function has that slope.
 
 Whoever weighs reconstruction against divergence has to guess the weight, or the noise of pixels, which is the same.
 Often one knows what is wanted instead: how far pixels may be off. Rezende and Viola (2018) minimise the divergence
-subject to that, and let a Lagrange multiplier find the weight. The digits are 1,438 images of eight by eight pixels
-(Alpaydin and Kaynak 1998) from scikit-learn.
+subject to that, and let a Lagrange multiplier find the weight. The digits are 1,438 of the 1,797 images of eight
+by eight pixels (Alpaydin and Kaynak 1998) in scikit-learn, those to train on.
 """
 
 import functools
@@ -45,9 +45,9 @@ from bayeskit.models.vae import likelihoods, load_digits, mlp_vae, plot_images
 digits = load_digits()
 
 
-def new_vae(scale: float = 1.0):
+def new_vae():
     with global_stream(torch.Generator().manual_seed(0)):
-        return mlp_vae(64, (100,), 10, likelihoods.Gaussian(scale, learn=False))
+        return mlp_vae(64, (100,), 10, likelihoods.Gaussian(1.0, learn=False))
 
 
 # %%

@@ -39,7 +39,7 @@ from bayeskit.models.vae import LinearVAE
 #    z \sim N(0, I), \qquad x \mid z \sim N(W z + \mu, \sigma^2 I), \qquad x \sim N(\mu, W W^\top + \sigma^2 I).
 #
 # What importance sampling and its kin estimate is :math:`p(x) = \int p(x, z) \, dz` for one :math:`x` at a time, given
-# what was trained. Four hundred tumours are to train by, and the rest are held out.
+# what was trained. Four hundred tumours are for training, and the rest are held out.
 
 raw = load_breast_cancer()
 order = np.random.default_rng(0).permutation(len(raw.data))
@@ -141,7 +141,7 @@ for name, factor in (("too narrow", 1 / 3), ("too wide", 2.0)):
     z = (guides[name].mean - float(exact.mean())) / guides[name].standard_error
     print(f"{name}, {z:+.1f} standard errors off: {guides[name]}")
 assert not guides["too narrow"].trusted and guides["too wide"].trusted
-assert abs(z) < 4.5
+assert abs(z) < 4.5  # of the last one, too wide
 
 # %%
 # What it says

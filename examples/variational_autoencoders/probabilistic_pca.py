@@ -63,8 +63,8 @@ with global_stream(torch.Generator().manual_seed(0)):
 # %%
 # Before the data
 # ---------------
-# Weights start at random, and so do the wines that the untrained model makes: phenols and flavanoids, which rise and
-# fall together in real wines, have little to do with each other.
+# Weights start at random, and it shows in the wines that the untrained model makes: phenols and flavanoids, which rise
+# and fall together in real wines, have little to do with each other.
 
 phenols, flavanoids = (wine.feature_names.index(name) for name in ("total_phenols", "flavanoids"))
 before = Figure(figsize=(7, 3.4), layout="constrained")
@@ -80,7 +80,7 @@ panels[0].set_ylabel("flavanoids (standardised)")
 # -------------
 # On the four measurements of 150 irises: the density of a model with arbitrary parameters against scipy's, and the
 # model of greatest likelihood against the eigenvalues. There the guide is the posterior, so that the bound touches the
-# likelihood; and no small step leads higher, for the gradient is zero.
+# likelihood; and the gradient of the likelihood is zero.
 
 iris = torch.as_tensor(load_iris().data)
 with global_stream(torch.Generator().manual_seed(1)):
@@ -135,8 +135,8 @@ assert maximum - bound < 0.5
 # ------------
 # The likelihood does not care in which directions of their plane the two codes point: any rotation of :math:`z` makes
 # the same wines. The bound does, for the guide's codes are independent, and posterior ones are so only along principal
-# axes. Hence the trained columns of :math:`W` are eigenvectors of the covariance, and codes are principal components,
-# standardised and shrunk towards zero by :math:`\sqrt{1 - \sigma^2 / \lambda_i}`.
+# axes. Hence the trained columns of :math:`W` point along eigenvectors of the covariance (Lucas et al. 2019), and codes
+# are principal components, standardised and shrunk towards zero by :math:`\sqrt{1 - \sigma^2 / \lambda_i}`.
 
 eigenvalues, vectors = np.linalg.eigh(np.cov(x.numpy().T, bias=True))
 columns = vae.decoder.weight.detach().numpy()

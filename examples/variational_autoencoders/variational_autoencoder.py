@@ -40,8 +40,7 @@ from bayeskit.models.vae import binarize, load_digits, mlp_vae, plot_images, plo
 #    z \sim N(0, I), \qquad x_p \mid z \sim \mathrm{Bernoulli}\big(f_p(z)\big), \qquad
 #    q(z \mid x) = N\big(m(x), \mathrm{diag}\, s(x)^2\big).
 #
-# ``mlp_vae`` holds the Pyro model and its guide. Of a minibatch, both objectives are bounds of the log likelihood of
-# each image.
+# ``mlp_vae`` holds the Pyro model and its guide. On a minibatch, either objective adds up one bound for each image.
 
 digits = load_digits()
 train, test = binarize(digits.train, seed=0), binarize(digits.test, seed=1)
@@ -97,7 +96,7 @@ assert found.trusted and abs(z).max() < 4.5
 # -------
 # The same start, the same minibatches, two objectives. Afterwards the log likelihood of test images, twice. Importance
 # sampling draws codes from the guide and is quick; the shape of the largest weights, Pareto k, tells where the guide
-# misses codes that matter. Guides tend to be too narrow, and then it says itself not to be trusted. Annealed
+# misses codes that matter. Guides tend to be too narrow, and then the estimate itself says not to trust it. Annealed
 # importance sampling, which moves codes from the guide to the posterior, is slower and depends less on the guide.
 
 epochs, num_images, num_temperatures = (8, 20, 30) if is_small() else (80, 100, 100)
@@ -109,7 +108,7 @@ for name, objective in (("ELBO", ELBO()), ("IWAE", IWAE(num_particles=10))):
     bk.fit(vae.model, vae.guide, objective, train, **options)
     quick = importance_sampling(vae.model, vae.guide, test, num_samples=500, seed=1, progress=False)
     share = float((quick.pareto_k > 0.7).double().mean())
-    print(f"{name}: importance sampling {quick.mean:.2f} +- {quick.standard_error:.2f} nats an image, ", end="")
+    print(f"{name}: importance sampling {quick.mean:.3f} +- {quick.standard_error:.3f} nats an image, ", end="")
     print(f"{'trusted' if quick.trusted else 'not trusted'}, Pareto k above 0.7 for {100 * share:.1f} %")
     annealed[name] = annealed_importance_sampling(
         vae.model, vae.guide, test[:num_images], num_temperatures=num_temperatures, seed=1, progress=False

@@ -164,9 +164,9 @@ assert rate.covers(1.0)
 # %%
 # What it says
 # ------------
-# One network is off by what its random hidden layer does, which falls like the root of the width. The mean over
-# networks is much closer, and off by one over the width: training bends the random covariance, and what is bent has
-# another mean.
+# One network is off by what its random hidden layer does, which falls like one over the root of the width. The mean
+# over networks is much closer: its distance falls like one over the width. It is not zero, for a prediction is not
+# linear in the random covariance, so that its mean is not the prediction of the mean covariance.
 
 wrong = int((limit.mean(x_test).sign() != y_test).sum())
 print(f"the kernel's margin is {kernel_margin:.4f}, and it takes {wrong} of {len(y_test)} images for the other digit")

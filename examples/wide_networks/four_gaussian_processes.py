@@ -66,7 +66,7 @@ print(four)
 
 
 def random_weights(network: nn.Module, number: int, seed: int) -> dict[str, Tensor]:
-    """Return the weights of many networks; scales are applied inside of the network."""
+    """Return the weights of many networks; scales are applied inside the network."""
     generator = torch.Generator().manual_seed(seed)
     return {k: torch.randn(number, *p.shape, generator=generator, dtype=p.dtype) for k, p in network.named_parameters()}
 

@@ -48,8 +48,8 @@ PRECISION = 4.0
 # .. math:: F = \sum_i J_i^\top\, \mathrm E_{y \sim p(y \mid f_i)}\Big[\Big(\frac{d \log p(y \mid f_i)}{d f_i}\Big)^2
 #    \Big] J_i = \sum_i e^{f_i} J_i^\top J_i,
 #
-# an expectation over data of the model. It is the curvature of minus the log likelihood. The *empirical Fisher* has the
-# squares of what was observed, :math:`E = \sum_i (y_i - e^{f_i})^2 J_i^\top J_i`.
+# an expectation over data of the model. Here it is the curvature of minus the log likelihood. The *empirical Fisher*
+# has the squares of what was observed, :math:`E = \sum_i (y_i - e^{f_i})^2 J_i^\top J_i`.
 
 table = randhie.load_pandas().data[:: 40 if is_small() else 10]
 y = torch.tensor(table.pop("mdvis").to_numpy(dtype=float))
@@ -134,8 +134,8 @@ assert abs(posterior.log_evidence - bridge.log_evidence) < 4.5 * bridge.standard
 # --------------------
 # Visits vary much more than a Poisson law has it, so that squared residuals are large and the empirical Fisher with
 # them. The package notices. Taken for the curvature it makes the posterior *narrower*, just because the model fits
-# badly. What a badly fitting model should do is shown by the sandwich :math:`F^{-1} E F^{-1}` (Huber 1967), in which
-# :math:`E` has its place: there errors grow.
+# badly. What a badly fitting model should do is shown by the sandwich :math:`F^{-1} E F^{-1}` (Huber 1967; below,
+# :math:`F` includes the precision of the prior), in which :math:`E` has its place: there errors grow.
 
 right, wrong = fisher(mode, Poisson(), x), empirical_fisher(mode, Poisson(), x, y)
 print(wrong)

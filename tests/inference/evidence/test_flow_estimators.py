@@ -94,6 +94,15 @@ def test_with_the_posterior_itself_the_weights_are_equal():
     assert abs(z.log_evidence + 3) < 1e-10 and z.standard_error < 1e-10
 
 
+def test_in_many_dimensions_the_narrowed_flow_keeps_draws_inside(limit):
+    """Half the variance and half the noise are a ball in 120 dimensions that no draw of either kind is in."""
+    target, factor = normal(shift=-3.0, dim=120)
+    x = torch.randn(16, 200, 120, generator=torch.Generator().manual_seed(0), dtype=F64)
+    flow = FittedFlow(torch.zeros(120, dtype=F64), factor)
+    z = learned_harmonic_mean(target, as_draws(target, x @ factor.T), flow=flow)
+    assert abs(z.log_evidence + 3) < limit() * z.standard_error
+
+
 def test_the_density_is_that_of_the_draws(curved, limit):
     """The density integrates to one, by importance sampling from a wide normal, at either temperature."""
     _, flow = curved

@@ -40,6 +40,8 @@ from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 CHECK_DRAWS = 2000
+MIN_INSIDE = 100
+"""Draws of the flow from which a mean square is taken; in many dimensions the narrowest cuts hold none."""
 MAX_OUTSIDE = 0.01
 TEMPERATURES = (0.5, 0.65, 0.8, 0.95)
 SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -183,7 +185,10 @@ class _Check(NamedTuple):
         def mean_square(narrow: _Narrow) -> float:
             return float((self.log_shares(narrow) + self.log_ratios(narrow)).logsumexp(0))
 
-        return min((_Narrow(t, s) for t in TEMPERATURES for s in SHARES), key=mean_square)
+        norms = self.noise.norm(dim=-1)
+        candidates = [_Narrow(t, s) for t in TEMPERATURES for s in SHARES]
+        known = [n for n in candidates if int((norms <= n.radius(self.noise.shape[-1])).sum()) >= MIN_INSIDE]
+        return min(known or candidates[-1:], key=mean_square)
 
     def share_above(self, narrow: _Narrow, largest: float) -> float:
         """Share of the narrowed flow in which the ratio is above ``largest``."""
