@@ -87,6 +87,11 @@ def new_generator(seed: int | torch.Generator, device: torch.device | str = "cpu
     return generator
 
 
+def derived_seed(seed: int, stream: str) -> int:
+    """Return a seed for one of several runs that have to be independent of each other."""
+    return int(torch.randint(2**31, (), generator=new_generator(seed, stream=stream)))
+
+
 @contextmanager
 def validation_kept() -> Iterator[None]:
     """Restore torch's validation of distributions, which its compiler, too, switches off for good."""

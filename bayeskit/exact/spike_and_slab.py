@@ -69,7 +69,7 @@ def spike_and_slab(
 
     References
     ----------
-    Sivia, D. S., Skilling, J. (2006). Data Analysis: A Bayesian Tutorial, 2nd edition, section 9.4.
+    Sivia, D. S., Skilling, J. (2006). Data Analysis: A Bayesian Tutorial, 2nd edition, chapter 9.
 
     Examples
     --------
@@ -98,5 +98,5 @@ def spike_and_slab(
         log_evidence=float(log_sum) - dim * math.log(edge),
         posterior_mean={"x": torch.zeros(dim, dtype=torch.float64)},
         posterior_covariance={"x": variance * torch.eye(dim, dtype=torch.float64)},
-        reference="closed form: error functions (problem: Sivia and Skilling 2006, section 9.4)",
+        reference="closed form: error functions (problem: Sivia and Skilling 2006, chapter 9)",
     )

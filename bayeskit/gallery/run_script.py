@@ -37,6 +37,7 @@ def figures_in(variables: Mapping[str, Any]) -> list[Figure]:
 def main(script: str, folder: str) -> None:
     """Run ``script`` and save its figures in ``folder``, in place of those of an earlier run."""
     set_style()
+    Path(folder).mkdir(parents=True, exist_ok=True)
     sys.argv = [script]
     variables = runpy.run_path(script, run_name="__main__")
     name = Path(script).stem

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from bayeskit._settings import real_number, whole_number
 from bayeskit._tasks import digest
-from bayeskit._torch import new_generator
+from bayeskit._torch import derived_seed
 from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence, compare
 from bayeskit.inference.evidence.material import Material
@@ -101,7 +99,14 @@ def compare_models(
     folder = None if checkpoint is None else Path(checkpoint)
     seed, jobs = whole_number("seed", seed), whole_number("num_jobs", num_jobs, 1)
     tasks = [
-        _Task(name, model, chosen, spend, _seed(seed, name), None if folder is None else str(folder / f"model-{i:03d}"))
+        _Task(
+            name,
+            model,
+            chosen,
+            spend,
+            derived_seed(seed, f"model {name}"),
+            None if folder is None else str(folder / f"model-{i:03d}"),
+        )
         for i, (name, model) in enumerate(models.items())
     ]
     results = map_tasks(
@@ -177,10 +182,6 @@ def _estimate(task: _Task) -> Evidence:
             target, [task.method], task.seed, budget=task.budget, checkpoint=task.checkpoint, progress=False
         )
     return table[task.method]
-
-
-def _seed(seed: int, name: str) -> int:
-    return int(torch.randint(2**31, (), generator=new_generator(seed, stream=f"model {name}")))
 
 
 def _weights(

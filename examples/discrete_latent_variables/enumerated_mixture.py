@@ -9,6 +9,7 @@ Anderson (1935) measured irises, and Fisher (1936) made them famous. Take the pe
 *versicolor* and fifty *virginica*, and forget who is who. Do their widths alone say that there are two species?
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

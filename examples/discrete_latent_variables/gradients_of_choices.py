@@ -10,6 +10,7 @@ heights, fifteen of them (Darwin 1876, as analysed by Fisher 1935). Two are stro
 That is one choice a pair, and 32,768 sets of outliers in all: few enough to judge every estimator by enumeration.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 
 import pyro

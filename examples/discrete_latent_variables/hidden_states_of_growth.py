@@ -10,6 +10,7 @@ statsmodels. Hamilton (1989) let a hidden chain of states move the mean growth; 
 noticed that in the 1980s something else changed: growth became steadier. Here both mean and scale may change.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

@@ -11,6 +11,7 @@ Besag (1975) proposed the pseudo-likelihood, which has none. Pictures are simula
 each is known.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

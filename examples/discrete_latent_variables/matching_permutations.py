@@ -9,6 +9,7 @@ Ten images of handwritten digits (Alpaydin and Kaynak 1998) show 0 to 9, each on
 of an image are two numbers, its linear discriminants (Fisher 1936). Which image shows which digit?
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

@@ -9,6 +9,7 @@ The flow of the Nile at Aswan was measured each year from 1871 to 1970 (Cobb 197
 of a dam, perhaps because there was less rain.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

@@ -10,6 +10,7 @@ far diabetes had progressed a year later (Efron, Hastie, Johnstone and Tibshiran
 correlated, so that some can stand in for others.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

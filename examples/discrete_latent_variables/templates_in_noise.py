@@ -10,6 +10,7 @@ One of three digits stands somewhere in a noisy picture, or none. The digits are
 Patel, Nguyen and Baraniuk (2016). Which digit is it?
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

@@ -10,6 +10,7 @@ grid, and each topic is one of its rows or one of its columns. We simulate such 
 them back.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 
 import numpy as np

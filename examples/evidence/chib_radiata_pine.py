@@ -10,6 +10,7 @@ density adjusted for the resin in it (Williams 1959). Two regressions have compe
 (1995); the prior here is that of Friel and Wyse (2012).
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 
 import pyro

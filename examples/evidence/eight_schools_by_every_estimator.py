@@ -11,6 +11,7 @@ How probable are these eight numbers under the hierarchical model that everybody
 answer to nine digits, so that each estimator can be told right from wrong.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 import textwrap
 

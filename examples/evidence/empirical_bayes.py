@@ -11,6 +11,7 @@ coefficients be shrunk towards zero? A ridge regression asks cross-validation. T
 anything out, and with a normal likelihood it has a closed form, so that it can be seen how good estimates are.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 
 import numpy as np

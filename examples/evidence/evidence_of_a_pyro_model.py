@@ -10,6 +10,7 @@ Thirty-two students of economics either took part in a new kind of course, the p
 of an earlier test (TUCE) are known. Did the course help?
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 
 import numpy as np

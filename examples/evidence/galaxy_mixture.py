@@ -10,6 +10,7 @@ Huchra and Geller 1986, in the version of Roeder 1990). How many groups are ther
 two and three; Neal (1999) showed that they were wrong, and why; Richardson and Green (1997) let the number jump.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

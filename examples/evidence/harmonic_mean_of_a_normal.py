@@ -12,6 +12,7 @@ weighted likelihood bootstrap, Journal of the Royal Statistical Society B 56) pr
 variance may be infinite; Neal, in the discussion of that paper, said what to think of it.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 import textwrap
 

@@ -11,6 +11,7 @@ same names. The data are mitochondrial DNA of twelve primates (Hayasaka, Gojobor
 Evolution 5), on one topology.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import textwrap
 import warnings
 

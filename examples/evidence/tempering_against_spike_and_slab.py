@@ -11,6 +11,7 @@ a first-order phase transition, the statistical physicist's name for what undoes
 to a power. There are no data; the evidence is known in closed form.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 import textwrap
 

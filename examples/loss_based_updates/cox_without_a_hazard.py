@@ -10,6 +10,7 @@ at random, got financial aid. The data come with lifelines. Does aid keep men fr
 would need a prior on the hazard of arrest as a function of time. Cox (1972, 1975) does without, and so can a posterior.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import itertools
 import math
 

@@ -11,6 +11,7 @@ the richer households are, the more they differ, so that one line through the mi
 below which a tenth, a half and nine tenths of households lie?
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import numpy as np
 import pyro.distributions as dist
 import torch

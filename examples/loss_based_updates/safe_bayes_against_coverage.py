@@ -12,6 +12,7 @@ their coverage. Here is a problem where one would like it to: a straight line wh
 data are simulated, so that the truth is known and can be covered or missed.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 
 import pyro.distributions as dist

@@ -10,6 +10,7 @@ alignment of Murphy et al. 2001 that ships with the package cogent3). Beside the
 of mitochondrial DNA, which changes many times as fast (Hayasaka, Gojobori and Horai 1988).
 """
 
+# sphinx_gallery_thumbnail_number = -1
 from collections import Counter
 from functools import reduce
 from importlib.util import find_spec

@@ -9,6 +9,7 @@ The data are 898 sites of mitochondrial DNA of gibbon, orangutan, gorilla, human
 Horai 1988). Transitions, changes between A and G or between C and T, are there many times as frequent as all others.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 from itertools import combinations
 

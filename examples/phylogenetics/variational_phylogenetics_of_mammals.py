@@ -11,6 +11,7 @@ humans and macaques belong together, and cats and dogs, nobody doubts; how carni
 related is an old question. The method is that of Zhang and Matsen (2019).
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 from functools import reduce
 from importlib.util import find_spec

@@ -11,6 +11,7 @@ to numbers between zero and one (Jang et al. 2017). The digits are 1,797 images 
 Kaynak 1998) from scikit-learn, black where the grey is at least one half.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import copy
 import functools
 import itertools

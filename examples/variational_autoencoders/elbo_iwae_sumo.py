@@ -11,6 +11,7 @@ which is right on average. In a linear-Gaussian model all of it can be computed,
 data are the 150 irises of Anderson (1935) and Fisher (1936), from scikit-learn.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 
 import numpy as np

@@ -11,6 +11,7 @@ subject to that, and let a Lagrange multiplier find the weight. The digits are 1
 by eight pixels (Alpaydin and Kaynak 1998) in scikit-learn, those to train on.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import functools
 import math
 

@@ -12,6 +12,7 @@ tumours (Street et al. 1993, from scikit-learn); the model is linear, so that th
 held to it.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import copy
 import functools
 

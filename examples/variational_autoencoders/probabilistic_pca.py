@@ -11,6 +11,7 @@ analysis is the answer of a model with a likelihood (Tipping and Bishop 1999), a
 autoencoder without hidden layers (Lucas et al. 2019).
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import functools
 import math
 

@@ -13,6 +13,7 @@ pixels (Alpaydin and Kaynak 1998) from scikit-learn, each pixel drawn once as bl
 probability.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import functools
 import itertools
 

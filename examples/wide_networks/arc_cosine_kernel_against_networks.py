@@ -10,6 +10,7 @@ and named the covariance of its outputs the arc-cosine kernel. Here it is held a
 and trained on images of handwritten threes and eights, of 8 by 8 pixels (Alpaydin and Kaynak 1998, in scikit-learn).
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 
 import torch

@@ -9,6 +9,7 @@ The data are monthly temperatures of the sea off Peru during the El Nino of 1997
 of them are given, those of January and July; the others wait for the predictions.
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import math
 
 import numpy as np

@@ -9,6 +9,7 @@ The data are ten measurements of patients and the progress of their diabetes a y
 Tibshirani 2004, in scikit-learn). How many hidden layers should a network have that predicts it?
 """
 
+# sphinx_gallery_thumbnail_number = -1
 import numpy as np
 import torch
 from matplotlib.figure import Figure

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from bayeskit._settings import whole_number
+from bayeskit._torch import derived_seed
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.models.discrete.inputs import prior_probabilities_of
@@ -117,8 +118,10 @@ def compare_num_components(
     results: dict[str, Evidence] = {}
     for size in sizes:
         mixture = GaussianMixture(y, size, prior, covariance=covariance, equal_scales=equal_scales)
+        # The error of a Bayes factor takes the two estimates for independent.
+        own_seed = derived_seed(seed, f"{size} components")
         z = mixture_evidence(
-            Target.from_pyro(mixture), mixture.exchangeable, **vars(budget), seed=seed, progress=progress
+            Target.from_pyro(mixture), mixture.exchangeable, **vars(budget), seed=own_seed, progress=progress
         )
         remedy = () if z.trusted else (f"where more particles help, give budget={budget.larger()}",)
         results[str(size)] = replace(z, warnings=z.warnings + remedy)
