@@ -86,13 +86,12 @@ bibtex_reference_style = "author_year"
 
 # -- reference ------------------------------------------------------------------------------
 
+templates_path = ["_templates"]
 autosummary_generate = True
 autosummary_imported_members = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-numpydoc_show_class_members = True
-numpydoc_show_inherited_class_members = False
-numpydoc_class_members_toctree = False
+numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
 # -- gallery --------------------------------------------------------------------------------
