@@ -47,7 +47,11 @@ html_js_files = ["sort_tables.js"]
 html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "show_prev_next": True,
-    "secondary_sidebar_items": ["page-toc"],
+    # On the gallery's pages code needs the width.
+    "secondary_sidebar_items": {
+        pages: ["page-toc"] for pages in ("*", "choosing/*", "concepts/*", "how_to/*", "tables/*", "api/**")
+    },
+    "header_links_before_dropdown": 7,
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
@@ -72,6 +76,11 @@ mathjax3_config = {"options": {"enableMenu": False}}
 # ArviZ 0.23 announces 1.x whenever it is imported, and tqdm looks for widgets in every notebook.
 os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning,ignore:IProgress not found"
 os.environ["OMP_NUM_THREADS"] = "1"
+# Kernels warn that they talk over TCP, which here never leaves the machine.
+ipython = HERE / "_build" / "ipython"
+(ipython / "profile_default").mkdir(parents=True, exist_ok=True)
+(ipython / "profile_default" / "ipython_kernel_config.py").write_text('c.IPKernelApp.log_level = "ERROR"\n')
+os.environ["IPYTHONDIR"] = str(ipython)
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"

@@ -2,7 +2,7 @@
 
     python docs/draw_one_picture.py
 
-Reads `docs/tables/calibration.csv`, writes `docs/_static/one_picture.svg`.
+Reads `docs/tables/calibration.csv`, writes `docs/_static/one_picture.svg`, and `one_picture_narrow.svg` for phones.
 """
 
 import warnings
@@ -21,14 +21,18 @@ CASE = "linreg10"
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
 
-def draw_estimates(axes, case):
-    """Draw one run of every method."""
+def estimates(case):
+    """Return one run of every method."""
     budget = evidence.Budget(
         num_chains=16, num_samples=250, ladder_chains=8, ladder_samples=150, num_particles=32, num_live=100
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BayeskitWarning)  # what methods say against themselves is drawn hollow
-        ways = evidence.compare(case.target(), seed=0, budget=budget, progress=False)
+        return evidence.compare(case.target(), seed=0, budget=budget, progress=False)
+
+
+def draw_estimates(axes, ways, case):
+    """Draw an interval for each method, and a triangle for what lies outside."""
     shown = [z for z in ways if np.isfinite(z.log_evidence)]
     shown.sort(key=lambda z: (z.trusted, -z.standard_error if np.isfinite(z.standard_error) else -np.inf))
     low, high = case.log_evidence - 2.2, case.log_evidence + 2.2
@@ -70,8 +74,16 @@ def draw_coverage(axes, table):
     axes.set_title(f"{int(table['replicates'].iloc[0])} times: is the error bar right?", fontsize=10)
 
 
-figure = Figure(figsize=(10, 4.8), layout="constrained")
-left, right = figure.subplots(1, 2)
-draw_estimates(left, exact.get(CASE))
-draw_coverage(right, pd.read_csv(HERE / "tables" / "calibration.csv"))
-figure.savefig(HERE / "_static" / "one_picture.svg", metadata={"Date": None})
+def draw(path, shape, size, ways, case, table):
+    """Draw both panels, beside or below each other."""
+    figure = Figure(figsize=size, layout="constrained")
+    first, second = figure.subplots(*shape)
+    draw_estimates(first, ways, case)
+    draw_coverage(second, table)
+    figure.savefig(path, metadata={"Date": None})
+
+
+case, table = exact.get(CASE), pd.read_csv(HERE / "tables" / "calibration.csv")
+ways = estimates(case)
+draw(HERE / "_static" / "one_picture.svg", (1, 2), (10, 4.8), ways, case, table)
+draw(HERE / "_static" / "one_picture_narrow.svg", (2, 1), (4.6, 8.4), ways, case, table)
