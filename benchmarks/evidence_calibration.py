@@ -6,8 +6,9 @@ replicates more than three standard errors off that were trusted.
 
     python benchmarks/evidence_calibration.py --replicates 200 --jobs 2 --out DIR [--cases NAMES] [--methods NAMES]
 
-Replicates are kept in DIR, from which the same command goes on; `--page docs/tables/calibration.md` writes the tables
-as a page, and as `docs/tables/calibration.csv` beside it.
+Replicates and finished cases are kept in DIR, from which the same command goes on; a case whose folder is removed is
+run again. `--page docs/tables/calibration.md` writes the tables as a page, and as `docs/tables/calibration.csv` beside
+it.
 """
 
 from __future__ import annotations
@@ -71,6 +72,15 @@ def page(table: pd.DataFrame, replicates: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def finished(folder: Path, replicates: int, methods: str | list[str]) -> pd.DataFrame | None:
+    """Return the table of a case that was finished with as many replicates of the same methods."""
+    if not (folder / "calibration.csv").exists() or (folder / "checkpoint.replicates").exists():
+        return None
+    table = pd.read_csv(folder / "calibration.csv")
+    same = methods == "all" or sorted(table["method"]) == sorted(methods)
+    return table if same and bool((table["replicates"] == replicates).all()) else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicates", type=int, default=200)
@@ -86,6 +96,11 @@ def main() -> None:
     tables = []
     for case in selected_cases("all" if options.cases == "all" else options.cases.split(",")):
         begin = time.perf_counter()
+        done = finished(options.out / case, options.replicates, methods)
+        if done is not None:
+            tables.append(done)
+            print(f"{case}: finished before\n", flush=True)
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BayeskitWarning)  # what methods say against themselves is counted
             found = calibration_in_folder(
