@@ -153,6 +153,17 @@ print(verdict)
 for score in ways.scores.values():
     print(f"{score} (how well sites are foretold; no evidence)")
 assert verdict.is_agreed
+
+cost = Figure(figsize=(7.5, 3.4), layout="constrained")
+axes = cost.subplots()
+for row, marker in zip(table[table["trusted"]].itertuples(), "osD^v<>P*X", strict=False):
+    axes.loglog(row.seconds, row.standard_error, marker, markersize=9, label=row.method.replace("_", " "))
+axes.set(xlabel="seconds", ylabel="standard error (nats)", title="what the methods that trust themselves cost")
+axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+
+# %%
+# Blue intervals are those of methods that trust themselves.
+
 figure = Figure(figsize=(8, 8), layout="constrained")
 ways.plot(reference=REFERENCE, ax=figure.subplots())
 
