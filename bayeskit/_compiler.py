@@ -98,12 +98,20 @@ class _Compilation(threading.Thread):
         return self._compiled
 
 
+class _FixedShapes(FakeTensorMode):
+    """Takes no size for a symbol, although it has an account of symbols."""
+
+    def from_tensor(self, tensor: Tensor, **how: Any) -> Any:
+        return super().from_tensor(tensor, **(how | {"static_shapes": True, "symbolic_context": None}))
+
+
 def _remembered() -> AbstractContextManager[object]:
     """Let inductor keep what it compiles on disk, and find what another process has compiled.
 
     It does so only where somebody keeps account of symbolic shapes, although all of ours are fixed.
     """
-    return tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
+    account = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return tracing(TracingContext(_FixedShapes(shape_env=account)))
 
 
 _latest: _Compilation | None = None

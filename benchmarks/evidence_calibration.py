@@ -14,6 +14,7 @@ it.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 import warnings
@@ -72,13 +73,18 @@ def page(table: pd.DataFrame, replicates: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def finished(folder: Path, replicates: int, methods: str | list[str]) -> pd.DataFrame | None:
-    """Return the table of a case that was finished with as many replicates of the same methods."""
-    if not (folder / "calibration.csv").exists() or (folder / "checkpoint.replicates").exists():
+def study(options: argparse.Namespace) -> dict[str, object]:
+    """Return what a finished case has to agree in."""
+    asked = {"methods": options.methods, "replicates": options.replicates, "seed": options.seed}
+    return asked | {"budget": vars(BUDGET)}
+
+
+def finished(folder: Path, asked: dict[str, object]) -> pd.DataFrame | None:
+    """Return the table of a case that was finished by the same study."""
+    kept = folder / "study.json"
+    if not kept.exists() or json.loads(kept.read_text(encoding="utf-8")) != asked:
         return None
-    table = pd.read_csv(folder / "calibration.csv")
-    same = methods == "all" or sorted(table["method"]) == sorted(methods)
-    return table if same and bool((table["replicates"] == replicates).all()) else None
+    return pd.read_csv(folder / "calibration.csv")
 
 
 def main() -> None:
@@ -96,7 +102,7 @@ def main() -> None:
     tables = []
     for case in selected_cases("all" if options.cases == "all" else options.cases.split(",")):
         begin = time.perf_counter()
-        done = finished(options.out / case, options.replicates, methods)
+        done = finished(options.out / case, study(options))
         if done is not None:
             tables.append(done)
             print(f"{case}: finished before\n", flush=True)
@@ -113,6 +119,7 @@ def main() -> None:
                 num_jobs=options.jobs,
             )
         tables.append(found.to_pandas())
+        (options.out / case / "study.json").write_text(json.dumps(study(options)), encoding="utf-8")
         print(tables[-1].to_string(index=False, float_format=lambda x: f"{x:.4f}"))
         print(f"{case}: {time.perf_counter() - begin:.0f} s\n", flush=True)
     table = pd.concat(tables, ignore_index=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bayeskit as bk
 
@@ -27,6 +28,17 @@ def model(x, y, scale):
     slope = pyro.sample("slope", dist.Normal(x.new_zeros(3), scale).to_event(1))
     with pyro.plate("data", len(y)):
         pyro.sample("y", dist.Normal(x @ slope, 1.5), obs=y)
+
+
+def of_data_alone(seed, size=6):
+    """Differ in a tensor and in no number of the formula."""
+    y = torch.randn(size, generator=generator(seed), dtype=torch.float64)
+    return bk.Target.from_functions(
+        lambda u: -u.square().sum(-1),
+        lambda u: -(u.sum(-1, keepdim=True) - y).square().sum(-1),
+        dim=3,
+        compile=True,
+    )
 
 
 def from_pyro(seed, size=6):
@@ -68,6 +80,25 @@ def test_other_numbers_of_the_same_shape_get_their_own_answers(make):
     assert hits() == 1
     for seed in (1, 2):
         assert_right(make(seed))
+
+
+def test_other_data_share_the_code_and_not_the_answer():
+    for seed in range(3):
+        assert_right(of_data_alone(seed))
+    assert hits() == 2
+
+
+def test_no_size_becomes_a_symbol(monkeypatch):
+    sizes, from_tensor = [], FakeTensorMode.from_tensor
+
+    def recorded(self, *tensors, **how):
+        fake = from_tensor(self, *tensors, **how)
+        sizes.extend(fake.shape)
+        return fake
+
+    monkeypatch.setattr(FakeTensorMode, "from_tensor", recorded)
+    assert_right(from_pyro(0))
+    assert sizes and all(type(size) is int for size in sizes)
 
 
 def test_another_shape_is_compiled_anew():

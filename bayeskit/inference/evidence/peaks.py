@@ -95,7 +95,7 @@ def with_missed_peak(
     seed : int, default 0
         Not used: the search is the same for all estimators.
     known_bias : float, default 0
-        By how much the estimate may be off, in nats, beyond its standard error: no sign of a missed peak.
+        By how much the estimate is known to be too low, in nats, for other reasons than a missed peak.
 
     Returns
     -------
@@ -120,10 +120,10 @@ def with_missed_peak(
             missing, error, share = _missing(peak, estimate, last, known_bias)
             worst = missing if math.isnan(worst) else max(worst, missing)
             if missing > max(MIN_MISSING, MAX_ERRORS * error) and problems == estimate.warnings:
+                times = math.exp(min(peak.log_mass - estimate.log_evidence - known_bias, 99.0))
                 problems += (
-                    f"a peak that holds {math.exp(min(peak.log_mass - estimate.log_evidence, 99.0)):.3g} times the "
-                    f"estimate has {100 * share:.2g} % of the draws: they miss a part of the posterior; use "
-                    "nested_sampling or laplace_importance_sampling",
+                    f"a peak that holds {times:.3g} times the estimate has {100 * share:.2g} % of the draws: they miss a "
+                    "part of the posterior; use nested_sampling or laplace_importance_sampling",
                 )
     return replace(
         estimate,
@@ -138,12 +138,12 @@ def _missing(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) ->
     inside = peak.holds(draws.unconstrained).to(torch.float64)
     share = float(inside.mean())
     effective = min(float(effective_sample_size(inside)), inside.numel()) if draws.num_draws >= 8 else draws.num_chains
-    expected = math.exp(min(peak.log_mass - estimate.log_evidence, 700.0))
+    expected = math.exp(min(peak.log_mass - estimate.log_evidence - known_bias, 700.0))
     # By the share that should be there, so that draws which never saw the peak do not pass for certain.
     likely = min(max(share, min(expected, 1.0)), 1.0)
     binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
     known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
-    return expected - share, math.hypot(binomial, expected * math.hypot(peak.relative_error, known, known_bias)), share
+    return expected - share, math.hypot(binomial, expected * math.hypot(peak.relative_error, known)), share
 
 
 def _search(target: Target, draws: Draws) -> Peaks:

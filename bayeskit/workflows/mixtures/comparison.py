@@ -109,7 +109,7 @@ def compare_num_components(
     >>> comparison.best, abs(factor - (exact[1] - exact[0])) < 4 * error
     ('2', True)
     """
-    y, sizes = as_observations(y), _sizes(num_components)
+    y, sizes, seed = as_observations(y), _sizes(num_components), whole_number("seed", seed)
     chances = prior_probabilities_of(sizes, prior_probabilities)
     budget = TemperingBudget() if budget is None else budget
     if not isinstance(budget, TemperingBudget):

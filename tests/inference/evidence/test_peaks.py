@@ -65,6 +65,9 @@ def test_an_estimate_known_to_be_off_is_no_sign_of_a_missed_peak():
     low = evidence.Evidence("trapezoid", case.log_evidence - 0.3, 0.01, 100)
     assert "a peak" in with_missed_peak(low, target, draws).warnings[0]
     assert with_missed_peak(low, target, draws, known_bias=0.3).trusted
+    modes = two_modes()
+    missed = evidence.Evidence("of one mode", math.log(0.1) - 0.3, 0.01, 100)
+    assert not with_missed_peak(missed, modes, at_modes(modes, 1.0), known_bias=0.3).trusted
 
 
 def test_draws_of_both_modes_miss_nothing():

@@ -122,7 +122,7 @@ def learned_harmonic_mean(
     shape = shape_that_matters(log_ratios, check.log_ratios(narrow))
     problems += weight_problems(shape, effective)
     outside = check.share_above(narrow, float(log_ratios.max()))
-    if outside > MAX_OUTSIDE:
+    if not outside <= MAX_OUTSIDE:  # nan where no draw was inside
         problems.append(
             f"{100 * outside:.0f} % of the flow lies where the posterior has no draws, so the estimate is too high: "
             "lower the temperature or use more draws"

@@ -66,4 +66,4 @@ def path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
         )
     diagnostics = path.diagnostics | {"trapezoid_gap": gap, "monte_carlo_error": error}
     z = Evidence("path_sampling", path.trapezoid, error, ladder.num_evaluations, problems, diagnostics)
-    return with_missed_peak(z, target, ladder.draws, seed=seed, known_bias=abs(gap))
+    return with_missed_peak(z, target, ladder.draws, seed=seed, known_bias=gap)
