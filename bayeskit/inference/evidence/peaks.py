@@ -122,8 +122,8 @@ def with_missed_peak(
             if missing > max(MIN_MISSING, MAX_ERRORS * error) and problems == estimate.warnings:
                 times = math.exp(min(peak.log_mass - estimate.log_evidence - known_bias, 99.0))
                 problems += (
-                    f"a peak that holds {times:.3g} times the estimate has {100 * share:.2g} % of the draws: they miss a "
-                    "part of the posterior; use nested_sampling or laplace_importance_sampling",
+                    f"a peak that holds {times:.3g} times the estimate has {100 * share:.2g} % of the draws: they miss "
+                    "a part of the posterior; use nested_sampling or laplace_importance_sampling",
                 )
     return replace(
         estimate,
