@@ -59,7 +59,7 @@ def page(table: pd.DataFrame, replicates: int) -> str:
     lines = [
         "# Are the error bars right?",
         "",
-        f"Every method on every exact case, {replicates} times on fresh draws, by "
+        f"Every method on the exact cases below, {replicates} times on fresh draws, by "
         "`benchmarks/evidence_calibration.py`, which also says how much each may spend. Numbers are in nats; z is the "
         "estimate less the exact answer over the error that it claims, whose standard deviation should be 1. False "
         "comfort is the share of replicates that were more than three errors off and trusted. A method that is never "
