@@ -97,7 +97,7 @@ def _posterior(function: Callable[..., Any]) -> Estimate:
 
 
 def _tempered(function: Callable[..., Any]) -> Estimate:
-    return lambda target, material, seed: function(target, material.ladder, seed=seed)
+    return lambda target, material, seed: function(target, material.ladder)
 
 
 def _checked(function: Callable[..., Any], **parts: str) -> Estimate:

@@ -77,13 +77,12 @@ def find_peaks(target: Target, draws: Draws) -> Peaks:
     return known[draws]
 
 
-def with_missed_peak(
-    estimate: Evidence, target: Target, draws: Draws, *, seed: int = 0, known_bias: float = 0.0
-) -> Evidence:
+def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_bias: float = 0.0) -> Evidence:
     """Return the estimate, with a warning if a peak holds more of the posterior than of the draws.
 
     A peak that is much narrower than what surrounds it, or far from it, may draw no chain, and no diagnostic of the
-    chains notices. If the estimate is right, the mass of a peak over it is the share of the draws that lie there.
+    chains notices. If the estimate is right, the mass of a peak over it is the share of the draws that lie there. The
+    search depends on no seed, so that all estimators on the same draws share one.
 
     Parameters
     ----------
@@ -92,8 +91,6 @@ def with_missed_peak(
     target : Target
     draws : Draws
         Those at inverse temperature one are looked at.
-    seed : int, default 0
-        Not used: the search is the same for all estimators.
     known_bias : float, default 0
         By how much the estimate is known to be too low, in nats, for other reasons than a missed peak.
 

@@ -187,6 +187,41 @@ def test_chains_that_hardly_move_are_reported():
     assert not z.trusted and any("chains disagree" in warning for warning in z.warnings)
 
 
+SPIKE, HELD = 0.01, 100.0
+
+
+def of_scale(scale):
+    return dist.Normal(torch.zeros(5, dtype=F64), scale).to_event(1)
+
+
+def spike_in_a_slab():
+    """A hundred times the slab's mass lies in a spike that takes both blocks at once to enter."""
+    pair = [pyro.sample(name, of_scale(1.0)) for name in ("a", "b")]
+    ratio = sum(of_scale(SPIKE).log_prob(x) - of_scale(1.0).log_prob(x) for x in pair)
+    pyro.factor("likelihood", torch.logaddexp(torch.zeros(()), math.log(HELD) + ratio))
+
+
+def in_spike_or_slab(name, other):
+    def conditional(others):
+        x = others[other]
+        ratio = math.log(HELD) + of_scale(SPIKE).log_prob(x) - of_scale(1.0).log_prob(x)
+        sd = torch.tensor([1.0, SPIKE], dtype=F64)[:, None].expand(len(x), 2, 5)
+        return torch.distributions.MixtureSameFamily(
+            torch.distributions.Categorical(logits=torch.stack([0 * ratio, ratio], 1)),
+            torch.distributions.Independent(Normal(0.0 * sd, sd), 1),
+        )
+
+    return ConjugateBlock(name, conditional)
+
+
+def test_a_peak_that_no_chain_has_found_is_reported():
+    blocks = [in_spike_or_slab("a", "b"), in_spike_or_slab("b", "a")]
+    off = torch.full((5,), 0.7, dtype=F64)
+    z = chib(bk.Target.from_pyro(spike_in_a_slab), blocks, at={"a": off, "b": off}, seed=0)
+    assert abs(z.log_evidence) < 0.1 * math.log(1 + HELD)  # all chains are in the slab, and agree
+    assert [warning.split(" that")[0] for warning in z.warnings] == ["a peak"], z.warnings
+
+
 def test_conditionals_of_another_model_are_refused(regression):
     target, blocks, _ = regression
     wrong = ConjugateBlock("tau", lambda others: Gamma(8.0 + 0 * others["a"], 2.0))

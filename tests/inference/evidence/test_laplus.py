@@ -201,6 +201,20 @@ def test_another_mode_along_a_coordinate_is_noticed():
     assert not any(gamma_laplus_importance_sampling(target, seed=seed).trusted for seed in range(3))
 
 
+def test_another_mode_off_all_coordinate_axes_is_noticed():
+    """Half of the mass lies where both coordinates are ten times as large."""
+    parts = [dist.Gamma(torch.full((2,), a, dtype=DOUBLE), b).to_event(1) for a, b in ((100.0, 100.0), (400.0, 40.0))]
+
+    def model():
+        x = pyro.sample("x", dist.Exponential(torch.full((2,), 0.1, dtype=DOUBLE)).to_event(1))
+        of_both = torch.logaddexp(*(part.log_prob(x) for part in parts))
+        pyro.factor("likelihood", of_both + 0.1 * x.sum(-1))
+
+    for seed in range(3):
+        z = gamma_laplus_importance_sampling(bk.Target.from_pyro(model, compile=False), seed=seed)
+        assert any("a peak that holds" in warning for warning in z.warnings), z.warnings
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("prior", "size", "off"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from bayeskit._progress import Bar, progress_bar
 from bayeskit._settings import whole_number
 from bayeskit._statistics import effective_sample_size, log_mean_exp, log_mean_exp_error, pareto_shape, r_hat
 from bayeskit._torch import global_stream, new_generator, one_thread
+from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError, SettingsError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MAX_R_HAT, MIN_DRAWS, MIN_EFFECTIVE, with_rounding
 from bayeskit.inference.evidence.conjugate.blocks import (
@@ -23,11 +25,13 @@ from bayeskit.inference.evidence.conjugate.blocks import (
     check_conditionals,
     log_volume,
 )
+from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 NUM_CHECKS = 8
 SWEEPS_BEFORE_CHECK = 5
+NUM_LOOKED_AT = 100  # draws of each chain, where peaks that all of them missed are looked for
 NO_BLOCKS = (
     "it needs the full conditionals of all blocks, which a model does not tell: pass blocks=[ConjugateBlock(...)]"
 )
@@ -53,7 +57,8 @@ def chib(
     exact. So is the evidence where there is only one block.
 
     A Gibbs sampler that stays in one of several modes, such as one labelling of a mixture, gives the ordinate within
-    that mode, and so an evidence that is too low; chains that start at different prior draws and disagree are reported.
+    that mode, and so an evidence that is too low; chains that start at different prior draws and disagree are reported,
+    and so is a peak that holds more of the posterior than of their draws.
 
     Parameters
     ----------
@@ -147,7 +152,7 @@ def chib(
     problems, diagnostics = _problems(runs, terms[:-1])
     drawn = num_chains * sweeps * sum(count - held for held in range(len(runs)))
     checked = max(num_chains, NUM_CHECKS) * count * (SWEEPS_BEFORE_CHECK + 4)
-    return Evidence(
+    z = Evidence(
         "chib",
         log_evidence,
         with_rounding(error, (log_prior + log_likelihood).abs() + log_prior.abs()),
@@ -155,6 +160,11 @@ def chib(
         tuple(problems),
         diagnostics,
     )
+    if count == 1:
+        return z  # which no draw has entered
+    seen = _as_draws(target, run.values)
+    z = replace(z, num_evaluations=z.num_evaluations + seen.log_prior.numel())
+    return with_missed_peak(z, target, seen)
 
 
 class _Run(NamedTuple):
@@ -178,6 +188,13 @@ def _gibbs(
             for name, value in state.items():
                 kept[name].append(value)
     return _Run({name: torch.stack(rows, 1) for name, rows in kept.items()}, state)
+
+
+def _as_draws(target: Target, values: Values) -> Draws:
+    """Return about so many draws of each chain as tell where a run has been."""
+    every = max(1, next(iter(values.values())).shape[1] // NUM_LOOKED_AT)
+    u = target.unconstrain({name: value[:, every - 1 :: every] for name, value in values.items()})
+    return Draws(u, *target.evaluate(u), u.new_ones(len(u)), target=target)
 
 
 def _ordinates(blocks: Blocks, index: int, values: Values, point: Values, held: Sequence[int]) -> Tensor:

@@ -111,7 +111,7 @@ def flow_importance_sampling(
             "flow_gain": flow.gain,
         },
     )
-    return with_missed_peak(z, target, draws, seed=seed)
+    return with_missed_peak(z, target, draws)
 
 
 class _Defensive:

@@ -137,7 +137,7 @@ def learned_harmonic_mean(
         | {"pareto_shape": shape, "effective_ratios": effective, "outside": outside, "flow_gain": flow.gain}
         | {"temperature": narrow.temperature, "share": narrow.share},
     )
-    return with_missed_peak(z, target, draws, seed=seed)
+    return with_missed_peak(z, target, draws)
 
 
 class _Narrow(NamedTuple):

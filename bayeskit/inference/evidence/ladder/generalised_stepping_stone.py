@@ -128,7 +128,7 @@ def generalised_stepping_stone(
         warnings=(*z.warnings, *chains, *tails, *missed),
         diagnostics=z.diagnostics | {f"posterior_{k}": v for k, v in facts.items()} | shapes | apart,
     )
-    return with_missed_peak(estimate, target, draws, seed=seed)
+    return with_missed_peak(estimate, target, draws)
 
 
 def fit_reference(draws: Draws) -> tuple[SplitStudentT, slice]:

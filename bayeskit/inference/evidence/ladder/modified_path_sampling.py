@@ -9,7 +9,7 @@ from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 
-def modified_path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
+def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
     """Integrate the expected log likelihood over the inverse temperature, variances correcting the rule.
 
     The integrand's derivative is the variance of the log likelihood, so the trapezoidal rule can be
@@ -22,8 +22,6 @@ def modified_path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> 
     target : Target
     ladder : Ladder
         Draws at every temperature.
-    seed : int, default 0
-        Of the search for a peak that the ladder has missed.
 
     Returns
     -------
@@ -60,4 +58,4 @@ def modified_path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> 
     diagnostics = path.diagnostics | {"trapezoid_gap": correction, "remaining_gap": left, "monte_carlo_error": error}
     value = path.trapezoid + correction
     z = Evidence("modified_path_sampling", value, error, ladder.num_evaluations, problems, diagnostics)
-    return with_missed_peak(z, target, ladder.draws, seed=seed)
+    return with_missed_peak(z, target, ladder.draws)

@@ -9,7 +9,7 @@ from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 
-def path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
+def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     """Integrate the expected log likelihood over the inverse temperature by the trapezoidal rule.
 
     The rule's bias, always downwards where the variance of the log likelihood falls along the
@@ -24,8 +24,6 @@ def path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
     target : Target
     ladder : Ladder
         Draws at every temperature.
-    seed : int, default 0
-        Of the search for a peak that the ladder has missed.
 
     Returns
     -------
@@ -66,4 +64,4 @@ def path_sampling(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
         )
     diagnostics = path.diagnostics | {"trapezoid_gap": gap, "monte_carlo_error": error}
     z = Evidence("path_sampling", path.trapezoid, error, ladder.num_evaluations, problems, diagnostics)
-    return with_missed_peak(z, target, ladder.draws, seed=seed, known_bias=gap)
+    return with_missed_peak(z, target, ladder.draws, known_bias=gap)

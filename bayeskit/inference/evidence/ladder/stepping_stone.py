@@ -23,7 +23,7 @@ from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 
-def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence:
+def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     """Multiply the ratios of neighbouring normalising constants, each estimated below its step.
 
     Parameters
@@ -31,8 +31,6 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
     target : Target
     ladder : Ladder
         Draws at every temperature.
-    seed : int, default 0
-        Of the search for a peak that the ladder has missed.
 
     Returns
     -------
@@ -92,4 +90,4 @@ def stepping_stone(target: Target, ladder: Ladder, *, seed: int = 0) -> Evidence
         tuple(problems),
         diagnostics,
     )
-    return with_missed_peak(z, target, ladder.draws, seed=seed)
+    return with_missed_peak(z, target, ladder.draws)

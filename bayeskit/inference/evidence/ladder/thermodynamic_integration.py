@@ -126,7 +126,7 @@ def thermodynamic_integration(
         spent += current.num_evaluations
         path = curve(target, current)
     z = _estimate(target, current, path, tolerance, spent, rounds)
-    return with_missed_peak(z, target, current.draws, seed=seed)
+    return with_missed_peak(z, target, current.draws)
 
 
 def _settled(path: Curve, tolerance: float) -> bool:

@@ -17,6 +17,7 @@ from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, w
 from bayeskit.inference.evidence.laplus.families import gamma_family
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity, PositiveMode
 from bayeskit.inference.evidence.laplus.proposal import Proposal, beyond_reach, within
+from bayeskit.inference.evidence.mode.missed import missed_mass
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
@@ -38,7 +39,8 @@ def gamma_laplus_importance_sampling(
 
     Their tails are lighter than those of most posteriors of scales and variances. So in part of the draws half of the
     coordinates come from Student-t distributions of their logarithms instead, which fall off more slowly than every
-    power, and in the others a single one may. What the draws have not reached is looked for along each coordinate.
+    power, and in the others a single one may. What the draws have not reached is looked for along each coordinate, and
+    by climbs from prior draws and from the heaviest of the draws.
 
     Parameters
     ----------
@@ -106,11 +108,23 @@ def gamma_laplus_importance_sampling(
             "the posterior has heavier tails than the proposal, or another mode: along a coordinate there are larger "
             "weights than any drawn: use bridge sampling"
         )
+    log_z = float(log_mean_exp(log_weights))
+    error = with_rounding(float(independent_log_mean_exp_error(log_weights)), log_density)
+    missed, looks = missed_mass(
+        target,
+        x.log(),
+        log_weights[0],
+        log_z,
+        error,
+        # The density of logarithms, which are the unconstrained coordinates.
+        log_prob=lambda u: proposal.log_prob(within(u.exp(), target.dtype)) + u.sum(-1),
+        seed=seed,
+    )
     return Evidence(
         "gamma_laplus_importance_sampling",
-        float(log_mean_exp(log_weights)),
-        with_rounding(float(independent_log_mean_exp_error(log_weights)), log_density),
-        num_draws + probes + count,
-        tuple(problems),
+        log_z,
+        error,
+        num_draws + probes + count + looks,
+        (*problems, *missed),
         {"pareto_shape": tail, "effective_draws": effective, "beyond_reach": beyond},
     )

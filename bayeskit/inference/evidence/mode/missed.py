@@ -24,6 +24,9 @@ MAX_PEAKS = 8
 MIN_MISSING, MAX_ERRORS = 0.01, 5.0
 #: The share of draws from which on their likelihoods count as all the same.
 MIN_SAME = 0.999
+#: By so much a log weight may exceed the largest of the proposal before it counts as not covered: where the proposal is
+#: the posterior, all are the same but for rounding.
+ROUNDING = 0.01
 _FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 
 
@@ -88,7 +91,7 @@ def missed_mass(
         spent += PRIOR_DRAWS
         starts += [prior[log_likelihood.topk(NUM_BEST).indices], prior[log_likelihood.isfinite()][:NUM_SPREAD]]
         if log_prob is not None:
-            outside = log_prior + log_likelihood - log_prob(prior) > log_weights.max()
+            outside = log_prior + log_likelihood - log_prob(prior) > log_weights.max() + ROUNDING
             if is_more_than((log_likelihood - log_z)[outside], PRIOR_DRAWS, standard_error):
                 problems.append("draws from the prior find mass that the proposal does not cover: use nested_sampling")
     if others is not None:

@@ -77,7 +77,7 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     posterior_ratio = halves.log_density - proposal.log_prob(x)
     proposal_ratio = target.log_density(y) - proposal.log_prob(y)
     z = bridged("bridge_sampling", halves, posterior_ratio, proposal_ratio, halves.num_proposals)
-    return with_missed_peak(z, target, draws, seed=seed)
+    return with_missed_peak(z, target, draws)
 
 
 class Halves(NamedTuple):

@@ -64,4 +64,4 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
         tuple(checked.problems),
         checked.diagnostics,
     )
-    return with_missed_peak(z, target, draws, seed=seed)
+    return with_missed_peak(z, target, draws)

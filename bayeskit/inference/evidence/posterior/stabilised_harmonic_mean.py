@@ -111,7 +111,7 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
         tuple(problems),
         diagnostics,
     )
-    return with_missed_peak(z, target, draws, seed=seed)
+    return with_missed_peak(z, target, draws)
 
 
 def _log_mixture(log_ratio: Tensor, delta: float) -> Tensor:

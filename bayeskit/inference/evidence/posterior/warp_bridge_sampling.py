@@ -85,7 +85,7 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
         proposal - fitted.log_prob(y),
         2 * halves.num_proposals + halves.log_density.numel(),
     )
-    return with_missed_peak(z, target, draws, seed=seed)
+    return with_missed_peak(z, target, draws)
 
 
 def _density(target: Target, u: Tensor) -> Tensor:

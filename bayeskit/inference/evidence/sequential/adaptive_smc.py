@@ -115,7 +115,7 @@ def adaptive_smc(
     outcome = drive(populations, Control(checkpoint, progress=progress), generator, target.device)
     obey(outcome.ending)
     run = populations.as_run(outcome)
-    return with_missed_peak(average(run, "adaptive_smc"), target, run.draws, seed=populations.seed)
+    return with_missed_peak(average(run, "adaptive_smc"), target, run.draws)
 
 
 class AdaptiveState(NamedTuple):

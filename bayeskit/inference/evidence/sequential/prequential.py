@@ -187,7 +187,7 @@ def prequential(
     final = populations.particles._replace(log_likelihood=populations.log_likelihood().to(target.dtype))
     run = finished_run(target, final, info, populations.num_evaluations, settings)
     run = replace(run, correlation=torch.stack(populations.correlations) if populations.correlations else None)
-    whole = with_missed_peak(average(run, "prequential"), target, run.draws, seed=seed)
+    whole = with_missed_peak(average(run, "prequential"), target, run.draws)
     increments = torch.stack(populations.increments, 1)  # (r, n)
     # Estimates of the evidence so far are averaged, and not their logarithms: these would have a bias.
     curve = increments.cumsum(1).logsumexp(0) - math.log(num_replicates)

@@ -78,7 +78,7 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
         reached = float(run.draws.beta[0])
         raise DrawsError(f"the run was stopped at inverse temperature {reached:.3g}; resume it from its checkpoint")
     belongs(run.draws, target)
-    return with_missed_peak(average(run, "smc"), target, run.draws, seed=seed)
+    return with_missed_peak(average(run, "smc"), target, run.draws)
 
 
 def average(run: SMCRun, method: str) -> Evidence:
