@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
-from torch.distributions import Normal, kl_divergence
 
 from bayeskit._enumeration import Enumeration
 from bayeskit._pyro.draws import MendedDraws
 from bayeskit.errors import GuideError, ModelError, SettingsError
 from bayeskit.inference.objectives.enumeration import Enumerated
 from bayeskit.inference.objectives.gate import Gate
-from bayeskit.inference.objectives.layout import PARTICLES, Layout, Plate, masked, reduced
+from bayeskit.inference.objectives.layout import PARTICLES, Layout, Plate, reduced
 from bayeskit.inference.objectives.particles import Particles
 from bayeskit.inference.objectives.sites import (
     PATH,
@@ -30,10 +28,9 @@ from bayeskit.inference.objectives.sites import (
     Compatibility,
     Site,
     log_density,
-    relaxed_log_density,
-    unwrapped,
 )
-from bayeskit.inference.objectives.weighting import Weighting, baseline_terms, offset, weight
+from bayeskit.inference.objectives.terms import closed_forms, density_of, is_path, score_of, term_of, weight_of_point
+from bayeskit.inference.objectives.weighting import Weighting, baseline_terms, offset
 
 SUMMED_OUT = "_summed_out"
 BASELINES = "_baselines"
@@ -206,19 +203,19 @@ def run_particles(
     # A closed form stands for both log densities, unless the draw's own is needed as its score.
     spared = {name for name in kl if not detached and guide_sites[name]["fn"].has_rsample}
     log_guide = {
-        name: _term(site, layout)
+        name: term_of(site, layout)
         for name, site in guide_sites.items()
         if name not in spared  # factors, too
     }
     scores = [
-        layout.reduce(_score(guide_sites[name])) for name in log_guide if detached or not _is_path(guide_sites[name])
+        layout.reduce(score_of(guide_sites[name])) for name in log_guide if detached or not is_path(guide_sites[name])
     ]
     if path_only:
         _leave_path(log_guide, _scores(run, guide, guide_trace, guide_sites, layout))
     if gate is not None:
         log_guide = {name: gate(term) for name, term in log_guide.items()}
         kl = {name: gate(term) for name, term in kl.items()}
-    terms = {name: _term(site, layout) for name, site in model_sites.items() if name not in spared}
+    terms = {name: term_of(site, layout) for name, site in model_sites.items() if name not in spared}
     return _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites)
 
 
@@ -259,10 +256,10 @@ def _summed_out(
     analytic_kl: bool,
 ) -> Particles:
     """Gather the terms where sites are enumerated."""
-    factors = {name: enumerated.factor(site, _density(site), layout) for name, site in model_sites.items()}
-    own = {name: enumerated.factor(site, _density(site), layout) for name, site in guide_sites.items()}
+    factors = {name: enumerated.factor(site, density_of(site), layout) for name, site in model_sites.items()}
+    own = {name: enumerated.factor(site, density_of(site), layout) for name, site in guide_sites.items()}
     drawn = [name for name, site in guide_sites.items() if "_enumerate_dim" not in site["infer"]]
-    scored = [name for name in drawn if not _is_path(guide_sites[name])]
+    scored = [name for name in drawn if not is_path(guide_sites[name])]
     for name in scored:
         if own[name].variables:
             raise GuideError(
@@ -271,7 +268,7 @@ def _summed_out(
             )
     if enumerated.in_guide:
         weights = {
-            number: enumerated.factor(guide_sites[name], _weight(guide_sites[name]), layout, bare=True)
+            number: enumerated.factor(guide_sites[name], weight_of_point(guide_sites[name]), layout, bare=True)
             for number, name in enumerated.variables.items()
         }
         closed = closed_forms(model_sites, guide_sites) if analytic_kl else []
@@ -292,7 +289,7 @@ def _summed_out(
         if baselines:
             terms[BASELINES] = sum(baselines[1:], baselines[0])
         scores = [
-            enumerated.added_up(enumerated.factor(site, _score(site), layout, bare=True), layout)
+            enumerated.added_up(enumerated.factor(site, score_of(site), layout, bare=True), layout)
             for site in (guide_sites[name] for name in scored)
         ]
         first = next(iter(enumerated.variables.values()))
@@ -306,7 +303,7 @@ def _summed_out(
     log_guide = {name: enumerated.expected(factor, {}, layout) for name, factor in own.items()}
     free = [(n, t) for n, t in closed_forms(model_sites, guide_sites) if n not in summed] if analytic_kl else []
     kl = {name: reduced(model_sites[name], term, layout) for name, term in free}
-    scores = [layout.reduce(_score(guide_sites[name])) for name in scored]
+    scores = [layout.reduce(score_of(guide_sites[name])) for name in scored]
     found = _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites)
     return replace(found, in_sum=next((name for name in summed if name in guide_sites), None))
 
@@ -360,71 +357,6 @@ def _samples(trace: Any) -> dict[str, Site]:
     return {n: s for n, s in nodes.items() if s["type"] == "sample" and not s["infer"].get("_deterministic")}
 
 
-def _term(site: Site, layout: Layout) -> Tensor:
-    """Return the log density of a site, ``(K, *batch)``, without the scale that belongs to the data's plates."""
-    return reduced(site, _density(site), layout)
-
-
-def _density(site: Site) -> Tensor:
-    if site["infer"].get(RELAXED):
-        term = relaxed_log_density(site["name"], site["fn"], site["value"])
-    else:
-        term = log_density(site["fn"], site["value"])
-    site["term"] = masked(site, term.detach())  # what a mask takes out is nobody's fault
-    return term
-
-
-def _is_path(site: Site) -> bool:
-    """Whether the draw carries a gradient."""
-    return bool(site["fn"].has_rsample) or PATH in site["infer"]
-
-
-def _score(site: Site) -> Tensor:
-    """Return the log density of a draw as its distribution has it.
-
-    Scales and masks say what a term counts for in the loss, not how probable the draw was. What a mask takes out may
-    be padding whose density is not a number.
-    """
-    term = log_density(site["fn"], site["value"])
-    return torch.where(masked(site, torch.ones_like(term)) > 0, term, torch.where(term.isfinite(), term, 0.0))
-
-
-def _weight(site: Site) -> Tensor:
-    """Return what each point of an enumerated site of the guide counts for."""
-    drawn = weight(site)
-    return _density(site).exp() if drawn is None else drawn
-
-
-def closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[tuple[str, Tensor]]:
-    """Return the divergences of guide from model that have a closed form, by site.
-
-    A site's divergence given what was drawn before it may stand for the difference of its log densities where the
-    model conditions it on nothing that the guide draws later.
-    """
-    found, order = [], {name: i for i, name in enumerate(guide)}
-    latent = [name for name, site in model.items() if not site["is_observed"]]
-    for position, name in enumerate(latent):
-        if name not in guide or any(order.get(before, len(order)) > order[name] for before in latent[:position]):
-            continue
-        prior, posterior = model[name], guide[name]
-        same_mask = prior["mask"] is posterior["mask"]
-        if not same_mask or isinstance(prior["scale"], Tensor) or prior["scale"] != posterior["scale"]:
-            continue
-        if {"_enumerate_dim", RELAXED} & posterior["infer"].keys() or isinstance(unwrapped(posterior["fn"])[0], Delta):
-            continue  # Pyro's closed form of a Delta leaves out its log_density, the Jacobian of automatic guides
-        with suppress(NotImplementedError):
-            found.append((name, kl_divergence(*_alike(posterior["fn"], prior["fn"]))))
-    return found
-
-
-def _alike(posterior: Any, prior: Any) -> tuple[Any, Any]:
-    """Give both one batch shape: some of torch's closed forms index one by a mask of the other's shape."""
-    if posterior.batch_shape == prior.batch_shape or isinstance(unwrapped(prior)[0], Normal):
-        return posterior, prior
-    shape = torch.broadcast_shapes(posterior.batch_shape, prior.batch_shape)
-    return posterior.expand(shape), prior.expand(shape)
-
-
 def _leave_path(log_guide: dict[str, Tensor], direct: Mapping[str, Tensor]) -> None:
     """Take the gradient that is not along the draws out of the guide's log densities."""
     for name, term in direct.items():
@@ -448,5 +380,5 @@ def _scores(
         }
         with poutine.block():
             again = _samples(run.trace(_Values(trace.nodes, fixed)(guide)))
-        return {name: _term(again[name], layout) for name in free}
+        return {name: term_of(again[name], layout) for name in free}
     return {name: reduced(site, log_density(site["fn"], site["value"].detach()), layout) for name, site in free.items()}

@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoLowRankMultivariateNormal, AutoMultivariateNormal, AutoNormal
 
 from bayeskit._torch import global_stream, new_generator
-from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG, drawing, evidence_lower_bound
+from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG, drawing, evidence_lower_bound, terms
 
 COUNT = 3
 GUIDES = [AutoNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]
@@ -104,7 +104,7 @@ def test_the_elbo_is_pyros_draw_by_draw(guide_class, analytic_kl):
 
 
 def test_a_jacobian_left_out_is_noticed(monkeypatch):
-    monkeypatch.setattr(drawing, "Delta", dist.Poisson)
+    monkeypatch.setattr(terms, "Delta", dist.Poisson)
     with pytest.raises(AssertionError):
         check_elbo(AutoNormal, True)
 

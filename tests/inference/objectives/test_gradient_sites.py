@@ -26,7 +26,7 @@ from bayeskit.inference.gradients.relax import RELAX
 from bayeskit.inference.gradients.relaxed import GumbelSoftmax, StraightThrough
 from bayeskit.inference.gradients.score_function import ControlVariate
 from bayeskit.inference.gradients.vimco import VIMCO
-from bayeskit.inference.objectives import ELBO, IWAE, drawing, weighting
+from bayeskit.inference.objectives import ELBO, IWAE, drawing, terms, weighting
 
 REPLICATES = 20_000
 DTYPE = torch.float64
@@ -157,7 +157,7 @@ def test_a_density_that_ignores_where_a_point_lies_is_noticed(monkeypatch, enume
             value = torch.nn.functional.one_hot(value.argmax(-1), 3).to(value.dtype)
         return fn.log_prob(value.round())
 
-    monkeypatch.setattr(drawing, "relaxed_log_density", rounded)
+    monkeypatch.setattr(terms, "relaxed_log_density", rounded)
     _, found = nested(by(REBAR()), by(REBAR()))
     assert largest_z(found, enumerated[3][1]) > limit(13)
 

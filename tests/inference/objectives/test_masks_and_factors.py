@@ -12,7 +12,7 @@ from torch.distributions import kl_divergence
 
 from bayeskit._torch import global_stream, new_generator
 from bayeskit.errors import LossError, ModelError, SettingsError
-from bayeskit.inference.objectives import ELBO, IWAE, VCD, ReweightedWakeSleep, drawing
+from bayeskit.inference.objectives import ELBO, IWAE, VCD, ReweightedWakeSleep, terms
 from bayeskit.inference.objectives.sites import log_density
 
 DATA = torch.linspace(-2, 2, 5, dtype=torch.float64)
@@ -205,7 +205,7 @@ def test_discrete_codes_whose_prior_has_the_shape_of_one(count, num_data):
 
 
 def test_a_prior_of_another_shape_is_noticed(monkeypatch):
-    monkeypatch.setattr(drawing, "_alike", lambda posterior, prior: (posterior, prior))
+    monkeypatch.setattr(terms, "_alike", lambda posterior, prior: (posterior, prior))
     with pytest.raises((IndexError, AssertionError)):
         check_discrete(3, 7)
 
