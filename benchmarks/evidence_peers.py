@@ -9,11 +9,12 @@ Usage::
 where its interpreter is named: an R with bridgesampling, coda and jsonlite, a Python with dynesty and SciPy, a Python
 with PyMC. Every tool, ours as well, runs in a process of its own, on one thread, in turns: one run of each a round.
 
-Printed are the time until a tool is imported, of its first run (tracing and compilation included) and of a later
-one; its error against the known evidence, what it claims, and whether the two agree (standard deviation of z, ideally
-1). Then the cost of a common error: seconds x (root mean square error / 0.01)^2, with a 95 % interval, and ours over
-the cheapest peer's, to be at most one third. Time of import never counts, nor what PyMC spends on building its kernel.
-Our posterior draws count, and R's: random-walk chains in matrix form, started and scaled by the Laplace approximation.
+Printed are the time until a tool is imported, of its first run (tracing and compilation included), of the first run
+of another process that finds the code compiled before, and of a later one; its error against the known evidence, what
+it claims, and whether the two agree (standard deviation of z, ideally 1). Then the cost of a common error: seconds x
+(root mean square error / 0.01)^2, with a 95 % interval, and ours over the cheapest peer's, to be at most one third.
+Time of import never counts, nor what PyMC spends on building its kernel. Our posterior draws count, and R's:
+random-walk chains in matrix form, started and scaled by the Laplace approximation.
 """
 
 from __future__ import annotations

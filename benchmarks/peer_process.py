@@ -21,16 +21,24 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 class PeerProcess:
     """A driver that has been started and answers tasks.
 
-    Its caches of compiled code are new and empty, so that its first answer costs what it costs a new user.
+    Its caches of compiled code are new and empty, so that its first answer costs what it costs a new user; or those of
+    a process `before`, as they are for a user who comes back.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        before: PeerProcess | None = None,
+    ) -> None:
         self.command = list(command)
         self._errors = tempfile.TemporaryFile("w+")
         self._folder = tempfile.TemporaryDirectory()
-        flags = (os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={self._folder.name}/pytensor")
+        self.caches: str = before.caches if before else self._folder.name
+        flags = (os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={self.caches}/pytensor")
         caches = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor",
+            "TORCHINDUCTOR_CACHE_DIR": f"{self.caches}/inductor",
             "PYTENSOR_FLAGS": ",".join(flag for flag in flags if flag),
         }
         begin = time.perf_counter()

@@ -91,6 +91,7 @@ def verdict(table: pd.DataFrame, tools: list[Tool], reference_error: float) -> p
                 {
                     "method": tool.name,
                     "first s": mine["first s"],
+                    "again s": mine["again s"],
                     "s": mine["s"],
                     "over MrBayes": mine["s"] / limit,
                     "claimed": mine["claimed"],
