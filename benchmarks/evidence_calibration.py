@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from scipy.stats import binom, norm
 
 from bayeskit.errors import BayeskitWarning
 from bayeskit.inference import evidence
@@ -41,6 +42,8 @@ BUDGET = evidence.Budget(
 )
 
 
+#: What an answer without any Monte Carlo error claims, that of rounding.
+ROUNDING = 1e-9
 #: Columns of the page: name, heading and how its numbers are written.
 COLUMNS = (
     ("bias", "bias", ".4f"),
@@ -51,6 +54,23 @@ COLUMNS = (
     ("trusted", "trusted", ".3f"),
     ("false_comfort", "false comfort", ".3f"),
 )
+
+
+def in_short(table: pd.DataFrame, replicates: int) -> list[str]:
+    """Return what the pairs come to that are trusted most of the time, and what chance alone would show."""
+    trusted = table[(table["trusted"] > 0.5) & (table["mean_standard_error"] > ROUNDING)]
+    right = trusted["sd_of_z"].between(0.85, 1.2) & trusted["coverage_95"].between(0.9, 0.99)
+    comfort = table[table["false_comfort"] > 0.01]
+    beyond = math.floor(0.01 * replicates)
+    chance = binom.sf(beyond, (replicates * table["trusted"]).round(), 2 * norm.sf(3)).sum()
+    named = ", ".join(f"`{row.method}` on {row.case} ({row.false_comfort:.3f})" for row in comfort.itertuples())
+    return [
+        f"Of {len(trusted)} pairs of a method and a case that are trusted most of the time, {int(right.sum())} have a "
+        f"standard deviation of z between 0.85 and 1.2 and intervals that cover in 90 to 99 %. More than 1 % of false "
+        f"comfort have {len(comfort)} of {len(table)} pairs{': ' + named if named else ''}. If every error were "
+        f"exactly right and normal, {chance:.1f} pairs would be expected to show that by chance, as more than {beyond} "
+        f"of {replicates} beyond three errors.",
+    ]
 
 
 def page(table: pd.DataFrame, replicates: int) -> str:
@@ -64,6 +84,8 @@ def page(table: pd.DataFrame, replicates: int) -> str:
         "estimate less the exact answer over the error that it claims, whose standard deviation should be 1. False "
         "comfort is the share of replicates that were more than three errors off and trusted. A method that is never "
         "trusted says by itself that it does not suit the case. Methods that are not listed do not apply.",
+        "",
+        *in_short(table, replicates),
     ]
     for case, rows in table.groupby("case", sort=False):
         lines += ["", f"## {case}", "", f"| {' | '.join(heading)} |", "|---" + "|---:" * len(COLUMNS) + "|"]
