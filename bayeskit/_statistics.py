@@ -147,6 +147,10 @@ def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """Return the standard error of the log of a mean of replicates, pooled over groups, and the relative spread.
 
     With few replicates the error is widened such that 1.96 of it hold the 97.5 % quantile of Student's distribution.
+    Estimates of an evidence that are products over many stages are nearly log-normal (Bérard, Del Moral and Doucet
+    2014): where they spread far, a mean of few misses the rare large ones, and their own spread with it, which that of
+    their logarithms tells. So the spread is the larger of the two; a value of less than a seventh of the mean counts as
+    a seventh among the logarithms, lest one replicate that has found nothing decides.
 
     Parameters
     ----------
@@ -159,7 +163,9 @@ def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
         Each ``(*batch)``; NaN where there is one replicate alone.
     """
     groups, r = log_ratio.shape[-2:]
-    spread = log_ratio.exp().var(-1, correction=min(1, r - 1)).mean(-1).sqrt()
+    by_values = log_ratio.exp().var(-1, correction=min(1, r - 1)).mean(-1)
+    by_logarithms = log_ratio.clamp(min=-2).var(-1, correction=min(1, r - 1)).expm1().mean(-1)
+    spread = torch.maximum(by_values, by_logarithms).sqrt()
     if r < 2:
         return torch.full_like(spread, math.nan), torch.full_like(spread, math.nan)
     widened = float(student.ppf(0.975, groups * (r - 1)) / norm.ppf(0.975))

@@ -53,10 +53,11 @@ def test_a_target_is_enough(case, target, limit):
     assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
 
 
-def _covered(num_replicates, num_trials=4000):
-    """How often 1.96 standard errors cover the truth, for estimates with a relative error of a tenth."""
+def _covered(num_replicates, num_trials=4000, spread=0.1):
+    """How often 1.96 standard errors cover the truth, for log-normal estimates."""
     generator = torch.Generator().manual_seed(0)
-    log_values = 0.1 * torch.randn(num_trials, num_replicates, generator=generator, dtype=F64) - 0.005
+    normal = torch.randn(num_trials, num_replicates, generator=generator, dtype=F64)
+    log_values = spread * normal - 0.5 * spread**2
     covered = []
     for row in log_values:
         log_mean = float(row.logsumexp(0)) - math.log(num_replicates)
@@ -69,6 +70,21 @@ def _covered(num_replicates, num_trials=4000):
 def test_intervals_cover_as_often_as_they_say(num_replicates):
     low, high = binom.ppf([5e-6, 1 - 5e-6], 4000, 0.95)
     assert low <= _covered(num_replicates) <= high
+
+
+def test_intervals_cover_where_log_normal_estimates_spread_far(monkeypatch):
+    assert _covered(16, spread=0.66) >= binom.ppf(5e-6, 4000, 0.94)  # by values alone 0.926
+    monkeypatch.setattr(torch, "maximum", lambda by_values, by_logarithms: by_values)
+    assert _covered(16, spread=0.66) < binom.ppf(5e-6, 4000, 0.94)
+
+
+def test_one_replicate_that_found_nothing_does_not_decide():
+    log_ratio = torch.zeros(1, 16, dtype=F64)
+    errors = []
+    for nothing in (-2.5, -50.0, -math.inf):
+        log_ratio[0, 0] = nothing
+        errors.append(replicates_log_mean_error(log_ratio - log_ratio.logsumexp(1) + math.log(16))[0])
+    assert 0 < float(errors[0]) and float(max(errors)) < 0.2 and errors[1] == errors[2]
 
 
 def test_intervals_that_ignore_the_number_of_replicates_would_not(monkeypatch):
