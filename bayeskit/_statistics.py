@@ -147,10 +147,10 @@ def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """Return the standard error of the log of a mean of replicates, pooled over groups, and the relative spread.
 
     With few replicates the error is widened such that 1.96 of it hold the 97.5 % quantile of Student's distribution.
-    Estimates of an evidence that are products over many stages are nearly log-normal (Bérard, Del Moral and Doucet
-    2014): where they spread far, a mean of few misses the rare large ones, and their own spread with it, which that of
-    their logarithms tells. So the spread is the larger of the two; a value of less than a seventh of the mean counts as
-    a seventh among the logarithms, lest one replicate that has found nothing decides.
+    Estimates of an evidence that are products over many stages are nearly log-normal: where they spread far, a mean of
+    few misses the rare large ones, and their spread with it, which that of their logarithms tells. So the error comes
+    from the larger of the two. Among the logarithms a value below a seventh of the mean counts as a seventh, lest
+    replicates that have found nothing count for more than they are.
 
     Parameters
     ----------
@@ -160,16 +160,22 @@ def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     Returns
     -------
     error, spread : Tensor
-        Each ``(*batch)``; NaN where there is one replicate alone.
+        Each ``(*batch)``; NaN where there is one replicate alone. The spread is that of the values.
+
+    References
+    ----------
+    Bérard, J., Del Moral, P., Doucet, A. (2014). A lognormal central limit theorem for particle approximations of
+    normalizing constants. Electronic Journal of Probability 19, 94.
     """
     groups, r = log_ratio.shape[-2:]
-    by_values = log_ratio.exp().var(-1, correction=min(1, r - 1)).mean(-1)
-    by_logarithms = log_ratio.clamp(min=-2).var(-1, correction=min(1, r - 1)).expm1().mean(-1)
-    spread = torch.maximum(by_values, by_logarithms).sqrt()
+    correction = min(1, r - 1)
+    by_values = log_ratio.exp().var(-1, correction=correction).mean(-1)
+    # Pooled before it is exponentiated: of few replicates the exponential of a variance is far too large on average.
+    by_logarithms = log_ratio.clamp(min=-2).var(-1, correction=correction).mean(-1).expm1()
     if r < 2:
-        return torch.full_like(spread, math.nan), torch.full_like(spread, math.nan)
+        return torch.full_like(by_values, math.nan), torch.full_like(by_values, math.nan)
     widened = float(student.ppf(0.975, groups * (r - 1)) / norm.ppf(0.975))
-    return widened * spread / math.sqrt(r), spread
+    return widened * torch.maximum(by_values, by_logarithms).sqrt() / math.sqrt(r), by_values.sqrt()
 
 
 def weight_effective_sample_size(log_weights: Tensor) -> Tensor:

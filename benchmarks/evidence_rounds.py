@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -79,7 +80,7 @@ def take_turns(
 ) -> None:
     """Start every tool, let each make a first run, then one a round; print each run.
 
-    The first run is made again by another process, which finds the compiled code of the one before.
+    Where compiled code was kept, the first run is made again by another process, which finds it.
     A tool that has used up `limit` seconds leaves after the round in which it has, but not before the third.
     """
     processes: dict[str, PeerProcess] = {}
@@ -89,12 +90,14 @@ def take_turns(
             tool.version, tool.start_up = process.about["version"], process.start_up
             task = {"problem": problem, "settings": tool.settings, "seed": FIRST_SEED}
             tool.first = process.ask(task)
-            another = PeerProcess(tool.command, before=process)
-            try:
-                tool.again = another.ask(task)
-            finally:
-                another.close()
-            times = f"{tool.first['seconds']:.2f} s, {tool.again['seconds']:.2f} s where the code is kept"
+            tool.again, times = tool.first, f"{tool.first['seconds']:.2f} s"
+            if any(Path(process.caches).iterdir()):
+                another = PeerProcess(tool.command, before=process)
+                try:
+                    tool.again = another.ask(task)
+                finally:
+                    another.close()
+                times += f", {tool.again['seconds']:.2f} s where the code is kept"
             print(f"{tool.name}: {tool.version}, first run {times}", flush=True)
         for seed in range(1, rounds + 1):
             for tool in tools:

@@ -101,7 +101,8 @@ def test_in_many_dimensions_the_narrowed_flow_keeps_draws_inside(limit):
     flow = FittedFlow(torch.zeros(120, dtype=F64), factor)
     z = learned_harmonic_mean(target, as_draws(target, x @ factor.T), flow=flow)
     assert z.trusted and abs(z.log_evidence + 3) < limit() * z.standard_error
-    # Closed form: noise of variance T, not cut off, has ratios whose mean square is (T (2 - T)) ** (-d / 2).
+    # Closed form: noise of variance T, not cut off, has ratios whose mean square is (T (2 - T)) ** (-d / 2); of the
+    # temperatures that are tried 0.95 is the largest.
     uncut = math.sqrt(((0.95 * 1.05) ** -60 - 1) / (16 * 100))
     assert 0.5 * uncut < z.standard_error < 2 * uncut
 

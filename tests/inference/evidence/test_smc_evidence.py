@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import binom, norm
+from scipy.stats import t as student
 
 import bayeskit as bk
 from bayeskit import _statistics
@@ -53,17 +54,22 @@ def test_a_target_is_enough(case, target, limit):
     assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
 
 
-def _covered(num_replicates, num_trials=4000, spread=0.1):
-    """How often 1.96 standard errors cover the truth, for log-normal estimates."""
-    generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(num_trials, num_replicates, generator=generator, dtype=F64)
+def _log_ratios(num_trials, groups, num_replicates, spread):
+    """Draw log-normal estimates of one, over their mean, as from that many groups."""
+    shape = (num_trials, groups, num_replicates)
+    normal = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
     log_values = spread * normal - 0.5 * spread**2
-    covered = []
-    for row in log_values:
-        log_mean = float(row.logsumexp(0)) - math.log(num_replicates)
-        error, _ = replicates_log_mean_error((row - log_mean).unsqueeze(0))
-        covered.append(abs(log_mean) <= 1.959964 * error)
-    return sum(covered)
+    log_mean = log_values.logsumexp((1, 2)) - math.log(groups * num_replicates)
+    return log_values - log_mean[:, None, None], log_mean
+
+
+def _covered(num_replicates, spread=0.1, groups=1, by_values_alone=False):
+    """How many of 4000 intervals of 1.96 standard errors cover the truth."""
+    log_ratio, log_mean = _log_ratios(4000, groups, num_replicates, spread)
+    error, of_values = replicates_log_mean_error(log_ratio)
+    if by_values_alone:
+        error = student(groups * (num_replicates - 1)).ppf(0.975) / 1.959964 * of_values / math.sqrt(num_replicates)
+    return int((log_mean.abs() <= 1.959964 * error / math.sqrt(groups)).sum())
 
 
 @pytest.mark.parametrize("num_replicates", [4, 16])
@@ -72,10 +78,16 @@ def test_intervals_cover_as_often_as_they_say(num_replicates):
     assert low <= _covered(num_replicates) <= high
 
 
-def test_intervals_cover_where_log_normal_estimates_spread_far(monkeypatch):
-    assert _covered(16, spread=0.66) >= binom.ppf(5e-6, 4000, 0.94)  # by values alone 0.926
-    monkeypatch.setattr(torch, "maximum", lambda by_values, by_logarithms: by_values)
-    assert _covered(16, spread=0.66) < binom.ppf(5e-6, 4000, 0.94)
+def test_intervals_cover_where_log_normal_estimates_spread_far():
+    """Of sixteen estimates with a relative error of 1.1 the values alone tell too little."""
+    least = binom.ppf(5e-6, 4000, 0.94)
+    assert _covered(16, spread=0.9) >= least > _covered(16, spread=0.9, by_values_alone=True)
+
+
+@pytest.mark.parametrize(("groups", "num_replicates"), [(4, 4), (32, 2)])
+def test_groups_are_pooled(groups, num_replicates):
+    low, high = binom.ppf([5e-6, 1 - 5e-6], 4000, [0.94, 0.965])
+    assert low <= _covered(num_replicates, spread=0.66, groups=groups) <= high
 
 
 def test_one_replicate_that_found_nothing_does_not_decide():
@@ -83,8 +95,8 @@ def test_one_replicate_that_found_nothing_does_not_decide():
     errors = []
     for nothing in (-2.5, -50.0, -math.inf):
         log_ratio[0, 0] = nothing
-        errors.append(replicates_log_mean_error(log_ratio - log_ratio.logsumexp(1) + math.log(16))[0])
-    assert 0 < float(errors[0]) and float(max(errors)) < 0.2 and errors[1] == errors[2]
+        errors.append(float(replicates_log_mean_error(log_ratio - log_ratio.logsumexp(1) + math.log(16))[0]))
+    assert 0 < errors[0] < errors[1] == errors[2] < 0.2
 
 
 def test_intervals_that_ignore_the_number_of_replicates_would_not(monkeypatch):

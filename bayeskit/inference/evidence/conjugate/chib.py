@@ -15,7 +15,7 @@ from bayeskit._settings import whole_number
 from bayeskit._statistics import effective_sample_size, log_mean_exp, log_mean_exp_error, pareto_shape, r_hat
 from bayeskit._torch import global_stream, new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.errors import InitializationError, SettingsError
+from bayeskit.errors import BayeskitError, InitializationError, SettingsError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MAX_R_HAT, MIN_DRAWS, MIN_EFFECTIVE, with_rounding
 from bayeskit.inference.evidence.conjugate.blocks import (
     Blocks,
@@ -31,7 +31,7 @@ from bayeskit.target import Target
 
 NUM_CHECKS = 8
 SWEEPS_BEFORE_CHECK = 5
-NUM_LOOKED_AT = 100  # draws of each chain, where peaks that all of them missed are looked for
+NUM_LOOKED_AT = 50  # draws of each chain, where peaks that all of them missed are looked for
 NO_BLOCKS = (
     "it needs the full conditionals of all blocks, which a model does not tell: pass blocks=[ConjugateBlock(...)]"
 )
@@ -79,7 +79,8 @@ def chib(
     Returns
     -------
     Evidence
-        ``num_evaluations`` counts each conditional that was drawn from or evaluated.
+        ``num_evaluations`` counts each conditional that was drawn from or evaluated, and the density where peaks that
+        the draws have missed are looked for.
 
     Raises
     ------
@@ -162,7 +163,10 @@ def chib(
     )
     if count == 1:
         return z  # which no draw has entered
-    seen = _as_draws(target, run.values)
+    try:
+        seen = _as_draws(target, run.values)
+    except (BayeskitError, ArithmeticError, ValueError):
+        return z  # as from values that round to the border of their support; only this look at them is not to be had
     z = replace(z, num_evaluations=z.num_evaluations + seen.log_prior.numel())
     return with_missed_peak(z, target, seen)
 
@@ -191,7 +195,7 @@ def _gibbs(
 
 
 def _as_draws(target: Target, values: Values) -> Draws:
-    """Return about so many draws of each chain as tell where a run has been."""
+    """Return `NUM_LOOKED_AT` evenly spaced draws of each chain, or somewhat more."""
     every = max(1, next(iter(values.values())).shape[1] // NUM_LOOKED_AT)
     u = target.unconstrain({name: value[:, every - 1 :: every] for name, value in values.items()})
     return Draws(u, *target.evaluate(u), u.new_ones(len(u)), target=target)

@@ -91,7 +91,9 @@ def missed_mass(
         spent += PRIOR_DRAWS
         starts += [prior[log_likelihood.topk(NUM_BEST).indices], prior[log_likelihood.isfinite()][:NUM_SPREAD]]
         if log_prob is not None:
-            outside = log_prior + log_likelihood - log_prob(prior) > log_weights.max() + ROUNDING
+            log_density = log_prior + log_likelihood
+            margin = (100 * torch.finfo(prior.dtype).eps * log_density.abs()).clamp(min=ROUNDING)
+            outside = log_density - log_prob(prior) > log_weights.max() + margin
             if is_more_than((log_likelihood - log_z)[outside], PRIOR_DRAWS, standard_error):
                 problems.append("draws from the prior find mass that the proposal does not cover: use nested_sampling")
     if others is not None:
