@@ -153,6 +153,7 @@ def main() -> None:
                 budget=BUDGET,
                 seed=options.seed,
                 num_jobs=options.jobs,
+                skip_refused=True,
             )
         tables.append(found.to_pandas())
         (options.out / case / "study.json").write_text(json.dumps(study(options) | {"code": code()}), encoding="utf-8")
