@@ -250,6 +250,26 @@ def test_a_flow_that_is_too_wide_or_elsewhere_is_noticed(curved):
     assert not z.trusted and any("outside the proposal" in warning for warning in z.warnings)
 
 
+@pytest.mark.parametrize("reaches_prior", [True, False])
+def test_the_prior_reaches_what_draws_and_flow_have_not_seen(reaches_prior, limit):
+    """All draws come from one side of a wide posterior, so that flow and draws agree on a half of it."""
+
+    def sample_prior(n, generator):
+        return 100 * torch.randn(n, 2, generator=generator, dtype=F64)
+
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * (u / 100).square() - 0.5 * math.log(2 * math.pi * 100**2)).sum(-1),
+        lambda u: 0 * u[..., 0],
+        2,
+        sample_prior=sample_prior if reaches_prior else None,
+    )
+    x = 100 + torch.randn(16, 200, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    flow = FittedFlow(torch.full((2,), 100.0, dtype=F64), torch.eye(2, dtype=F64))
+    z = flow_importance_sampling(target, as_draws(target, x), flow=flow, num_draws=4000)
+    assert (abs(z.log_evidence) < limit() * z.standard_error) == reaches_prior
+    assert not reaches_prior or 0 < z.standard_error < 0.2
+
+
 def test_single_precision(limit):
     target = banana(torch.float32)
     draws = banana_draws(5, target=target)

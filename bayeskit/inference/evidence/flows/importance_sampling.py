@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,9 @@ from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
+#: Of the draws, from the prior.
+PRIOR_SHARE = 0.1
+
 
 def flow_importance_sampling(
     target: Target, draws: Draws, *, flow: FittedFlow | None = None, num_draws: int = 10_000, seed: int = 0
@@ -38,8 +43,10 @@ def flow_importance_sampling(
 
     Three draws in ten come from wider distributions, and every draw is weighed against the mixture: half of them from
     the flow that starts from Student-t noise with five degrees of freedom, half from a Student-t distribution whose
-    scale matrix is the covariance of the posterior draws. Where the tails of the flow are lighter than those of the
-    posterior, the weights stay bounded. All posterior draws serve to see whether the proposal covers the posterior.
+    scale matrix is the covariance of the posterior draws. A tenth of all come from the prior, if the target can draw
+    from it, which reaches what neither the posterior draws nor a flow fitted to them have seen. Where the tails of the
+    flow are lighter than those of the posterior, the weights stay bounded. All posterior draws serve to see whether the
+    proposal covers the posterior.
 
     Parameters
     ----------
@@ -86,12 +93,13 @@ def flow_importance_sampling(
     draws = finite_chains(draws)
     halves(draws, target.dim)
     flow = fit_flow(target, draws, seed=seed) if flow is None else check_flow(flow, target)
-    proposal = _Defensive(flow)
+    proposal = _Defensive(flow, target)
     x = proposal.sample(num_draws, new_generator(seed, stream="flow importance sampling"))
-    log_density, problems = without_nan(target.log_density(x))
-    log_weights = (log_density.to(torch.float64) - proposal.log_prob(x)).unsqueeze(0)
+    log_prior, log_likelihood = target.evaluate(x)
+    log_density, problems = without_nan(log_prior + log_likelihood)
+    log_weights = (log_density.to(torch.float64) - proposal.log_prob(x, log_prior)).unsqueeze(0)
     total, largest = float(log_mean_exp(log_weights)), float(log_weights.max())
-    there = proposal.log_prob(draws.unconstrained).flatten()
+    there = proposal.log_prob(draws.unconstrained, draws.log_prior).flatten()
     above = (draws.log_prior + draws.log_likelihood).flatten() - there
     shape = shape_that_matters(log_weights, above)
     effective = float(weight_effective_sample_size(log_weights[0]))
@@ -115,20 +123,29 @@ def flow_importance_sampling(
 
 
 class _Defensive:
-    """Mixture of a flow, the same flow from wider noise, and a Student-t distribution."""
+    """Mixture of a flow, the same from wider noise, a Student-t distribution and, where it can be had, the prior."""
 
-    def __init__(self, flow: FittedFlow) -> None:
-        self.flow = flow
+    def __init__(self, flow: FittedFlow, target: Target) -> None:
+        self.flow, self.target = flow, target
+        self.prior_share = PRIOR_SHARE if target.can_sample_prior else 0.0
         zero, one = torch.zeros_like(flow.location), torch.eye(flow.dim).to(flow.location)
         self.wider = StudentT(zero, one, DEGREES_OF_FREEDOM)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         kind = torch.rand(num_draws, generator=generator)
-        wide, plain = int((kind < TAIL_SHARE).sum()), int((kind < TAIL_SHARE / 2).sum())
-        light = self.flow.sample(num_draws - wide, generator)
+        from_prior = int((kind > 1 - self.prior_share).sum())
+        of_flow = kind[kind <= 1 - self.prior_share] / (1 - self.prior_share)
+        wide, plain = int((of_flow < TAIL_SHARE).sum()), int((of_flow < TAIL_SHARE / 2).sum())
+        light = self.flow.sample(len(of_flow) - wide, generator)
         wider = self.wider.sample(wide, generator)
-        from_flow = self.flow.from_noise(wider[plain:])
-        return torch.cat([light, from_flow, self.flow.from_white(wider[:plain])])
+        parts = [light, self.flow.from_noise(wider[plain:]), self.flow.from_white(wider[:plain])]
+        if from_prior:
+            parts.append(self.target.sample_prior(from_prior, generator).to(light))
+        return torch.cat(parts)
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        return self.flow.defensive_log_prob(x)
+    def log_prob(self, x: Tensor, log_prior: Tensor) -> Tensor:
+        of_flow = self.flow.defensive_log_prob(x)
+        if not self.prior_share:
+            return of_flow
+        of_prior = log_prior.to(of_flow).nan_to_num(nan=-torch.inf)
+        return torch.logaddexp(math.log1p(-self.prior_share) + of_flow, math.log(self.prior_share) + of_prior)
