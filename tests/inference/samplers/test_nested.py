@@ -193,12 +193,46 @@ def improper(self, log_prior, new_prior, level):
     return torch.ones_like(new_prior, dtype=torch.bool)
 
 
-@pytest.mark.parametrize(("method", "mutant"), [("step", copied), ("_above", everywhere)])
+def squared_scores_on_a_funnel(count, num_slice_steps=None):
+    """Return their sum and its quantiles, the claimed error being right within a tenth."""
+    case = bk.exact.get("neals_funnel")
+    target = case.target()
+    runs = [sample_nested(target, 50, i, num_slice_steps=num_slice_steps, progress=False) for i in range(count)]
+    low, high = chi2.ppf([5e-6, 1 - 5e-6], count)
+    return float(z_scores(runs, case.log_evidence).square().sum()), 0.9**2 * low, 1.1**2 * high
+
+
+def test_points_drawn_from_the_prior_keep_errors_right_on_a_funnel(monkeypatch):
+    """The mutation: copies alone that hardly move, and their scale least of all."""
+    found, low, high = squared_scores_on_a_funnel(25)
+    assert low < found < high
+    monkeypatch.setattr(nested, "PRIOR_DRAWS_PER_EVALUATION", 0.0)
+    found, _, high = squared_scores_on_a_funnel(100, num_slice_steps=1)
+    assert found > high
+
+
+def test_too_few_draws_from_the_prior_are_made_up_for_by_copies(sharp, limit, monkeypatch):
+    """A share that is said to be larger than it is."""
+    drawn = nested.draw_above
+    monkeypatch.setattr(nested, "draw_above", lambda *a: drawn(*a[:3], min(1.0, 30 * a[3]), *a[4:]))
+    runs = [sample_nested(sharp[0], 100, seed, progress=False) for seed in range(10)]
+    assert any(0 < int(run.start.isnan().sum()) % 50 for run in runs)
+    assert abs(float(z_scores(runs, sharp[1]).mean())) * math.sqrt(10) < limit()
+
+
+@pytest.fixture
+def by_copies_alone(monkeypatch):
+    monkeypatch.setattr(nested, "PRIOR_DRAWS_PER_EVALUATION", 0.0)
+
+
+@pytest.mark.usefixtures("by_copies_alone")
+@pytest.mark.parametrize(("method", "mutant"), [("step", copied), ("above", everywhere)])
 def test_the_insertion_test_notices_a_broken_kernel(sharp, monkeypatch, method, mutant):
     monkeypatch.setattr(ConstrainedSlice, method, mutant)
     assert sample_nested(sharp[0], 300, 0, max_blocks=8, progress=False).insertion_index_p_value < 1e-5
 
 
+@pytest.mark.usefixtures("by_copies_alone")
 def test_a_likelihood_far_out_in_the_prior_needs_the_prior_density(monkeypatch, limit):
     """The mutation, slices without the prior, keeps its own balance: only the evidence shows it."""
     target = make_target(lambda u: normal_log_density(u, 3.0))
@@ -360,7 +394,7 @@ def test_a_flat_cloud_gets_a_diagonal_metric():
 
 def assert_same(first, second):
     for field in ("position", "log_prior", "log_likelihood", "live_counts", "insertion", "start", "end"):
-        assert torch.equal(getattr(first, field), getattr(second, field)), field
+        assert torch.equal(*(getattr(run, field).nan_to_num(nan=-1.0) for run in (first, second))), field
     assert (first.num_evaluations, first.ending) == (second.num_evaluations, second.ending)
 
 

@@ -38,8 +38,8 @@ class NestedRun:
         Where each new point came to lie among those it joined, ``(M,)``; independent and uniform on
         (0, 1) if the sampling was right.
     start, end : Tensor
-        Share of the survivors below the one that each new point was copied from, and below where it
-        came to lie, ``(M,)``.
+        Share of the survivors below the one that each new point was copied from, NaN where it was drawn from the
+        prior, and below where it came to lie, ``(M,)``.
     num_live : int
     num_evaluations : int
         Evaluations of the density, batches counted whole.
@@ -161,10 +161,11 @@ class NestedRun:
 
     @cached_property
     def start_correlation(self) -> float:
-        """Rank correlation between where new points started and where they came to lie; about 0 if they forget."""
-        if len(self.start) < MIN_INSERTIONS:
+        """Rank correlation between where copies started and where they came to lie; about 0 if they forget."""
+        copied = ~self.start.isnan()
+        if int(copied.sum()) < MIN_INSERTIONS:
             return 0.0
-        return float(torch.stack([self.start, self.end]).corrcoef()[0, 1].nan_to_num(nan=1.0))
+        return float(torch.stack([self.start[copied], self.end[copied]]).corrcoef()[0, 1].nan_to_num(nan=1.0))
 
     @property
     def draws(self) -> Draws:

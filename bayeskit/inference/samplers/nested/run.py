@@ -25,6 +25,7 @@ from bayeskit.inference.samplers.driver import (
     say_early,
 )
 from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.nested.rejection import draw_above
 from bayeskit.inference.samplers.nested.result import NestedRun, log_difference
 from bayeskit.inference.samplers.nested.slice import ConstrainedSlice, SliceState
 from bayeskit.target import Target
@@ -32,6 +33,7 @@ from bayeskit.target import Target
 EXPECTED_BLOCKS = 50
 EVALUATIONS_PER_UPDATE = 5
 MIN_SLICE_STEPS = 20
+PRIOR_DRAWS_PER_EVALUATION = 1.0  # that slice sampling makes: so many are worth it, for they remember nothing
 
 
 class NestedState(NamedTuple):
@@ -129,8 +131,11 @@ class NestedSampler:
         k, kept = self.num_delete, self.num_live - self.num_delete
         ordered = _take(state.live, ascending(state.live))
         dead, survivors = _take(ordered, slice(0, k)), _take(ordered, slice(k, None))
+        log_volume = state.log_volume + (-1 / self.block_counts).cumsum(0)
         parent = torch.randint(kept, (k,), generator=generator, device=generator.device)
-        born, info = self._kernel(dead).step(self.target, _take(survivors, parent), generator=generator)
+        born, drawn, spent, num_nan, num_stuck = self._born(
+            dead, _take(survivors, parent), float(log_volume[-1]), generator
+        )
         uniform = torch.rand(k, dtype=torch.float64, device=generator.device, generator=generator)
         rank = num_below(born, survivors)
         row = {
@@ -138,21 +143,46 @@ class NestedSampler:
             "log_prior": dead.log_prior,
             "log_likelihood": dead.log_likelihood,
             "insertion": insertion_quantiles(born, survivors, uniform),
-            "start": parent.to(torch.float64) / kept,
+            "start": (parent.to(torch.float64) / kept).index_fill(
+                0, torch.arange(drawn, device=rank.device), torch.nan
+            ),
             "end": rank.to(torch.float64) / kept,
         }
-        log_volume = state.log_volume + (-1 / self.block_counts).cumsum(0)
         outer = torch.cat([state.log_volume.unsqueeze(0), log_volume[:-1]])
         mass = log_difference(outer, log_volume) + dead.log_likelihood
         state = NestedState(
             SliceState(*(torch.cat([old, new]) for old, new in zip(survivors, born, strict=True))),
             log_volume[-1],
             torch.logaddexp(state.log_evidence, mass.logsumexp(0)),
-            state.num_evaluations + k * info.num_batches,
-            state.num_nan + info.num_nan.sum(),
-            state.num_stuck + info.num_stuck.sum(),
+            state.num_evaluations + spent,
+            state.num_nan + num_nan,
+            state.num_stuck + num_stuck,
         )
         return state, row
+
+    def _born(
+        self, dead: SliceState, copies: SliceState, log_share: float, generator: torch.Generator
+    ) -> tuple[SliceState, int, Tensor | int, Tensor, Tensor | int]:
+        """Return new points above the last death, and how many of them, the first ones, are draws from the prior.
+
+        Then come evaluations spent, how many were NaN, and how many moves stuck. Where fewer prior draws are expected
+        to be needed than slice sampling takes evaluations, they are tried first.
+        """
+        kernel, k = self._kernel(dead), self.num_delete
+        spent, num_nan, found = (
+            0,
+            torch.zeros((), dtype=torch.int64, device=dead.label.device),
+            _take(dead, slice(0, 0)),
+        )
+        if math.exp(-log_share) <= PRIOR_DRAWS_PER_EVALUATION * self.num_slice_steps * EVALUATIONS_PER_UPDATE:
+            found, spent, num_nan = draw_above(self.target, kernel, k, math.exp(log_share), generator)
+        drawn = len(found.label)
+        if drawn == k:
+            return found, drawn, spent, num_nan, 0
+        moved, info = kernel.step(self.target, copies, generator=generator)
+        missing = _take(moved, slice(0, k - drawn))
+        born = SliceState(*(torch.cat(both) for both in zip(found, missing, strict=True)))
+        return born, drawn, spent + k * info.num_batches, num_nan + info.num_nan.sum(), info.num_stuck.sum()
 
     def ending(self, state: NestedState, iteration: int, records: Records) -> Ending | None:
         """End when the live points can add only a small share to the evidence."""
@@ -209,8 +239,9 @@ def sample_nested(
     """Run nested sampling in the unconstrained space, for any target that can draw from its prior.
 
     Live points start as prior draws. Again and again the worst block of them dies, which
-    compresses the prior by a factor whose distribution is known; as many survivors are copied and moved by slice
-    sampling of the prior above the likelihood of the last death.
+    compresses the prior by a factor whose distribution is known. As many new points are drawn from the prior above the
+    likelihood of the last death: by rejection as long as that takes fewer evaluations, then from copies of survivors
+    that are moved by slice sampling.
 
     Parameters
     ----------

@@ -156,7 +156,7 @@ class ConstrainedSlice:
 
             active = update < self.num_steps
             on_slice = self._inside(log_prior, new_prior, plan.levels[update, chain])
-            accept = active & on_slice & self._above(new_likelihood, label)
+            accept = active & on_slice & self.above(new_likelihood, label)
             x = torch.where(accept.unsqueeze(-1), proposal, x)
             log_prior = torch.where(accept, new_prior, log_prior)
             log_likelihood = torch.where(accept, new_likelihood, log_likelihood)
@@ -209,7 +209,7 @@ class ConstrainedSlice:
         """Tell whether a point lies on the slice under the prior density."""
         return new_prior >= log_prior - level
 
-    def _above(self, log_likelihood: Tensor, label: Tensor) -> Tensor:
+    def above(self, log_likelihood: Tensor, label: Tensor) -> Tensor:
         """Tell whether a likelihood exceeds the threshold, its label deciding where they are equal."""
         tied = (log_likelihood == self.threshold) & (label > self.threshold_label)
         return (log_likelihood > self.threshold) | tied
