@@ -41,9 +41,9 @@ from bayeskit.inference.samplers import sample_nested
 #
 #    Z = \int L(x) \, p(x) \, dx = \int_0^1 \ell(X) \, dX.
 #
-# Live points start as draws from the prior. Again and again the worst half of them dies, and is replaced by copies of
-# the others that slice sampling moves about above the likelihood reached. Each death shrinks :math:`X` by a factor of
-# known distribution.
+# Live points start as draws from the prior. Again and again the worst half of them dies, and is replaced by points above
+# the likelihood reached: further draws from the prior and, where these are too rare, copies of the others that slice
+# sampling moves about. Each death shrinks :math:`X` by a factor of known distribution.
 
 RADIUS, WIDTH, OFFSET, EDGE = 2.0, 0.1, 3.5, 6.0
 
@@ -108,9 +108,9 @@ for dim in (2, 10):
 # %%
 # A failure on purpose
 # --------------------
-# One slice move for each new point, where twenty are usual. Copies stay near where they started, so that the volume is
-# not what the method takes it for. Four such runs in ten dimensions miss the evidence by several standard errors, some
-# too high and some too low. The ranks may well look uniform; the memory of the new points gives all four away.
+# One slice move for each copy, where twenty are usual. Copies stay near where they started, so that the volume is not
+# what the method takes it for. Of four such runs in ten dimensions three miss the evidence by several standard errors.
+# The ranks may well look uniform; the memory of the new points gives all four away.
 
 target, exact = target_of(10), bk.exact.gaussian_shells(10).log_evidence
 for seed in range(4):
