@@ -41,9 +41,9 @@ from bayeskit.inference.samplers import sample_nested
 #
 #    Z = \int L(x) \, p(x) \, dx = \int_0^1 \ell(X) \, dX.
 #
-# Live points start as draws from the prior. Again and again the worst half of them dies, and is replaced by points above
-# the likelihood reached: further draws from the prior and, where these are too rare, copies of the others that slice
-# sampling moves about. Each death shrinks :math:`X` by a factor of known distribution.
+# Live points start as draws from the prior. Again and again the worst half of them dies, and is replaced by points
+# above the likelihood reached: further draws from the prior and, where these are too rare, copies of the others that
+# slice sampling moves about. Each death shrinks :math:`X` by a factor of known distribution.
 
 RADIUS, WIDTH, OFFSET, EDGE = 2.0, 0.1, 3.5, 6.0
 
