@@ -13,13 +13,13 @@ from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.modes import find_modes
-from bayeskit.inference.evidence.mode.peak import Peak, weigh_peak
+from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 PRIOR_STARTS = 6
-#: A missing share of the posterior is said if it is larger than this and than so many standard errors.
-MIN_MISSING, MAX_ERRORS = 0.01, 5.0
+#: A missing share of the posterior is said if it is larger than this.
+MIN_MISSING = 0.01
 #: What makes a search fail where the density itself may be fine at the draws.
 _FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 _SEED = 0  # one for all estimators, so that none depends on which was asked before
@@ -114,13 +114,13 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_
     worst, problems = math.nan, estimate.warnings
     if math.isfinite(estimate.log_evidence):
         for peak in peaks.found:
-            missing, error, share = _missing(peak, estimate, last, known_bias)
-            worst = missing if math.isnan(worst) else max(worst, missing)
-            if missing > max(MIN_MISSING, MAX_ERRORS * error) and problems == estimate.warnings:
-                times = math.exp(min(peak.log_mass - estimate.log_evidence - known_bias, 99.0))
+            expected, share, chance, relative_error = _in_peak(peak, estimate, last, known_bias)
+            worst = expected - share if math.isnan(worst) else max(worst, expected - share)
+            missed = is_missed(expected, share, chance, relative_error, MIN_MISSING)
+            if missed and problems == estimate.warnings:
                 problems += (
-                    f"a peak that holds {times:.3g} times the estimate has {100 * share:.2g} % of the draws: they miss "
-                    "a part of the posterior; use nested_sampling or laplace_importance_sampling",
+                    f"a peak that holds {expected:.3g} times the estimate has {100 * share:.2g} % of the draws: they "
+                    "miss a part of the posterior; use nested_sampling or laplace_importance_sampling",
                 )
     return replace(
         estimate,
@@ -130,8 +130,8 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_
     )
 
 
-def _missing(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) -> tuple[float, float, float]:
-    """Return the share of the posterior that a peak should have beyond that of the draws, its error, and the latter."""
+def _in_peak(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) -> tuple[float, float, float, float]:
+    """Return the share of the posterior that a peak should have, that of the draws, its error, and how well known."""
     inside = peak.holds(draws.unconstrained).to(torch.float64)
     share = float(inside.mean())
     effective = min(float(effective_sample_size(inside)), inside.numel()) if draws.num_draws >= 8 else draws.num_chains
@@ -140,7 +140,7 @@ def _missing(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) ->
     likely = min(max(share, min(expected, 1.0)), 1.0)
     binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
     known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
-    return expected - share, math.hypot(binomial, expected * math.hypot(peak.relative_error, known)), share
+    return expected, share, binomial, math.hypot(peak.relative_error, known)
 
 
 def _search(target: Target, draws: Draws) -> Peaks:

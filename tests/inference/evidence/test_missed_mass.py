@@ -189,3 +189,10 @@ def test_nothing_is_missed_where_the_weights_are_right():
     assert missed_mass(target, x, log_likelihood, log_z, 0.02)[0] == []
     assert len(missed_mass(target, x, log_likelihood, log_z - 1, 0.02)[0]) == 1
     assert missed_mass(target, x, log_likelihood, math.nan, 0.02) == ([], 0)
+
+
+@pytest.mark.parametrize("seed", [42551528, 168446592])
+def test_a_shell_beside_the_one_that_is_covered_is_noticed(seed):
+    """No normal distribution fits any point of a shell, so that none of them can be weighed."""
+    z = evidence.laplace_importance_sampling(bk.exact.get("gaussian_shells_10").target(), 10_000, seed=seed)
+    assert not z.trusted, z

@@ -70,6 +70,13 @@ def test_an_estimate_known_to_be_off_is_no_sign_of_a_missed_peak():
     assert not with_missed_peak(missed, modes, at_modes(modes, 1.0), known_bias=0.3).trusted
 
 
+def test_a_wide_error_does_not_hide_a_much_larger_peak():
+    """A hundredth of the mass, known within a fifth: five times that error is all of what is missing."""
+    modes = two_modes()
+    small = evidence.Evidence("of one mode", math.log(0.01), 0.2, 100)
+    assert not with_missed_peak(small, modes, at_modes(modes, 1.0)).trusted
+
+
 def test_draws_of_both_modes_miss_nothing():
     target = two_modes()
     draws = at_modes(target, 0.1)

@@ -13,15 +13,17 @@ from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.climbing import climb
 from bayeskit.inference.evidence.mode.modes import posterior
-from bayeskit.inference.evidence.mode.peak import Peak, weigh_peak
+from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.target import Target
 
 #: Prior draws that are looked at; climbs from the best of them, from some of them, and from the heaviest draws.
 PRIOR_DRAWS, NUM_BEST, NUM_SPREAD, NUM_HEAVY = 500, 4, 16, 4
 #: Ends of climbs that are weighed at most.
 MAX_PEAKS = 8
-#: A missing share is said from here on, or from one standard error on, if it is larger than so many of its own errors.
-MIN_MISSING, MAX_ERRORS = 0.01, 5.0
+#: A missing share is said from here on, or from one standard error on.
+MIN_MISSING = 0.01
+#: Of the estimate, that one draw may have where a climb ends at a place that no normal distribution fits.
+MAX_SHARE = 0.01
 #: The share of draws from which on their likelihoods count as all the same.
 MIN_SAME = 0.999
 #: By so much a log weight may exceed the largest of the proposal before it counts as not covered: where the proposal is
@@ -99,7 +101,7 @@ def missed_mass(
     if others is not None:
         starts.append(others)
     try:
-        missed, count = _missed_peak(target, torch.cat(starts), x, log_weights, log_z, standard_error)
+        missed, count = _missed_peak(target, torch.cat(starts), x, log_weights, log_z, standard_error, log_prob)
     except _FAILURES:
         # The estimate stands; only this look at it is not to be had.
         return problems, spent
@@ -107,13 +109,20 @@ def missed_mass(
 
 
 def _missed_peak(
-    target: Target, starts: Tensor, x: Tensor, log_weights: Tensor, log_z: float, standard_error: float
+    target: Target,
+    starts: Tensor,
+    x: Tensor,
+    log_weights: Tensor,
+    log_z: float,
+    standard_error: float,
+    log_prob: Callable[[Tensor], Tensor] | None,
 ) -> tuple[list[str], int]:
     ends, heights, spent = climb(posterior(target), starts[starts.isfinite().all(-1)])
     weights, effective = torch.softmax(log_weights, 0), float(weight_effective_sample_size(log_weights))
     least = min(MIN_MISSING, standard_error) if standard_error > 0 else MIN_MISSING
     seen: list[Peak] = []
-    for end in ends[heights.argsort(descending=True)][: int(heights.isfinite().sum())]:
+    best = heights.argsort(descending=True)[: int(heights.isfinite().sum())]
+    for end, height in zip(ends[best], heights[best], strict=True):
         if len(seen) == MAX_PEAKS:
             break
         if any(bool(peak.holds(end)) for peak in seen):
@@ -121,6 +130,11 @@ def _missed_peak(
         peak, count = weigh_peak(target, end)
         spent += count
         if peak is None:
+            if log_prob is not None and float(height - log_prob(end[None])) > log_z + math.log(MAX_SHARE * len(x)):
+                return [
+                    "the posterior is high where the proposal is not: a single draw there would be "
+                    f"{100 * MAX_SHARE:.0f} % of the estimate or more; use nested_sampling or stepping_stone"
+                ], spent
             continue
         seen.append(peak)
         share = float(weights[peak.holds(x)].sum())
@@ -128,8 +142,7 @@ def _missed_peak(
         # By the share that should be there, so that draws which never saw the peak do not pass for certain.
         likely = min(max(share, expected), 1.0)
         chance = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
-        error = math.hypot(chance, expected * math.hypot(peak.relative_error, standard_error))
-        if expected - share > max(least, MAX_ERRORS * error):
+        if is_missed(expected, share, chance, math.hypot(peak.relative_error, standard_error), least):
             return [
                 f"a peak that holds {expected:.3g} times the estimate has {100 * share:.2g} % of the weighted draws, "
                 "so they miss a part of the posterior: use nested_sampling or stepping_stone"

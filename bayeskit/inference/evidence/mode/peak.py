@@ -18,6 +18,8 @@ PEAK_DRAWS = 1000
 PEAK_SHARE = 0.9
 #: A peak is weighed if at least so many of its draws are effective.
 MIN_EFFECTIVE = 30.0
+#: A missing share is said if it is larger than so many of its errors.
+MAX_ERRORS = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,3 +95,33 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
         return None, spent + PEAK_DRAWS
     error = math.sqrt(max(1 / effective - 1 / PEAK_DRAWS, 1 / PEAK_DRAWS**2))
     return Peak(mode, factor, radius, total - math.log(PEAK_DRAWS), error), spent + PEAK_DRAWS
+
+
+def is_missed(expected: float, share: float, chance: float, relative_error: float, least: float) -> bool:
+    """Whether draws hold less of a peak than they should, beyond all errors.
+
+    Where what should be there is known but roughly, it is its logarithm that has a normal error.
+
+    Parameters
+    ----------
+    expected, share : float
+        Share of the posterior that the peak should have, and that of the draws in it.
+    chance : float
+        Standard error of the share.
+    relative_error : float
+        Of what is expected.
+    least : float
+        What counts as missing at all.
+
+    Examples
+    --------
+    A hundred times the estimate, whose error is a fifth, and not one draw:
+
+    >>> is_missed(100.0, 0.0, 0.001, 0.2, least=0.01)
+    True
+    >>> is_missed(1.1, 1.0, 0.001, 0.2, least=0.01)
+    False
+    """
+    difference = math.hypot(chance, expected * relative_error)
+    lowest = expected * math.exp(-MAX_ERRORS * relative_error)
+    return expected - share > max(least, MAX_ERRORS * difference) or lowest - share > max(least, MAX_ERRORS * chance)
