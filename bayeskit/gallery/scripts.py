@@ -180,7 +180,8 @@ def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = F
     chosen = page(name)
     chosen.require()
     folder = as_output_folder(out)
-    environment = os.environ | ({SMALL_VARIABLE: "1"} if small else {})
+    # Unbuffered, so that what a page prints is seen at once, and its error comes last.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({SMALL_VARIABLE: "1"} if small else {})
     command = [sys.executable, "-m", "bayeskit.gallery.run_script", str(chosen.path), str(folder)]
     lines = []
     with subprocess.Popen(

@@ -96,7 +96,8 @@ def test_small_is_what_a_page_asks_for(new_page, tmp_path, monkeypatch):
     assert said == ["False\n", "True\n"] and "BAYESKIT_SMALL_EXAMPLES" not in os.environ
 
 
-def test_a_page_that_fails_says_how(new_page, tmp_path):
+def test_a_page_that_fails_says_how(new_page, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     new_page("print('before')\nassert 1 == 2, 'no twin'")
     with pytest.raises(OutputError, match="'a_page' failed; its last line: AssertionError: no twin"):
         gallery.run_page("a_page", tmp_path, quiet=True)

@@ -66,7 +66,7 @@ def test_moments_of_a_skewed_correlated_truncated_target(truncated, limit, pair_
 
 
 class _NoThreshold(ConstrainedSlice):
-    def _above(self, log_likelihood, label):
+    def above(self, log_likelihood, label):
         return torch.ones_like(log_likelihood, dtype=torch.bool)
 
 
