@@ -211,6 +211,17 @@ def test_points_drawn_from_the_prior_keep_errors_right_on_a_funnel(monkeypatch):
     assert found > high
 
 
+@pytest.mark.parametrize(("log_volume", "drawn"), [(0.0, 50), (-3.0, 50), (-1000.0, 0)])
+def test_points_are_drawn_while_that_is_cheap(sharp, log_volume, drawn):
+    """The reciprocal of the last share is no number."""
+    sampler = NestedSampler(sharp[0], 100, 50, 20, 1e-3, 10, 0)
+    generator = torch.Generator().manual_seed(0)
+    state = sampler.start(generator)
+    state = state._replace(log_volume=torch.tensor(log_volume, dtype=torch.float64))
+    _, row = sampler.advance(state, 0, generator)
+    assert int(row["start"].isnan().sum()) == drawn
+
+
 def test_too_few_draws_from_the_prior_are_made_up_for_by_copies(sharp, limit, monkeypatch):
     """A share that is said to be larger than it is."""
     drawn = nested.draw_above

@@ -169,13 +169,11 @@ class NestedSampler:
         to be needed than slice sampling takes evaluations, they are tried first.
         """
         kernel, k = self._kernel(dead), self.num_delete
-        spent, num_nan, found = (
-            0,
-            torch.zeros((), dtype=torch.int64, device=dead.label.device),
-            _take(dead, slice(0, 0)),
-        )
-        if math.exp(-log_share) <= PRIOR_DRAWS_PER_EVALUATION * self.num_slice_steps * EVALUATIONS_PER_UPDATE:
-            found, spent, num_nan = draw_above(self.target, kernel, k, math.exp(log_share), generator)
+        found, spent, num_nan = _take(dead, slice(0, 0)), 0, torch.zeros_like(dead.label[0], dtype=torch.int64)
+        # A share may be too small for its reciprocal to be a number.
+        share = math.exp(log_share)
+        if 1 <= share * PRIOR_DRAWS_PER_EVALUATION * self.num_slice_steps * EVALUATIONS_PER_UPDATE:
+            found, spent, num_nan = draw_above(self.target, kernel, k, share, generator)
         drawn = len(found.label)
         if drawn == k:
             return found, drawn, spent, num_nan, 0
