@@ -12,7 +12,7 @@ from bayeskit.inference.samplers.nested.slice import ConstrainedSlice, SliceStat
 from bayeskit.target import Target
 
 MAX_ROUNDS = 4
-MAX_ROWS = 20
+MAX_ROWS = 2
 """Prior draws that are evaluated at once, in multiples of the points that are wanted."""
 
 

@@ -65,7 +65,7 @@ class NestedRun:
     >>> from bayeskit.inference.samplers import sample_nested
     >>> run = sample_nested(exact.get("beta_binomial").target(), num_live=100, progress=False)
     >>> run.draws
-    Draws(4 chains x 52 draws, dim 1, sites: p)
+    Draws(4 chains x 53 draws, dim 1, sites: p)
     >>> run.insertion_index_p_value > 1e-3
     True
     """
