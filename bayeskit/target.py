@@ -301,10 +301,13 @@ class Target:
             parts = [lift(function(row)) for row in flat]
         else:
             batched = function if self._batched else torch.func.vmap(function)
-            chunk = len(flat) if len(flat) <= 64 else self.cost.chunk_size(len(flat))
+            chunk = self._at_once(len(flat))
             with one_thread():
                 parts = [batched(flat[s : s + chunk]) for s in range(0, len(flat), chunk)]
         return gather(parts, batch)
+
+    def _at_once(self, num_vectors: int) -> int:
+        return num_vectors if num_vectors <= 64 or self._loops else self.cost.chunk_size(num_vectors)
 
     # -- moving between spaces --------------------------------------------------------------
 
@@ -332,7 +335,7 @@ class Target:
             raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
         generator = new_generator(seed, stream="prior")
         if isinstance(self._density, PyroDensity):
-            return self._density.prior_vectors(num_draws, generator, batched=not self._loops)
+            return self._density.prior_vectors(num_draws, generator, not self._loops, self._at_once(num_draws))
         if self._sample_prior is None:
             raise SettingsError(
                 "this target cannot draw from its prior; pass sample_prior=(n, generator) -> (n, dim) "

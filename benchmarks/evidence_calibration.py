@@ -19,6 +19,7 @@ import json
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -77,8 +78,8 @@ def in_short(table: pd.DataFrame, replicates: int) -> list[str]:
     ]
 
 
-def page(table: pd.DataFrame, replicates: int) -> str:
-    """Return the tables of all cases as a Markdown page."""
+def page(table: pd.DataFrame, replicates: int, older: Sequence[str] = ()) -> str:
+    """Return the tables of all cases as a Markdown page, which names those that other code has made."""
     heading = ["method", *(name for _, name, _ in COLUMNS)]
     lines = [
         "# Are the error bars right?",
@@ -91,6 +92,8 @@ def page(table: pd.DataFrame, replicates: int) -> str:
         "",
         *in_short(table, replicates),
     ]
+    if older:
+        lines += ["", f"Measured before the last change of the code: {', '.join(older)}."]
     for case, rows in table.groupby("case", sort=False):
         lines += ["", f"## {case}", "", f"| {' | '.join(heading)} |", "|---" + "|---:" * len(COLUMNS) + "|"]
         for _, row in rows.iterrows():
@@ -111,8 +114,8 @@ def study(options: argparse.Namespace) -> dict[str, object]:
     return asked | {"budget": vars(BUDGET)}
 
 
-def finished(folder: Path, asked: dict[str, object]) -> pd.DataFrame | None:
-    """Return the table of a case that was finished by the same study, and say if other code made it."""
+def finished(folder: Path, asked: dict[str, object]) -> tuple[pd.DataFrame, bool] | None:
+    """Return the table of a case that was finished by the same study, and whether other code made it."""
     kept = folder / "study.json"
     if not kept.exists():
         return None
@@ -121,7 +124,7 @@ def finished(folder: Path, asked: dict[str, object]) -> pd.DataFrame | None:
     if study != asked:
         return None
     print(f"{folder.name}: finished before" + (f", by other code ({by})" if by != code() else ""), flush=True)
-    return pd.read_csv(folder / "calibration.csv")
+    return pd.read_csv(folder / "calibration.csv"), by != code()
 
 
 def main() -> None:
@@ -136,12 +139,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     methods = "all" if options.methods == "all" else options.methods.split(",")
-    tables = []
+    tables, older = [], []
     for case in selected_cases("all" if options.cases == "all" else options.cases.split(",")):
         begin = time.perf_counter()
         done = finished(options.out / case, study(options))
         if done is not None:
-            tables.append(done)
+            tables.append(done[0])
+            older += [case] if done[1] else []
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BayeskitWarning)  # what methods say against themselves is counted
@@ -163,7 +167,7 @@ def main() -> None:
     table.to_csv(options.out / "calibration.csv", index=False, float_format="%.6g")
     if options.page is not None:
         options.page.parent.mkdir(parents=True, exist_ok=True)
-        options.page.write_text(page(table, options.replicates), encoding="utf-8")
+        options.page.write_text(page(table, options.replicates, older), encoding="utf-8")
         table.to_csv(options.page.with_suffix(".csv"), index=False, float_format="%.6g")
     consistent = table[table["method"].isin([m.name for m in evidence.METHODS.values() if m.kind == "consistent"])]
     narrow = consistent[(consistent["sd_of_z"] < 0.85) | (consistent["sd_of_z"] > 1.2)]

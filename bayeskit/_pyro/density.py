@@ -353,15 +353,19 @@ class PyroDensity:
         self._run(supply, enumerate_sites=False)
         return torch.cat([pieces[s.name] for s in self.sites])
 
-    def prior_vectors(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
-        """Draw vectors from the prior, shape ``(num_draws, dim)``."""
+    def prior_vectors(
+        self, num_draws: int, generator: torch.Generator, batched: bool, at_once: int | None = None
+    ) -> Tensor:
+        """Draw vectors from the prior, shape ``(num_draws, dim)``; the model runs for ``at_once`` of them together."""
         with global_stream(generator):
             if batched:
                 # Some of torch's samplers do not know vmap; the loop below is slower and always right.
                 with suppress(*UNTRACEABLE):
                     given = self.root_draws(num_draws)
                     dummy = torch.zeros(num_draws, device=self.device)
-                    draw = torch.func.vmap(lambda values, _: self.prior_vector(values), randomness="different")
+                    draw = torch.func.vmap(
+                        lambda values, _: self.prior_vector(values), randomness="different", chunk_size=at_once
+                    )
                     return draw(given, dummy).to(self.dtype).detach()
             rows = [self.prior_vector({}) for _ in range(num_draws)]
             return torch.stack(rows).to(self.dtype).detach()

@@ -270,6 +270,43 @@ def test_the_prior_reaches_what_draws_and_flow_have_not_seen(reaches_prior, limi
     assert not reaches_prior or 0 < z.standard_error < 0.2
 
 
+def wide_prior(log_likelihood):
+    """A normal posterior in the plane whose prior has a scale of a thousand."""
+    return bk.Target.from_functions(
+        lambda u: (-0.5 * (u / 1000).square() - 0.5 * math.log(2 * math.pi * 1000**2)).sum(-1),
+        log_likelihood,
+        2,
+        sample_prior=lambda n, generator: 1000 * torch.randn(n, 2, generator=generator, dtype=F64),
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_likelihood_that_is_no_number_far_out_in_the_prior_does_no_harm(bad, limit):
+    target = wide_prior(lambda u: torch.where(u.abs().amax(-1) < 500, -0.5 * u.square().sum(-1), math.nan))
+    x = torch.randn(16, 200, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    if math.isinf(bad):
+        sample = target._sample_prior
+        target._sample_prior = lambda n, generator: sample(n, generator).index_fill(0, torch.tensor([0]), bad)
+    flow = FittedFlow(torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64))
+    z = flow_importance_sampling(target, as_draws(target, x), flow=flow)
+    exact = -math.log(1000**2 + 1)
+    assert z.trusted and abs(z.log_evidence - exact) < limit() * z.standard_error < 0.05, str(z)
+
+
+def test_how_many_draws_each_part_gives_is_not_left_to_chance():
+    """Closed form: weights of the flow's draws are nearly equal, and of the prior's all but zero."""
+    target = wide_prior(lambda u: -0.5 * u.square().sum(-1))
+    x = torch.randn(16, 200, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    flow = FittedFlow(torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64))
+    draws = as_draws(target, x)
+    errors = [flow_importance_sampling(target, draws, flow=flow, seed=s).log_evidence for s in range(40)]
+    claimed = flow_importance_sampling(target, draws, flow=flow).standard_error
+    by_chance = math.sqrt(0.1 / 0.9 / 10_000)  # the error of the number of prior draws alone
+    spread = float(np.std(np.array(errors) + math.log(1000**2 + 1)))
+    low, high = np.sqrt(chi2.ppf([5e-6, 1 - 5e-6], 39) / 39)
+    assert low * claimed < spread < high * claimed and max(spread, claimed) < 0.75 * by_chance, (spread, claimed)
+
+
 def test_single_precision(limit):
     target = banana(torch.float32)
     draws = banana_draws(5, target=target)

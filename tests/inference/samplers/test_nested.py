@@ -193,44 +193,6 @@ def improper(self, log_prior, new_prior, level):
     return torch.ones_like(new_prior, dtype=torch.bool)
 
 
-def squared_scores_on_a_funnel(count, num_slice_steps=None):
-    """Return their sum and its quantiles, the claimed error being right within a tenth."""
-    case = bk.exact.get("neals_funnel")
-    target = case.target()
-    runs = [sample_nested(target, 50, i, num_slice_steps=num_slice_steps, progress=False) for i in range(count)]
-    low, high = chi2.ppf([5e-6, 1 - 5e-6], count)
-    return float(z_scores(runs, case.log_evidence).square().sum()), 0.9**2 * low, 1.1**2 * high
-
-
-def test_points_drawn_from_the_prior_keep_errors_right_on_a_funnel(monkeypatch):
-    """The mutation: copies alone that hardly move, and their scale least of all."""
-    found, low, high = squared_scores_on_a_funnel(25)
-    assert low < found < high
-    monkeypatch.setattr(nested, "PRIOR_DRAWS_PER_EVALUATION", 0.0)
-    found, _, high = squared_scores_on_a_funnel(100, num_slice_steps=1)
-    assert found > high
-
-
-@pytest.mark.parametrize(("log_volume", "drawn"), [(0.0, 50), (-3.0, 50), (-1000.0, 0)])
-def test_points_are_drawn_while_that_is_cheap(sharp, log_volume, drawn):
-    """The reciprocal of the last share is no number."""
-    sampler = NestedSampler(sharp[0], 100, 50, 20, 1e-3, 10, 0)
-    generator = torch.Generator().manual_seed(0)
-    state = sampler.start(generator)
-    state = state._replace(log_volume=torch.tensor(log_volume, dtype=torch.float64))
-    _, row = sampler.advance(state, 0, generator)
-    assert int(row["start"].isnan().sum()) == drawn
-
-
-def test_too_few_draws_from_the_prior_are_made_up_for_by_copies(sharp, limit, monkeypatch):
-    """A share that is said to be larger than it is."""
-    drawn = nested.draw_above
-    monkeypatch.setattr(nested, "draw_above", lambda *a: drawn(*a[:3], min(1.0, 30 * a[3]), *a[4:]))
-    runs = [sample_nested(sharp[0], 100, seed, progress=False) for seed in range(10)]
-    assert any(0 < int(run.start.isnan().sum()) % 50 for run in runs)
-    assert abs(float(z_scores(runs, sharp[1]).mean())) * math.sqrt(10) < limit()
-
-
 @pytest.fixture
 def by_copies_alone(monkeypatch):
     monkeypatch.setattr(nested, "PRIOR_DRAWS_PER_EVALUATION", 0.0)

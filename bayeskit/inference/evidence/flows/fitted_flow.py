@@ -101,7 +101,7 @@ class FittedFlow:
 
     @torch.no_grad()
     def defensive_log_prob(self, x: Tensor) -> Tensor:
-        """Return log densities of the mixture with wider tails that :func:`flow_importance_sampling` draws from."""
+        """Return log densities of the mixture with wider tails that :func:`flow_importance_sampling` fits."""
         white = self.to_white(x)
         with one_thread():
             density = defensive_density(*to_noise(self.transform, white), white)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -34,6 +35,10 @@ from bayeskit.target import Target
 
 #: Of the draws, from the prior.
 PRIOR_SHARE = 0.1
+#: Parts of the proposal that come from what was fitted; the prior is the last.
+NUM_FITTED = 3
+#: Draws of a part from which on its own variance says enough.
+MIN_PART = 10
 
 
 def flow_importance_sampling(
@@ -41,12 +46,12 @@ def flow_importance_sampling(
 ) -> Evidence:
     """Sample by importance from a normalizing flow fitted to the first half of each chain.
 
-    Three draws in ten come from wider distributions, and every draw is weighed against the mixture: half of them from
-    the flow that starts from Student-t noise with five degrees of freedom, half from a Student-t distribution whose
-    scale matrix is the covariance of the posterior draws. A tenth of all come from the prior, if the target can draw
-    from it, which reaches what neither the posterior draws nor a flow fitted to them have seen. Where the tails of the
-    flow are lighter than those of the posterior, the weights stay bounded. All posterior draws serve to see whether the
-    proposal covers the posterior.
+    A tenth of the draws come from the prior, if the target can draw from it, which reaches what neither the posterior
+    draws nor a flow fitted to them have seen; where a likelihood is NaN there, it counts as zero. Of the others three
+    in ten come from wider distributions, half of them from the flow that starts from Student-t noise with five degrees
+    of freedom, half from a Student-t distribution whose scale matrix is the covariance of the posterior draws. Every
+    draw is weighed against the mixture: where the tails of the flow are lighter than those of the posterior, the
+    weights stay bounded. All posterior draws serve to see whether the proposal covers the posterior.
 
     Parameters
     ----------
@@ -94,10 +99,15 @@ def flow_importance_sampling(
     halves(draws, target.dim)
     flow = fit_flow(target, draws, seed=seed) if flow is None else check_flow(flow, target)
     proposal = _Defensive(flow, target)
-    x = proposal.sample(num_draws, new_generator(seed, stream="flow importance sampling"))
+    parts = proposal.sample(num_draws, new_generator(seed, stream="flow importance sampling"))
+    x, counts = torch.cat(parts), [len(part) for part in parts]
     log_prior, log_likelihood = target.evaluate(x)
-    log_density, problems = without_nan(log_prior + log_likelihood)
-    log_weights = (log_density.to(torch.float64) - proposal.log_prob(x, log_prior)).unsqueeze(0)
+    log_density = log_prior + log_likelihood
+    _, problems = without_nan(log_density[: sum(counts[:NUM_FITTED])])
+    # Far out in the prior a draw may overflow, and nothing is known there.
+    log_density = torch.where(log_density.isnan(), -torch.inf, log_density)
+    log_weights = log_density.to(torch.float64) - proposal.log_prob(x, log_prior)
+    log_weights = torch.where(log_density == -torch.inf, -torch.inf, log_weights).unsqueeze(0)
     total, largest = float(log_mean_exp(log_weights)), float(log_weights.max())
     there = proposal.log_prob(draws.unconstrained, draws.log_prior).flatten()
     above = (draws.log_prior + draws.log_likelihood).flatten() - there
@@ -108,7 +118,7 @@ def flow_importance_sampling(
     z = Evidence(
         "flow_importance_sampling",
         total,
-        with_rounding(float(independent_log_mean_exp_error(log_weights)), log_density),
+        with_rounding(_error(log_weights[0], counts, total), log_density),
         draws.num_gradients + num_draws,
         tuple(problems),
         {
@@ -122,6 +132,14 @@ def flow_importance_sampling(
     return with_missed_peak(z, target, draws)
 
 
+def _error(log_weights: Tensor, counts: list[int], log_mean: float) -> float:
+    """Return the standard error of the log mean weight, where how many draws each part gives is not left to chance."""
+    if min(count for count in counts if count) < MIN_PART or log_mean == -math.inf:
+        return float(independent_log_mean_exp_error(log_weights.unsqueeze(0)))
+    parts = (log_weights - log_mean).exp().split(counts)
+    return math.sqrt(sum(len(part) * float(part.var()) for part in parts if len(part))) / len(log_weights)
+
+
 class _Defensive:
     """Mixture of a flow, the same from wider noise, a Student-t distribution and, where it can be had, the prior."""
 
@@ -131,21 +149,24 @@ class _Defensive:
         zero, one = torch.zeros_like(flow.location), torch.eye(flow.dim).to(flow.location)
         self.wider = StudentT(zero, one, DEGREES_OF_FREEDOM)
 
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        kind = torch.rand(num_draws, generator=generator)
-        from_prior = int((kind > 1 - self.prior_share).sum())
-        of_flow = kind[kind <= 1 - self.prior_share] / (1 - self.prior_share)
-        wide, plain = int((of_flow < TAIL_SHARE).sum()), int((of_flow < TAIL_SHARE / 2).sum())
-        light = self.flow.sample(len(of_flow) - wide, generator)
-        wider = self.wider.sample(wide, generator)
-        parts = [light, self.flow.from_noise(wider[plain:]), self.flow.from_white(wider[:plain])]
-        if from_prior:
-            parts.append(self.target.sample_prior(from_prior, generator).to(light))
-        return torch.cat(parts)
+    def sample(self, num_draws: int, generator: torch.Generator) -> list[Tensor]:
+        """Draw from each part its share, rounded up or down at random such that it is right on average."""
+        fitted = 1 - self.prior_share
+        shares = [fitted * (1 - TAIL_SHARE), fitted * TAIL_SHARE / 2, fitted * TAIL_SHARE / 2]
+        offset = float(torch.rand((), dtype=torch.float64, generator=generator))
+        ends = [math.floor(num_draws * end + offset) for end in accumulate(shares)]
+        ends[-1] = ends[-1] if self.prior_share else num_draws
+        light, noise, plain, prior = (last - first for first, last in pairwise([0, *ends, num_draws]))
+        parts = [self.flow.sample(light, generator)]
+        wider = self.wider.sample(noise + plain, generator)
+        parts += [self.flow.from_noise(wider[:noise]), self.flow.from_white(wider[noise:])]
+        if prior:
+            parts.append(self.target.sample_prior(prior, generator).to(parts[0]))
+        return parts
 
     def log_prob(self, x: Tensor, log_prior: Tensor) -> Tensor:
         of_flow = self.flow.defensive_log_prob(x)
         if not self.prior_share:
             return of_flow
-        of_prior = log_prior.to(of_flow).nan_to_num(nan=-torch.inf)
+        of_prior = log_prior.to(of_flow).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         return torch.logaddexp(math.log1p(-self.prior_share) + of_flow, math.log(self.prior_share) + of_prior)

@@ -1,4 +1,4 @@
-"""Nested sampling: slice moves of the prior above a likelihood, the run that raises it, and its result."""
+"""Nested sampling: draws and slice moves of the prior above a likelihood, the run that raises it, and its result."""
 
 from bayeskit.inference.samplers.nested.result import NestedRun
 from bayeskit.inference.samplers.nested.run import NestedSampler, sample_nested

@@ -71,9 +71,10 @@ def draw_above(
         position = target.sample_prior(rows, generator).to(target.device)
         log_prior, log_likelihood = target.evaluate(position, compiled=False)
         spent, num_nan = spent + rows, num_nan + log_likelihood.isnan().sum()
-        log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         label = torch.rand(rows, dtype=torch.float64, device=position.device, generator=generator)
-        above = kernel.above(log_likelihood, label)
+        # A draw may overflow, as a wide prior does in single precision: it is refused, as slices refuse it.
+        above = kernel.above(log_likelihood, label) & log_prior.isfinite() & position.isfinite().all(-1)
         parts.append(SliceState(*(x[above] for x in (position, log_prior, log_likelihood, label))))
         found += len(parts[-1].label)
         if found >= num_points:

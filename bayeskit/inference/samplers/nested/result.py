@@ -147,13 +147,14 @@ class NestedRun:
 
     @cached_property
     def insertion_index_p_value(self) -> float:
-        """P-value of the Kolmogorov-Smirnov test that the insertion indices of the whole run are uniform."""
-        return _uniform_p_value(self.insertion)
+        """P-value of the Kolmogorov-Smirnov test that the insertion indices of all copies are uniform."""
+        return _uniform_p_value(self.insertion[~self.start.isnan()])
 
     @cached_property
     def rolling_insertion_index_p_value(self) -> float:
-        """Smallest p-value among stretches of ``num_live`` insertions, corrected for their number."""
-        stretches = [part for part in self.insertion.split(self.num_live) if len(part) >= MIN_INSERTIONS]
+        """Smallest p-value among stretches of ``num_live`` insertions of copies, corrected for their number."""
+        insertion = self.insertion[~self.start.isnan()]  # those of draws from the prior are uniform in any case
+        stretches = [part for part in insertion.split(self.num_live) if len(part) >= MIN_INSERTIONS]
         if not stretches:
             return 1.0
         smallest = min(_uniform_p_value(part) for part in stretches)

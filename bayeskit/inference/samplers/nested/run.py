@@ -127,7 +127,7 @@ class NestedSampler:
     def advance(
         self, state: NestedState, iteration: int, generator: torch.Generator
     ) -> tuple[NestedState, Mapping[str, Tensor]]:
-        """Remove the worst block and put survivors that have moved in its place."""
+        """Remove the worst block and put new points above it in its place."""
         k, kept = self.num_delete, self.num_live - self.num_delete
         ordered = _take(state.live, ascending(state.live))
         dead, survivors = _take(ordered, slice(0, k)), _take(ordered, slice(k, None))
@@ -178,9 +178,9 @@ class NestedSampler:
         if drawn == k:
             return found, drawn, spent, num_nan, 0
         moved, info = kernel.step(self.target, copies, generator=generator)
-        missing = _take(moved, slice(0, k - drawn))
+        missing = _take(moved, slice(drawn, None))
         born = SliceState(*(torch.cat(both) for both in zip(found, missing, strict=True)))
-        return born, drawn, spent + k * info.num_batches, num_nan + info.num_nan.sum(), info.num_stuck.sum()
+        return born, drawn, spent + k * info.num_batches, num_nan + info.num_nan.sum(), info.num_stuck[drawn:].sum()
 
     def ending(self, state: NestedState, iteration: int, records: Records) -> Ending | None:
         """End when the live points can add only a small share to the evidence."""
@@ -252,7 +252,7 @@ def sample_nested(
         Points ``k`` that die together, below ``num_live``; by default half of them. The metric is that of the dead
         block, and diagonal where the block is not larger than the dimension.
     num_slice_steps : int, optional
-        Slice updates of each new point; by default twice the dimension, and at least 20.
+        Slice updates of each copy; by default twice the dimension, and at least 20.
     termination : float, default 1e-3
         End when the live points can add no more than this share to the evidence. A smaller one goes on towards
         narrow peaks within broad ones; each factor of two costs about half of ``num_live`` new points.

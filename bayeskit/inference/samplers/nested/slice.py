@@ -136,7 +136,8 @@ class ConstrainedSlice:
         """Evaluate the density at ``position``, shape ``(n, d)``, and draw labels."""
         log_prior, log_likelihood = self._evaluate(target, position)
         label = torch.rand(len(position), dtype=torch.float64, device=position.device, generator=generator)
-        return SliceState(position, log_prior, log_likelihood.nan_to_num(nan=-torch.inf, neginf=-torch.inf), label)
+        log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        return SliceState(position, log_prior, log_likelihood, label)
 
     def step(self, target: Target, state: SliceState, *, generator: torch.Generator) -> tuple[SliceState, SliceInfo]:
         """Make ``num_steps`` updates of every chain; a chain must start above the threshold."""
