@@ -1,6 +1,7 @@
 import math
 import os
 import signal
+import time
 
 import pyro
 import pyro.distributions as dist
@@ -152,6 +153,7 @@ def test_ctrl_c_returns_complete_chains_and_the_next_call_goes_on_bit_for_bit(tm
     settings = RUN | {"checkpoint": tmp_path / "state", "checkpoint_seconds": seconds}
     target = bk.exact.get("linreg10").target()
     with monkeypatch.context() as patch:
+        interrupt_at(patch, 5, lambda: time.sleep(1))
         interrupt_at(patch, 2 * 35 + 25)
         with pytest.warns(SamplingWarning, match="interrupted after 15 of 15 draws of 2 of 3 chains; the same call"):
             cut = sample_with_pyro(target, **settings)
@@ -160,7 +162,7 @@ def test_ctrl_c_returns_complete_chains_and_the_next_call_goes_on_bit_for_bit(tm
     with monkeypatch.context() as patch:
         interrupt_at(patch, 10**6, lambda: None)
         resumed = sample_with_pyro(target, **settings)
-    assert resumed.settings["ending"] == "finished" and resumed.seconds > cut.seconds
+    assert resumed.settings["ending"] == "finished" and resumed.seconds > 1  # as the first part alone took
     assert resumed.num_gradients == whole.num_gradients
     assert_same(resumed, whole)
     assert_same(sample_with_pyro(target, **settings), whole)  # all is in the file
