@@ -328,19 +328,16 @@ class Target:
         Raises
         ------
         SettingsError
-            If ``num_draws`` is less than one, or a target made from functions was given
-            no ``sample_prior``.
+            If ``num_draws`` is less than one, functions came without ``sample_prior``, or a prior is flat or masked.
         """
         if num_draws < 1:
             raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
         generator = new_generator(seed, stream="prior")
         if isinstance(self._density, PyroDensity):
-            return self._density.prior_vectors(num_draws, generator, not self._loops, self._at_once(num_draws))
+            return self._density.prior_draws(num_draws, generator, not self._loops, self._at_once(num_draws))
         if self._sample_prior is None:
-            raise SettingsError(
-                "this target cannot draw from its prior; pass sample_prior=(n, generator) -> (n, dim) "
-                "to Target.from_functions"
-            )
+            missing = "pass sample_prior=(n, generator) -> (n, dim) to Target.from_functions"
+            raise SettingsError(f"this target cannot draw from its prior; {missing}")
         draws = self._sample_prior(num_draws, generator)
         if tuple(draws.shape) != (num_draws, self.dim):
             raise ShapeError(f"sample_prior returned shape {tuple(draws.shape)} instead of {(num_draws, self.dim)}")
@@ -349,7 +346,8 @@ class Target:
     @property
     def can_sample_prior(self) -> bool:
         """Whether :meth:`sample_prior` works."""
-        return isinstance(self._density, PyroDensity) or self._sample_prior is not None
+        proper = isinstance(self._density, PyroDensity) and not self._density.improper_sites
+        return proper or self._sample_prior is not None
 
     def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the sites' values, ``(*batch, d) -> {site: (*batch, *shape)}``.

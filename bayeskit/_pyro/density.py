@@ -26,7 +26,7 @@ from bayeskit._pyro.reader import Constants, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
 from bayeskit._tracing import UNTRACEABLE
 from bayeskit._transforms import bijection, support_of
-from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
+from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
 PROTOTYPE_DRAWS = 20
 
@@ -319,6 +319,11 @@ class PyroDensity:
         self._run(noted)
         return torch.stack(parts).sum()
 
+    @property
+    def improper_sites(self) -> tuple[str, ...]:
+        """Latent sites that are flat or masked: what they draw does not follow their density."""
+        return tuple(sorted(self._constants.improper))
+
     def returned(self, u: Tensor) -> Any:
         """Return what the model itself returns at one vector ``u``."""
         return self._call(self._from_vector(u), enumerate_sites=False)[1]
@@ -353,10 +358,19 @@ class PyroDensity:
         self._run(supply, enumerate_sites=False)
         return torch.cat([pieces[s.name] for s in self.sites])
 
+    def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool, at_once: int) -> Tensor:
+        """Draw vectors from a prior that is proper, shape ``(num_draws, dim)``; ``at_once`` is a matter of memory."""
+        if improper := self.improper_sites:
+            raise SettingsError(
+                f"the prior of site {improper[0]!r} is improper and cannot be drawn from; take a proper one, or a "
+                "method that starts from posterior draws"
+            )
+        return self.prior_vectors(num_draws, generator, batched, at_once)
+
     def prior_vectors(
         self, num_draws: int, generator: torch.Generator, batched: bool, at_once: int | None = None
     ) -> Tensor:
-        """Draw vectors from the prior, shape ``(num_draws, dim)``; the model runs for ``at_once`` of them together."""
+        """Draw vectors from where the sites draw, shape ``(num_draws, dim)``, the prior if that is proper."""
         with global_stream(generator):
             if batched:
                 # Some of torch's samplers do not know vmap; the loop below is slower and always right.

@@ -44,6 +44,7 @@ class Constants:
     observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
     indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, readable in a loop and plain
     looped: set[str] = field(default_factory=set)  # plates that the model loops over
+    improper: set[str] = field(default_factory=set)  # latent sites whose density does not integrate to one
 
 
 class Indices(Tensor):
@@ -101,6 +102,8 @@ class Reader(Messenger):
         elif not msg["done"] and not is_enumerated(msg):
             if self.first_run:
                 _refuse_improper(msg)
+                if msg["mask"] is False or _is_improper(msg["fn"]):
+                    self.constants.improper.add(name)
             # Not marked as done: the enumeration around this still has to note the site's dimensions.
             msg["value"], self.jacobian[name] = self.supply(name, msg["fn"])
 
@@ -166,6 +169,16 @@ class Reader(Messenger):
         dim = infer.get("_enumerate_dim")
         variable = None if dim is None else dim_to_id[dim]
         self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
+
+
+def _is_improper(fn: Any) -> bool:
+    """Tell whether a distribution says itself that it is improper, or a mask in it leaves out some of its density."""
+    while fn is not None:
+        mask = vars(fn).get("_mask")
+        if getattr(fn, "is_improper", False) or (mask is not None and not bool(torch.as_tensor(mask).all())):
+            return True
+        fn = vars(fn).get("base_dist")
+    return False
 
 
 def _refuse_improper(msg: Any) -> None:

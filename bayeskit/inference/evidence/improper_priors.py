@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from pyro.distributions import Delta
-from pyro.poutine.messenger import Messenger
 
 from bayeskit._pyro import PyroDensity
 from bayeskit._pyro.replay import base_of
@@ -41,10 +37,9 @@ def improper(target: Target) -> str | None:
     """
     if not isinstance(target._density, PyroDensity):
         return None
-    with _LeftOut() as left_out:
-        parts = parts_of(target._density, new_generator(0, stream="improper priors"))
-    names = {site.name for site in target.sites}
-    found = [p for p in parts if p.name in names and (p.name in left_out.names or _is_flat(p))]
+    parts = parts_of(target._density, new_generator(0, stream="improper priors"))
+    names, known = {site.name for site in target.sites}, target._density.improper_sites
+    found = [p for p in parts if p.name in names and (p.name in known or _is_flat(p))]
     if not found and target.can_sample_prior:
         return None
     where = "the prior"
@@ -71,25 +66,7 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-class _LeftOut(Messenger):
-    """Note the sites that a mask leaves out; one of some elements is no more than padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        if msg["mask"] is False:
-            self.names.add(msg["name"])
-
-
 def _is_flat(part: Part) -> bool:
-    """Whether a density is one wherever it is looked at, or a mask within the distribution leaves some of it out."""
-    fn = part.distribution
-    while fn is not None:
-        mask = vars(fn).get("_mask")
-        if mask is not None and not bool(torch.as_tensor(mask).all()):
-            return True
-        fn = vars(fn).get("base_dist")
+    """Whether a density is one wherever it is looked at."""
     known = part.own is not None or part.normalised or isinstance(base_of(part.distribution), Delta)
     return not known and bool((part.distribution.log_prob(part.value) == 0).all())

@@ -279,26 +279,6 @@ class GibbsPosterior(Target):
         prior, name, compile, seed = self._given
         return GibbsPosterior(prior, self.loss, data, weight, self.pooling, name=name, compile=compile, seed=seed)
 
-    @property
-    def can_sample_prior(self) -> bool:
-        """Whether the prior is proper."""
-        return self.prior.is_proper
-
-    def sample_prior(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
-        """Draw from the prior, in unconstrained space, ``(n, d)``; see :meth:`bayeskit.Target.sample_prior`.
-
-        Raises
-        ------
-        SettingsError
-            If the prior is improper.
-        """
-        if not self.prior.is_proper:
-            raise SettingsError(
-                f"the prior of site {self.prior.improper[0]!r} is improper and cannot be drawn from; take a proper "
-                "one, or a method that starts from posterior draws"
-            )
-        return super().sample_prior(num_draws, seed)
-
     def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
         """Return minus the weighted loss of each datum, ``(*batch, d) -> {"loss": (*batch, n)}``.
 

@@ -38,6 +38,7 @@ class Flat(dist.TorchDistribution):  # type: ignore[misc]
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+    is_improper: ClassVar[bool] = True  # which targets look for, as they do for masks
 
     def __init__(
         self, shape: tuple[int, ...] = (), support: constraints.Constraint = constraints.real, batch_shape: Any = ()
@@ -67,19 +68,11 @@ class Flat(dist.TorchDistribution):  # type: ignore[misc]
 
 
 class _Starting(Messenger):
-    """Let improper sites be drawn from somewhere, and note which they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.proper: dict[str, bool] = {}
+    """Let improper sites be drawn from somewhere."""
 
     def _pyro_sample(self, message: Any) -> None:
-        name, fn = message["name"], message["fn"]
-        if message["is_observed"]:
-            return
-        if name not in self.proper:  # decided by the first run, in which nothing is batched
-            self.proper[name] = message["mask"] is not False and _is_proper(fn)
-        if isinstance(_without_shape(fn), dist.ImproperUniform):
+        fn = message["fn"]
+        if not message["is_observed"] and isinstance(_without_shape(fn), dist.ImproperUniform):
             message["fn"] = Flat(tuple(fn.event_shape), fn.support, tuple(fn.batch_shape))
 
 
@@ -88,17 +81,6 @@ def _without_shape(fn: Any) -> Any:
     while isinstance(fn, (torch.distributions.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)):
         fn = fn.base_dist
     return fn
-
-
-def _is_proper(fn: Any) -> bool:
-    """Tell whether a distribution's density integrates to one: not if it is flat or masked somewhere beneath."""
-    while fn is not None:
-        if isinstance(fn, (Flat, dist.ImproperUniform)):
-            return False
-        if isinstance(fn, dist.MaskedDistribution) and not bool(torch.as_tensor(fn._mask).all()):
-            return False
-        fn = vars(fn).get("base_dist")
-    return True
 
 
 class Prior:
@@ -147,7 +129,7 @@ class Prior:
             )
         self._density = density
         self.dim, self.sites = density.dim, density.sites
-        self.improper = tuple(sorted(name for name, proper in self._starting.proper.items() if not proper))
+        self.improper = density.improper_sites
 
     @property
     def is_proper(self) -> bool:

@@ -43,6 +43,16 @@ def test_improper_sites_are_named_before_anything_is_computed(model):
     assert "site 'a' is improper" in improper(bk.Target.from_pyro(model))
 
 
+@pytest.mark.parametrize("model", [half_flat, partly_masked, left_out])
+def test_improper_sites_are_not_drawn_from(model):
+    """Draws of a site whose density is another would give an evidence of neither."""
+    target = bk.Target.from_pyro(model)
+    assert not target.can_sample_prior
+    for method in (evidence.naive_monte_carlo, evidence.nested_sampling, evidence.smc):
+        with pytest.raises(SettingsError, match="site 'a' is improper and cannot be drawn from"):
+            method(target)
+
+
 @pytest.mark.parametrize("support", [constraints.real, constraints.positive])
 def test_a_loss_posterior_names_its_improper_prior(support):
     data = torch.tensor([0.3, 1.1], dtype=F64)

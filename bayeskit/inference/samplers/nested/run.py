@@ -70,11 +70,6 @@ class NestedSampler:
     seed: int
 
     def __post_init__(self) -> None:
-        if not self.target.can_sample_prior:
-            raise SettingsError(
-                "nested sampling starts with draws from the prior; pass sample_prior=(n, generator) -> (n, dim) "
-                "to Target.from_functions"
-            )
         for name, minimum in (("num_live", None), ("num_delete", None), ("num_slice_steps", 1), ("max_blocks", 1),
                               ("seed", None)):  # fmt: skip
             object.__setattr__(self, name, whole_number(name, getattr(self, name), minimum))
