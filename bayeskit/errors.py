@@ -6,6 +6,8 @@ dimension or chain) and the remedy; below it, a traceback names the page of the
 documentation that explains it.
 """
 
+from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -28,7 +30,14 @@ class BayeskitError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        self.add_note(f"See docs/{self.page}.md")
+        self.add_note(f"See {_place_of(self.page)}")
+
+
+@cache
+def _place_of(page: str) -> str:
+    """Return where a page of the documentation is: beside the package, or in it where it came as a wheel."""
+    shipped = Path(__file__).parent / "docs" / f"{page}.md"
+    return str(shipped) if shipped.exists() else f"docs/{page}.md"
 
 
 class ModelError(BayeskitError, ValueError):

@@ -1,5 +1,8 @@
 import inspect
 import pickle
+import runpy
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,18 @@ def test_every_error_ends_with_a_page_that_is_there(error):
     assert raised.__notes__ == [f"See docs/{error.page}.md"] and (DOCS / f"{error.page}.md").is_file()
     again = pickle.loads(pickle.dumps(raised))
     assert type(again) is error and str(again) == str(raised) and again.__notes__ == raised.__notes__
+
+
+def test_an_installed_package_has_the_pages_and_says_where(tmp_path):
+    """What a wheel is told to take in is taken in here by hand."""
+    build = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    for source, place in build["targets"]["wheel"]["force-include"].items():
+        shutil.copytree(DOCS.parent / source, tmp_path / place)
+    copied = Path(shutil.copy(errors.__file__, tmp_path / "bayeskit"))
+    installed = runpy.run_path(str(copied))
+    for error in EXCEPTIONS:
+        note = installed[error.__name__]("what happened and where; the remedy").__notes__[0]
+        assert note == f"See {copied.parent / 'docs' / error.page}.md" and Path(note.removeprefix("See ")).is_file()
 
 
 @pytest.mark.parametrize("thing", CLASSES, ids=lambda c: c.__name__)
