@@ -301,13 +301,10 @@ class Target:
             parts = [lift(function(row)) for row in flat]
         else:
             batched = function if self._batched else torch.func.vmap(function)
-            chunk = self._at_once(len(flat))
+            chunk = len(flat) if len(flat) <= 64 else self.cost.chunk_size(len(flat))
             with one_thread():
                 parts = [batched(flat[s : s + chunk]) for s in range(0, len(flat), chunk)]
         return gather(parts, batch)
-
-    def _at_once(self, num_vectors: int) -> int:
-        return num_vectors if num_vectors <= 64 or self._loops else self.cost.chunk_size(num_vectors)
 
     # -- moving between spaces --------------------------------------------------------------
 
@@ -334,7 +331,7 @@ class Target:
             raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
         generator = new_generator(seed, stream="prior")
         if isinstance(self._density, PyroDensity):
-            return self._density.prior_draws(num_draws, generator, not self._loops, self._at_once(num_draws))
+            return self._density.prior_draws(num_draws, generator, not self._loops)
         if self._sample_prior is None:
             missing = "pass sample_prior=(n, generator) -> (n, dim) to Target.from_functions"
             raise SettingsError(f"this target cannot draw from its prior; {missing}")
@@ -346,8 +343,8 @@ class Target:
     @property
     def can_sample_prior(self) -> bool:
         """Whether :meth:`sample_prior` works."""
-        proper = isinstance(self._density, PyroDensity) and not self._density.improper_sites
-        return proper or self._sample_prior is not None
+        drawn = isinstance(self._density, PyroDensity) or self._sample_prior is not None
+        return drawn and not getattr(self._density, "improper_sites", ())
 
     def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the sites' values, ``(*batch, d) -> {site: (*batch, *shape)}``.

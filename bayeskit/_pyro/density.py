@@ -29,6 +29,7 @@ from bayeskit._transforms import bijection, support_of
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
 PROTOTYPE_DRAWS = 20
+PRIOR_DRAWS_AT_ONCE = 256  # for each of which the whole model runs, with all of its data
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ class PyroDensity:
 
     @property
     def improper_sites(self) -> tuple[str, ...]:
-        """Latent sites that are flat or masked: what they draw does not follow their density."""
+        """Sites whose prior is flat or masked: what they draw does not follow their density."""
         return tuple(sorted(self._constants.improper))
 
     def returned(self, u: Tensor) -> Any:
@@ -358,18 +359,20 @@ class PyroDensity:
         self._run(supply, enumerate_sites=False)
         return torch.cat([pieces[s.name] for s in self.sites])
 
-    def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool, at_once: int) -> Tensor:
-        """Draw vectors from a prior that is proper, shape ``(num_draws, dim)``; ``at_once`` is a matter of memory."""
+    def starting_vectors(self, num_vectors: int, generator: torch.Generator, batched: bool) -> Tensor | None:
+        """Return vectors ``(n, dim)`` from where the sites draw; None if one of them is flat and knows no place."""
+        return None if self._constants.flat else self.prior_vectors(num_vectors, generator, batched)
+
+    def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
+        """Draw vectors from a prior that is proper, shape ``(num_draws, dim)``."""
         if improper := self.improper_sites:
             raise SettingsError(
                 f"the prior of site {improper[0]!r} is improper and cannot be drawn from; take a proper one, or a "
                 "method that starts from posterior draws"
             )
-        return self.prior_vectors(num_draws, generator, batched, at_once)
+        return self.prior_vectors(num_draws, generator, batched)
 
-    def prior_vectors(
-        self, num_draws: int, generator: torch.Generator, batched: bool, at_once: int | None = None
-    ) -> Tensor:
+    def prior_vectors(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
         """Draw vectors from where the sites draw, shape ``(num_draws, dim)``, the prior if that is proper."""
         with global_stream(generator):
             if batched:
@@ -378,7 +381,9 @@ class PyroDensity:
                     given = self.root_draws(num_draws)
                     dummy = torch.zeros(num_draws, device=self.device)
                     draw = torch.func.vmap(
-                        lambda values, _: self.prior_vector(values), randomness="different", chunk_size=at_once
+                        lambda values, _: self.prior_vector(values),
+                        randomness="different",
+                        chunk_size=PRIOR_DRAWS_AT_ONCE,
                     )
                     return draw(given, dummy).to(self.dtype).detach()
             rows = [self.prior_vector({}) for _ in range(num_draws)]

@@ -44,7 +44,8 @@ class Constants:
     observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
     indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, readable in a loop and plain
     looped: set[str] = field(default_factory=set)  # plates that the model loops over
-    improper: set[str] = field(default_factory=set)  # latent sites whose density does not integrate to one
+    improper: set[str] = field(default_factory=set)  # sites whose prior does not integrate to one
+    flat: set[str] = field(default_factory=set)  # of these, those that draw from no law that means anything
 
 
 class Indices(Tensor):
@@ -99,13 +100,24 @@ class Reader(Messenger):
             if self.first_run and not msg["infer"].get("_deterministic"):
                 self._hide_masked_nan(msg)
             msg["value"] = self.constants.observed.get(name, msg["value"])
-        elif not msg["done"] and not is_enumerated(msg):
+        elif not msg["done"]:
+            if self.first_run:
+                self._note_improper(msg)
+            if is_enumerated(msg):
+                return
             if self.first_run:
                 _refuse_improper(msg)
-                if msg["mask"] is False or _is_improper(msg["fn"]):
-                    self.constants.improper.add(name)
             # Not marked as done: the enumeration around this still has to note the site's dimensions.
             msg["value"], self.jacobian[name] = self.supply(name, msg["fn"])
+
+    def _note_improper(self, msg: Any) -> None:
+        name, layers = msg["name"], _layers(msg["fn"])
+        if any(getattr(fn, "is_improper", False) for fn in layers):
+            self.constants.flat.add(name)
+        masks = [mask for fn in layers if (mask := vars(fn).get("_mask")) is not None]
+        left_out = any(not bool(torch.as_tensor(mask).all()) for mask in masks)
+        if name in self.constants.flat or left_out or (msg["mask"] is False and not is_enumerated(msg)):
+            self.constants.improper.add(name)
 
     def _refuse_outer_product(self, name: str, fn: Any, value: Any, log_prob: Tensor) -> None:
         """Refuse data of shape (n, 1) where (n,) is meant: every observation would meet every mean."""
@@ -154,9 +166,10 @@ class Reader(Messenger):
         else:
             kind = "observed" if msg["is_observed"] else "enumerated" if is_enumerated(msg) else "latent"
             mask = msg["mask"]
-            if kind == "latent" and isinstance(mask, Tensor):
+            if kind == "enumerated" or (kind == "latent" and isinstance(mask, Tensor)):
                 # Masked elements (padding, or the observed part of a partially observed site) reach no
-                # likelihood. With their prior they integrate to one; without it the evidence is infinite.
+                # likelihood. With their prior they integrate to one; without it the evidence is infinite,
+                # or too large by the number of values that are summed.
                 mask = None
             with nullcontext() if self.first_run else _batchable(name, fn):
                 log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
@@ -171,14 +184,13 @@ class Reader(Messenger):
         self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
 
 
-def _is_improper(fn: Any) -> bool:
-    """Tell whether a distribution says itself that it is improper, or a mask in it leaves out some of its density."""
+def _layers(fn: Any) -> list[Any]:
+    """Return a distribution and those that it was made of."""
+    found = []
     while fn is not None:
-        mask = vars(fn).get("_mask")
-        if getattr(fn, "is_improper", False) or (mask is not None and not bool(torch.as_tensor(mask).all())):
-            return True
+        found.append(fn)
         fn = vars(fn).get("base_dist")
-    return False
+    return found
 
 
 def _refuse_improper(msg: Any) -> None:

@@ -94,8 +94,6 @@ class SubsampledDensity:
         Whether the model itself fixes ``B``, so that no other number of rows can be taken.
     """
 
-    can_sample_prior = True
-
     def __init__(
         self,
         model: Callable[..., Any],
@@ -187,10 +185,25 @@ class SubsampledDensity:
         with self._at(self._first_rows()):
             return self._density.log_jacobian(u)
 
+    @property
+    def improper_sites(self) -> tuple[str, ...]:
+        """Sites whose prior is flat or masked."""
+        return self._density.improper_sites
+
+    @property
+    def can_sample_prior(self) -> bool:
+        """Whether what the sites draw follows their density."""
+        return not self.improper_sites
+
+    def starting_vectors(self, num_vectors: int, generator: torch.Generator, batched: bool) -> Tensor | None:
+        """Return vectors ``(n, dim)`` from where the sites draw; None if one of them is flat and knows no place."""
+        with self._at(self._first_rows()):
+            return self._density.starting_vectors(num_vectors, generator, batched)
+
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw vectors from the prior, shape ``(num_draws, dim)``."""
         with self._at(self._first_rows()):
-            return self._density.prior_vectors(num_draws, generator, batched=True)
+            return self._density.prior_draws(num_draws, generator, batched=True)
 
 
 def _choose_plate(sizes: dict[str, tuple[int, int | None]], plate: str | None, batch_size: int | None) -> str:

@@ -25,6 +25,10 @@ LOST_CHAINS = "lost_chains"
 
 
 MIN_DRAWS = 8
+NO_PRIOR_DRAWS = (
+    "it starts at the prior, which cannot be drawn from: give every site a proper prior, or Target.from_functions a "
+    "sample_prior"
+)
 
 
 def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:

@@ -35,16 +35,19 @@ def improper(target: Target) -> str | None:
     "the prior of the site 'mu' is improp"
     >>> improper(bk.exact.get("linreg10").target())
     """
-    if not isinstance(target._density, PyroDensity):
+    density = target._density
+    found: set[str] = set(getattr(density, "improper_sites", ()))
+    if isinstance(density, PyroDensity):
+        names = {site.name for site in target.sites}
+        parts = parts_of(density, new_generator(0, stream="improper priors"))
+        found |= {part.name for part in parts if part.name in names and _is_flat(part)}
+    elif not found:
         return None
-    parts = parts_of(target._density, new_generator(0, stream="improper priors"))
-    names, known = {site.name for site in target.sites}, target._density.improper_sites
-    found = [p for p in parts if p.name in names and (p.name in known or _is_flat(p))]
     if not found and target.can_sample_prior:
         return None
     where = "the prior"
     if found:
-        where += f" of the site{'s' if len(found) > 1 else ''} {listed([repr(p.name) for p in found])}"
+        where += f" of the site{'s' if len(found) > 1 else ''} {listed([repr(name) for name in sorted(found)])}"
     return f"{where} is improper, so that no marginal likelihood exists; give it a proper one, such as a wide normal"
 
 

@@ -20,7 +20,7 @@ from bayeskit.inference.evidence import (
     variational,
 )
 from bayeskit.inference.evidence.budget import Budget
-from bayeskit.inference.evidence.checks import MIN_DRAWS
+from bayeskit.inference.evidence.checks import MIN_DRAWS, NO_PRIOR_DRAWS
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity
 from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.prior.naive_monte_carlo import naive_monte_carlo
@@ -76,7 +76,7 @@ class Method:
         if self.kind != "score" and material.improper is not None:
             return material.improper
         if self.needs & {"prior", "ladder"} and not target.can_sample_prior:
-            return "it starts from draws from the prior; pass sample_prior to Target.from_functions"
+            return NO_PRIOR_DRAWS
         return None if self.refuses is None else self.refuses(target, material)
 
 

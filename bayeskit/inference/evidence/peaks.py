@@ -15,6 +15,7 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.modes import find_modes
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.target import Target
 
 PRIOR_STARTS = 6
@@ -148,9 +149,10 @@ def _search(target: Target, draws: Draws) -> Peaks:
     spent = 0
     try:
         ends, spent = find_modes(target, seed=_SEED, draws=draws)
-        if target.can_sample_prior:
-            # Not the best of many, which may all lie at the feet of the peak that the draws know.
-            start = target.sample_prior(PRIOR_STARTS, new_generator(_SEED, stream="peaks")).to(target.device)
+        # Not the best of many, which may all lie at the feet of the peak that the draws know.
+        start = from_prior(target, PRIOR_STARTS, new_generator(_SEED, stream="peaks"))
+        if start is not None:
+            start = start.to(target.device)
             others, cost = find_modes(target, start=start)
             ends, spent = torch.cat([ends, others]), spent + cost
             ends = ends[target.log_density(ends).argsort(descending=True)]

@@ -43,9 +43,8 @@ def starting_points(
     if initial is not None:
         return _given(target, num_chains, beta, torch.as_tensor(initial))
     count = CANDIDATES * num_chains
-    if target.can_sample_prior:
-        points = target.sample_prior(count, generator)
-    else:
+    points = from_prior(target, count, generator)
+    if points is None:
         shape = (count, target.dim)
         points = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
     points = points.to(target.device)
@@ -70,6 +69,18 @@ def starting_points(
     lost = (~finite).nonzero().flatten()
     chosen[lost] = chosen[donors[torch.arange(len(lost), device=donors.device) % len(donors)]]
     return chosen
+
+
+def from_prior(target: Target, num_vectors: int, generator: torch.Generator) -> Tensor | None:
+    """Return vectors ``(n, d)`` of a plausible size from where the sites draw; None if nothing knows any.
+
+    They follow the prior if that is proper. A site whose prior a mask leaves out draws all the same.
+    """
+    if target.can_sample_prior:
+        return target.sample_prior(num_vectors, generator)
+    draw = getattr(target._density, "starting_vectors", None)
+    vectors: Tensor | None = None if draw is None else draw(num_vectors, generator, not target._loops)
+    return vectors
 
 
 def _given(target: Target, num_chains: int, beta: Tensor, initial: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from bayeskit.inference.samplers.chains import Convergence, RunSettings
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
 from bayeskit.inference.samplers.groups import Group, GroupResults, require_groups, run_groups
 from bayeskit.inference.samplers.hmc import HMC
+from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.inference.samplers.run import RunResult, run
 from bayeskit.target import Target
 
@@ -201,9 +202,9 @@ def _warn(draws: Draws) -> None:
 
 def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | None:
     """Return the prior's variance of each coordinate, shape ``(d,)``: a first scale for the metric."""
-    if not target.can_sample_prior:
+    draws = from_prior(target, num_draws, new_generator(seed, stream="prior variance"))
+    if draws is None:
         return None
-    draws = target.sample_prior(num_draws, new_generator(seed, stream="prior variance"))
     # Quartiles, because a heavy-tailed prior has no variance to speak of.
     low, high = draws.quantile(torch.tensor([0.25, 0.75], dtype=draws.dtype, device=draws.device), dim=0)
     scale = ((high - low) / 1.349).square()

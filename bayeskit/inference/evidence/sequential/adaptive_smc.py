@@ -13,6 +13,7 @@ from torch import Tensor
 from bayeskit._evaluation import Evaluation, Evaluator
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
+from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential.populations import (
@@ -221,4 +222,4 @@ def refuses(target: Target) -> str | None:
     """
     if target.can_sample_prior:
         return None
-    return "it starts at the prior, which this target cannot draw from: give Target.from_functions a sample_prior"
+    return NO_PRIOR_DRAWS

@@ -15,6 +15,7 @@ from bayeskit._progress import progress_bar
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import ModelError, SettingsError, ShapeError
+from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential.populations import (
@@ -212,7 +213,7 @@ def refuses(target: Target) -> str | None:
     True
     """
     if not target.can_sample_prior:
-        return "it starts at the prior, which this target cannot draw from: give Target.from_functions a sample_prior"
+        return NO_PRIOR_DRAWS
     try:
         _Data(target, None)
     except ModelError as error:

@@ -99,7 +99,7 @@ class NestedSampler:
         """Return what a resumed run must agree on; when to end may change."""
         return {
             "model": self.target.fingerprint(),
-            "algorithm": "nested sampling",
+            "algorithm": "nested sampling, from the prior while that is cheap",
             "num_live": self.num_live,
             "num_delete": self.num_delete,
             "num_slice_steps": self.num_slice_steps,

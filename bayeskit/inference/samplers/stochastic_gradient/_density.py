@@ -28,11 +28,13 @@ class MinibatchDensity(Protocol):
     num_data: int
     batch_size: int
     fixed: bool
-    can_sample_prior: bool
 
     def joint(self, u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]: ...
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]: ...
     def vector(self, values: Mapping[str, Tensor]) -> Tensor: ...
+    @property
+    def can_sample_prior(self) -> bool: ...
+
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor: ...
 
 
@@ -52,6 +54,16 @@ class OnRows:
 
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         return self._density.vector(values)
+
+    @property
+    def improper_sites(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = getattr(self._density, "improper_sites", ())
+        return found
+
+    def starting_vectors(self, num_vectors: int, generator: torch.Generator, batched: bool) -> Tensor | None:
+        draw = getattr(self._density, "starting_vectors", None)
+        vectors: Tensor | None = None if draw is None else draw(num_vectors, generator, batched)
+        return vectors
 
     def log_jacobian(self, u: Tensor) -> Tensor:
         if not isinstance(self._density, Constrained):

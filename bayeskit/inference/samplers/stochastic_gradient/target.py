@@ -374,8 +374,9 @@ class MinibatchTarget:
     def on_rows(self, rows: Tensor) -> Target:
         """Return the target whose likelihood is the estimate from ``rows``, shape ``(B,)``, once and for all."""
         density = self._density
-        sample_prior = density.sample_prior if density.can_sample_prior else None
         on_rows = OnRows(density, rows.to(self.device))
+        # One that is improper says so itself.
+        sample_prior = density.sample_prior if density.can_sample_prior or on_rows.improper_sites else None
         target = Target(on_rows, batched=False, sample_prior=sample_prior, compile=self.compile)
         target._loops = self._engine.loops
         return target
