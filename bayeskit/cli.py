@@ -73,7 +73,7 @@ def _plain_messages() -> Iterator[None]:
             console.print(Text(f"error: {error}{pages}", style="bold red"), soft_wrap=True)
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as interrupt:
-            message = "interrupted; the same command with the same --out resumes"
+            message = "interrupted; with --out the same command resumes, unless it runs a page or the plain exam"
             console.print(Text(message, style="yellow"), soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
 

@@ -29,7 +29,8 @@ from bayeskit._transforms import bijection, support_of
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
 PROTOTYPE_DRAWS = 20
-PRIOR_DRAWS_AT_ONCE = 256  # for each of which the whole model runs, with all of its data
+#: Prior draws that are made at once; for each of them the whole model runs, with all of its data.
+PRIOR_DRAWS_AT_ONCE, COPIES_OF_DATA, BYTES_AT_ONCE = 256, 10, 2**28
 
 
 @dataclass(frozen=True)
@@ -359,16 +360,12 @@ class PyroDensity:
         self._run(supply, enumerate_sites=False)
         return torch.cat([pieces[s.name] for s in self.sites])
 
-    def starting_vectors(self, num_vectors: int, generator: torch.Generator, batched: bool) -> Tensor | None:
-        """Return vectors ``(n, dim)`` from where the sites draw; None if one of them is flat and knows no place."""
-        return None if self._constants.flat else self.prior_vectors(num_vectors, generator, batched)
-
     def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
         """Draw vectors from a prior that is proper, shape ``(num_draws, dim)``."""
         if improper := self.improper_sites:
             raise SettingsError(
-                f"the prior of site {improper[0]!r} is improper and cannot be drawn from; take a proper one, or a "
-                "method that starts from posterior draws"
+                f"the prior of site {improper[0]!r} is improper and cannot be drawn from; take a proper one, "
+                "or bayeskit.sample, which draws from the posterior alone"
             )
         return self.prior_vectors(num_draws, generator, batched)
 
@@ -383,11 +380,15 @@ class PyroDensity:
                     draw = torch.func.vmap(
                         lambda values, _: self.prior_vector(values),
                         randomness="different",
-                        chunk_size=PRIOR_DRAWS_AT_ONCE,
+                        chunk_size=self._prior_draws_at_once(),
                     )
                     return draw(given, dummy).to(self.dtype).detach()
             rows = [self.prior_vector({}) for _ in range(num_draws)]
             return torch.stack(rows).to(self.dtype).detach()
+
+    def _prior_draws_at_once(self) -> int:
+        size = COPIES_OF_DATA * sum(x.numel() * x.element_size() for x in self.data)
+        return max(1, min(PRIOR_DRAWS_AT_ONCE, BYTES_AT_ONCE // max(size, 1)))
 
     def root_draws(self, num_draws: int) -> dict[str, Tensor]:
         """Draw, all at once, the sites whose prior depends on no other latent site.

@@ -45,7 +45,6 @@ class Constants:
     indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, readable in a loop and plain
     looped: set[str] = field(default_factory=set)  # plates that the model loops over
     improper: set[str] = field(default_factory=set)  # sites whose prior does not integrate to one
-    flat: set[str] = field(default_factory=set)  # of these, those that draw from no law that means anything
 
 
 class Indices(Tensor):
@@ -112,11 +111,10 @@ class Reader(Messenger):
 
     def _note_improper(self, msg: Any) -> None:
         name, layers = msg["name"], _layers(msg["fn"])
-        if any(getattr(fn, "is_improper", False) for fn in layers):
-            self.constants.flat.add(name)
+        flat = any(getattr(fn, "is_improper", False) for fn in layers)
         masks = [mask for fn in layers if (mask := vars(fn).get("_mask")) is not None]
         left_out = any(not bool(torch.as_tensor(mask).all()) for mask in masks)
-        if name in self.constants.flat or left_out or (msg["mask"] is False and not is_enumerated(msg)):
+        if flat or left_out or (msg["mask"] is False and not is_enumerated(msg)):
             self.constants.improper.add(name)
 
     def _refuse_outer_product(self, name: str, fn: Any, value: Any, log_prob: Tensor) -> None:

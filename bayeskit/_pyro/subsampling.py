@@ -195,11 +195,6 @@ class SubsampledDensity:
         """Whether what the sites draw follows their density."""
         return not self.improper_sites
 
-    def starting_vectors(self, num_vectors: int, generator: torch.Generator, batched: bool) -> Tensor | None:
-        """Return vectors ``(n, dim)`` from where the sites draw; None if one of them is flat and knows no place."""
-        with self._at(self._first_rows()):
-            return self._density.starting_vectors(num_vectors, generator, batched)
-
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw vectors from the prior, shape ``(num_draws, dim)``."""
         with self._at(self._first_rows()):

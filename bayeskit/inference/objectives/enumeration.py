@@ -59,7 +59,10 @@ class Enumerated:
         return cls(variables, dict(_ENUM_ALLOCATOR.dim_to_id), in_guide) if variables else None
 
     def factor(self, site: Site, term: Tensor, layout: Layout, *, bare: bool = False) -> Factor:
-        """Label the dimensions of a term of a site, masked and without the scale of the data's plates."""
+        """Label the dimensions of a term of a site, masked and without the scale of the data's plates.
+
+        A mask around a site that is summed out of the model is padding, whose prior integrates to one.
+        """
         scale = 1.0 if bare else site["scale"] / layout.scale
         if isinstance(scale, Tensor) or abs(scale - 1) > 1e-12:
             if term.dim() > layout.nesting + 1 and not self.in_guide:
@@ -70,7 +73,9 @@ class Enumerated:
             term = term * scale
         plates = {f.dim: (f.name, f.size) for f in site["cond_indep_stack"] if f.vectorized}
         dims = {**self.dims, **site["infer"].get("_dim_to_id", {})}
-        return pack(site["name"], term if bare else masked(site, term), plates, dims, -layout.nesting - 2)
+        summed_out = not self.in_guide and "_enumerate_dim" in site["infer"] and not site["is_observed"]
+        term = term if bare or summed_out else masked(site, term)
+        return pack(site["name"], term, plates, dims, -layout.nesting - 2)
 
     def home(self, sites: Mapping[str, Site]) -> dict[int, frozenset[str]]:
         """Return the plates of each variable."""

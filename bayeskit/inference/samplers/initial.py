@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._evaluation import tempered
+from bayeskit._pyro import PyroDensity
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
 from bayeskit.target import Target
 
@@ -20,7 +21,7 @@ def starting_points(
     """Return a starting point for each chain, shape ``(num_chains, d)``.
 
     Each chain takes the best of ten draws from the prior (of ten uniform draws
-    on [-2, 2]^d where the prior cannot be drawn from), which is finite,
+    on [-2, 2]^d where a density alone is known), which is finite,
     plausible and still different from chain to chain.
 
     Parameters
@@ -57,7 +58,7 @@ def starting_points(
     if not bool(finite.any()):
         if bool(log_likelihood.isnan().all()):
             raise DataError(
-                "the log likelihood is NaN at every prior draw; look for NaN or infinite values in the data"
+                "the log likelihood is NaN at every starting candidate; look for NaN or infinite values in the data"
             )
         raise InitializationError(
             f"the density is zero at all {count} starting candidates "
@@ -74,13 +75,13 @@ def starting_points(
 def from_prior(target: Target, num_vectors: int, generator: torch.Generator) -> Tensor | None:
     """Return vectors ``(n, d)`` of a plausible size from where the sites draw; None if nothing knows any.
 
-    They follow the prior if that is proper. A site whose prior a mask leaves out draws all the same.
+    They follow the prior if that is proper. A site that is flat, or whose prior a mask leaves out, draws all the same.
     """
     if target.can_sample_prior:
         return target.sample_prior(num_vectors, generator)
-    draw = getattr(target._density, "starting_vectors", None)
-    vectors: Tensor | None = None if draw is None else draw(num_vectors, generator, not target._loops)
-    return vectors
+    if isinstance(target._density, PyroDensity):
+        return target._density.prior_vectors(num_vectors, generator, not target._loops)
+    return None
 
 
 def _given(target: Target, num_chains: int, beta: Tensor, initial: Tensor) -> Tensor:

@@ -203,6 +203,11 @@ def test_a_run_out_of_time_gives_what_it_has(target, monkeypatch):
     assert draws.num_draws == 15 and torch.equal(draws.unconstrained, whole.unconstrained[:, :15])
 
 
+def test_a_target_without_minibatches_is_refused():
+    with pytest.raises(SettingsError, match=r"takes a MinibatchTarget, not a Target; make one with"):
+        sample_stochastic_gradient(bk.exact.get("linreg10").target(), SGLD(step_size=1e-4))
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

@@ -27,6 +27,7 @@ from bayeskit.inference.evidence.conjugate.blocks import (
 )
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.target import Target
 
 NUM_CHECKS = 8
@@ -217,8 +218,9 @@ def _of_blocks(blocks: Blocks, which: Sequence[int], point: Values, batch: int) 
 
 def _dispersed(target: Target, count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Return values to start from: draws from the prior or, where there are none to be had, standard normal vectors."""
-    if target.can_sample_prior:
-        return target.constrain(target.sample_prior(count, generator))
+    start = from_prior(target, count, generator)
+    if start is not None:
+        return target.constrain(start)
     like = {"generator": generator, "device": generator.device, "dtype": target.dtype}
     return target.constrain(torch.randn(count, target.dim, **like))  # type: ignore[call-overload]
 

@@ -17,6 +17,7 @@ from bayeskit.inference.evidence.checks import require_own
 from bayeskit.inference.evidence.mode.modes import curvature, find_modes
 from bayeskit.inference.evidence.variational.fixed_draws import balanced_normal_draws, power_of_two
 from bayeskit.inference.evidence.variational.normal import normal_log_prob, sample_normal
+from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.target import Target
 
 MIN_DRAWS = 128
@@ -277,8 +278,9 @@ def _entropy(dim: int) -> float:
 
 def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
     """Return locations and scales: the modes by their curvature, then the prior; and the evaluations spent."""
-    if target.can_sample_prior:
-        prior = target.sample_prior(PRIOR_DRAWS, generator).double()
+    prior = from_prior(target, PRIOR_DRAWS, generator)
+    if prior is not None:
+        prior = prior.double()
         low, centre, high = (prior.quantile(q, 0).cpu().numpy() for q in (0.25, 0.5, 0.75))
         width = np.clip((high - low) / 1.349, SMALLEST_SCALE, 1 / SMALLEST_SCALE)
     else:

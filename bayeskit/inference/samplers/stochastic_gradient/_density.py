@@ -60,11 +60,6 @@ class OnRows:
         found: tuple[str, ...] = getattr(self._density, "improper_sites", ())
         return found
 
-    def starting_vectors(self, num_vectors: int, generator: torch.Generator, batched: bool) -> Tensor | None:
-        draw = getattr(self._density, "starting_vectors", None)
-        vectors: Tensor | None = None if draw is None else draw(num_vectors, generator, batched)
-        return vectors
-
     def log_jacobian(self, u: Tensor) -> Tensor:
         if not isinstance(self._density, Constrained):
             raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known; make a Target of the model")

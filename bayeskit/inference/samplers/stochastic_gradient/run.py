@@ -122,7 +122,7 @@ def sample_stochastic_gradient(
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     SettingsError
-        If there is nothing to run.
+        If there is nothing to run, or the target has no minibatches.
 
     Warns
     -----
@@ -150,6 +150,11 @@ def sample_stochastic_gradient(
     >>> abs(float(draws.values()["mean"].mean()) - 100 / 101) < 0.05
     True
     """
+    if not isinstance(target, MinibatchTarget):
+        raise SettingsError(
+            f"sample_stochastic_gradient takes a MinibatchTarget, not a {type(target).__name__}; make one with "
+            "MinibatchTarget.from_pyro(model, data)"
+        )
     num_chains = whole_number("num_chains", num_chains, 1)
     num_warmup = whole_number("num_warmup", num_warmup, 0)
     num_samples = whole_number("num_samples", num_samples, 1)
