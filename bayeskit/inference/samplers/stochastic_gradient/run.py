@@ -16,7 +16,7 @@ from bayeskit._settings import whole_number
 from bayeskit._statistics import mean_error
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import SamplingWarning
+from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.samplers.driver import (
     CHECKPOINT_SECONDS,
     Control,
