@@ -109,6 +109,7 @@ class Target:
         """
         density = PyroDensity(model, args, kwargs, new_generator(seed))
         target = cls(density, batched=False, sample_prior=None, compile=compile)
+        density.check_repeatable(new_generator(seed))
         target._loops = not target._can_be_batched(density, new_generator(seed))
         return target
 

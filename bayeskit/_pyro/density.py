@@ -18,7 +18,7 @@ import pyro
 import torch
 from torch import Tensor
 
-from bayeskit._enumeration import Enumeration, Factor, couplings, eliminate, pack, sum_product
+from bayeskit._enumeration import Enumeration, Factor, align, couplings, eliminate, pack, sum_product
 from bayeskit._pyro.batching import batchable_distributions
 from bayeskit._pyro.draws import draw
 from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, unsteady
@@ -263,6 +263,21 @@ class PyroDensity:
         likelihood = sum_product([f for kind, f in factors if kind != "latent"], home, names)
         return prior, likelihood
 
+    def check_repeatable(self, generator: torch.Generator) -> None:
+        """Refuse a model whose density at one vector differs from call to call."""
+        with global_stream(generator), torch.no_grad():
+            try:
+                u = self.prior_vector({}).to(self.dtype)
+                first, second = torch.stack(self.joint(u)), torch.stack(self.joint(u))
+            except UNTRACEABLE:
+                return  # which is told where the model is made a batch
+        if not torch.allclose(first, second, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise ModelError(
+                f"the model's log density at one vector is {float(first.sum()):.6g}, and then "
+                f"{float(second.sum()):.6g}: something random is left in it, such as a site behind poutine.block, "
+                "dropout, or torch.rand; make it a site, or fix it"
+            )
+
     def _factors(
         self, records: dict[str, Record]
     ) -> tuple[list[tuple[str, Factor]], dict[int, frozenset[str]], dict[int, str]]:
@@ -281,18 +296,22 @@ class PyroDensity:
         if not self._enumerates:
             return {n: records[n].log_prob for n in self.observed_sites}  # type: ignore[misc]
         _, home, names = self._factors(records)
-        packed = {r.name: self._pack(r) for r in records.values() if r.log_prob is not None and r.kind != "latent"}
+        packed = {r.name: self._pack(r) for r in records.values() if r.log_prob is not None}
         result = {}
         for name in self.observed_sites:
             mine = packed[name]
             joined, variables, coupled = couplings(packed, name, self.observed_sites, home)
-            if coupled:
+            if coupled or any(factor.plates != mine.plates for factor in joined):
                 sites = ", ".join(sorted(repr(names[v]) for v in variables))
                 raise ModelError(
                     f"the observations of site {name!r} are coupled by the summed-out sites {sites}, "
                     "so they have no pointwise log likelihood"
                 )
-            result[name] = eliminate(joined, mine.plates, home).tensor
+            order = tuple(f.name for f in sorted(records[name].plates, key=lambda f: f.dim))
+            result[name] = align(eliminate(joined, mine.plates, home), order)
+            if len(joined) > 1:
+                # What is summed out has its probability given the continuous sites that depend on it.
+                result[name] = result[name] - align(eliminate(joined[1:], mine.plates, home), order)
         return result
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:

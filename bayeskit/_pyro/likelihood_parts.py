@@ -12,6 +12,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit._pyro.density import PyroDensity
+from bayeskit._pyro.reader import is_deterministic
 
 
 @runtime_checkable
@@ -41,7 +42,7 @@ class _Looker(Messenger):
         self.scaled: list[str] = []
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        if isinstance(msg["fn"], _Subsample) or msg["infer"].get("_deterministic") or not msg["is_observed"]:
+        if isinstance(msg["fn"], _Subsample) or is_deterministic(msg) or not msg["is_observed"]:
             return
         if isinstance(msg["fn"], Unit) and not any(f.vectorized for f in msg["cond_indep_stack"]):
             self.factors.append(msg["name"])

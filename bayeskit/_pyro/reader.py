@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from pyro.distributions import ImproperUniform
+from pyro.distributions import Delta, ImproperUniform
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -72,6 +72,7 @@ class Reader(Messenger):
         self.records: dict[str, Record] = {}
         self.jacobian: dict[str, Tensor | None] = {}
         self.last: str | None = None
+        self.plate_sizes: dict[str, int] = {}
 
     def _pyro_param(self, msg: Any) -> None:
         params = self.constants.params
@@ -82,6 +83,11 @@ class Reader(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         self.last = name = msg["name"]
         if isinstance(msg["fn"], _Subsample):
+            if self.first_run and self.plate_sizes.setdefault(name, msg["fn"].size) != msg["fn"].size:
+                raise ModelError(
+                    f"two plates are named {name!r}, of sizes {self.plate_sizes[name]} and {msg['fn'].size}; give each "
+                    "its own name"
+                )
             if msg["fn"].subsample_size is not None and msg["fn"].subsample_size < msg["fn"].size:
                 raise ModelError(
                     f"plate {name!r} subsamples its data, so the density is random; build the target from the full data"
@@ -96,13 +102,15 @@ class Reader(Messenger):
                 "use a distribution with finite support"
             )
         if msg["is_observed"]:
-            if self.first_run and not msg["infer"].get("_deterministic"):
+            if self.first_run and not is_deterministic(msg):
                 self._hide_masked_nan(msg)
             msg["value"] = self.constants.observed.get(name, msg["value"])
         elif not msg["done"]:
             if self.first_run:
                 self._note_improper(msg)
             if is_enumerated(msg):
+                if self.first_run:
+                    _refuse_inexact_sum(msg)
                 return
             if self.first_run:
                 _refuse_improper(msg)
@@ -159,7 +167,7 @@ class Reader(Messenger):
             raise ModelError(f"two sites are named {name!r}; give each its own name")
         plates = tuple(f for f in msg["cond_indep_stack"] if f.vectorized)
         log_prob: Tensor | None = None
-        if infer.get("_deterministic"):
+        if is_deterministic(msg):
             kind = "deterministic"
         else:
             kind = "observed" if msg["is_observed"] else "enumerated" if is_enumerated(msg) else "latent"
@@ -191,8 +199,33 @@ def _layers(fn: Any) -> list[Any]:
     return found
 
 
+def is_deterministic(msg: Any) -> bool:
+    """Tell whether a site only names a value: by `pyro.deterministic`, or as what a reparameterisation left."""
+    fn = msg["fn"]
+    left = getattr(fn, "_mask", None) is False and isinstance(_layers(fn)[-1], Delta)
+    return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and left)
+
+
+def _refuse_inexact_sum(msg: Any) -> None:
+    """Refuse a site that is summed out but whose probabilities do not sum to one."""
+    if bool((torch.as_tensor(msg["scale"]) - 1).abs().max() > 1e-6):
+        raise ModelError(
+            f"site {msg['name']!r} is summed out and scaled, by poutine.scale or by a plate that subsamples, so its "
+            "probabilities do not sum to one; scale the observed sites only, or give all of the data"
+        )
+    if msg["infer"].get("num_samples") is not None:
+        raise UnsupportedSiteError(
+            f"site {msg['name']!r} is marked for enumeration with num_samples, which draws values instead of summing "
+            "over all; leave num_samples out"
+        )
+
+
 def _refuse_improper(msg: Any) -> None:
     """Refuse priors that do not integrate to one: no evidence exists under them."""
+    if isinstance(_layers(msg["fn"])[-1], Delta):
+        raise UnsupportedSiteError(
+            f"latent site {msg['name']!r} is a Delta, which has no density; name its value by pyro.deterministic"
+        )
     if isinstance(msg["fn"], ImproperUniform):
         raise UnsupportedSiteError(
             f"site {msg['name']!r} has an improper prior, under which no marginal likelihood exists; "

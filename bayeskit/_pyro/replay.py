@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayeskit._pyro.batching import batchable_distributions
 from bayeskit._pyro.inspection import culprit, dtype_and_device
+from bayeskit._pyro.reader import is_deterministic
 from bayeskit._pyro.unclamped import unclamped
 from bayeskit._torch import defaults, global_stream, new_generator
 from bayeskit._tracing import UNTRACEABLE
@@ -76,7 +77,7 @@ class Replay(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         name, fn = msg["name"], msg["fn"]
-        if isinstance(fn, _Subsample) or msg["infer"].get("_deterministic"):
+        if isinstance(fn, _Subsample) or is_deterministic(msg):
             return
         if name in self.names:
             raise ModelError(f"two sites are named {name!r}; give each its own name")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayeskit._pyro.density import PyroDensity
 from bayeskit._pyro.draws import draw
-from bayeskit._pyro.reader import is_enumerated
+from bayeskit._pyro.reader import is_deterministic, is_enumerated
 from bayeskit._torch import global_stream
 from bayeskit.errors import ModelError, UnsupportedSiteError
 
@@ -41,7 +41,7 @@ class _Simulator(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         name, fn = msg["name"], msg["fn"]
-        if isinstance(fn, _Subsample) or msg["infer"].get("_deterministic"):
+        if isinstance(fn, _Subsample) or is_deterministic(msg):
             return
         if msg["is_observed"]:
             _refuse_what_is_no_distribution(msg)

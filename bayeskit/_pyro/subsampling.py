@@ -12,7 +12,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit._pyro.density import PyroDensity
-from bayeskit._pyro.reader import is_enumerated
+from bayeskit._pyro.reader import is_deterministic, is_enumerated
 from bayeskit._torch import global_stream
 from bayeskit._tracing import UNTRACEABLE
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
@@ -42,7 +42,7 @@ class Rows(Messenger):
             return
         name = msg["name"]
         frame = next((f for f in msg["cond_indep_stack"] if self._is_subsampled(f)), None)
-        deterministic = msg["infer"].get("_deterministic")
+        deterministic = is_deterministic(msg)
         if frame is None:
             if is_enumerated(msg) or (msg["is_observed"] and not deterministic):
                 self.outside.add(name)
@@ -55,7 +55,7 @@ class Rows(Messenger):
             )
         if is_enumerated(msg):
             self.enumerated.add(name)
-        if frame is not None and self.enumerated and self.plate is not None:
+        if frame is not None and self.enumerated:
             # A sum over a discrete site must see plain probabilities; the estimate is scaled after the sum.
             msg["scale"] = msg["scale"] * frame.size / frame.full_size
 

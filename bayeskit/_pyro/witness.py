@@ -14,6 +14,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit._pyro.density import PyroDensity
+from bayeskit._pyro.reader import is_deterministic
 from bayeskit._torch import global_stream
 from bayeskit._transforms import bijection, support_of
 
@@ -53,7 +54,7 @@ class _Witness(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         fn = msg["fn"]
-        if isinstance(fn, _Subsample) or msg["infer"].get("_deterministic"):
+        if isinstance(fn, _Subsample) or is_deterministic(msg):
             return
         self.parts.append(
             Part(
