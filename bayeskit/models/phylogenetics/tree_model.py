@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics.alignments.alignment import Alignment
-from bayeskit.models.phylogenetics.branch_length_priors import check_branch_length_prior
+from bayeskit.models.phylogenetics.branch_length_priors import check_branch_length_prior, in_double_precision
 from bayeskit.models.phylogenetics.pruning.branch_derivatives import BranchDerivatives, Sites, branch_derivatives
 from bayeskit.models.phylogenetics.pruning.pruning import (
     log_likelihood,
@@ -119,7 +119,9 @@ class TreeModel:
         if branch_length_prior is None:
             branch_length_prior = Exponential(self._like.new_tensor(10.0))
         check_branch_length_prior(branch_length_prior, tree.num_edges)
-        self.branch_length_prior = branch_length_prior
+        # Some distributions round what they are asked about to their own precision.
+        double = dtype == torch.float64
+        self.branch_length_prior = in_double_precision(branch_length_prior) if double else branch_length_prior
         self.priors = self.substitution.priors(self._like)
         if site_rates is not None:
             self.priors |= site_rates.priors(self._like)

@@ -220,3 +220,12 @@ def test_what_is_refused(threshold):
     for minimum in itertools.chain([-0.1, 1.1], [threshold] if threshold != 0.49 else []):
         with pytest.raises(SettingsError, match="no frequency"):
             greedy_consensus(sample, minimum)
+
+
+def test_splits_that_are_equally_frequent_are_taken_in_their_own_order():
+    """Frequencies of one half that stand on the other side of rounding where the same trees come in another order."""
+    topologies = all_topologies("ABCDE")
+    trees = [8, 10, 0, 11, 5, 11, 8, 8, 11, 5, 5, 10]
+    permuted = [trees[place] for place in (6, 4, 7, 1, 0, 8, 2, 9, 3, 11, 5, 10)]
+    one, other = (greedy_consensus(TreeSample.from_topologies(topologies[order])) for order in (trees, permuted))
+    assert one.newick == other.newick == "(A,(C,D)0.416667,(B,E)0.5);"

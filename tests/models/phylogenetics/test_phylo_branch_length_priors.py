@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
@@ -130,3 +131,13 @@ def test_in_a_target():
     expected = prior.log_prob(u.exp()) + u.sum(-1)
     torch.testing.assert_close(target.log_prior(u), expected, rtol=1e-12, atol=0)
     assert (target.sample_prior(3, seed=1).exp() > 0).all()
+
+
+def test_a_prior_of_plain_numbers_is_not_rounded_in_a_model():
+    """A Gamma distribution of single precision gives steps of 1e-7."""
+    alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA", "C": "ATGA"})
+    model = TreeModel(alignment, Tree.from_newick("(A,B,C);"), branch_length_prior=dist.Gamma(2.0, 20.0))
+    target = bk.Target.from_pyro(model)
+    lengths = torch.tensor([0.03, 0.1, 0.4], dtype=torch.float64)
+    right = dist.Gamma(tensor(2.0), tensor(20.0)).log_prob(lengths).sum() + lengths.log().sum()
+    assert abs(float(target.log_prior(lengths.log()) - right)) < 1e-12

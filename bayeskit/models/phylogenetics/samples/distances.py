@@ -166,7 +166,8 @@ def split_frequencies(samples: TreeSample | Sequence[TreeSample]) -> SplitFreque
             for sample, start, end in zip(aligned, bounds[:-1], bounds[1:], strict=True)
         ]
     )
-    order = np.argsort(-frequencies.mean(axis=0), kind="stable")
+    # Rounded, so that what is equally frequent does not depend on the order of the trees.
+    order = np.argsort(-frequencies.mean(axis=0).round(12), kind="stable")
     return SplitFrequencies(aligned[0].taxa, aligned[0].rooted, splits[order], frequencies[:, order])
 
 
