@@ -61,7 +61,8 @@ class MeanSquaredError:
         total = reduced(site, error, particles.layout)
         if self.summed:
             return total - self.tolerance
-        return total / (count * reduced(site, torch.ones_like(error), particles.layout)).clamp_min(1) - self.tolerance
+        seen = count * reduced(site, torch.ones_like(error), particles.layout)  # none where all of it is masked
+        return total / torch.where(seen > 0, seen, torch.ones_like(seen)) - self.tolerance
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from bayeskit._pyro import own_words
 from bayeskit.errors import LossError, SettingsError
 from bayeskit.inference.objectives.drawing import plate_nesting, run_particles
 from bayeskit.inference.objectives.gate import Gate
+from bayeskit.inference.objectives.layout import PARTICLES
 from bayeskit.inference.objectives.particles import Particles, stacked
 from bayeskit.inference.objectives.sites import Compatibility, Site
 
@@ -39,7 +40,8 @@ class _SameSubsample(Messenger):
 
     def _pyro_post_sample(self, message: Any) -> None:
         # They are drawn all the same, so that a chunk made again in the backward pass meets the same numbers.
-        if isinstance(message["fn"], _Subsample):
+        # The particles' own plate has another size in a last chunk of fewer.
+        if isinstance(message["fn"], _Subsample) and message["name"] != PARTICLES:
             message["value"] = self._indices.setdefault(message["name"], message["value"])
 
 

@@ -69,9 +69,19 @@ def closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[t
             continue
         if {"_enumerate_dim", RELAXED} & posterior["infer"].keys() or isinstance(unwrapped(posterior["fn"])[0], Delta):
             continue  # Pyro's closed form of a Delta leaves out its log_density, the Jacobian of automatic guides
+        if _is_masked(prior["fn"]) or _is_masked(posterior["fn"]):
+            continue  # each by its own mask, of which torch's closed form knows one
         with suppress(NotImplementedError):
             found.append((name, kl_divergence(*_alike(posterior["fn"], prior["fn"]))))
     return found
+
+
+def _is_masked(fn: Any) -> bool:
+    while fn is not None:
+        if getattr(fn, "_mask", None) is not None:
+            return True
+        fn = vars(fn).get("base_dist")
+    return False
 
 
 def _alike(posterior: Any, prior: Any) -> tuple[Any, Any]:

@@ -139,11 +139,13 @@ def thermodynamic_bounds(log_weight: Tensor, inverse_temperature: Tensor) -> tup
     return (steps * means[:-1]).sum(0), (steps * means[1:]).sum(0)
 
 
-def thermodynamic_estimate(log_model: Tensor, log_guide: Tensor, inverse_temperature: Tensor) -> Tensor:
+def thermodynamic_estimate(
+    log_model: Tensor, log_guide: Tensor, inverse_temperature: Tensor, log_score: Tensor | None = None
+) -> Tensor:
     """Return the lower bound, with its gradient by covariances.
 
     The derivative of an expectation under the tempered density is the expected derivative plus the covariance with
-    the derivative of the unnormalised log density, ``(1 - beta) log_guide + beta log_model``.
+    the derivative of the unnormalised log density, that of the draws plus ``beta`` times the log weight.
 
     Parameters
     ----------
@@ -151,12 +153,16 @@ def thermodynamic_estimate(log_model: Tensor, log_guide: Tensor, inverse_tempera
         Log densities of draws that carry no gradient, ``(K, *batch)`` with ``K >= 2``.
     inverse_temperature : Tensor
         Rising from 0 to 1, shape ``(T + 1,)``.
+    log_score : Tensor, optional
+        Log density of the draws as they were drawn, whatever scale or mask says that it counts for; by default
+        ``log_guide``.
 
     Returns
     -------
     Tensor
         Shape ``(*batch)``.
     """
+    log_score = log_guide if log_score is None else log_score
     log_weight = (log_model - log_guide).detach()
     weights = tempered_weights(log_weight, inverse_temperature[:-1])
     means = (weights * log_weight).sum(1)
@@ -166,10 +172,9 @@ def thermodynamic_estimate(log_model: Tensor, log_guide: Tensor, inverse_tempera
     # Deviations from a mean of the same draws are too small by this factor; exact at inverse temperature zero.
     unbiased = len(log_weight) / (len(log_weight) - 1)
     deviation = unbiased * step * weights * (log_weight - means[:, None])
-    model_factor = mean_weight + (beta * deviation).sum(0)
-    guide_factor = ((1 - beta) * deviation).sum(0) - mean_weight
+    factor = mean_weight + (beta * deviation).sum(0)
     value = (step[:, 0] * means).sum(0)
-    return with_gradient_of(value, (model_factor * log_model + guide_factor * log_guide).sum(0))
+    return with_gradient_of(value, (factor * (log_model - log_guide) + deviation.sum(0) * log_score).sum(0))
 
 
 class TVO(Objective):
@@ -244,7 +249,8 @@ class TVO(Objective):
         """Return the lower bound of each datum, ``(*batch)``."""
         particles = draw(self.num_particles, detached=True)
         log_model, log_guide = particles.log_model, particles.log_guide_total
-        return thermodynamic_estimate(log_model, log_guide, self.schedule(particles.log_weight.detach()))
+        schedule = self.schedule(particles.log_weight.detach())
+        return thermodynamic_estimate(log_model, log_guide, schedule, particles.log_score)
 
     def bounds(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return lower and upper bound of each datum, ``(*batch)`` each, without gradients."""
