@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
+from bayeskit.errors import GuideError
 from bayeskit.inference.objectives.gate import Gate
 from bayeskit.inference.objectives.objective import Draw, Objective, log_mean_exp
 from bayeskit.inference.objectives.sites import Site, require_reparameterized
@@ -27,7 +30,8 @@ class DReG(Objective):
     Raises
     ------
     GuideError
-        When run with a guide that has a site whose draws carry no gradient, such as a discrete one.
+        When run with a guide that has a site whose draws carry no gradient, such as a discrete one, or, with several
+        particles, a site that is masked, scaled, or subsampled otherwise than the data.
 
     References
     ----------
@@ -72,6 +76,8 @@ class DReG(Objective):
         """Compare the sites of model and guide, and refuse sites without reparameterised draws."""
         super().check(model, guide)
         require_reparameterized(guide, "DReG", "the objective IWAE, which has score terms")
+        if self.num_particles > 1:
+            _refuse_other_weights(model, guide)
 
     def estimate(self, draw: Draw) -> Tensor:
         """Return the bound of each datum, ``(*batch)``."""
@@ -80,3 +86,22 @@ class DReG(Objective):
         # The bound brings each weight once; the gate brings it a second time, for the guide alone.
         gate.factor = log_weight.detach().softmax(0)
         return log_mean_exp(log_weight)
+
+
+def _refuse_other_weights(model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
+    """Refuse guide sites that count for more or less than their log density: one gate cannot serve them all."""
+    data = {_of_plates(site) for site in model.values() if site["is_observed"]}
+    for name, site in guide.items():
+        scaled = bool(((torch.as_tensor(site["scale"]) / _of_plates(site) - 1).abs() > 1e-6).any())
+        masked = site["mask"] is not None and site["mask"] is not True
+        if not site["is_observed"] and (scaled or masked or data - {_of_plates(site)}):
+            raise GuideError(
+                f"the guide's site {name!r} is masked, scaled, or subsampled otherwise than the data, for which DReG's "
+                "gradient is not that of its bound; use STL or IWAE"
+            )
+
+
+def _of_plates(site: Site) -> float:
+    """Return the scale that the site's plates give it, by the rows that they leave out."""
+    frames = site["cond_indep_stack"]
+    return math.prod(f.full_size / f.size for f in frames if f.full_size is not None and f.size)

@@ -17,6 +17,7 @@ from bayeskit.inference.objectives.objective import Draw, Objective
 from bayeskit.inference.objectives.particles import Particles
 from bayeskit.inference.objectives.rerun import SubsampleIndices, supplied_sites
 from bayeskit.inference.objectives.sites import Site, log_density
+from bayeskit.inference.objectives.terms import score_of
 
 Reverse = Callable[..., Any]
 """A Pyro function of the latent values, by name, and the model's arguments; it samples the auxiliary sites."""
@@ -181,8 +182,8 @@ class _Inference:
         log_guide, log_reverse = _terms(guide, layout), _terms(proposal, layout)
         names = self._latent if self._reverse is None else list(log_guide)
         ratio = self._sum(log_guide[name] for name in names) - self._sum(log_reverse.values())
-        drawn, log_drawn = (guide, log_guide) if self._reverse is None else (proposal, log_reverse)
-        scores = [log_drawn[name] for name in self._auxiliary if not drawn[name]["fn"].has_rsample]
+        drawn = guide if self._reverse is None else proposal
+        scores = [layout.reduce(score_of(drawn[name])) for name in self._auxiliary if not drawn[name]["fn"].has_rsample]
         shape = (count, *self._layout.shape)
         return ratio.reshape(shape), self._sum(scores).reshape(shape).sum(0) if scores else None
 

@@ -1,5 +1,6 @@
 """Guide sites that count for more or less than their log density, by a scale or a mask: gradients in closed form."""
 
+import itertools
 import math
 from contextlib import nullcontext
 
@@ -10,7 +11,8 @@ import torch
 from pyro import poutine
 from torch.distributions import Normal, kl_divergence
 
-from bayeskit.inference.objectives import ELBO, GECO, IWAE, TVO
+from bayeskit.errors import GuideError
+from bayeskit.inference.objectives import ELBO, GECO, IWAE, TVO, AuxiliaryELBO, DReG
 from bayeskit.inference.objectives.constrained import MeanSquaredError
 from bayeskit.inference.objectives.objective import Draw
 from bayeskit.inference.objectives.thermodynamic import LogUniform
@@ -119,3 +121,66 @@ def test_a_last_chunk_may_be_smaller(objective, limit):
         )
     error = math.hypot(float(one.std()), float(other.std())) / math.sqrt(30)
     assert abs(float(one.mean() - other.mean())) < limit() * error
+
+
+@pytest.mark.parametrize("name", ["less", "more", "masked"])
+def test_a_doubly_reparameterised_gradient_of_other_weights_is_refused(name):
+    model, guide = make(WEIGHTS[name][0], *parameters())
+    with pytest.raises(GuideError, match="'z' is masked, scaled, or subsampled otherwise than the data"):
+        DReG(8).loss(model, guide, DATA)
+    DReG(1).loss(model, guide, DATA)  # which is STL
+
+
+def test_a_doubly_reparameterised_gradient_needs_the_rows_of_the_data():
+    """A global site counts once where a local one counts for four."""
+
+    def model():
+        m = pyro.sample("m", dist.Normal(torch.zeros((), dtype=F64), 1.0))
+        with pyro.plate("data", 4, subsample_size=1):
+            pyro.sample("x", dist.Normal(m, 1.0), obs=torch.ones(1, dtype=F64))
+
+    def guide():
+        pyro.sample("m", dist.Normal(torch.zeros((), dtype=F64), 1.0))
+
+    with pytest.raises(GuideError, match="'m' is masked, scaled, or subsampled otherwise"):
+        DReG(4).loss(model, guide)
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 2.0])
+def test_scores_of_further_auxiliary_draws_know_no_scale(scale, limit):
+    """Exactly, by a sum over all values of the auxiliary draw, the latent one and the further draw."""
+    shift = torch.tensor(0.4, dtype=F64, requires_grad=True)
+    first = torch.tensor(0.3, dtype=F64)
+
+    def log_bernoulli(logit, value):
+        return dist.Bernoulli(logits=torch.as_tensor(logit, dtype=F64)).log_prob(torch.tensor(float(value), dtype=F64))
+
+    def model():
+        with poutine.scale(scale=scale):
+            pyro.sample("z", dist.Bernoulli(torch.tensor(0.3, dtype=F64)))
+
+    def guide():
+        with poutine.scale(scale=scale):
+            k = pyro.sample("k", dist.Bernoulli(logits=first), infer={"is_auxiliary": True})
+            pyro.sample("z", dist.Bernoulli(logits=2 * k - 1))
+
+    def reverse(values):
+        with poutine.scale(scale=scale):
+            pyro.sample("k", dist.Bernoulli(logits=shift + values["z"]))
+
+    bound = torch.zeros((), dtype=F64)
+    for k, z, further in itertools.product((0, 1), repeat=3):
+        chance = log_bernoulli(first, k) + log_bernoulli(2 * k - 1, z) + log_bernoulli(shift + z, further)
+        ratios = torch.stack(
+            [
+                scale * (log_bernoulli(first, i) + log_bernoulli(2 * i - 1, z) - log_bernoulli(shift + z, i))
+                for i in (k, further)
+            ]
+        )
+        prior = scale * log_bernoulli(math.log(0.3 / 0.7), z)
+        bound = bound + chance.exp() * (prior - ratios.logsumexp(0) + math.log(2))
+    exact = -float(torch.autograd.grad(bound, shift)[0])
+    pyro.set_rng_seed(0)
+    objective = AuxiliaryELBO(reverse, num_particles=3000, num_auxiliary=1)
+    found = torch.stack([torch.autograd.grad(objective.differentiable_loss(model, guide), shift)[0] for _ in range(25)])
+    assert abs(float(found.mean()) - exact) < limit() * float(found.std()) / 5
