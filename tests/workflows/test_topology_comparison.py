@@ -17,6 +17,7 @@ from bayeskit.models.phylogenetics import (
     HKY85,
     Alignment,
     ForestLikelihood,
+    GammaDirichlet,
     GammaRates,
     InvariantSites,
     Topologies,
@@ -25,7 +26,7 @@ from bayeskit.models.phylogenetics import (
     all_topologies,
     primates,
 )
-from bayeskit.workflows.phylogenetics import compare_topologies, topology_comparison
+from bayeskit.workflows.phylogenetics import compare_topologies, defence, topology_comparison
 from bayeskit.workflows.phylogenetics.defence import share_of_tail
 from bayeskit.workflows.phylogenetics.proposal import Proposal
 
@@ -99,9 +100,9 @@ def test_rates_with_a_prior_are_sampled_by_other_methods_only():
 
 
 def test_a_proposal_that_is_not_what_was_drawn_from_is_noticed(limit, monkeypatch):
-    """The mutation: draws 5 % longer than their density says."""
+    """The mutation: draws 8 % longer than their density says."""
     original = Proposal.sample
-    monkeypatch.setattr(Proposal, "sample", lambda *args: 1.05 * original(*args))
+    monkeypatch.setattr(Proposal, "sample", lambda *args: 1.08 * original(*args))
     truth = log_evidence(FOUR, all_topologies(FOUR.taxa))
     found = compared(FOUR, num_draws=20_000, seed=1)
     assert ((found.log_evidence - truth) / found.standard_error).abs().max() > limit(3)
@@ -110,14 +111,14 @@ def test_a_proposal_that_is_not_what_was_drawn_from_is_noticed(limit, monkeypatc
 def test_the_proposal_is_a_distribution(limit):
     """Weights of a known density have mean one, and a bound although its tail is heavier than the gamma's."""
     shape, rate = torch.tensor([[1.0, 3.0]], dtype=DOUBLE), torch.tensor([[20.0, 8.0]], dtype=DOUBLE)
-    proposal = Proposal(shape, rate)
+    proposal = Proposal(shape, rate, dist.Exponential(torch.tensor(100.0, dtype=DOUBLE)))
     x = proposal.sample(40_000, torch.Generator().manual_seed(0))
     log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
     weights = log_weights.exp()
     assert abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()
-    # The density is at most 2.4 times that of the heavy tail.
+    # The density is at most 2.4 times that of the heavy tail, which four draws of five have.
     share = share_of_tail(2)
-    assert weights.max() < (2.4 / share) ** 2 and (1 - share) ** 2 == pytest.approx(0.8, abs=1e-15)
+    assert weights.max() < (2.4 / share) ** 2 / 0.8 and (1 - share) ** 2 == pytest.approx(0.8, abs=1e-15)
 
 
 def test_a_proposal_finds_gamma_distributions_from_draws():
@@ -127,13 +128,12 @@ def test_a_proposal_finds_gamma_distributions_from_draws():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         draws = x.sample((100_000,))
-    found = Proposal(torch.ones(1, 2, dtype=DOUBLE), torch.ones(1, 2, dtype=DOUBLE)).refitted(
-        draws, torch.zeros(100_000, 1, dtype=DOUBLE)
-    )
+    start = Proposal(torch.ones(1, 2, dtype=DOUBLE), torch.ones(1, 2, dtype=DOUBLE), dist.Exponential(10.0))
+    found = start.refitted(draws, torch.zeros(100_000, 1, dtype=DOUBLE))
     # The variance of a logarithm errs by a few thousandths.
     assert (found.shape / shape - 1).abs().max() < 0.05 and (found.rate / rate - 1).abs().max() < 0.1
     wide = torch.tensor([[[1e-3, 1e-3]], [[1e90, 1e-3]]], dtype=DOUBLE)
-    kept = Proposal(shape, rate).refitted(wide, torch.tensor([[-800.0], [0.0]], dtype=DOUBLE))
+    kept = Proposal(shape, rate, start.prior).refitted(wide, torch.tensor([[-800.0], [0.0]], dtype=DOUBLE))
     assert kept.shape.isfinite().all() and (kept.rate > 0).all()
 
 
@@ -170,6 +170,45 @@ def test_a_prior_that_is_infinite_at_zero_taken_for_another_is_noticed(limit, mo
     monkeypatch.setattr(topology_comparison, "_is_infinite_at_zero", lambda *arguments: False)
     with pytest.raises(AssertionError):
         test_priors_that_are_infinite_at_zero_or_have_heavy_tails(prior, exact, limit)
+
+
+#: Few sites that tell little, and the evidence under a uniform prior up to ten, of a tensor grid of Gauss-Legendre
+#: points, 32 a branch; with 28 the last digit is the same.
+TEN_SITES = Alignment.from_sequences({"A": "AAACCGTTAC", "B": "AAACCGTAAC", "C": "ACACGGTATC", "D": "ACACGGTACG"})
+UP_TO_TEN = (-51.1626, -54.1734, -54.0337)
+
+
+def test_branches_that_are_all_long_together(limit):
+    """Most of the prior, and .3 of the evidence in nats, is where sites are random whatever the tree is."""
+    topologies = Topologies.from_trees(
+        [Tree.from_newick(f"((A,{x[0]}),{x[1]},{x[2]});") for x in ("BCD", "CBD", "DBC")]
+    )
+    z = []
+    for seed in range(5):
+        found = compare_topologies(
+            TEN_SITES, topologies, branch_length_prior=dist.Uniform(0.0, 10.0), seed=seed, progress=False
+        )
+        z += ((found.log_evidence - torch.tensor(UP_TO_TEN, dtype=DOUBLE)) / found.standard_error).tolist()
+    assert max(map(abs, z)) < limit(len(z))
+
+
+def test_proposals_without_the_prior_miss_branches_that_are_all_long(limit, monkeypatch):
+    """The mutation: branch lengths that are drawn from a heavy tail, but each by itself."""
+    monkeypatch.setattr(defence, "PRIOR", 1e-12)
+    monkeypatch.setattr(defence, "HALF", 1e-12)
+    with pytest.warns(SamplingWarning), pytest.raises(AssertionError):
+        test_branches_that_are_all_long_together(limit)
+
+
+def test_lengths_of_one_prior_for_all_have_their_density(limit):
+    """Weights of a known density have mean one where lengths depend on each other, and the prior draws them whole."""
+    numbers = torch.tensor([[1.0, 3.0, 2.0]], dtype=DOUBLE)
+    proposal = Proposal(numbers, 10 * numbers, GammaDirichlet(numbers[0], length_shape=2.0, length_rate=1.0))
+    x = proposal.sample(40_000, torch.Generator().manual_seed(0))
+    log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
+    weights = log_weights.exp()
+    assert abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()
+    assert 0.08 < float((x.sum(-1) > 1.0).double().mean()) < 0.2
 
 
 def test_the_sum_over_all_topologies_and_the_file(tmp_path):

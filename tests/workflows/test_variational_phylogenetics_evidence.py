@@ -11,7 +11,7 @@ from bayeskit.errors import SamplingWarning
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep
 from bayeskit.models.phylogenetics import Alignment, TreeSample, all_topologies
 from bayeskit.workflows.phylogenetics import FlowLengths, LearningRates, LogNormalLengths, variational_inference
-from bayeskit.workflows.phylogenetics.defence import defended_log_prob, share_of_tail
+from bayeskit.workflows.phylogenetics.defence import HALF, PRIOR, defended_log_prob, share_of_tail
 from bayeskit.workflows.phylogenetics.variational.family import TreeFamily
 
 DOUBLE = torch.float64
@@ -60,7 +60,7 @@ def test_an_approximation_with_lighter_tails_than_the_posterior(truth, monkeypat
     posterior = fitted(num_steps=1, lengths=LogNormalLengths(location=-2.3, scale=0.7))
     squares, trusted = sum_of_squares(posterior, truth, 5000)
     assert squares < LARGEST and trusted > SEEDS / 2
-    monkeypatch.setattr(TreeFamily, "draw_defended", TreeFamily.draw)
+    monkeypatch.setattr(TreeFamily, "draw_defended", lambda self, prior, *settings: self.draw(*settings))
     squares, trusted = sum_of_squares(posterior, truth, 5000)
     assert squares > 1.5 * LARGEST and trusted > SEEDS / 2
 
@@ -83,9 +83,11 @@ def test_the_heavy_tail_is_a_density():
     """Alone, it integrates to its share over a grid of the logarithm; its power beats that of any prior at zero."""
     log_length = torch.linspace(-303.0, 299.0, 602_001, dtype=DOUBLE)
     nothing = torch.full((len(log_length), 1), -math.inf, dtype=DOUBLE)
-    density = (defended_log_prob(nothing, log_length.exp()[:, None]) + log_length).exp()
+    other = torch.distributions.LogNormal(torch.tensor(-2.0, dtype=DOUBLE), 1.0)
+    density = (defended_log_prob(nothing, log_length.exp()[:, None], other) + log_length).exp()
     # The distribution ends between two points of the grid.
-    assert abs(float(torch.trapezoid(density, log_length)) - share_of_tail(1)) < 1e-8
+    share = PRIOR + HALF / 2 + (1 - PRIOR - HALF) * share_of_tail(1)
+    assert abs(float(torch.trapezoid(density, log_length)) - share) < 1e-8
     prior = torch.distributions.Gamma(torch.tensor(0.1, dtype=DOUBLE), torch.tensor(1.0, dtype=DOUBLE))
     inner = (log_length > -250) & (log_length < 5)
     assert (prior.log_prob(log_length.exp()) + log_length - density.log())[inner].max() < math.log(100)

@@ -68,7 +68,8 @@ class Minibatches:
         Raises
         ------
         ModelError
-            If no plate holds all sites, or several do, or the model takes a random minibatch itself.
+            If no plate holds all sites, or several do, the model takes a random minibatch itself, or a latent site of
+            model or guide is scaled.
         GuideError
             If guide and model do not fit together.
         DataError
@@ -77,6 +78,7 @@ class Minibatches:
         nesting = plate_nesting(model, guide, args, {})
         particles = run(model, guide, args, 1, nesting, data_plate, Compatibility())
         num_items = _num_items(particles.layout)
+        _refuse_scales(particles)
         columns = [x for x in args if _is_column(x, num_items)]
         if batch_size is None:
             batch_size = BATCH_SIZE if len(args) == 1 and columns else num_items
@@ -145,6 +147,18 @@ def _num_items(layout: Layout) -> int:
             "is called with"
         )
     return plate.size
+
+
+def _refuse_scales(particles: Particles) -> None:
+    """Refuse latent sites that count for more or less than their density, as scales for training make them."""
+    for what, sites in (("model", particles.model_sites), ("guide", particles.guide_sites)):
+        for name, site in sites.items():
+            if not site["is_observed"] and bool((torch.as_tensor(site["scale"]) != particles.layout.scale).any()):
+                raise ModelError(
+                    f"site {name!r} of the {what} is scaled, or in a plate that takes some of its items, so that its "
+                    "term is no log density; leave poutine.scale out where nothing is trained, and let plates take all "
+                    "items"
+                )
 
 
 def positive(**settings: int | None) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from pyro.distributions import Delta
 from torch import Tensor
 
 from bayeskit.errors import GuideError
 from bayeskit.inference.objectives.gate import Gate
 from bayeskit.inference.objectives.objective import Draw, Objective, log_mean_exp
-from bayeskit.inference.objectives.sites import Site, require_reparameterized
+from bayeskit.inference.objectives.sites import Site, require_reparameterized, unwrapped
 
 
 class DReG(Objective):
@@ -78,6 +80,7 @@ class DReG(Objective):
         require_reparameterized(guide, "DReG", "the objective IWAE, which has score terms")
         if self.num_particles > 1:
             _refuse_other_weights(model, guide)
+            _refuse_parameters_as_draws(guide)
 
     def estimate(self, draw: Draw) -> Tensor:
         """Return the bound of each datum, ``(*batch)``."""
@@ -99,6 +102,34 @@ def _refuse_other_weights(model: Mapping[str, Site], guide: Mapping[str, Site]) 
                 f"the guide's site {name!r} is masked, scaled, or subsampled otherwise than the data, for which DReG's "
                 "gradient is not that of its bound; use STL or IWAE"
             )
+
+
+def _refuse_parameters_as_draws(guide: Mapping[str, Site]) -> None:
+    """Refuse Delta sites of learned values: gradients of parameters are to be weighed once, those of draws twice."""
+    latent = [(name, site) for name, site in guide.items() if not site["is_observed"]]
+    draws = [site["value"].grad_fn for _, site in latent if not isinstance(unwrapped(site["fn"])[0], Delta)]
+    for name, site in latent:
+        if isinstance(unwrapped(site["fn"])[0], Delta) and _reaches_leaf(site["value"], draws):
+            raise GuideError(
+                f"the guide's site {name!r} is a Delta of learned values, for which DReG's gradient is not that of its "
+                "bound; use STL or IWAE"
+            )
+
+
+def _reaches_leaf(value: Tensor, ends: list[Any]) -> bool:
+    """Whether a gradient of the value reaches a parameter on a way on which none of the nodes given stands."""
+    if value.grad_fn is None:
+        return value.requires_grad
+    waiting, seen = [value.grad_fn], {*ends}
+    while waiting:
+        node: Any = waiting.pop()
+        if node in seen:
+            continue
+        if not node.next_functions:
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return False
 
 
 def _of_plates(site: Site) -> float:

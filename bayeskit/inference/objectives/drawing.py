@@ -119,12 +119,15 @@ def _check_plate_names(frames: Iterable[Any], own: Iterable[int]) -> None:
 def _check_batch(name: str, site: Site) -> None:
     """Refuse dimensions that no plate declares: beside several particles they would be taken for these."""
     declared = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
-    shape = site["fn"].batch_shape
-    if loose := [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in declared]:
-        raise ModelError(
-            f"site {name!r} has a batch dimension ({loose[-1]}, of size {shape[loose[-1]]}) outside every plate; "
-            "declare it with pyro.plate or .to_event"
-        )
+    shapes = {"batch": tuple(site["fn"].batch_shape)}
+    shapes |= {what: tuple(site[what].shape) for what in ("mask", "scale") if isinstance(site[what], Tensor)}
+    for what, shape in shapes.items():
+        if loose := [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in declared]:
+            of = "a batch dimension" if what == "batch" else f"a {what} with a dimension"
+            raise ModelError(
+                f"site {name!r} has {of} ({loose[-1]}, of size {shape[loose[-1]]}) outside every plate; "
+                "declare it with pyro.plate" + (" or .to_event" if what == "batch" else "")
+            )
 
 
 def run_particles(

@@ -21,6 +21,7 @@ from bayeskit.inference.objectives.layout import Layout, reduced
 from bayeskit.inference.objectives.particles import Particles
 from bayeskit.inference.objectives.rerun import SubsampleIndices, supplied_sites
 from bayeskit.inference.objectives.sites import Compatibility, Site, log_density
+from bayeskit.inference.objectives.terms import score_of
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,17 @@ class LatentDensity:
         run = self._run(u, jacobian)
         return sum(jacobian, self._log_guide(run.values)).reshape(-1)
 
+    def log_score(self, u: Tensor) -> Tensor:
+        """Return :meth:`log_guide` without scales and masks: how probable the guide is to draw this, up to a constant.
+
+        Raises
+        ------
+        GuideError
+            If the guide has auxiliary sites.
+        """
+        values = {name: value.detach() for name, value in self.unflatten(u).items()}
+        return self._log_guide(values, score=True).reshape(-1)
+
     def log_density(self, u: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """Return ``(1 - beta) log_initial + beta log_joint``: ``(rows, d) -> (rows,)``; ``beta`` broadcasts."""
         first, rest = self.joint(u)
@@ -341,7 +353,7 @@ class LatentDensity:
             jacobian += corrections
         return _Run(sum(corrections, prior), likelihood, {name: sites[name]["value"] for name in self._slots})
 
-    def _log_guide(self, values: Mapping[str, Tensor]) -> Tensor:
+    def _log_guide(self, values: Mapping[str, Tensor], score: bool = False) -> Tensor:
         if auxiliary := [name for name in self._guide_sites if name not in self._slots]:
             raise GuideError(
                 f"the guide's site {auxiliary[0]!r} is not in the model, so the guide has no density at given latent "
@@ -349,8 +361,13 @@ class LatentDensity:
             )
         if len(self._guide_sites) == 1:  # a single site depends on no other: its distribution is known
             ((name, site),) = self._guide_sites.items()
-            return reduced(site, log_density(site["fn"], values[name]), self.layout)
-        return self._sum(self._traced(self._guide, lambda name, fn: values.get(name)), observed=False)
+            sites = {name: site | {"value": values[name]}}
+        else:
+            sites = self._traced(self._guide, lambda name, fn: values.get(name))
+        if not score:
+            return self._sum(sites, observed=False)
+        terms = [self.layout.reduce(score_of(site)) for site in sites.values() if not site["is_observed"]]
+        return sum(terms[1:], terms[0])
 
     def _sum(self, sites: Mapping[str, Site], observed: bool) -> Tensor:
         terms = [

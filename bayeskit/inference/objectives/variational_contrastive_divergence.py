@@ -211,7 +211,7 @@ class VCD(Objective):
                 joint - density.log_guide(before),
                 density.log_joint(after),
                 density.log_guide(after),
-                density.log_guide(before.detach()),
+                density.log_score(before.detach()),
             )
         )
         weight_after = (log_joint_after - log_guide_after).detach()

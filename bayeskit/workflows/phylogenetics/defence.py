@@ -1,12 +1,16 @@
-"""A little of a heavy tail in every branch length, so that importance weights are bounded.
+"""A little of the prior and of a heavy tail in a proposal of branch lengths, so that importance weights are bounded.
 
 A density that was matched to a posterior may fall off faster than the posterior itself: data say little about a very
 long branch, and next to nothing about how short a branch without a substitution is. The weight of a draw far out can
 then be of any size, and so rare that no diagnostic of the weights at hand sees it missing.
 
-A share of each branch length comes from a log-Cauchy distribution instead, such that in one of five draws one length at
-least does. Its density falls off as `1 / (x log(x)**2)`, both towards zero and towards infinity, so that the weight
-is bounded whatever power of the length the prior rises or falls by.
+One draw of ten is of the prior, so that no weight can exceed that of the likelihood by much: few sites with a wide
+prior leave much of the evidence to trees with all branches so long that the sites are random. In another one, where the
+prior is the same for each branch, a random half of the branch lengths is of the prior, because often some are known.
+
+In the others, a share of each branch length comes from a log-Cauchy distribution, such that in one of five one length
+at least does. Its density falls off as `1 / (x log(x)**2)`, both towards zero and towards infinity, so that the weight
+is bounded whatever power of the length the prior rises or falls by, and whatever the others are.
 
 References
 ----------
@@ -19,9 +23,15 @@ from __future__ import annotations
 import math
 
 import torch
+from pyro.distributions import TorchDistribution
 from torch import Tensor
 
-#: The share of draws that have a branch length from the heavy tail.
+from bayeskit._torch import global_stream
+from bayeskit.models.phylogenetics.branch_length_priors import log_prior_of_lengths
+
+#: The shares of draws of which all branch lengths, or a random half, are of the prior.
+PRIOR, HALF = 0.1, 0.1
+#: The share of the other draws that have a branch length from the heavy tail.
 DEFENCE = 0.2
 #: The median of the heavy tail, in expected substitutions per site, and the half width at half height of its logarithm.
 MEDIAN, WIDTH = 0.1, 2.0
@@ -41,13 +51,15 @@ def share_of_tail(num_edges: int) -> float:
     return -math.expm1(math.log1p(-DEFENCE) / num_edges)
 
 
-def defended_draws(near: Tensor, generator: torch.Generator) -> Tensor:
-    """Replace a share of branch lengths by draws from the heavy tail.
+def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Generator) -> Tensor:
+    """Replace a share of draws by the prior's, and of other branch lengths by draws from the prior or the heavy tail.
 
     Parameters
     ----------
     near : Tensor
         Draws of what is to be defended, shape `(*batch, edges)`.
+    prior : TorchDistribution
+        Over one branch length or over the vector of all.
     generator : torch.Generator
 
     Returns
@@ -57,10 +69,17 @@ def defended_draws(near: Tensor, generator: torch.Generator) -> Tensor:
     """
     uniform = torch.rand((2, *near.shape), generator=generator, dtype=near.dtype, device=near.device)
     far = MEDIAN * (WIDTH * ((2 * uniform[0] - 1) * _ANGLE).tan()).exp()
-    return torch.where(uniform[1] < share_of_tail(near.shape[-1]), far, near)
+    tailed = torch.where(uniform[1] < share_of_tail(near.shape[-1]), far, near)
+    with global_stream(generator):
+        before = prior.sample(near.shape[:-1] if prior.event_shape else near.shape).to(near)
+    limits = torch.finfo(near.dtype)
+    before = before.clamp(limits.tiny, limits.max)
+    half = torch.where(uniform[1] < 0.5, before, near)
+    part = torch.rand((*near.shape[:-1], 1), generator=generator, dtype=near.dtype, device=near.device)
+    return torch.where(part < PRIOR, before, torch.where(part < PRIOR + _share_of_half(prior), half, tailed))
 
 
-def defended_log_prob(log_near: Tensor, lengths: Tensor) -> Tensor:
+def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistribution) -> Tensor:
     """Return the log density of `defended_draws`.
 
     Parameters
@@ -69,6 +88,7 @@ def defended_log_prob(log_near: Tensor, lengths: Tensor) -> Tensor:
         Log density of each length by itself, shape `(*batch, edges)`.
     lengths : Tensor
         Shape `(*batch, edges)`.
+    prior : TorchDistribution
 
     Returns
     -------
@@ -80,4 +100,17 @@ def defended_log_prob(log_near: Tensor, lengths: Tensor) -> Tensor:
     standard = (log_length - math.log(MEDIAN)) / WIDTH
     far = math.log(share / (2 * _ANGLE * WIDTH)) - torch.log1p(standard.square()) - log_length
     far = torch.where(standard.abs() <= _END, far, -torch.inf)
-    return torch.logaddexp(log_near + math.log1p(-share), far).sum(-1)
+    tailed = torch.logaddexp(log_near + math.log1p(-share), far).sum(-1)
+    log_prior = log_prior_of_lengths(prior, lengths[..., None] if not prior.event_shape else lengths)
+    half = _share_of_half(prior)
+    parts = [tailed + math.log1p(-PRIOR - half)]
+    if half:
+        mixed = (torch.logaddexp(log_near, log_prior) - math.log(2)).sum(-1)
+        parts.append(mixed + math.log(half))
+        log_prior = log_prior.sum(-1)
+    return torch.stack([*parts, log_prior + math.log(PRIOR)]).logsumexp(0)
+
+
+def _share_of_half(prior: TorchDistribution) -> float:
+    """Nothing where branch lengths are not independent of each other, and cannot be drawn one by one."""
+    return 0.0 if prior.event_shape else HALF

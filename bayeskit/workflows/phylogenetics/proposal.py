@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Gamma
 
@@ -18,17 +19,19 @@ FLATTEST = 0.01
 
 @dataclass(frozen=True)
 class Proposal:
-    """Independent gamma distributions of positive coordinates, with a little of a heavy tail (see `defence`).
+    """Independent gamma distributions of branch lengths, with a little of their prior and a heavy tail (see `defence`).
 
     Attributes
     ----------
     shape, rate : Tensor
-        Of the gamma distributions, shape `(*batch, dim)`.
+        Of the gamma distributions, shape `(*batch, edges)`.
+    prior : TorchDistribution
+        Over one branch length or over the vector of all.
 
     Examples
     --------
     >>> import torch
-    >>> proposal = Proposal(torch.ones(2, 3), torch.full((2, 3), 10.0))
+    >>> proposal = Proposal(torch.ones(2, 3), torch.full((2, 3), 10.0), torch.distributions.Exponential(10.0))
     >>> x = proposal.sample(5, torch.Generator().manual_seed(0))
     >>> x.shape, proposal.log_prob(x).shape
     (torch.Size([5, 2, 3]), torch.Size([5, 2]))
@@ -36,17 +39,19 @@ class Proposal:
 
     shape: Tensor
     rate: Tensor
+    prior: TorchDistribution
 
     @classmethod
-    def matched_in_logarithms(cls, mode: Tensor, first: Tensor, second: Tensor) -> Proposal:
+    def matched_in_logarithms(cls, mode: Tensor, first: Tensor, second: Tensor, prior: TorchDistribution) -> Proposal:
         """Match gamma distributions at the mode of the logarithms, which a gamma distribution always has.
 
         Parameters
         ----------
         mode : Tensor
-            Of `log_density(x) + log(x).sum(-1)`, shape `(*batch, dim)`.
+            Of `log_density(x) + log(x).sum(-1)`, shape `(*batch, edges)`.
         first, second : Tensor
             Derivatives of that by each coordinate, not by its logarithm.
+        prior : TorchDistribution
 
         Returns
         -------
@@ -57,23 +62,23 @@ class Proposal:
         Of a gamma distribution itself, with shape 0.5 and rate 10:
 
         >>> mode = torch.tensor([0.05], dtype=torch.float64)
-        >>> found = Proposal.matched_in_logarithms(mode, torch.zeros_like(mode), -0.5 / mode**2)
+        >>> found = Proposal.matched_in_logarithms(mode, torch.zeros_like(mode), -0.5 / mode**2, Gamma(0.5, 10.0))
         >>> found.shape, found.rate
         (tensor([0.5000], dtype=torch.float64), tensor([10.], dtype=torch.float64))
         """
         shape = (-(second * mode + first) * mode).clamp(min=FLATTEST)
-        return cls(shape, shape / mode)
+        return cls(shape, shape / mode, prior)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points, shape `(num_draws, *batch, dim)`."""
+        """Draw points, shape `(num_draws, *batch, edges)`."""
         full = (num_draws, *self.shape.shape)
         # torch's sampler takes a generator, its distribution does not.
         near = torch._standard_gamma(self.shape.expand(full), generator=generator) / self.rate
-        return defended_draws(near.clamp(min=torch.finfo(near.dtype).tiny), generator)
+        return defended_draws(near.clamp(min=torch.finfo(near.dtype).tiny), self.prior, generator)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Return log densities, `(*sample, *batch, dim) -> (*sample, *batch)`."""
-        return defended_log_prob(Gamma(self.shape, self.rate, validate_args=False).log_prob(x), x)
+        """Return log densities, `(*sample, *batch, edges) -> (*sample, *batch)`."""
+        return defended_log_prob(Gamma(self.shape, self.rate, validate_args=False).log_prob(x), x, self.prior)
 
     def refitted(self, x: Tensor, log_weights: Tensor) -> Proposal:
         """Match the gamma distributions to weighted draws.
@@ -81,7 +86,7 @@ class Proposal:
         Parameters
         ----------
         x : Tensor
-            Draws, shape `(draws, *batch, dim)`.
+            Draws, shape `(draws, *batch, edges)`.
         log_weights : Tensor
             Shape `(draws, *batch)`. The fewer effective draws they leave, the less is changed.
 
@@ -100,7 +105,7 @@ class Proposal:
         mean = trust * mean + (1.0 - trust) * (self.shape.digamma() - self.rate.log())
         variance = trust * variance + (1.0 - trust) * torch.polygamma(1, self.shape)
         shape = _inverse_trigamma(variance).clamp(min=FLATTEST)
-        return Proposal(shape, (shape.digamma() - mean).exp())
+        return replace(self, shape=shape, rate=(shape.digamma() - mean).exp())
 
 
 def _inverse_trigamma(value: Tensor) -> Tensor:

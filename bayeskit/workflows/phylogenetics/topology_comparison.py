@@ -181,9 +181,9 @@ def compare_topologies(
         are not used.
     method : str, default "gamma_laplus_importance_sampling"
         By default importance sampling from gamma distributions matched to the posterior mode of the branch lengths,
-        with a little of a heavier tail so that weights are bounded, for all topologies as one batch; or the name of a
-        function in :mod:`bayeskit.inference.evidence`, which works on one topology after another, or several at a
-        time with `num_jobs`.
+        with a little of the prior and of a heavier tail so that weights are bounded, for all topologies as one batch;
+        or the name of a function in :mod:`bayeskit.inference.evidence`, which works on one topology after another, or
+        several at a time with `num_jobs`.
     substitution : SubstitutionModel, optional
         Jukes-Cantor by default. The default method needs values for all of its parameters; others sample those that
         have a prior.
@@ -384,10 +384,10 @@ def _first_proposal(
     start = allowed_lengths(prior, topologies.num_edges).expand(len(topologies), -1)
     if not _is_infinite_at_zero(prior, topologies.num_edges):
         modes = climb_to_modes(log_density, start)
-        return modes, Proposal(*match_gamma(modes.position, modes.gradient, modes.second))
+        return modes, Proposal(*match_gamma(modes.position, modes.gradient, modes.second), prior)
     # The mode is at zero whatever the data; that of the logarithms is where the probability is.
     modes = climb_to_modes(lambda x: log_density(x) + x.log().sum(-1), start)
-    proposal = Proposal.matched_in_logarithms(modes.position, modes.gradient, modes.second)
+    proposal = Proposal.matched_in_logarithms(modes.position, modes.gradient, modes.second, prior)
     return modes._replace(value=modes.value - modes.position.log().sum(-1)), proposal
 
 

@@ -7,11 +7,17 @@ import pyro.distributions as dist
 import pytest
 import torch
 from matplotlib.figure import Figure
+from pyro import poutine
 
 from bayeskit._statistics import independent_log_mean_exp_error, pareto_shape
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError
-from bayeskit.inference.held_out import HeldOut, importance_sampling
+from bayeskit.inference.held_out import (
+    HeldOut,
+    annealed_importance_sampling,
+    importance_sampling,
+    mutual_information,
+)
 from bayeskit.inference.held_out.importance_sampling import _Weights
 from bayeskit.inference.objectives.particles import Particles
 from bayeskit.models.vae import LinearVAE
@@ -48,6 +54,15 @@ def linear_vae():
         vae.encoder.mean.weight *= 0.9
         vae.encoder.log_scale += 0.2
     return vae, x
+
+
+@pytest.mark.parametrize("which", ["model", "guide"])
+@pytest.mark.parametrize("estimate", [importance_sampling, mutual_information, annealed_importance_sampling])
+def test_scaled_latent_variables_are_refused(which, estimate):
+    """A term of half a log density has no weight."""
+    half = {"model": model, "guide": guide} | {which: poutine.scale({"model": model, "guide": guide}[which], scale=0.5)}
+    with pytest.raises(ModelError, match=f"site 'z' of the {which} is scaled"):
+        estimate(half["model"], half["guide"], X)
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_size": 7, "chunk_size": 300}, {"chunk_size": 3000}])

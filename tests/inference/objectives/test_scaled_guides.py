@@ -9,10 +9,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoNormal
 from torch.distributions import Normal, kl_divergence
 
-from bayeskit.errors import GuideError
-from bayeskit.inference.objectives import ELBO, GECO, IWAE, TVO, AuxiliaryELBO, DReG
+from bayeskit.errors import GuideError, ModelError
+from bayeskit.inference.objectives import ELBO, GECO, IWAE, TVO, VCD, AuxiliaryELBO, DReG
 from bayeskit.inference.objectives.constrained import MeanSquaredError
 from bayeskit.inference.objectives.objective import Draw
 from bayeskit.inference.objectives.thermodynamic import LogUniform
@@ -144,6 +145,65 @@ def test_a_doubly_reparameterised_gradient_needs_the_rows_of_the_data():
 
     with pytest.raises(GuideError, match="'m' is masked, scaled, or subsampled otherwise"):
         DReG(4).loss(model, guide)
+
+
+def learned(site):
+    def model(x):
+        with pyro.plate("data", len(x)):
+            m = pyro.sample("m", dist.Normal(torch.zeros((), dtype=F64), 1.0))
+            z = pyro.sample("z", dist.Normal(m, 1.0))
+            pyro.sample("x", dist.Normal(z, 0.5), obs=x)
+
+    def guide(x):
+        a, b = (pyro.param(name, torch.tensor(0.1, dtype=F64)) for name in "ab")
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(a, 0.8))
+            pyro.sample("m", site(z, b.expand(len(x))))
+
+    return model, guide
+
+
+def test_doubly_reparameterised_gradients_take_points_for_draws_only_where_they_are():
+    """A Delta may be a transformed draw, as in automatic guides, but not a parameter, alone or beside a draw."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    DReG(4).loss_and_grads(*learned(lambda z, b: dist.Delta(z.exp())), DATA)
+    for site in (lambda z, b: dist.Delta(b), lambda z, b: dist.Delta(b + z), lambda z, b: dist.Delta(2 * b)):
+        model, guide = learned(site)
+        with pytest.raises(GuideError, match="'m' is a Delta of learned values"):
+            DReG(4).loss_and_grads(model, guide, DATA)
+        DReG(1).loss_and_grads(model, guide, DATA)
+        IWAE(4).loss_and_grads(model, guide, DATA)
+    guide = AutoNormal(model)
+    DReG(4).loss_and_grads(model, guide, DATA)
+    pyro.clear_param_store()
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_chains_of_no_steps_have_no_gradient(name, limit):
+    """The loss is a difference of two equal means, whatever a site counts for."""
+    a, b = parameters()
+    model, guide = make(WEIGHTS[name][0], a, b)
+    pyro.set_rng_seed(0)
+    objective = VCD(4, num_steps=0, target_acceptance=None)
+    found = torch.stack(
+        [torch.stack(torch.autograd.grad(objective.differentiable_loss(model, guide, DATA), [a, b])) for _ in range(40)]
+    )
+    assert float((found.mean(0) / (found.std(0) / math.sqrt(len(found)))).abs().max()) < limit(2)
+
+
+@pytest.mark.parametrize("around", [poutine.mask(mask=SEEN[:3]), poutine.scale(scale=torch.tensor([1.0, 2.0, 3.0]))])
+def test_masks_and_scales_outside_every_plate_are_refused(around):
+    """Beside several particles their dimension would be taken for these."""
+
+    def model():
+        with around:
+            pyro.sample("z", dist.Normal(torch.zeros((), dtype=F64), 1.0))
+
+    with pytest.raises(
+        ModelError, match=r"site 'z' has a (mask|scale) with a dimension \(-1, of size 3\) outside every"
+    ):
+        ELBO(4).loss(model, model)
 
 
 @pytest.mark.parametrize("scale", [0.4, 1.0, 2.0])

@@ -1,9 +1,11 @@
 """Alignments: patterns, formats, and every malformed input."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from bayeskit.errors import AlignmentError, SettingsError
+from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
 from bayeskit.models.phylogenetics import Alignment
 
 HEAD = "#NEXUS\nbegin data;\ndimensions ntax=2 nchar=4;\nformat datatype=dna gap=- missing=?{options};\nmatrix\n"
@@ -81,6 +83,65 @@ def test_names(tmp_path):
 def test_names_that_differ_in_case_or_look_like_bases(tmp_path):
     for text in ("2 4\na  acgt\nA  acga\n", ">a\nacgt\n>A\nacga\n", nexus("a acgt\nA acga"), nexus("a\nacgt\nA\nacga")):
         assert Alignment.from_file(write(tmp_path, text)).taxa == ("a", "A")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("begin assumptions; exset * mine = 1-2; end;", "EXSET"),
+        ("begin assumptions; wtset * mine = 2: 1-2; end;", "WTSET"),
+        ("begin paup; exclude 1; end;", "EXCLUDE"),
+        ("begin mrbayes; delete a; end;", "DELETE"),
+        ("begin assumptions; exset mine = 1-2; exset * none = ; end; begin paup; set criterion=likelihood; end;", None),
+    ],
+)
+def test_commands_that_leave_sites_out_are_said_not_to_be_read(command, name, tmp_path):
+    path = tmp_path / "sets.nex"
+    start = "#NEXUS begin data; dimensions ntax=2 nchar=4; format datatype=dna; matrix\na acgt\nb ac-n\n; end;\n"
+    path.write_text(start + command)
+    with pytest.warns(ConversionWarning, match=f"line 5: the command {name} is not read") if name else nullcontext():
+        assert Alignment.from_file(path).num_sites == 4
+
+
+#: Names that may be bases: other variants of the format give the announced lengths, too.
+NAMES_LIKE_BASES = {
+    "codons": (
+        "3 21\nCat ATG GCC AAA\nTTT GGG CCC AAA\nDog ATG GCT AAA\nTTT GGC CCC AAG\nCow ATG GCA AAA\nTTT GGT CCC AAT\n",
+        {"Cat": "ATGGCCAAATTTGGGCCCAAA", "Dog": "ATGGCTAAATTTGGCCCCAAG", "Cow": "ATGGCAAAATTTGGTCCCAAT"},
+    ),
+    "names of ten": (
+        "2 25\nPan_paniscACGTACGTAC\nACGTACGTAC ACGTA\nPan_troglo TTTTTTTTTT\nACGTACGTAC ACGTT\n",
+        {"Pan_panisc": "ACGTACGTACACGTACGTACACGTA", "Pan_troglo": "TTTTTTTTTTACGTACGTACACGTT"},
+    ),
+    "a block as long as a name": (
+        "2 25\nHomo_sapie ACGTACGTAC\nACGTACGTAG ACGTA\nGorilla_go TTTTTTTTTT\nACGTACGTAC ACGTT\n",
+        {"Homo_sapie": "ACGTACGTACACGTACGTAGACGTA", "Gorilla_go": "TTTTTTTTTTACGTACGTACACGTT"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "sequences"), NAMES_LIKE_BASES.values(), ids=NAMES_LIKE_BASES)
+def test_names_are_not_taken_for_bases(text, sequences, tmp_path):
+    path = tmp_path / "names.phy"
+    path.write_text(text)
+    found, expected = Alignment.from_file(path), Alignment.from_sequences(sequences)
+    assert found.taxa == expected.taxa
+    assert torch.equal(
+        torch.as_tensor(found.patterns)[:, found.site_patterns],
+        torch.as_tensor(expected.patterns)[:, expected.site_patterns],
+    )
+
+
+def test_a_file_that_can_be_read_in_two_ways_is_refused(tmp_path):
+    path = tmp_path / "names.phy"
+    path.write_text("2 6\nTA CC\nTTAG\nCA CC\nTTAC\n")
+    assert Alignment.from_file(path).taxa == ("TA", "CA")
+    path.write_text("2 9\nCat ATG\nDog GGA\nCow CCC\nCar TTT\n")
+    with pytest.raises(
+        AlignmentError,
+        match="names.phy, line 1: the file can be read in two ways, .* Cat, Cow or Cat, Dog|Cat, Dog or Cat, Cow",
+    ):
+        Alignment.from_file(path)
 
 
 def test_long_interleaved_phylip_is_not_read_as_sequential(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import dendropy
 from dendropy.dataio.nexusreader import NexusReader
 from dendropy.utility.error import DataParseError
 
-from bayeskit.errors import AlignmentError, SettingsError
+from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
 from bayeskit.models.phylogenetics.trees.statements import QUOTED, nexus_commands, read_text, unquoted
 
 #: Sets of bases as bits (A=1, C=2, G=4, T=8) for each IUPAC code; gaps and unknowns are all four.
@@ -262,7 +263,8 @@ def _read_phylip(text: str, source: str) -> list[Record]:
             f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} lines follow. "
             "Remedy: correct the number, or write the file again if it is truncated."
         )
-    # Nothing in the file says which variant it is; only the right one gives the announced lengths.
+    # Nothing in the file says which variant it is; most often only the right one gives the announced lengths.
+    readings: list[list[Record]] = []
     best: list[Record] = []
     for strict in (False, True):
         rows = [(line, row if strict else row.lstrip()) for line, row in body]
@@ -277,8 +279,10 @@ def _read_phylip(text: str, source: str) -> list[Record]:
             except (DataParseError, TypeError, _Misread):
                 continue
             if all(len(record.text) == num_sites for record in records):
-                return records
+                readings.append(records)
             best = best or records
+    if readings:
+        return _likeliest(readings, source, head_line)
     _blame(source, body[:num_taxa], _first_word, None)
     for record in best:
         if len(record.text) != num_sites:
@@ -289,11 +293,34 @@ def _read_phylip(text: str, source: str) -> list[Record]:
     )
 
 
+def _likeliest(readings: list[list[Record]], source: str, line: int) -> list[Record]:
+    """Choose among variants of PHYLIP that all give the announced lengths: names are not bases, nor bases names."""
+    distinct = list({tuple((record.name, record.text) for record in reading): reading for reading in readings}.values())
+    nucleotides = [reading for reading in distinct if all(set(record.text.upper()) <= set(BASES) for record in reading)]
+    candidates = nucleotides or distinct[:1]
+    doubts = [sum(set(record.name) <= set("ACGTU") for record in reading) for reading in candidates]
+    likely = [reading for reading, doubt in zip(candidates, doubts, strict=True) if doubt == min(doubts)]
+    if len(likely) > 1:
+        one, other = (", ".join(record.name for record in reading[:4]) for reading in likely[:2])
+        raise AlignmentError(
+            f"{source}, line {line}: the file can be read in two ways, with the taxa {one} or {other}, as some names "
+            "may be bases. Remedy: write it as FASTA or NEXUS."
+        )
+    return likely[0]
+
+
 def _read_nexus(text: str, source: str) -> list[Record]:
     settings: dict[str, str] = {}
     records: list[Record] | None = None
     has_trees = False
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
+        if _leaves_out(block, head, rest):
+            warnings.warn(
+                f"{source}, line {line}: the command {head.upper()} is not read: all sites of all taxa count, each "
+                "once. To follow it, write the matrix without what it leaves out",
+                ConversionWarning,
+                stacklevel=4,
+            )
         has_trees = has_trees or (block == "trees" and head in ("tree", "utree"))
         if block in ("data", "characters") and head == "eliminate":
             raise AlignmentError(
@@ -313,6 +340,13 @@ def _read_nexus(text: str, source: str) -> list[Record]:
         problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add one."
         raise AlignmentError(f"{source}: {problem}")
     return records
+
+
+def _leaves_out(block: str, head: str, rest: str) -> bool:
+    """Whether a command takes sites or taxa out, or weighs them, for the programs that heed it."""
+    if head in ("exset", "wtset"):  # a star makes the set the one that holds
+        return rest.lstrip().startswith("*") and bool(rest.split("=")[-1].strip())
+    return block in ("paup", "mrbayes") and head in ("exclude", "delete", "weights")
 
 
 def _check_format(settings: dict[str, str], source: str, line: int) -> None:

@@ -118,11 +118,15 @@ class TreeFamily:
             lengths = Lengths(value, self.lengths.log_prob(parameters[self.num_logits :], features, value))
         return DrawnTrees(topologies, lengths.value, log_topology, lengths.log_prob)
 
-    def draw_defended(self, parameters: Tensor, num_trees: int, generator: torch.Generator) -> DrawnTrees:
-        """Draw trees with a little of a heavy tail in every branch length, for importance sampling.
+    def draw_defended(
+        self, prior: dist.TorchDistribution, parameters: Tensor, num_trees: int, generator: torch.Generator
+    ) -> DrawnTrees:
+        """Draw trees with a little of the prior and of a heavy tail in branch lengths, for importance sampling.
 
         Parameters
         ----------
+        prior : TorchDistribution
+            Of one branch length or of the vector of all.
         parameters : Tensor
         num_trees : int
         generator : torch.Generator
@@ -135,10 +139,10 @@ class TreeFamily:
         network, of_lengths = self.topologies(parameters), parameters[self.num_logits :]
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
-        lengths = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, generator)
+        lengths = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, prior, generator)
         # Edges are independent, so that the density of one is that of a tree with no other.
         alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
-        log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths)
+        log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths, prior)
         return DrawnTrees(topologies, lengths, network.log_prob_of_choices(choices), log_lengths)
 
 

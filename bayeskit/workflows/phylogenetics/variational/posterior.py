@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -105,8 +105,9 @@ class VariationalPosterior:
         num_draws : int
         seed : int, default 0
         defended : bool, default True
-            Whether one tree in five has a branch length or more from a heavy tail, without which a weight could be of
-            any size; or all are from the approximation itself.
+            Whether one tree in ten has all branch lengths from the prior, another one half of them, and one in five
+            of the others one or more from a heavy tail, without which a weight could be of any size; or all are from
+            the approximation itself.
 
         Returns
         -------
@@ -118,7 +119,7 @@ class VariationalPosterior:
         """Draw and weigh trees; those for one purpose are independent of those for another."""
         num_draws = whole_number("num_draws", num_draws, 1)
         generator = new_generator(seed, stream=f"trees of a variational posterior, {purpose}")
-        draw = self.family.draw_defended if defended else self.family.draw
+        draw = partial(self.family.draw_defended, self.target.branch_length_prior) if defended else self.family.draw
         children, columns = [], []
         with torch.no_grad(), one_thread():
             for first in range(0, num_draws, _AT_ONCE):
