@@ -95,6 +95,8 @@ def main() -> None:
     parser.add_argument("--slow", action="store_true", help=f"also {', '.join(SLOW)}")
     parser.add_argument("--checkpoint", type=Path)
     options = parser.parse_args()
+    if options.trees < 2:
+        parser.error("--trees must be at least 2, to be compared")
     torch.set_num_threads(1)
     names = "all" if options.methods == "all" else options.methods.split(",")
     chosen = [m.name for m in evidence.select(names)]
