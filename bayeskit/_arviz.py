@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]
     Parameters
     ----------
     groups : dict
-        By ArviZ group and variable, tensors of shape ``(chains, draws, *shape)``.
+        By ArviZ group and variable, tensors of shape ``(chains, draws, *shape)``. A slash in a name becomes a dot, and
+        ``chain`` and ``draw`` take an underscore; the attribute ``site`` then has the name as it was.
     attributes : dict
         Strings and numbers to keep with every group.
     """
@@ -67,10 +69,21 @@ def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
 
 
 def _dataset(variables: dict[str, Tensor], attributes: dict[str, Any]) -> xr.Dataset:
-    data = {}
-    for name, tensor in variables.items():
+    data: dict[str, Any] = {}
+    for site, tensor in variables.items():
+        name = _allowed(site, variables.keys() | data.keys())
         array = tensor.detach().cpu().numpy()
         dims = ["chain", "draw"] + [f"{name}_dim_{i}" for i in range(array.ndim - 2)]
-        data[name] = (dims, array)
+        data[name] = (dims, array, {} if name == site else {"site": site})
     chains, count = next(iter(variables.values())).shape[:2]
     return xr.Dataset(data, coords={"chain": range(chains), "draw": range(count)}, attrs=attributes)
+
+
+def _allowed(site: str, taken: Iterable[str]) -> str:
+    """Return a name that a tree of datasets may have: without a slash, and not that of a dimension of draws."""
+    name = site.replace("/", ".")
+    if name == site and name not in ("chain", "draw"):
+        return name
+    while name in taken or name in ("chain", "draw"):
+        name += "_"
+    return name

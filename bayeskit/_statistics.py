@@ -25,7 +25,7 @@ def effective_sample_size(x: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        Shape ``(*batch)``. A constant ``x`` counts in full.
+        Shape ``(*batch)``. A constant ``x`` counts in full; NaN where a value is not finite.
 
     References
     ----------
@@ -40,7 +40,7 @@ def effective_sample_size(x: Tensor) -> Tensor:
     >>> bool(3000 < effective_sample_size(x) < 5000)
     True
     """
-    x = _split(x)
+    dtype, x = x.dtype, _split(x).to(torch.float64)  # the rounding of single precision is no variance
     chains, n = x.shape[-2:]
     total = chains * n
     covariance = _autocovariance(x)
@@ -50,7 +50,7 @@ def effective_sample_size(x: Tensor) -> Tensor:
     correlation = 1 - (within.unsqueeze(-1) - covariance) / variance.unsqueeze(-1)
     result = total / _correlation_time(correlation, total)
     constant = variance <= 1e-28 * x.abs().amax((-1, -2)).square()
-    return torch.where(constant, torch.full_like(result, total), result)
+    return _of_finite(x, torch.where(constant, torch.full_like(result, total), result)).to(dtype)
 
 
 def effective_within_chains(x: Tensor) -> Tensor:
@@ -64,12 +64,12 @@ def effective_within_chains(x: Tensor) -> Tensor:
     >>> bool(400 < effective_within_chains(apart) < 700)
     True
     """
-    x = _split(x)
+    dtype, x = x.dtype, _split(x).to(torch.float64)
     covariance = _autocovariance(x)
     correlation = covariance / covariance[..., :1]
     n = x.shape[-1]
     result = n / _correlation_time(correlation, n * x.shape[-2])
-    return torch.where(covariance[..., 0] > 0, result, torch.full_like(result, n))
+    return _of_finite(x, torch.where(covariance[..., 0] > 0, result, torch.full_like(result, n))).to(dtype)
 
 
 def _autocovariance(x: Tensor) -> Tensor:
@@ -94,7 +94,9 @@ def _correlation_time(correlation: Tensor, total: int) -> Tensor:
 
 
 def r_hat(x: Tensor) -> Tensor:
-    """Potential scale reduction of split chains, ``(*batch, chains, draws) -> (*batch)``; 1 is converged.
+    """Potential scale reduction of split chains, ``(*batch, chains, draws) -> (*batch)``.
+
+    1 is converged; NaN where a value is not finite.
 
     Examples
     --------
@@ -103,14 +105,18 @@ def r_hat(x: Tensor) -> Tensor:
     >>> bool(r_hat(x) < 1.01)
     True
     """
-    x = _split(x)
+    dtype, x = x.dtype, _split(x).to(torch.float64)
     n = x.shape[-1]
     within = x.var(-1).mean(-1)
     between = x.mean(-1).var(-1)
     ratio = (within * (n - 1) / n + between) / within
     # Chains that do not move agree only where they stand at one point.
     still = torch.where(between > 0, torch.inf, torch.ones_like(ratio))
-    return torch.where(within > 0, ratio, still).sqrt()
+    return _of_finite(x, torch.where(within > 0, ratio, still).sqrt()).to(dtype)
+
+
+def _of_finite(x: Tensor, result: Tensor) -> Tensor:
+    return torch.where(x.isfinite().all(-1).all(-1), result, torch.nan)
 
 
 def _split(x: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ def _posterior_section(draws: Draws) -> str:
     formats = {"ess": ".0f", "r_hat": ".3f"}
     rows = []
     for name, row in shown.iterrows():
-        flag = "untrusted" if row["r_hat"] > 1.05 else ""
+        flag = "untrusted" if row["r_hat"] > 1.05 or not math.isfinite(row["mean"]) else ""
         cells = [number(row[c], formats.get(c, ".4g")) for c in summary.columns]
         rows.append((flag, [cell(str(name)), *cells]))
     count = draws.num_chains * draws.num_draws

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 import bayeskit as bk
-from bayeskit._arviz import as_inference_data
+from bayeskit._arviz import as_inference_data, write_netcdf
 from bayeskit.errors import CheckpointError, DrawsError, OutputError
 
 with warnings.catch_warnings():
@@ -144,3 +144,24 @@ def test_a_repr_is_one_line(draws):
 
     shown = repr(replace(draws, target=bk.Target.from_pyro(many)))
     assert shown.endswith("sites: x0, x1, x2, x3, x4, 4 more)")
+
+
+def test_names_that_a_tree_of_datasets_cannot_have(tmp_path):
+    """Pyro's scopes put a slash into names; the dimensions of draws are taken."""
+
+    def model():
+        one = pyro.sample("group/x", dist.Normal(0.0, 1.0))
+        other = pyro.sample("group.x", dist.Normal(one, 1.0).expand([2]).to_event(1))
+        chain = pyro.sample("chain", dist.Normal(other.sum(-1), 1.0))
+        pyro.sample("group/y", dist.Normal(chain, 1.0), obs=torch.tensor(1.0))
+
+    found = bk.sample(bk.Target.from_pyro(model, compile=False), 2, 20, 10, seed=0, progress=False)
+    path = tmp_path / "draws.nc"
+    write_netcdf(found.to_datasets(), path)
+    with xr.open_datatree(path, engine="h5netcdf") as tree:
+        posterior = tree["posterior"].to_dataset()
+        assert set(posterior.data_vars) == {"group.x_", "group.x", "chain_"}
+        assert posterior["group.x"].shape == (2, 10, 2)
+        assert posterior["group.x_"].attrs["site"] == "group/x" and posterior["chain_"].attrs["site"] == "chain"
+        np.testing.assert_array_equal(posterior["group.x_"], found.values()["group/x"].numpy())
+    assert "group.y" in found.to_arviz()["log_likelihood"].data_vars

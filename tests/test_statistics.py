@@ -7,6 +7,7 @@ import torch
 
 from bayeskit._statistics import (
     effective_sample_size,
+    effective_within_chains,
     independent_log_mean_exp_error,
     log_mean_exp,
     log_mean_exp_error,
@@ -99,3 +100,20 @@ def test_chains_that_stand_still_at_different_points_disagree():
     stuck = torch.arange(4, dtype=torch.float64).unsqueeze(-1).expand(4, 100)
     assert r_hat(stuck) == torch.inf
     assert r_hat(torch.zeros(4, 100, dtype=torch.float64)) == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_not_said_to_have_converged(value):
+    """Chains that disagree did so with an R-hat of one and more effective draws than draws."""
+    x = torch.randn(3, 4, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x += 5 * torch.arange(4)[:, None]
+    x[1, 2, 7] = value
+    for found in (r_hat(x), effective_sample_size(x), effective_within_chains(x)):
+        assert found.isnan().tolist() == [False, True, False]
+
+
+def test_constants_in_single_precision_are_constant():
+    constants = torch.rand(200, generator=torch.Generator().manual_seed(0))
+    x = constants[:, None, None].expand(-1, 4, 100)
+    assert effective_sample_size(x).tolist() == [400.0] * 200 and effective_sample_size(x).dtype == x.dtype
+    assert r_hat(x).tolist() == [1.0] * 200

@@ -15,6 +15,7 @@ from torch.func import grad_and_value, jacrev, vmap
 from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
+from bayeskit.inference.generalized.pooling import check_pooling
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 STEPS = 60
@@ -54,7 +55,7 @@ def minimize(
     start: Tensor | None = None,
     seed: int = 0,
 ) -> Minimum:
-    """Return the parameter with the smallest loss, in unconstrained coordinates.
+    """Return the parameter with the smallest total loss, in unconstrained coordinates.
 
     Newton's method with a damped Hessian and a line search, all rows in one batch, which those that are done leave.
     Losses with kinks are followed through smoothed versions of them, ever closer to the loss itself, each from where
@@ -83,6 +84,8 @@ def minimize(
 
     Raises
     ------
+    SettingsError
+        If losses are pooled by anything but their sum or mean.
     ShapeError
         If shapes do not fit.
 
@@ -95,6 +98,7 @@ def minimize(
     >>> round(median.position.item(), 4), bool(median.converged)
     (2.0, True)
     """
+    check_pooling(posterior)
     rows = _num_rows(posterior, weights, data)
     with one_thread(), validation_kept(), torch.no_grad():
         torch.distributions.Distribution.set_default_validate_args(False)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
+
+if TYPE_CHECKING:
+    from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 
 class Pooling(ABC):
@@ -128,3 +131,32 @@ def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any) -> Poolin
     if pooling == "max":
         return Max()
     raise SettingsError(f"pooling must be 'sum', 'mean', 'max' or an object such as DeepSets(...), not {pooling!r:.80}")
+
+
+def check_sum(posterior: GibbsPosterior, what: str = "a learning rate is calibrated") -> None:
+    """Refuse losses that are pooled by anything but their sum.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if not isinstance(posterior.pooling, Sum):
+        raise SettingsError(
+            f"{what} for losses that add up, not ones pooled by {type(posterior.pooling).__name__}; leave pooling at "
+            "'sum'"
+        )
+
+
+def check_pooling(posterior: GibbsPosterior) -> None:
+    """Refuse poolings under which weights of the data mean nothing.
+
+    Raises
+    ------
+    SettingsError
+        If the pooling is neither sum nor mean.
+    """
+    if not isinstance(posterior.pooling, (Sum, Mean)):
+        raise SettingsError(
+            f"{type(posterior.pooling).__name__} pools losses so that weights of the data mean nothing; take pooling "
+            "'sum'"
+        )

@@ -104,11 +104,11 @@ class _Search:
         free = self.free[~self.curved[self.free]]
         if not 1 < len(free) <= MOST_COEFFICIENTS:
             return None
-        candidates = torch.zeros(0, len(self.curved)).to(self.points)
         null = self._null_space(free)
-        if len(null):
-            candidates = candidates.new_zeros(len(null), len(self.curved))
-            candidates[:, free] = null
+        if not len(null):
+            return None
+        candidates = null.new_zeros(len(null), len(self.curved))
+        candidates[:, free] = null
         generic = self._directions()[-RANDOM:]
         start = self.points[:STARTS, None]
         here = self.joint(start[:, 0])[1][:, None]

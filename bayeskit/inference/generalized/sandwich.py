@@ -13,6 +13,7 @@ from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, FunctionLoss, Loss, columns
 from bayeskit.inference.generalized.minimizer import minimize, residual_spread
+from bayeskit.inference.generalized.pooling import check_sum
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 Total = Callable[..., Tensor]
@@ -138,6 +139,8 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
 
     Raises
     ------
+    SettingsError
+        If losses are pooled by anything but their sum.
     DataError
         If the loss has no proper minimum there: its mean Hessian is not positive definite. So is that of a function
         with kinks, for which :class:`~bayeskit.inference.generalized.losses.absolute.Absolute` and its like stand.
@@ -160,6 +163,7 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
     >>> found.mean_hessian.item(), round(found.gradient_covariance.item(), 4)  # one, and the variance of the data
     (1.0, 4.6667)
     """
+    check_sum(posterior, "curvature and gradient covariance are")
     if at is None:
         at = minimize(posterior).position
     if tuple(at.shape) != (posterior.dim,):

@@ -191,7 +191,7 @@ def _warn(draws: Draws) -> None:
     if len(alive) < 2 or draws.num_draws < ENOUGH_TO_JUDGE:
         return
     worst = float(r_hat(alive.movedim(-1, 0)).max())
-    if worst > MAX_R_HAT:
+    if not worst <= MAX_R_HAT:
         warnings.warn(
             f"the chains disagree (R-hat {worst:.2f} > {MAX_R_HAT}), so these are not draws from one posterior; run "
             "longer, or, if it has several modes, use sample_ladder with exchange=True, or sample_smc",

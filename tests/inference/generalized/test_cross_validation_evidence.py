@@ -6,10 +6,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from matplotlib.figure import Figure
+from scipy.stats import chi2
 
 import bayeskit as bk
 from bayeskit.errors import DrawsError, InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+from bayeskit.inference.generalized.cross_validation import leave_out
 from bayeskit.inference.generalized.cross_validation.evidence import (
     cross_validation_evidence,
     enumerated_cross_validation,
@@ -20,6 +22,7 @@ FLIPS = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
 NORMAL = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0
 EVERYTHING = torch.ones(1, 6, dtype=torch.float64)
+SEEDS = 6
 FIRST = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64)
 
 
@@ -153,6 +156,25 @@ def test_weights_that_cannot_be_relied_on_are_replaced(normal_target, normal_dra
     assert result.num_rerun.tolist()[0] == 0 and result.num_rerun.tolist()[1] > 0
     assert float(result.pareto_k[1]) > 0.7 > float(result.pareto_k[0])
     assert float(z_scores(result, normal_exact).abs().max()) < limit(2)
+
+
+def squares_of_four_held_out(target, exact):
+    """Each set by itself has a shape of about two thirds, which looks good where the tail was missed."""
+    z = []
+    for seed in range(SEEDS):
+        draws = bk.sample(target, num_chains=4, num_warmup=200, num_samples=250, seed=seed, progress=False)
+        result = cross_validation_evidence(target, draws, p=4, held_out="all", num_particles=128, seed=seed)
+        z.append(float(z_scores(result, exact)))
+    return sum(x * x for x in z)
+
+
+def test_weights_are_not_chosen_by_how_good_they_look(normal_target, normal_exact):
+    assert squares_of_four_held_out(normal_target, normal_exact) < chi2.isf(1e-5, SEEDS)
+
+
+def test_mutation_weights_that_look_good_are_kept(normal_target, normal_exact, monkeypatch):
+    monkeypatch.setattr(leave_out, "MAX_TYPICAL_SHAPE", math.inf)
+    assert squares_of_four_held_out(normal_target, normal_exact) > chi2.isf(1e-5, SEEDS)
 
 
 def test_bridge_sampling_agrees(normal_target, normal_draws, limit):

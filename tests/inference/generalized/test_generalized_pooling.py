@@ -6,7 +6,10 @@ import torch
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import DeepSets, GibbsPosterior, Max, Mean, Sum, losses
+from bayeskit.inference.generalized.checks.mismatch import residual_mismatch
+from bayeskit.inference.generalized.minimizer import minimize
 from bayeskit.inference.generalized.pooling import as_pooling
+from bayeskit.inference.generalized.sandwich import information
 
 X = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)
 U = torch.linspace(-3, 6, 9, dtype=torch.float64)[:, None]
@@ -58,3 +61,14 @@ def test_pooling_that_returns_no_scalar():
         posterior(DeepSets(lambda e: torch.stack([e, e], -1), lambda s: s))
     with pytest.raises(DataError, match="DeepSets makes nan"):
         posterior(DeepSets(torch.square, lambda s: (-s).log()))
+
+
+def test_what_is_computed_for_sums_refuses_other_poolings():
+    """The minimiser of a mean is that of the sum; nothing else is known of what the pooling makes of losses."""
+    torch.testing.assert_close(minimize(posterior("mean")).position, minimize(posterior("sum")).position)
+    for call in (minimize, information, residual_mismatch):
+        with pytest.raises(SettingsError, match="Max"):
+            call(posterior("max"))
+    for call in (information, residual_mismatch):
+        with pytest.raises(SettingsError, match="for losses that add up, not ones pooled by Mean"):
+            call(posterior("mean"))

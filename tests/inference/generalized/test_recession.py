@@ -8,6 +8,7 @@ from torch.distributions import constraints
 
 from bayeskit.errors import ImproperPosteriorError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses, recession
+from bayeskit.inference.generalized.minimizer import minimize
 from bayeskit.inference.generalized.pooling import DeepSets
 
 Y = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
@@ -131,3 +132,20 @@ def test_mutation_what_is_far_depends_on_the_data():
 
     assert searched(4e30) is None
     assert searched(1.0).item() == 1
+
+
+def test_several_flat_sites_of_one_number():
+    """A regression with a site for each coefficient: nothing is without effect, and the posterior is the usual one."""
+
+    def model():
+        return pyro.sample("intercept", Flat()), pyro.sample("slope", Flat())
+
+    def line(parameter, covariates):
+        return parameter[0] + parameter[1] * covariates
+
+    posterior = made(model, losses.HalfSquared(line), (X[:, 0], OUTCOME))
+    design = torch.stack([torch.ones(20, dtype=torch.float64), X[:, 0]], 1)
+    found = minimize(posterior).position
+    torch.testing.assert_close(found, torch.linalg.lstsq(design, OUTCOME).solution, rtol=0, atol=1e-9)
+    with pytest.raises(ImproperPosteriorError):
+        made(model, losses.HalfSquared(line), (torch.ones_like(OUTCOME), OUTCOME))

@@ -285,6 +285,18 @@ def test_looking_rarely_changes_nothing(skewed, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def test_an_infinite_density_is_no_place_to_stay():
+    target = bk.Target.from_functions(
+        lambda u: -0.5 * u.square().sum(-1), lambda u: torch.where(u[..., 0] > 1, torch.inf, 0.0 * u[..., 0]), 2
+    )
+    kernel, noise, seen = NUTS(step_size=0.8), generator(), 0
+    state = kernel.init(target, torch.zeros(500, 2, dtype=torch.float64))
+    for _ in range(5):
+        state, info = kernel.step(target, state, generator=noise)
+        seen += int(info.diverging.sum())
+    assert seen > 0 and bool(state.log_density.isfinite().all()) and bool((state.position[:, 0] <= 1).all())
+
+
 def test_divergences_are_counted():
     """A density that ends in a cliff."""
     target = bk.Target.from_functions(

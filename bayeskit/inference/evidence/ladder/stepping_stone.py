@@ -70,7 +70,10 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     problems, diagnostics = ladder_problems(ladder)
     problems += nan_problems
     count = steps[0].numel()
-    independent = (effective_sample_size(log_likelihood[:-1]) / count).clamp(max=1.0)
+    # Draws from the prior may have no likelihood at all; how often chains return there is told by any lowest value.
+    lowest = log_likelihood.masked_fill(log_likelihood == -torch.inf, torch.inf).amin((-1, -2), keepdim=True)
+    bounded = log_likelihood.maximum(lowest)[:-1]
+    independent = (effective_sample_size(bounded) / count).clamp(max=1.0)
     effective = weight_effective_sample_size(steps.flatten(1)) * independent
     worst = int(effective.argmin())
     if not float(effective[worst]) >= MIN_EFFECTIVE:

@@ -17,7 +17,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.generalized.losses.loss import Data, columns
 from bayeskit.inference.generalized.minimizer import Minimum, minimize
-from bayeskit.inference.generalized.pooling import Mean, Sum
+from bayeskit.inference.generalized.pooling import check_pooling
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 BLOCK = 2**21
@@ -127,21 +127,6 @@ def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
     power = uniform.log() / concentration.clamp_min(100 * torch.finfo(gamma.dtype).tiny)
     logarithm = torch.where(small, gamma.log() + power, gamma.log())
     return logarithm.masked_fill(concentration <= 0, -math.inf).softmax(-1)
-
-
-def check_pooling(posterior: GibbsPosterior) -> None:
-    """Refuse poolings under which weights of the data mean nothing.
-
-    Raises
-    ------
-    SettingsError
-        If the pooling is neither sum nor mean.
-    """
-    if not isinstance(posterior.pooling, (Sum, Mean)):
-        raise SettingsError(
-            f"{type(posterior.pooling).__name__} pools losses so that weights of the data mean nothing; take pooling "
-            "'sum'"
-        )
 
 
 def blocks(count: int, numbers: int) -> list[int]:

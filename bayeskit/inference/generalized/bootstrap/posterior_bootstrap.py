@@ -20,13 +20,13 @@ from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import (
     as_draws,
     blocks,
-    check_pooling,
     dirichlet,
     joined,
     numbers_of,
 )
 from bayeskit.inference.generalized.losses.loss import Data, columns
 from bayeskit.inference.generalized.minimizer import Minimum, minimize
+from bayeskit.inference.generalized.pooling import check_pooling
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 Centring = Callable[[int, int, torch.Generator], Any]

@@ -9,7 +9,7 @@ from bayeskit._torch import one_thread, validation_kept
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized.losses.loss import PointwiseLoss
 from bayeskit.inference.generalized.minimizer import residual_spread
-from bayeskit.inference.generalized.pooling import Sum
+from bayeskit.inference.generalized.pooling import check_sum
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import Information, curvature, influence
 
@@ -19,20 +19,6 @@ MIN_CONVERGED = 0.5
 NEAR_KINK = 1e-4  # in units of the residuals' spread
 MAX_ON_KINKS = 0.1
 MIN_VARIATION = 1e-6  # of minimisers, in units of their asymptotic variance
-
-
-def check_sum(posterior: GibbsPosterior) -> None:
-    """Refuse losses that are pooled by anything but their sum.
-
-    Raises
-    ------
-    SettingsError
-    """
-    if not isinstance(posterior.pooling, Sum):
-        raise SettingsError(
-            f"a learning rate is calibrated for losses that add up, not ones pooled by "
-            f"{type(posterior.pooling).__name__}; leave pooling at 'sum'"
-        )
 
 
 def pointwise_loss(posterior: GibbsPosterior) -> PointwiseLoss:

@@ -11,7 +11,6 @@ from bayeskit._torch import new_generator, one_thread, validation_kept
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized.calibrate.assumptions import (
     check_minimizers_vary,
-    check_sum,
     converged_rows,
     few_data,
     on_kinks,
@@ -19,6 +18,7 @@ from bayeskit.inference.generalized.calibrate.assumptions import (
 from bayeskit.inference.generalized.calibrate.resampling import resampled
 from bayeskit.inference.generalized.calibrate.selection import Selection
 from bayeskit.inference.generalized.minimizer import minimize
+from bayeskit.inference.generalized.pooling import check_sum
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import smooth_total
 

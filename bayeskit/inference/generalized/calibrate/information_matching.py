@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import DataError
-from bayeskit.inference.generalized.calibrate.assumptions import check_sum, few_data, ill_conditioned, on_kinks
+from bayeskit.inference.generalized.calibrate.assumptions import few_data, ill_conditioned, on_kinks
 from bayeskit.inference.generalized.calibrate.selection import Selection
+from bayeskit.inference.generalized.pooling import check_sum
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import information
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, SettingsError
-from bayeskit.inference.generalized.calibrate.assumptions import check_sum, on_kinks
+from bayeskit.inference.generalized.calibrate.assumptions import on_kinks
 from bayeskit.inference.generalized.calibrate.own_weights import OwnWeights, replicate_weights
 from bayeskit.inference.generalized.calibrate.resampling import resampled
 from bayeskit.inference.generalized.calibrate.selection import Curve, Selection
 from bayeskit.inference.generalized.coverage.functionals import as_functional
 from bayeskit.inference.generalized.coverage.replicates import replicate_posteriors
+from bayeskit.inference.generalized.pooling import check_sum
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import information
 

@@ -12,7 +12,6 @@ from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import dirichlet
 from bayeskit.inference.generalized.calibrate.assumptions import (
     check_minimizers_vary,
-    check_sum,
     converged_rows,
     few_data,
     ill_conditioned,
@@ -20,6 +19,7 @@ from bayeskit.inference.generalized.calibrate.assumptions import (
 )
 from bayeskit.inference.generalized.calibrate.selection import Selection
 from bayeskit.inference.generalized.minimizer import minimize
+from bayeskit.inference.generalized.pooling import check_sum
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import information
 

@@ -31,6 +31,7 @@ from bayeskit.inference.generalized.cross_validation.weighted_data import Weight
 
 MIN_EFFECTIVE = 50
 MAX_SHARE = 0.1  # of held-out data may rest on fewer particles
+MAX_TYPICAL_SHAPE = 0.25  # of the tails of weights, over the held-out sets of one size
 ROWS = 2**15  # particles at a time
 LEAST_POPULATIONS = 16
 LEAST_ROWS, LEAST_KINDS = 8, 5  # of held-out sets, for a regression
@@ -199,7 +200,9 @@ class LeaveOut:
         held = held.to(pointwise.device)
         score = torch.empty(len(held), dtype=torch.float64, device=held.device)
         log_weight, pareto_k = pareto_smoothed(-(held.to(pointwise) @ pointwise.mT))
-        good = pareto_k <= MAX_PARETO_SHAPE
+        # Estimates of shapes are uncertain, and lowest where the tail was missed: of sets that are all alike, choosing
+        # those that look good would choose those that are too high.
+        good = (pareto_k <= MAX_PARETO_SHAPE) & (pareto_k.median() <= MAX_TYPICAL_SHAPE)
         influence = torch.zeros(len(flat), dtype=torch.float64, device=held.device)
         for row in good.nonzero().flatten().tolist():
             weighted = log_weight[row].unsqueeze(1) + pointwise[:, held[row]]

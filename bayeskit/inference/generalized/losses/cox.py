@@ -51,7 +51,9 @@ class CoxPartialLikelihood(Loss):
 
     A datum of weight two equals two data, also under Efron's rule, for which the product over ``l`` is written with
     Gamma functions and so holds for all positive weights. (Programs that call weights case weights keep ``m`` the
-    number of rows instead, and agree where weights are one.)
+    number of rows instead, and agree where weights are one.) An event of weight other than one is thereby a tie with
+    itself, also in bootstraps and in sandwich errors, which ask what weights change: of data without ties take
+    ``"breslow"`` there, which is the same loss at weights of one. From some two hundred data on, it hardly matters.
 
     The loss is not bounded, but it falls without end along a direction of the parameter in which whoever fails has the
     largest hazard of all at risk; with an improper prior there is then no posterior.

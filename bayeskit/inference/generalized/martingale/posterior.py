@@ -21,12 +21,12 @@ from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import (
     as_draws,
     blocks,
-    check_pooling,
     joined,
     numbers_of,
 )
 from bayeskit.inference.generalized.martingale.predictive import Completed, PolyaUrn, Predictive
 from bayeskit.inference.generalized.minimizer import Minimum, minimize
+from bayeskit.inference.generalized.pooling import check_pooling
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 if TYPE_CHECKING:

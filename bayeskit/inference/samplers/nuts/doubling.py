@@ -116,8 +116,8 @@ def add_leaf(
     momentum = torch.addcmul(half.half_momentum, half.step.unsqueeze(-1), force, value=0.5)
     energy = 0.5 * momentum.square().sum(-1) - evaluation.log_density
     error = energy - half.initial_energy
-    # A chain that meets NaN ends here; the others do not notice.
-    wrong = ~(error <= max_energy_error)
+    # A chain that meets NaN or an infinite density ends here; the others do not notice.
+    wrong = ~((error <= max_energy_error) & (evaluation.log_density < torch.inf))
     log_weight = (-error).masked_fill(wrong, -torch.inf)
     key = log_weight - exponential.log()
     next_position, half_momentum = _advance(metric, half.step, half.next_position, momentum, evaluation.gradient)
