@@ -113,7 +113,7 @@ for place, tree in enumerate(four):
 # All 15 trees are weighed in one batch, by importance sampling from gamma distributions matched to the posterior of the
 # branch lengths. That no estimate is doubtful is checked by the sizes of its largest weights.
 
-num_draws = 1000 if is_small() else 10_000
+num_draws = 2000 if is_small() else 10_000
 options = {"num_draws": num_draws, "progress": False}
 results = {
     name: compare_topologies(alignment, topologies, substitution=substitution, seed=seed, **options)
