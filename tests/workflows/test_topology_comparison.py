@@ -200,6 +200,12 @@ def test_proposals_without_the_prior_miss_branches_that_are_all_long(limit, monk
         test_branches_that_are_all_long_together(limit)
 
 
+def test_a_prior_without_draws_is_refused():
+    improper = dist.ImproperUniform(dist.constraints.positive, (), ())
+    with pytest.raises(SettingsError, match="ImproperUniform cannot be drawn from"):
+        compared(FOUR, branch_length_prior=improper)
+
+
 def test_lengths_of_one_prior_for_all_have_their_density(limit):
     """Weights of a known density have mean one where lengths depend on each other, and the prior draws them whole."""
     numbers = torch.tensor([[1.0, 3.0, 2.0]], dtype=DOUBLE)

@@ -27,6 +27,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from bayeskit._torch import global_stream
+from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics.branch_length_priors import log_prior_of_lengths
 
 #: The shares of draws of which all branch lengths, or a random half, are of the prior.
@@ -66,12 +67,23 @@ def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Gene
     -------
     Tensor
         Shape `(*batch, edges)`.
+
+    Raises
+    ------
+    SettingsError
+        If the prior has no draws.
     """
     uniform = torch.rand((2, *near.shape), generator=generator, dtype=near.dtype, device=near.device)
     far = MEDIAN * (WIDTH * ((2 * uniform[0] - 1) * _ANGLE).tan()).exp()
     tailed = torch.where(uniform[1] < share_of_tail(near.shape[-1]), far, near)
-    with global_stream(generator):
-        before = prior.sample(near.shape[:-1] if prior.event_shape else near.shape).to(near)
+    try:
+        with global_stream(generator):
+            before = prior.sample(near.shape[:-1] if prior.event_shape else near.shape).to(near)
+    except NotImplementedError as error:
+        raise SettingsError(
+            f"branch_length_prior: {type(prior).__name__} cannot be drawn from, and may be improper. Remedy: give a "
+            "proper one with a method sample, such as Exponential(torch.tensor(10.0))."
+        ) from error
     limits = torch.finfo(near.dtype)
     before = before.clamp(limits.tiny, limits.max)
     half = torch.where(uniform[1] < 0.5, before, near)
