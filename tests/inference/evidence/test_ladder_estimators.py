@@ -379,3 +379,16 @@ def test_a_gap_above_the_tolerance_is_said():
         thermodynamic_integration(case.target(), tolerance=0.0)
     with pytest.raises(SettingsError, match="max_temperatures"):
         thermodynamic_integration(case.target(), num_temperatures=20, max_temperatures=10)
+
+
+def test_prior_draws_without_likelihood_have_effective_draws():
+    """Half of the prior's draws have no likelihood; how well they mix is a number all the same."""
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1),
+        lambda u: torch.where(u[..., 0] > 0, -0.5 * u[..., 0], -torch.inf),
+        1,
+        sample_prior=lambda n, generator: torch.randn(n, 1, generator=generator, dtype=torch.float64),
+    )
+    ladder = sample_ladder(target, seed=0, progress=False)
+    assert bool((ladder.log_likelihood[0] == -torch.inf).any())
+    assert math.isfinite(stepping_stone(target, ladder).diagnostics["effective_draws"])
