@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
+from collections.abc import Collection
 from typing import Any
 
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SettingsError, UnknownNameError
+
+#: More names than these are not listed beside a suggestion.
+_MANY = 30
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
@@ -76,3 +81,18 @@ def real_number(name: str, value: Any, between: tuple[float, float] | None = Non
     if between is not None and not between[0] < number < between[1]:
         raise SettingsError(f"{name} must lie{where}, not {number:g}")
     return number
+
+
+def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameError:
+    """Return the error for a name that a registry lacks, with the nearest one that it has.
+
+    Examples
+    --------
+    >>> from bayeskit._settings import unknown_name
+    >>> print(unknown_name("fruit", "aple", ["apple", "pear"]).args[0])
+    no fruit is called 'aple'; did you mean 'apple'? Known are: apple, pear
+    """
+    nearest = difflib.get_close_matches(str(name).lower(), [k.lower() for k in known], 1, 0.4)
+    hint = next((f"; did you mean {k!r}?" for k in known if nearest and k.lower() == nearest[0]), ".")
+    listed = "" if nearest and len(known) > _MANY else f" Known are: {', '.join(known)}"
+    return UnknownNameError(f"no {what} is called {name!r}{hint}{listed}")

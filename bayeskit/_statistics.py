@@ -149,6 +149,36 @@ def independent_log_mean_exp_error(log_x: Tensor) -> Tensor:
     return relative.std(-1) / math.sqrt(flat.shape[-1])
 
 
+def stratified_log_mean_exp_error(log_x: Tensor, part: Tensor) -> Tensor:
+    """Return the standard error of the log of the mean of ``exp(log_x)``, where parts give fixed shares of the draws.
+
+    Parameters
+    ----------
+    log_x : Tensor
+        Independent draws, ``(n, *batch)``.
+    part : Tensor
+        Number of the part that each is from, ``(n,)``. Parts of one draw count as drawn by chance.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(*batch)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> log_x = torch.tensor([1.0, 1.1, 0.9, 3.0, 3.1, 2.9]).log()
+    >>> parts = torch.tensor([0, 0, 0, 1, 1, 1])
+    >>> [round(float(stratified_log_mean_exp_error(log_x, one)), 3) for one in (parts, 0 * parts)]
+    [0.02, 0.224]
+    """
+    relative = (log_x - log_x.logsumexp(0) + math.log(len(log_x))).exp()
+    found = [relative[part == number] for number in part.unique()]
+    if min(map(len, found)) < 2:
+        found = [relative]
+    return torch.stack([len(one) * one.var(0) for one in found]).sum(0).sqrt() / len(log_x)
+
+
 def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """Return the standard error of the log of a mean of replicates, pooled over groups, and the relative spread.
 

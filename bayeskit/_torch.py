@@ -8,6 +8,8 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from bayeskit._settings import whole_number
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:
@@ -78,10 +80,15 @@ def new_generator(seed: int | torch.Generator, device: torch.device | str = "cpu
     ``stream`` names what the numbers are for. Different streams of one seed are
     independent, so that a user may give the same seed to the sampler and to the
     estimator without correlating draws and proposals.
+
+    Raises
+    ------
+    SettingsError
+        If the seed is no whole number.
     """
     if isinstance(seed, torch.Generator):
         return seed
-    digest = hashlib.sha256(f"{stream}:{int(seed)}".encode()).digest()
+    digest = hashlib.sha256(f"{stream}:{whole_number('seed', seed)}".encode()).digest()
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return generator

@@ -141,17 +141,19 @@ def support_of(fn: Any) -> constraints.Constraint:
     if isinstance(base, (dist.VonMises, dist.SineBivariateVonMises, dist.SineSkewed)):
         turn = constraints.interval(-math.pi, math.pi)
         return constraints.independent(turn, fn.event_dim) if fn.event_dim else turn
-    if isinstance(base, dist.TransformedDistribution) and _is_misdeclared(base):
+    if is_misdeclared(base):
         raise NotImplementedError("the transforms map a part of the real line, but declare all of it")
     return fn.support
 
 
-def _is_misdeclared(fn: Any) -> bool:
+def is_misdeclared(fn: Any) -> bool:
     """Tell whether torch takes all of a transform's codomain for the support, though only a part is reached.
 
     A shifted exponential is an example: its density is positive on a half-line,
     but its support is declared as that of the affine transform, the real line.
     """
+    while isinstance(fn, (dist.Independent, dist.MaskedDistribution)):
+        fn = fn.base_dist
     if type(fn).support is not dist.TransformedDistribution.support:
         return False
     images = [fn.base_dist.support, *(t.codomain for t in fn.transforms)]

@@ -136,16 +136,16 @@ def evidence(
 ) -> None:
     """Estimate the log evidence of a named model, or of an alignment on a tree.
 
-    With --out, writes evidence.csv, posterior.nc and report.html; a killed run resumes with the same command. With
-    --replicates, repeats everything with other seeds and says how far apart the estimates lie, beside the errors that
-    they claim; with --out, it writes replicates.csv and calibration.csv instead.
+    With --out, writes evidence.csv, report.html and, if a method needed draws, posterior.nc; a killed run resumes with
+    the same command. With --replicates, repeats everything with other seeds and says how far apart the estimates lie,
+    beside the errors that they claim; with --out, it writes replicates.csv, calibration.csv and calibration.svg.
     """
     _check_choice(name, alignment, tree)
     if jobs > 1 and replicates == 1:
         raise SettingsError("--jobs says how many replicates are under way at a time; give --replicates as well")
     from bayeskit._evaluation import warm_up_compiler
     from bayeskit._files import as_output_folder
-    from bayeskit.gallery import get, tree_target
+    from bayeskit.gallery import get, is_page, tree_target
     from bayeskit.inference.evidence import compare, select
     from bayeskit.workflows import evidence_in_folder
 
@@ -153,6 +153,8 @@ def evidence(
     if not chosen:
         raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
     select(chosen)
+    if name is not None and is_page(name):
+        raise SettingsError(f"{name!r} is a page of the gallery, no model; it runs by 'bayeskit run {name} --out DIR'")
     entry = None if name is None else get(name)
     if out is not None:
         as_output_folder(out)  # said before a model is built, let alone run
@@ -241,9 +243,8 @@ def run(
     settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if gallery.is_page(name):
         if settings:
-            raise SettingsError(
-                f"{name!r} is a page with its own settings; it takes --small, not {', '.join(settings)}"
-            )
+            options = ", ".join(f"--{key.removeprefix('num_').replace('_', '-')}" for key in settings)
+            raise SettingsError(f"{name!r} is a page with its own settings; it takes --small, not {options}")
         print_files(out, gallery.run_page(name, out, small=small, quiet=quiet))
         return
     if small:

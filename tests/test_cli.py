@@ -86,7 +86,8 @@ def test_run_runs_a_page(tmp_path):
     assert result.exit_code == 0, result.output
     assert "nile_change_point.txt, nile_change_point_1.png" in result.stdout
     assert "log Bayes factor" in (tmp_path / "out" / "nile_change_point.txt").read_text(encoding="utf-8")
-    assert "--small" in refused("run", "nile_change_point", "--out", tmp_path, "--chains", 2)
+    assert "--small, not --chains" in refused("run", "nile_change_point", "--out", tmp_path, "--chains", 2)
+    assert "bayeskit run karate_club --out DIR" in refused("evidence", "karate_club", "--out", tmp_path)
     assert "--small" in refused("run", "beta_binomial", "--out", tmp_path, "--small")
     assert "did you mean 'nile_change_point'" in refused("run", "nile_changepoint", "--out", tmp_path)
 

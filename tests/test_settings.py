@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit._settings import real_number
+from bayeskit._settings import real_number, unknown_name
+from bayeskit._torch import new_generator
 from bayeskit.errors import SettingsError
 
 
@@ -41,3 +42,16 @@ def test_words_are_refused_before_any_work():
     target = bk.exact.get("beta_binomial").target()
     with pytest.raises(SettingsError, match="target_acceptance must be a number in"):
         bk.sample(target, target_acceptance="0.8")
+
+
+def test_a_name_that_is_missing_meets_the_nearest_and_few_others():
+    known = [f"model_{i}" for i in range(40)]
+    message = unknown_name("model", "modl_7", known).args[0]
+    assert "did you mean 'model_7'?" in message and "model_8" not in message
+    assert unknown_name("model", "xyz", known).args[0].endswith("model_39")
+    assert unknown_name("substitution model", "JC6", ["JC69", "K80"]).args[0].endswith("'JC69'? Known are: JC69, K80")
+
+
+def test_a_seed_that_is_no_number_is_refused():
+    with pytest.raises(SettingsError, match="seed must be a whole number"):
+        new_generator("a")

@@ -14,6 +14,7 @@ from bayeskit._statistics import (
     mean_error,
     pareto_shape,
     r_hat,
+    stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
 
@@ -117,3 +118,15 @@ def test_constants_in_single_precision_are_constant():
     x = constants[:, None, None].expand(-1, 4, 100)
     assert effective_sample_size(x).tolist() == [400.0] * 200 and effective_sample_size(x).dtype == x.dtype
     assert r_hat(x).tolist() == [1.0] * 200
+
+
+def test_the_error_of_fixed_shares_matches_the_scatter_of_replicates(limit):
+    """Parts that differ far more than what is in them: two fifths are 1, the others 5, up to noise."""
+    part = torch.tensor([0, 1, 1, 0, 1]).repeat(40)
+    noise = torch.randn(4000, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    log_x = (1.0 + 4.0 * part + 0.3 * noise).abs().log().T
+    error = stratified_log_mean_exp_error(log_x, part)
+    z = (log_x.logsumexp(0) - math.log(200 * (0.4 * 1 + 0.6 * 5))) / error
+    # The variance of 4,000 squares of normal numbers is two each.
+    assert abs(float(z.square().mean()) - 1) < limit() * math.sqrt(2 / 4000) + 0.01
+    assert float(independent_log_mean_exp_error(log_x.T[:, None]).mean() / error.mean()) > 5

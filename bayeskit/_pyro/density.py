@@ -25,7 +25,7 @@ from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, uns
 from bayeskit._pyro.reader import Constants, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
 from bayeskit._tracing import UNTRACEABLE
-from bayeskit._transforms import bijection, support_of
+from bayeskit._transforms import bijection, is_misdeclared, support_of
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
 PROTOTYPE_DRAWS = 20
@@ -68,9 +68,10 @@ class PyroDensity:
         self._enumerates = False
         records, drawn = self._prototype(generator)
         observed = {n: r for n, r in records.items() if r.kind == "observed"}
-        dtype, device = dtype_and_device([r.value for r in observed.values()], self.dtype, self.device)
+        seen = [r.value for r in observed.values()] + [r.log_prob for r in records.values() if r.kind == "latent"]
+        dtype, device = dtype_and_device(seen, self.dtype, self.device)
         if (dtype, device) != (self.dtype, self.device):
-            # The data are in the model's closure: now that they are seen, constants follow them too.
+            # The data, or a prior's parameters, are the model's own: now that they are seen, constants follow them too.
             self.dtype, self.device = dtype, device
             records, drawn = self._prototype(generator)
         self._check(records)
@@ -180,10 +181,12 @@ class PyroDensity:
                 if not transform(record.value.new_zeros(unconstrained)).isfinite().all():
                     raise NotImplementedError("an interval of infinite length")  # torch: GeneralizedPareto
             except (NotImplementedError, KeyError) as error:
+                why = "for which no bijection from unconstrained space is known"
+                if is_misdeclared(fn):
+                    why = "which torch declares for its transforms although they reach a part of it only"
                 raise UnsupportedSiteError(
-                    f"site {record.name!r} has support {fn.support}, for which no bijection from "
-                    "unconstrained space is known; reparameterise it (pyro.infer.reparam) or move it "
-                    "into a deterministic site"
+                    f"site {record.name!r} has support {fn.support}, {why}; reparameterise it (pyro.infer.reparam), or "
+                    "draw the base variable and make the rest a deterministic site"
                 ) from error
             stop = start + prod(unconstrained)
             sites.append(Site(record.name, record.value.shape, torch.Size(unconstrained), start, stop))

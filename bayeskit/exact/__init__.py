@@ -7,10 +7,9 @@ registered case to its builder; :data:`EASY` names those that every consistent m
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
-from bayeskit.errors import UnknownNameError
+from bayeskit._settings import unknown_name
 from bayeskit.exact.beta_binomial import beta_binomial, beta_binomial_model
 from bayeskit.exact.case import ExactCase
 from bayeskit.exact.eggbox import eggbox, eggbox_model
@@ -142,10 +141,8 @@ def get(name: str) -> ExactCase:
     >>> exact.get("linreg")
     Traceback (most recent call last):
     ...
-    bayeskit.errors.UnknownNameError: No exact case is called 'linreg'. Did you mean 'linreg10'? ...
+    bayeskit.errors.UnknownNameError: no exact case is called 'linreg'; did you mean 'linreg10'? ...
     """
     if name not in CASES:
-        nearest = difflib.get_close_matches(str(name), CASES, n=1, cutoff=0.4)
-        suggestion = f" Did you mean '{nearest[0]}'?" if nearest else ""
-        raise UnknownNameError(f"No exact case is called '{name}'.{suggestion} The cases are: {', '.join(CASES)}.")
+        raise unknown_name("exact case", name, CASES)
     return CASES[name]()

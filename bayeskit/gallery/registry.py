@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bayeskit.errors import UnknownNameError
+from bayeskit._settings import unknown_name
 from bayeskit.gallery.trees import primates_target
 
 if TYPE_CHECKING:
@@ -124,10 +123,3 @@ def get(name: str) -> Entry:
 
 def _of_case(case: ExactCase) -> Entry:
     return Entry(case.name, case.description, case.target, case.log_evidence, case.reference)
-
-
-def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameError:
-    """Return the error for a name that a registry lacks, with the nearest one it has."""
-    nearest = difflib.get_close_matches(name.lower(), [k.lower() for k in known], 1, 0.3)
-    hint = next((f"; did you mean {k!r}?" for k in known if nearest and k.lower() == nearest[0]), ".")
-    return UnknownNameError(f"no {what} is called {name!r}{hint} Known are: {', '.join(known)}")

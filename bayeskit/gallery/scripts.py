@@ -14,8 +14,9 @@ from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
+from bayeskit._settings import unknown_name
 from bayeskit.errors import MissingPackageError, OutputError
-from bayeskit.gallery.registry import names, unknown_name
+from bayeskit.gallery.registry import names
 
 SMALL_VARIABLE = "BAYESKIT_SMALL_EXAMPLES"
 GROUPS = {

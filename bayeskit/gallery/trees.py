@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bayeskit.errors import UnknownNameError
+from bayeskit._settings import unknown_name
 
 if TYPE_CHECKING:
     from bayeskit.target import Target
@@ -67,9 +67,7 @@ def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC
     3
     """
     if substitution not in SUBSTITUTION_MODELS:
-        raise UnknownNameError(
-            f"no substitution model is called {substitution!r}; known are: {', '.join(SUBSTITUTION_MODELS)}"
-        )
+        raise unknown_name("substitution model", substitution, SUBSTITUTION_MODELS)
     from bayeskit.models import phylogenetics
     from bayeskit.target import Target
 

@@ -208,8 +208,8 @@ class ModelComparison:
         for row in self.to_pandas().itertuples():
             lines.append(
                 f"{row.model}: log evidence {row.log_evidence:.4f} +- {row.standard_error:.4f}, log Bayes factor "
-                f"{row.log_bayes_factor:.4f}, probability {row.posterior_probability:.4g} +- "
-                f"{row.posterior_probability_error:.2g}"
+                f"{row.log_bayes_factor:.4f} +- {row.log_bayes_factor_error:.4f}, probability "
+                f"{row.posterior_probability:.4g} +- {row.posterior_probability_error:.2g}"
             )
         return "\n".join([*lines, *(f"  {warning}" for warning in self.warnings)])
 

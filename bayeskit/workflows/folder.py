@@ -84,6 +84,8 @@ def evidence_in_folder(
     draws = posterior_draws(comparison)
     if draws is not None:
         save_netcdf(draws, out / "posterior.nc")
+    else:
+        (out / "posterior.nc").unlink(missing_ok=True)  # an earlier run's, which this table does not rest on
     write_report(out / "report.html", comparison, title=title, target=target, reference=reference, settings=settings)
     _remove_checkpoints(out)
     return comparison

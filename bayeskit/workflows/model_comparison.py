@@ -168,7 +168,13 @@ def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Tar
 
 
 def _built(name: str, model: Target | Callable[[], Target]) -> Target:
-    target = model if isinstance(model, Target) else model()
+    try:
+        target = model if isinstance(model, Target) else model()
+    except TypeError as error:
+        raise SettingsError(
+            f"the callable of model {name!r} cannot be called without arguments ({error}); of a Pyro model, give "
+            "Target.from_pyro(model, ...)"
+        ) from error
     if not isinstance(target, Target):
         raise SettingsError(f"the callable of model {name!r} returned a {type(target).__name__}, not a Target")
     return target

@@ -366,7 +366,7 @@ def test_the_target_of_a_case_is_its_density(name: str) -> None:
 
 @pytest.mark.parametrize(("wrong", "right"), [("linreg", "linreg10"), ("eight_school", "eight_schools")])
 def test_an_unknown_name_suggests_the_nearest(wrong: str, right: str) -> None:
-    with pytest.raises(UnknownNameError, match=f"Did you mean '{right}'"):
+    with pytest.raises(UnknownNameError, match=f"did you mean '{right}'"):
         exact.get(wrong)
 
 

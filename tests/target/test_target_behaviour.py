@@ -10,7 +10,7 @@ from target_checks import F64, assert_close, by_hand, normal, points
 from target_globals import torch_globals
 from target_models import ALL, CONTINUOUS, PARALLEL, Case, mixture, plate
 
-from bayeskit import Target
+from bayeskit import Target, sample
 from bayeskit.errors import (
     BayeskitError,
     ModelError,
@@ -375,3 +375,15 @@ def by_hand_of_normal(u):
     """Log density of a standard normal mean and of the observations given it."""
     residuals = (Y - u).square().sum(-1) + u.square().sum(-1)
     return -0.5 * residuals - 0.5 * (len(Y) + 1) * math.log(2 * math.pi)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_double_precision_of_a_prior_alone_is_followed(shape):
+    def model():
+        m = pyro.sample("m", dist.Normal(torch.zeros(shape, dtype=torch.float64), 1.0).to_event(len(shape)))
+        pyro.factor("f", -0.5 * (m - 1).square().sum())
+
+    target = Target.from_pyro(model)
+    u = torch.zeros(3, target.dim, dtype=target.dtype)
+    assert target.log_prior(u).dtype == target.log_likelihood(u).dtype == target.dtype == torch.float64
+    assert sample(target, 2, 20, 20, progress=False).unconstrained.dtype == torch.float64

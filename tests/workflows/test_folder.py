@@ -133,3 +133,9 @@ def test_a_killed_run_resumes_to_the_same_draws(tmp_path):
     assert torch.equal(torch.as_tensor(expected["posterior"]["p"].values), draws.values()["p"])
     expected.close()
     assert not checkpoint.exists()
+
+
+def test_draws_of_an_earlier_table_do_not_stay(tmp_path):
+    for methods, files in ((["bridge_sampling"], 3), (["laplace_importance_sampling"], 2)):
+        evidence_in_folder(target(), tmp_path, title="coin", methods=methods, budget=SMALL, progress=False)
+        assert len(list(tmp_path.iterdir())) == files

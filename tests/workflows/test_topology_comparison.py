@@ -7,8 +7,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 from matplotlib.figure import Figure
+from scipy.stats import chi2
 from tree_quadrature import log_evidence
 
+from bayeskit._statistics import independent_log_mean_exp_error, stratified_log_mean_exp_error
 from bayeskit.errors import SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget
 from bayeskit.inference.evidence.laplus.matching import match_gamma
@@ -102,7 +104,7 @@ def test_rates_with_a_prior_are_sampled_by_other_methods_only():
 def test_a_proposal_that_is_not_what_was_drawn_from_is_noticed(limit, monkeypatch):
     """The mutation: draws 8 % longer than their density says."""
     original = Proposal.sample
-    monkeypatch.setattr(Proposal, "sample", lambda *args: 1.08 * original(*args))
+    monkeypatch.setattr(Proposal, "sample", lambda *args: (1.08 * original(*args)[0], original(*args)[1]))
     truth = log_evidence(FOUR, all_topologies(FOUR.taxa))
     found = compared(FOUR, num_draws=20_000, seed=1)
     assert ((found.log_evidence - truth) / found.standard_error).abs().max() > limit(3)
@@ -112,7 +114,7 @@ def test_the_proposal_is_a_distribution(limit):
     """Weights of a known density have mean one, and a bound although its tail is heavier than the gamma's."""
     shape, rate = torch.tensor([[1.0, 3.0]], dtype=DOUBLE), torch.tensor([[20.0, 8.0]], dtype=DOUBLE)
     proposal = Proposal(shape, rate, dist.Exponential(torch.tensor(100.0, dtype=DOUBLE)))
-    x = proposal.sample(40_000, torch.Generator().manual_seed(0))
+    x, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
     log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
     weights = log_weights.exp()
     assert abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()
@@ -172,6 +174,31 @@ def test_a_prior_that_is_infinite_at_zero_taken_for_another_is_noticed(limit, mo
         test_priors_that_are_infinite_at_zero_or_have_heavy_tails(prior, exact, limit)
 
 
+def sum_of_squares(num_seeds):
+    truth = log_evidence(FOUR, all_topologies(FOUR.taxa))
+    found = [compared(FOUR, num_draws=1000, seed=seed) for seed in range(num_seeds)]
+    return float(sum(((one.log_evidence - truth) / one.standard_error).square().sum() for one in found))
+
+
+def test_errors_are_neither_too_small_nor_too_large():
+    """Draws of the prior weigh nothing here: were their number left to chance, errors would be larger by a third."""
+    assert chi2.isf(1 - 5e-6, 3 * 120) < sum_of_squares(120) < chi2.isf(5e-6, 3 * 120)
+
+
+def test_fixed_shares_are_worth_something(monkeypatch):
+    """With many sites draws of the prior weigh nothing: were their number left to chance, errors would be larger."""
+    by_chance = []
+
+    def both(weights, part):
+        by_chance.append(float(independent_log_mean_exp_error(weights[None])))
+        return stratified_log_mean_exp_error(weights, part)
+
+    monkeypatch.setattr(topology_comparison, "stratified_log_mean_exp_error", both)
+    apes = primates()[0].select(["Hylobates", "Pongo", "Gorilla", "Homo_sapiens", "Pan"])
+    found = compared(apes, num_draws=2000)
+    assert float((torch.tensor(by_chance, dtype=DOUBLE) / found.standard_error).min()) > 1.08
+
+
 #: Few sites that tell little, and the evidence under a uniform prior up to ten, of a tensor grid of Gauss-Legendre
 #: points, 32 a branch; with 28 the last digit is the same.
 TEN_SITES = Alignment.from_sequences({"A": "AAACCGTTAC", "B": "AAACCGTAAC", "C": "ACACGGTATC", "D": "ACACGGTACG"})
@@ -210,7 +237,7 @@ def test_lengths_of_one_prior_for_all_have_their_density(limit):
     """Weights of a known density have mean one where lengths depend on each other, and the prior draws them whole."""
     numbers = torch.tensor([[1.0, 3.0, 2.0]], dtype=DOUBLE)
     proposal = Proposal(numbers, 10 * numbers, GammaDirichlet(numbers[0], length_shape=2.0, length_rate=1.0))
-    x = proposal.sample(40_000, torch.Generator().manual_seed(0))
+    x, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
     log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
     weights = log_weights.exp()
     assert abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()

@@ -43,12 +43,15 @@ class Budget:
         Of sequential Monte Carlo; where populations adapt to themselves they are twice as large and half as many.
     num_live : int, default 500
         Live points of nested sampling; it needs more of them than there are dimensions.
+    termination : float, default 1e-3
+        Of nested sampling: the share of the evidence that live points may hold at its end. A narrow spike in a broad
+        slab needs a much smaller one, such as 1e-15.
 
     Raises
     ------
     SettingsError
-        If a number is not whole, or too small for its sampler to run at all; if ``target_acceptance`` is not between 0
-        and 1.
+        If a number is not whole, or too small for its sampler to run at all; if ``target_acceptance`` or
+        ``termination`` is not between 0 and 1.
 
     Examples
     --------
@@ -70,11 +73,12 @@ class Budget:
     num_particles: int = 64
     num_replicates: int = 32
     num_live: int = 500
+    termination: float = 1e-3
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        acceptance = real_number("target_acceptance", self.target_acceptance, between=(0, 1))
-        object.__setattr__(self, "target_acceptance", acceptance)
+        for name in ("target_acceptance", "termination"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
         if not isinstance(self.exchange, bool):
             raise SettingsError(f"exchange must be True or False, not {self.exchange!r}")

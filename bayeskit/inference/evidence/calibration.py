@@ -239,6 +239,8 @@ def calibrate(
     num_replicates = whole_number("num_replicates", num_replicates, 1)
     known = as_problem(problem)
     target = known.build()
+    if not isinstance(target, Target):
+        raise SettingsError(f"the build of problem {known.name!r} returned a {type(target).__name__}, not a Target")
     names, refused = applicable(methods, target)
     if refused and (not names or not (skip_refused or methods == "all")):
         raise SettingsError(

@@ -37,9 +37,15 @@ def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
     Raises
     ------
     DrawsError
-        If the dimension differs, the recorded density is not that of ``target``, the
+        If they are none, the dimension differs, the recorded density is not that of ``target``, the
         chains are shorter than 8 draws, or ``posterior`` and they are tempered.
+    SettingsError
+        If ``target`` is none.
     """
+    if not isinstance(target, Target):
+        raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
+    if not isinstance(draws, Draws):
+        raise DrawsError(f"draws must be Draws, such as bk.sample(target) returns, not a {type(draws).__name__}")
     if draws.num_draws < MIN_DRAWS:
         raise DrawsError(f"chains of {draws.num_draws} draws are too few to see their error; draw at least {MIN_DRAWS}")
     if posterior and not bool((draws.beta == 1).all()):

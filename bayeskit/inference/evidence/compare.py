@@ -102,6 +102,11 @@ def compare(
     if not isinstance(target, Target):
         raise SettingsError(f"compare works on a Target, not a {type(target).__name__}; make one by Target.from_pyro")
     chosen, seed = select(methods), whole_number("seed", seed)
+    if not chosen:
+        raise SettingsError("methods names no method; give names, or 'all'")
+    for name, value, kind in (("budget", budget, Budget), ("draws", draws, Draws), ("ladder", ladder, Ladder)):
+        if not isinstance(value, (kind, type(None))):
+            raise SettingsError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}")
     if draws is not None:
         belongs(draws, target)
     if ladder is not None:
@@ -111,6 +116,11 @@ def compare(
     )
     if material.improper is not None and any(method.kind != "score" for method in chosen):
         raise SettingsError(material.improper)
+    constants = check_constants(target, seed=seed)
+    if constants.improper and any(method.kind != "score" for method in chosen):
+        raise SettingsError(constants.warnings[0])
+    for problem in constants.warnings:
+        warnings.warn(problem, ConstantsWarning, stacklevel=2)
     refusals = {method.name: method.refusal(target, material) for method in chosen}
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]
@@ -118,9 +128,6 @@ def compare(
         # What takes longest comes first, and if it fails there is little to compare.
         if any(part in method.needs for method in applied):
             material.part(part)
-    constants = check_constants(target, seed=seed)
-    for problem in constants.warnings:
-        warnings.warn(problem, ConstantsWarning, stacklevel=2)
     answers = {method.name: _answer(method, material, seed) for method in applied}
     return EvidenceComparison(
         {name: answer for name, answer in answers.items() if isinstance(answer, Evidence)},

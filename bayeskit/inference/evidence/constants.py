@@ -35,6 +35,8 @@ class ConstantsReport:
         What no check can see, or what the evidence is then the evidence of.
     num_evaluations : int
         Evaluations of the density.
+    improper : bool
+        Whether the prior has no end along some direction, so that there is no evidence.
 
     Examples
     --------
@@ -48,6 +50,7 @@ class ConstantsReport:
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     num_evaluations: int
+    improper: bool = False
 
     @property
     def fine(self) -> bool:
@@ -118,9 +121,9 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     if parts is not None and not thorough and all(p.normalised for p in parts if not p.observed):
         return ConstantsReport(0.0, 0.0, tuple(warnings), tuple(notes), 1)
     with one_thread(), torch.no_grad():
-        integral, of_prior, unknown, count = _of_prior(target, num_draws, seed, parts)
+        integral, of_prior, unknown, count, improper = _of_prior(target, num_draws, seed, parts)
     return ConstantsReport(
-        integral.log_value, integral.standard_error, (*of_prior, *warnings), (*notes, *unknown), count
+        integral.log_value, integral.standard_error, (*of_prior, *warnings), (*notes, *unknown), count, improper
     )
 
 
@@ -132,8 +135,8 @@ _FUNCTIONS = (
 
 def _of_prior(
     target: Target, num_draws: int, seed: int, parts: list[Part] | None
-) -> tuple[Integral, list[str], list[str], int]:
-    """Return the prior's integral, warnings, notes, and evaluations spent."""
+) -> tuple[Integral, list[str], list[str], int, bool]:
+    """Return the prior's integral, warnings, notes, evaluations spent, and whether it is known to be improper."""
     draws = None
     if target.can_sample_prior:
         try:
@@ -143,31 +146,35 @@ def _of_prior(
     if draws is not None:
         draws = draws[draws.isfinite().all(-1)]
         if len(draws) < num_draws:
-            return UNKNOWN, [], [_unknown(parts)], 0
+            return UNKNOWN, [], [_unknown(parts)], 0, False
         check = with_draws(target, draws, seed)
     else:
         check = without_draws(target, 2 * num_draws, seed)
     if check.flat is not None:
-        return UNKNOWN, [_improper(check.flat)], [], check.num_evaluations
+        return UNKNOWN, [_improper(check.flat)], [], check.num_evaluations, True
     sure, bridged = check.by_importance, check.by_bridge
     found = []
     if sure.differs(ONE, SURE, NOTABLE):
-        found.append(_off(sure.log_value, parts))
+        found.append(_off(sure, parts))
     if check.misfit > SURE + 1 or sure.differs(bridged, SURE, NOTABLE):
         names = "sample_prior do not follow log_prior" if parts is None else "the prior do not follow its density"
         found.append(f"the draws of {names}: methods that start from the prior are wrong; make the two agree")
     if not sure.reliable and bridged.differs(ONE, SURE, NOTABLE):
-        found.append(_off(bridged.log_value, parts) + ", unless the prior's draws do not follow its density")
+        found.append(_off(bridged, parts) + ", unless the prior's draws do not follow its density")
     # With draws from elsewhere the bridge leads elsewhere, so importance sampling comes first.
     best = sure if sure.reliable else bridged if bridged.reliable else UNKNOWN
-    return best, found, [] if best.reliable else [_unknown(parts)], check.num_evaluations
+    return best, found, [] if best.reliable else [_unknown(parts)], check.num_evaluations, False
 
 
-def _off(log_value: float, parts: list[Part] | None) -> str:
+def _off(integral: Integral, parts: list[Part] | None) -> str:
+    log_value, error = integral.log_value, integral.standard_error
     size = f"{math.exp(log_value):.3g}" if abs(log_value) < 25 else f"exp({log_value:.1f})"
     own = [f"{p.name!r} ({p.own})" for p in parts or () if not p.observed and p.own]
     place = "log_prior" if parts is None else f"the log_prob of {', '.join(own)}" if own else "the prior"
-    return f"the prior integrates to {size} and not to one: a constant was dropped; add {-log_value:+.3f} to {place}"
+    return (
+        f"the prior integrates to {size} and not to one: a constant was dropped; add {-log_value:+.3f} to {place}, "
+        f"where {error:.1g} is the error of that number"
+    )
 
 
 def _improper(direction: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bayeskit.errors import SettingsError, UnknownNameError
+from bayeskit._settings import unknown_name
+from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import (
     conjugate,
     flows,
@@ -196,7 +196,12 @@ def _prequential(target: Target, material: Material, seed: int) -> Evidence:
 
 def _nested(target: Target, material: Material, seed: int) -> Evidence:
     run = sample_nested(
-        target, material.budget.num_live, seed, checkpoint=material.file("nested"), progress=material.progress
+        target,
+        material.budget.num_live,
+        seed,
+        termination=material.budget.termination,
+        checkpoint=material.file("nested"),
+        progress=material.progress,
     )
     obey(run.ending)
     return sequential.nested_sampling(target, run, seed=seed)
@@ -289,10 +294,8 @@ def select(methods: str | Sequence[str]) -> list[Method]:
     """
     if methods == "all":
         return list(METHODS.values())
-    names = [methods] if isinstance(methods, str) else list(methods)
+    names = [methods] if isinstance(methods, str) else list(methods) if isinstance(methods, Iterable) else [methods]
     for name in names:
         if name not in METHODS:
-            near = difflib.get_close_matches(name, METHODS, 1, 0.3)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise UnknownNameError(f"no evidence method is called {name!r}{hint} Known are: {', '.join(METHODS)}")
+            raise unknown_name("evidence method", name, METHODS)
     return [method for name, method in METHODS.items() if name in names]

@@ -12,6 +12,7 @@ from bayeskit._statistics import effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
+from bayeskit.inference.evidence.mode.missed import same_likelihood
 from bayeskit.inference.evidence.mode.modes import find_modes
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.inference.evidence.result import Evidence
@@ -79,7 +80,7 @@ def find_peaks(target: Target, draws: Draws) -> Peaks:
 
 
 def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_bias: float = 0.0) -> Evidence:
-    """Return the estimate, with a warning if a peak holds more of the posterior than of the draws.
+    """Return the estimate, with a warning if a peak holds more of the posterior than of the draws, or none shows any.
 
     A peak that is much narrower than what surrounds it, or far from it, may draw no chain, and no diagnostic of the
     chains notices. If the estimate is right, the mass of a peak over it is the share of the draws that lie there. The
@@ -112,6 +113,7 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_
     """
     peaks = find_peaks(target, draws)
     last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
+    estimate = replace(estimate, warnings=(*estimate.warnings, *same_likelihood(draws.log_likelihood)))
     worst, problems = math.nan, estimate.warnings
     if math.isfinite(estimate.log_evidence):
         for peak in peaks.found:

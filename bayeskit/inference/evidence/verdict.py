@@ -76,7 +76,11 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.best is None:
-            return f"log evidence unknown: none of {self.num_methods} methods is trusted"
+            if not self.untrusted:
+                return f"log evidence unknown: none of {len(self.refused)} methods applies"
+            reason, count = Counter(self.untrusted.values()).most_common(1)[0]
+            text = f"log evidence unknown: none of {self.num_methods} methods is trusted"
+            return f"{text}; {count} of them: {reason}" if count > 1 else text
         text = f"log evidence {self.log_evidence:.4f} ± {self.standard_error:.4f} by {self.best.method}; "
         text += f"{self.num_trusted} of {self.num_methods} methods trusted"
         if not self.disagreeing and (self.is_agreed or self.num_trusted == 1):

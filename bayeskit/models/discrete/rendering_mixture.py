@@ -14,6 +14,8 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
+__all__ = ["Rendering", "RenderingMixture"]
+
 
 class Rendering(NamedTuple):
     """The causes of images.

@@ -52,21 +52,26 @@ def share_of_tail(num_edges: int) -> float:
     return -math.expm1(math.log1p(-DEFENCE) / num_edges)
 
 
-def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Generator) -> Tensor:
+def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Replace a share of draws by the prior's, and of other branch lengths by draws from the prior or the heavy tail.
+
+    How many draws have all lengths from the prior, or a half, is not left to chance, but for rounding, so that an error
+    may leave out what the shares would add: see `stratified_log_mean_exp_error`.
 
     Parameters
     ----------
     near : Tensor
-        Draws of what is to be defended, shape `(*batch, edges)`.
+        Draws of what is to be defended, shape `(draws, *batch, edges)`.
     prior : TorchDistribution
         Over one branch length or over the vector of all.
     generator : torch.Generator
 
     Returns
     -------
-    Tensor
-        Shape `(*batch, edges)`.
+    lengths : Tensor
+        Shape `(draws, *batch, edges)`.
+    part : Tensor
+        Which part of the mixture each draw is from, shape `(draws,)`.
 
     Raises
     ------
@@ -87,8 +92,12 @@ def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Gene
     limits = torch.finfo(near.dtype)
     before = before.clamp(limits.tiny, limits.max)
     half = torch.where(uniform[1] < 0.5, before, near)
-    part = torch.rand((*near.shape[:-1], 1), generator=generator, dtype=near.dtype, device=near.device)
-    return torch.where(part < PRIOR, before, torch.where(part < PRIOR + _share_of_half(prior), half, tailed))
+    offset = torch.rand((), generator=generator, dtype=near.dtype, device=near.device)
+    order = torch.randperm(len(near), generator=generator, device=near.device)
+    place = (order + offset) / len(near)
+    part = (place >= PRIOR).long() + (place >= PRIOR + _share_of_half(prior)).long()
+    number = part.reshape(-1, *(1,) * (near.dim() - 1))
+    return torch.where(number == 0, before, torch.where(number == 1, half, tailed)), part
 
 
 def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistribution) -> Tensor:

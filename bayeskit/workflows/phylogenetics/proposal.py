@@ -32,9 +32,9 @@ class Proposal:
     --------
     >>> import torch
     >>> proposal = Proposal(torch.ones(2, 3), torch.full((2, 3), 10.0), torch.distributions.Exponential(10.0))
-    >>> x = proposal.sample(5, torch.Generator().manual_seed(0))
-    >>> x.shape, proposal.log_prob(x).shape
-    (torch.Size([5, 2, 3]), torch.Size([5, 2]))
+    >>> x, part = proposal.sample(5, torch.Generator().manual_seed(0))
+    >>> x.shape, part.shape, proposal.log_prob(x).shape
+    (torch.Size([5, 2, 3]), torch.Size([5]), torch.Size([5, 2]))
     """
 
     shape: Tensor
@@ -69,8 +69,8 @@ class Proposal:
         shape = (-(second * mode + first) * mode).clamp(min=FLATTEST)
         return cls(shape, shape / mode, prior)
 
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points, shape `(num_draws, *batch, edges)`."""
+    def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw points, `(num_draws, *batch, edges)`, and tell the part of the mixture of each, `(num_draws,)`."""
         full = (num_draws, *self.shape.shape)
         # torch's sampler takes a generator, its distribution does not.
         near = torch._standard_gamma(self.shape.expand(full), generator=generator) / self.rate

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from bayeskit._files import write_atomically
 from bayeskit._progress import progress_bar
-from bayeskit._settings import real_number, whole_number
+from bayeskit._settings import real_number, unknown_name, whole_number
 from bayeskit._statistics import (
-    independent_log_mean_exp_error,
     log_mean_exp,
     pareto_shape,
+    stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
 from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
+from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.laplus.matching import match_gamma
@@ -301,7 +301,7 @@ def _weights(given: Sequence[float] | None, names: list[str]) -> dict[str, float
 def _check_method(method: str, unused: dict[str, Any]) -> None:
     """Refuse an unknown method, and settings that it does not use."""
     if method != IN_ONE_BATCH and method not in METHODS:
-        raise UnknownNameError(f"no method is called {method!r}. Known are: {', '.join([IN_ONE_BATCH, *METHODS])}.")
+        raise unknown_name("method", method, [IN_ONE_BATCH, *METHODS])
     for name, value in unused.items():
         if value is not None:
             raise SettingsError(f"{name} is not used by the method {method}. Remedy: leave it out.")
@@ -357,22 +357,22 @@ def _gamma_laplus_importance_sampling(
         generator = new_generator(seed, stream="gamma laplus importance sampling")
         with torch.no_grad():
             for _ in range(PILOTS):
-                x = proposal.sample(PILOT_DRAWS, generator)
+                x, _ = proposal.sample(PILOT_DRAWS, generator)
                 proposal = proposal.refitted(x, log_density(x) - proposal.log_prob(x))
-        parts: list[tuple[Tensor, Tensor]] = []
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
         step = max(1, _VECTORS // len(topologies))
         with torch.no_grad(), progress_bar("weighing topologies", num_draws, progress) as bar:
             for first in range(0, num_draws, step):
                 size = min(step, num_draws - first)
-                x = proposal.sample(size, generator)
+                x, part = proposal.sample(size, generator)
                 value = log_density(x)
-                parts.append((value, value - proposal.log_prob(x)))
+                parts.append((value, value - proposal.log_prob(x), part))
                 bar.update(first + size)
     seconds = (time.monotonic() - begin) / len(topologies)
-    log_density_values, log_weights = (torch.cat(column) for column in zip(*parts, strict=True))
+    log_density_values, log_weights, part = (torch.cat(column) for column in zip(*parts, strict=True))
     evaluations = num_draws + PILOTS * PILOT_DRAWS + modes.num_evaluations
     return [
-        _estimate(log_density_values[:, place], log_weights[:, place], modes, place, evaluations, seconds)
+        _estimate(log_density_values[:, place], log_weights[:, place], part, modes, place, evaluations, seconds)
         for place in range(len(topologies))
     ]
 
@@ -402,7 +402,13 @@ def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
 
 
 def _estimate(
-    log_density: Tensor, log_weights: Tensor, modes: Modes, place: int, num_evaluations: int, seconds: float
+    log_density: Tensor,
+    log_weights: Tensor,
+    part: Tensor,
+    modes: Modes,
+    place: int,
+    num_evaluations: int,
+    seconds: float,
 ) -> Evidence:
     usable, problems = without_nan(log_weights)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
@@ -412,7 +418,7 @@ def _estimate(
     return Evidence(
         IN_ONE_BATCH,
         float(log_mean_exp(usable[None])),
-        with_rounding(float(independent_log_mean_exp_error(usable[None])), log_density),
+        with_rounding(float(stratified_log_mean_exp_error(usable, part)), log_density),
         num_evaluations,
         tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective, "log_density_at_the_mode": float(modes.value[place])},

@@ -266,3 +266,45 @@ def test_no_method_trusts_half_of_a_bimodal_posterior(limit):
     alone = evidence.laplace_importance_sampling(target, seed=0)
     score = (alone.log_evidence - math.log(2) - one) / alone.standard_error
     assert abs(score) < limit() or not alone.trusted, str(alone)
+
+
+@pytest.mark.parametrize("constant", [-2.5, 7.0])
+def test_a_likelihood_that_never_changes_is_told_from_one_that_draws_have_not_met(constant):
+    """No draw can tell a constant likelihood from a peak that was missed, so that no method trusts itself."""
+    target = bk.Target.from_functions(
+        lambda u: torch.distributions.Normal(0.0, 1.0).log_prob(u).sum(-1),
+        lambda u: 0 * u[..., 0] + constant,
+        2,
+        sample_prior=lambda n, generator: torch.randn(n, 2, generator=generator, dtype=torch.float64),
+    )
+    methods = ["naive_monte_carlo", "bridge_sampling", "stepping_stone", "smc", "adaptive_smc", "nested_sampling"]
+    table = evidence.compare(target, methods, budget=BUDGET, progress=False)
+    for method, z in table.results.items():
+        assert abs(z.log_evidence - constant) < 0.01, method
+        assert any("the same at all draws" in text for text in z.warnings), method
+    assert "6 of them: the likelihood is the same at all draws" in str(table.verdict)
+
+
+def test_what_is_no_target_draws_or_budget_is_refused(linear):
+    _, target, draws, _ = linear
+    for call, kind in (
+        (lambda: evidence.bridge_sampling(lambda: 0, draws), SettingsError),
+        (lambda: evidence.bridge_sampling(target, draws.unconstrained), DrawsError),
+        (lambda: evidence.compare(target, "all", draws=3), SettingsError),
+        (lambda: evidence.compare(target, "all", ladder=draws), SettingsError),
+        (lambda: evidence.compare(target, "all", budget={"num_chains": 3}), SettingsError),
+        (lambda: evidence.compare(target, []), SettingsError),
+        (lambda: evidence.compare(target, None), UnknownNameError),
+        (lambda: evidence.compare(target, [1]), UnknownNameError),
+    ):
+        with pytest.raises(kind):
+            call()
+
+
+def test_nested_sampling_finds_a_spike_with_a_small_termination():
+    case = exact.get("spike_and_slab")
+    for termination, finds in ((1e-3, False), (1e-15, True)):
+        budget = Budget(num_live=200, termination=termination)
+        z = evidence.compare(case.target(), ["nested_sampling"], budget=budget, progress=False)["nested_sampling"]
+        assert (abs(z.log_evidence - case.log_evidence) < 4.5 * z.standard_error) is finds
+        assert z.trusted is finds

@@ -38,15 +38,15 @@ def banana(dtype=F64):
 
 
 def normal(shift=0.0, dim=3):
-    """A correlated normal posterior whose evidence is e^shift."""
+    """A correlated normal posterior whose evidence is e^shift, half of its exponent the prior's."""
     factor = torch.eye(dim, dtype=F64) + 0.5 * torch.ones(dim, dim, dtype=F64).tril(-1)
 
     def white(u):
         return u @ torch.linalg.inv(factor).T
 
     target = bk.Target.from_functions(
-        lambda u: (-0.5 * white(u).square() - 0.5 * math.log(2 * math.pi)).sum(-1),
-        lambda u: 0 * u.sum(-1) + shift,
+        lambda u: -0.25 * white(u).square().sum(-1),
+        lambda u: (-0.25 * white(u).square() - 0.5 * math.log(2 * math.pi)).sum(-1) + shift,
         dim,
     )
     return target, factor

@@ -89,3 +89,15 @@ def test_comparisons_of_improper_models_are_refused():
     target = GibbsPosterior(Flat(()), losses.HalfSquared(), torch.tensor([0.3, 1.1], dtype=F64), name="mu")
     with pytest.raises(SettingsError, match="'mu' is improper"):
         evidence.compare(target, ["laplace_importance_sampling", "bridge_sampling"], progress=False)
+
+
+def test_a_prior_of_functions_without_end_is_refused():
+    """Nothing is known of a function by its name, so it is looked at."""
+    target = bk.Target.from_functions(
+        lambda u: 0 * u[..., 0],
+        lambda u: -0.5 * u.square().sum(-1),
+        2,
+        sample_prior=lambda n, generator: torch.randn(n, 2, generator=generator, dtype=F64),
+    )
+    with pytest.raises(SettingsError, match=r"without end along u\[0\]"):
+        evidence.compare(target, ["laplace_importance_sampling"], progress=False)

@@ -13,6 +13,7 @@ from bayeskit._statistics import (
     independent_log_mean_exp_error,
     log_mean_exp,
     r_hat,
+    stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
 from bayeskit._torch import new_generator
@@ -140,8 +141,8 @@ def _error(log_weights: Tensor, counts: list[int], log_mean: float) -> float:
     """Return the standard error of the log mean weight, where how many draws each part gives is not left to chance."""
     if min(count for count in counts if count) < MIN_PART or log_mean == -math.inf:
         return float(independent_log_mean_exp_error(log_weights.unsqueeze(0)))
-    parts = (log_weights - log_mean).exp().split(counts)
-    return math.sqrt(sum(len(part) * float(part.var()) for part in parts if len(part))) / len(log_weights)
+    part = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return float(stratified_log_mean_exp_error(log_weights, part.to(log_weights.device)))
 
 
 class _Defensive:

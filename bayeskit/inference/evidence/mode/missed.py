@@ -182,8 +182,8 @@ def same_likelihood(log_likelihood: Tensor) -> list[str]:
     if middle == 0.0 or same < MIN_SAME or not bool((log_likelihood > -torch.inf).all()):
         return []
     return [
-        "the likelihood is the same at all draws: if the data are to tell anything, the draws have missed where; use "
-        "bridge sampling from chains that start near the data, or a narrower prior"
+        "the likelihood is the same at all draws: if it does not depend on the parameters, it is the evidence; if it "
+        "does, the draws have missed where: start chains near the data, or take a narrower prior"
     ]
 
 

@@ -129,7 +129,8 @@ def pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> P
     # The logarithm of a mean lies below that of the expectation, and all terms on the same side.
     excess = (1 / sums.effective - 1 / influence.numel()).clamp(min=0) * slowness
     bias = -sign * 0.5 * float(counts @ excess)
-    if not abs(bias) <= MAX_BIAS * error and abs(bias) > 0:
+    rounding = 8 * torch.finfo(torch.float64).eps * max(abs(score), 1.0)
+    if not abs(bias) <= MAX_BIAS * error + rounding:
         problems.append(f"the score is off by about {bias:+.2g} nats, its second-order bias: run longer chains")
     if not float(sums.log_mean.abs().max()) < torch.inf:
         problems.append("an observation has likelihood zero at draws from the posterior: look at the model's support")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, with_rounding
+from bayeskit.inference.evidence.mode.missed import same_likelihood
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.nested.result import NestedRun
@@ -31,6 +32,7 @@ def nested_sampling(
     *,
     num_live: int = 500,
     num_slice_steps: int | None = None,
+    termination: float = 1e-3,
     seed: int = 0,
     progress: bool = False,
 ) -> Evidence:
@@ -47,7 +49,7 @@ def nested_sampling(
         It must be able to draw from its prior.
     run : NestedRun, optional
         A run on ``target``; by default one is made.
-    num_live, num_slice_steps : int, optional
+    num_live, num_slice_steps, termination : optional
         As in :func:`~bayeskit.inference.samplers.nested.sample_nested`, for the run that is made.
     seed : int, default 0
         Of that run, and of the simulated volumes.
@@ -81,7 +83,9 @@ def nested_sampling(
     (True, True)
     """
     if run is None:
-        run = sample_nested(target, num_live, seed, num_slice_steps=num_slice_steps, progress=progress)
+        run = sample_nested(
+            target, num_live, seed, num_slice_steps=num_slice_steps, termination=termination, progress=progress
+        )
         obey(run.ending)
     elif not isinstance(run, NestedRun):
         raise SettingsError(
@@ -119,7 +123,7 @@ def run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
         "effective_draws": run.effective_draws,
         "remaining_share": run.remaining_share,
     }
-    problems = []
+    problems = same_likelihood(run.log_likelihood)
     if run.ending != "converged":
         problems.append(
             f"the run ended early ({run.ending}), with {100 * run.remaining_share:.0f} % of the posterior in its live "

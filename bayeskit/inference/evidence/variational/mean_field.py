@@ -204,8 +204,10 @@ def _problems(fit: _Fit, improvement: float, tolerance: float, count: int) -> li
             "or use bridge sampling"
         )
     if not improvement <= tolerance:
-        found = "only one set of draws was tried" if improvement == math.inf else f"the last gained {improvement:.3f}"
-        problems.append(f"{count} fixed draws are too few for the mean field ({found} nats): raise max_draws")
+        found = "what more would gain was not seen"
+        if math.isfinite(improvement):
+            found = f"the last gained {improvement:.3f} nats"
+        problems.append(f"{count} fixed draws are too few for the mean field ({found}): raise max_draws")
     return problems
 
 

@@ -50,12 +50,15 @@ class DrawnTrees(NamedTuple):
         Shape `(trees, edges)`.
     log_topology, log_lengths : Tensor
         Log probability of each topology, and log density of its branch lengths: `(trees,)`.
+    part : Tensor
+        Which part of a mixture each tree is from, `(trees,)`; zero where there is no mixture.
     """
 
     topologies: Topologies
     lengths: Tensor
     log_topology: Tensor
     log_lengths: Tensor
+    part: Tensor
 
 
 class TreeFamily:
@@ -116,7 +119,8 @@ class TreeFamily:
             with torch.no_grad():
                 value = self.lengths.rsample(parameters[self.num_logits :], features, generator).value
             lengths = Lengths(value, self.lengths.log_prob(parameters[self.num_logits :], features, value))
-        return DrawnTrees(topologies, lengths.value, log_topology, lengths.log_prob)
+        part = torch.zeros(num_trees, dtype=torch.int64, device=log_topology.device)
+        return DrawnTrees(topologies, lengths.value, log_topology, lengths.log_prob, part)
 
     def draw_defended(
         self, prior: dist.TorchDistribution, parameters: Tensor, num_trees: int, generator: torch.Generator
@@ -139,11 +143,11 @@ class TreeFamily:
         network, of_lengths = self.topologies(parameters), parameters[self.num_logits :]
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
-        lengths = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, prior, generator)
+        lengths, part = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, prior, generator)
         # Edges are independent, so that the density of one is that of a tree with no other.
         alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
         log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths, prior)
-        return DrawnTrees(topologies, lengths, network.log_prob_of_choices(choices), log_lengths)
+        return DrawnTrees(topologies, lengths, network.log_prob_of_choices(choices), log_lengths, part)
 
 
 #: Log prior and log likelihood of trees, given topologies and branch lengths.

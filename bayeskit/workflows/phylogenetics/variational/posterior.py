@@ -18,9 +18,9 @@ from torch import Tensor
 from bayeskit._arviz import as_inference_data, to_datasets
 from bayeskit._settings import whole_number
 from bayeskit._statistics import (
-    independent_log_mean_exp_error,
     log_mean_exp,
     pareto_shape,
+    stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
 from bayeskit._torch import new_generator, one_thread
@@ -50,6 +50,9 @@ class WeighedTrees(NamedTuple):
         Shape `(trees,)`.
     log_weight : Tensor
         Log of the joint density over that which the trees were drawn from, `(trees,)`.
+    part : Tensor
+        Which part of the mixture each tree was drawn from, `(trees,)`: all branch lengths from the prior, half of them,
+        or else; zero where all are from the approximation itself.
     """
 
     topologies: Topologies
@@ -57,6 +60,7 @@ class WeighedTrees(NamedTuple):
     log_prior: Tensor
     log_likelihood: Tensor
     log_weight: Tensor
+    part: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +131,7 @@ class VariationalPosterior:
                 log_prior, log_likelihood = self.target.log_densities(drawn.topologies, drawn.lengths)
                 log_weight = log_prior + log_likelihood - drawn.log_topology - drawn.log_lengths
                 children.append(torch.from_numpy(drawn.topologies.children))
-                columns.append((drawn.lengths, log_prior, log_likelihood, log_weight))
+                columns.append((drawn.lengths, log_prior, log_likelihood, log_weight, drawn.part))
         topologies = Topologies(self.topologies.taxa, torch.cat(children).numpy())
         return WeighedTrees(topologies, *(torch.cat(column) for column in zip(*columns, strict=True)))
 
@@ -179,7 +183,7 @@ class VariationalPosterior:
         return Estimate(float(bounds.mean()), float(bounds.std()) / math.sqrt(repeats))
 
     def log_evidence(self, num_draws: int = 10_000, seed: int = 0) -> Evidence:
-        """Estimate the log evidence by importance sampling, one tree in five with a branch length from a heavy tail.
+        """Estimate the log evidence by importance sampling, with a little of the prior and of a heavy tail.
 
         Parameters
         ----------
@@ -196,7 +200,7 @@ class VariationalPosterior:
         begin = time.monotonic()
         drawn = self._weighed(whole_number("num_draws", num_draws, 2), seed, "evidence", defended=True)
         log_weight, problems, facts = _checked(drawn.log_weight)
-        error = with_rounding(float(independent_log_mean_exp_error(log_weight[None])), drawn.log_likelihood)
+        error = with_rounding(float(stratified_log_mean_exp_error(log_weight, drawn.part)), drawn.log_likelihood)
         return Evidence(
             "variational_importance_sampling",
             float(log_mean_exp(log_weight[None])),
