@@ -45,6 +45,7 @@ html_context = {"default_mode": "auto"}
 html_css_files = ["bayeskit.css"]
 html_js_files = ["sort_tables.js"]
 html_theme_options = {
+    "navbar_persistent": ["search-button"],  # the field takes the width of two entries
     "navbar_end": ["theme-switcher"],
     "show_prev_next": True,
     # On the gallery's pages code needs the width.

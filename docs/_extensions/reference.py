@@ -37,14 +37,24 @@ def public_names(module: ModuleType) -> list[str]:
 
 
 def rooms_below(name: str) -> list[str]:
-    """Return the room and every package below it that offers names, in alphabetical order."""
+    """Return the room and every one below it that offers names, in alphabetical order."""
     module = importlib.import_module(name)
     found = [name] if public_names(module) else []
     if name != "bayeskit" and hasattr(module, "__path__"):
         for child in pkgutil.walk_packages(module.__path__, f"{name}."):
-            if child.ispkg and not any(part.startswith("_") for part in child.name.split(".")):
-                found += [child.name] if hasattr(importlib.import_module(child.name), "__all__") else []
+            if any(part.startswith("_") for part in child.name.split(".")):
+                continue
+            room = importlib.import_module(child.name)
+            if hasattr(room, "__all__") and (child.ispkg or not _is_offered_above(room)):
+                found.append(child.name)
     return sorted(found)
+
+
+def _is_offered_above(module: ModuleType) -> bool:
+    """Whether a package above has one of the names of a module, which then is no room of its own."""
+    above = module.__name__.split(".")[:-1]
+    packages = [importlib.import_module(".".join(above[:depth])) for depth in range(1, len(above) + 1)]
+    return any(getattr(package, name, None) is getattr(module, name) for package in packages for name in module.__all__)
 
 
 def write_pages(folder: Path) -> None:

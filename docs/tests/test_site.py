@@ -3,6 +3,7 @@
 import functools
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -87,6 +88,13 @@ def test_every_public_name_has_its_place(site):
     for name, thing in vars(errors).items():
         if isinstance(thing, type) and issubclass(thing, errors.BayeskitError):
             assert (site / f"{thing.page}.html").is_file(), name
+
+
+def test_every_room_that_the_readme_names_has_a_page(site):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    rooms = set(re.findall(r"of `\.(\w+)`", readme))
+    assert {"topic_model", "rendering_mixture"} < rooms
+    assert not [room for room in sorted(rooms) if not list((site / "api").glob(f"bayeskit.models.*.{room}.html"))]
 
 
 def test_mathematics_comes_with_the_pages(site):
