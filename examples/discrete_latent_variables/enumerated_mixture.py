@@ -86,7 +86,7 @@ def mixture_density(values: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[t
 prior_predictive = Figure(figsize=(8, 3), layout="constrained")
 axes = prior_predictive.subplots()
 axes.plot(widths, sum(mixture_density(target.constrain(target.sample_prior(12, seed=3)), widths)).T, linewidth=1)
-axes.set(xlabel="petal width (cm)", ylabel="density (1/cm)", title="twelve densities from the prior", ylim=(0, 4))
+axes.set(xlabel="petal width (cm)", ylabel="density (1/cm)", title="twelve densities from the prior", ylim=(0, 2.2))
 
 # %%
 # An exact twin

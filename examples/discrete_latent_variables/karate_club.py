@@ -104,7 +104,7 @@ for better, worse in ((2, 1),) if is_small() else ((2, 1), (4, 2), (4, 3), (5, 4
 # ------------
 # Two blocks are not the two sides: one of them holds the few members whom everybody knows, the leaders of both sides
 # among them. With four blocks the sides appear: leaders and followers of each. The evidence wants at least four kinds
-# of members, and a fifth rather than not. (In the figure, as in Python, members are counted from zero.)
+# of members, and a fifth rather than not.
 
 shown = (2,) if is_small() else (2, 4)
 best, degrees = {}, club.adjacency.sum(0)
@@ -140,9 +140,17 @@ for side, marker in ((True, "o"), (False, "s")):
         here = (club.with_instructor == side) & (best[k] == block)
         left.scatter(x[here], y[here], s=70, color=f"C{block}", marker=marker, zorder=2)
 for i in (0, 33):
-    left.annotate(str(i), (float(x[i]), float(y[i])), xytext=(7, 7), textcoords="offset points")
-left.set(xticks=[], yticks=[], title="colour: block; circle: the instructor's side,\nsquare: the administrator's")
+    left.annotate(f"member {i + 1}", (float(x[i]), float(y[i])), (0, 8), textcoords="offset points", ha="center")
+for i, block in enumerate(best[k].tolist()):
+    left.text(float(x[i]), float(y[i]), block + 1, color="white", fontsize=6, ha="center", va="center_baseline")
+left.margins(0.15)
+left.set(xticks=[], yticks=[], title="number: block; circle: the instructor's side,\nsquare: the administrator's")
 plot_co_assignment(comparison[k].co_assignment(), best[k], right)
+sizes = best[k].bincount()
+ticks, labels = (sizes.cumsum(0) - sizes / 2 - 0.5).tolist(), range(1, len(sizes) + 1)
+right.set_xticks(ticks, labels, color="black", fontsize=10, rotation=0)
+right.set_yticks(ticks, labels, color="black", fontsize=10)
+right.set(xlabel="members, by block", ylabel="members, by block")
 
 # %%
 # Where to go next: :doc:`/gallery/evidence/galaxy_mixture` asks for the number of components of a mixture,

@@ -132,7 +132,7 @@ for cut in draws[draws.any(1)]:
     falls.append(float(flow[:first].mean() - flow[first:second].mean()))
 fall = torch.tensor(falls)
 error = float(fall.std() / len(fall) ** 0.5)
-print(f"the mean flow fell by {float(fall.mean()):.1f} +- {error:.1f} at the first change")
+print(f"the mean flow fell by {float(fall.mean()):.1f} +- {error:.1f} at the first change (10^8 m^3)")
 
 two, exact = float((draws.sum(1) == 2).double().mean()), float(posterior.number_probabilities[2])
 error = (exact * (1 - exact) / len(draws)) ** 0.5
@@ -140,6 +140,11 @@ print(f"two changes in {two:.4f} +- {error:.4f} of the draws, exactly {exact:.4f
 assert abs(two - exact) < 4.5 * error
 
 figure = plot_change_points(posterior, years, name="flow (10$^8$ m$^3$)")
+series, places, numbers = figure.axes
+series.lines[-1].set_label("posterior mean of the level")
+series.legend(frameon=False)
+places.set_xlabel("year")
+numbers.set(xticks=range(6), xlim=(-0.6, 5.6))
 
 # %%
 # Where to go next: :doc:`text_without_spaces` finds words as segments of a text, :doc:`hidden_states_of_growth` states

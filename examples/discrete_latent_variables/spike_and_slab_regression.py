@@ -129,7 +129,8 @@ assert bound < posterior.log_evidence
 # ------------
 # Sex, body mass index, blood pressure and the serum measurement s5 are in, almost without doubt; age is rather out. For
 # the other measurements of serum it is a question of which stand in for which: pairs are in together more or less often
-# than if they were independent. That is what the guide cannot express, and it is too sure of them.
+# than if they were independent. That is what the guide cannot express, and it puts each of them in too
+# often.
 
 table = posterior.to_pandas(data.feature_names)
 table.insert(1, "guide", [1.0, *logits.detach().sigmoid().tolist()])
@@ -152,8 +153,10 @@ for pair in dependence.flatten().topk(3).indices.tolist():
 
 figure = Figure(figsize=(6, 4), layout="constrained")
 axes = posterior.plot(data.feature_names, figure.subplots())
-axes.plot(logits.detach().sigmoid(), range(10), "D", color="C1", label="guide of independent bits")
-axes.legend(frameon=False)
+axes.containers[0].set_label("exact")
+axes.lines[0].set_label("one half")
+axes.plot(logits.detach().sigmoid(), range(10), "D", color="C1", label="guide of independent bits", clip_on=False)
+figure.legend(loc="outside upper center", ncols=3, frameon=False)
 
 # %%
 # Where to go next: :doc:`gradients_of_choices` compares estimators of such gradients,

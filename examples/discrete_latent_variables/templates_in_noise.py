@@ -151,8 +151,11 @@ features = mixture.scores(pictures[place : place + 1])[0].relu()
 titles = ["picture", *(f"ReLU of the {name}" for name in names)]
 for number, (title, image) in enumerate(zip(titles, (pictures[place], *features), strict=True)):
     axes = figure.add_subplot(1, 4, number + 1)
-    axes.imshow(image.numpy(), cmap="cividis" if number else "gray_r", vmax=float(features.max()) if number else None)
+    shading = axes.imshow(
+        image.numpy(), cmap="cividis" if number else "gray_r", vmax=float(features.max()) if number else None
+    )
     axes.set(xticks=[], yticks=[], title=title)
+figure.colorbar(shading, ax=figure.axes[1:], label="output")
 print(f"the picture shows a {names[causes.template[place]]}, at {causes.position[place].tolist()}")
 
 # %%

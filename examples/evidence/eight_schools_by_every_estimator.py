@@ -14,6 +14,7 @@ answer to nine digits, so that each estimator can be told right from wrong.
 # sphinx_gallery_thumbnail_number = -1
 import math
 import textwrap
+import warnings
 
 import pyro
 import pyro.distributions as dist
@@ -24,6 +25,7 @@ from scipy.stats import chi2, halfcauchy, multivariate_normal
 
 import bayeskit as bk
 from bayeskit import exact
+from bayeskit.errors import SamplingWarning
 from bayeskit.gallery import is_small
 from bayeskit.inference import evidence
 
@@ -116,17 +118,22 @@ budget = (
 )
 slow = ("learned_harmonic_mean", "flow_importance_sampling", "generalised_stepping_stone", "nested_sampling")
 methods = [name for name in evidence.METHODS if name not in slow] if is_small() else "all"
-ways = evidence.compare(target, methods, seed=0, budget=budget, progress=False)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", SamplingWarning)  # of divergent transitions; their share is printed below
+    ways = evidence.compare(target, methods, seed=0, budget=budget, progress=False)
 table = ways.to_pandas().dropna(subset="log_evidence")
 table["off by"] = table["log_evidence"] - truth
 columns = ["method", "log_evidence", "standard_error", "off by", "trusted"]
 print(table[columns].to_string(index=False, float_format="%.4f"))
 
 # %%
-# The posterior run behind half of them has converged, and whoever trusts itself is right, within its own error.
+# The posterior run behind half of them has converged, and hardly a transition diverged. Of those that trust themselves
+# none is off by three of its standard errors; naive Monte Carlo and adaptive sequential Monte Carlo are off by just
+# over two.
 
 facts = ways["bridge_sampling"].diagnostics
 print(f"largest R-hat {facts['r_hat']:.3f}, smallest effective sample size {facts['effective_draws']:.0f}")
+print(f"divergent transitions: {facts['diverging']:.3%}")
 assert facts["r_hat"] < 1.05 and facts["effective_draws"] > 100
 for estimate in ways:
     assert not estimate.trusted or abs(estimate.log_evidence - truth) < 4.5 * estimate.standard_error, str(estimate)
@@ -159,7 +166,8 @@ ways.plot(reference=truth, ax=figure.subplots())
 # -------------------------
 # One table proves little: an error bar is a statement about repetitions. ``calibrate`` repeats methods on fresh draws
 # of a problem whose answer is known. If an error bar is right, the sum of squares of the standardised errors follows,
-# nearly, a chi-squared distribution with as many degrees of freedom as there are repetitions.
+# nearly, a chi-squared distribution with as many degrees of freedom as there are repetitions. In the figure a dot is a
+# repetition, hollow if it was not trusted; what is more than six standard errors off stands at the edge.
 
 replicates = 2 if is_small() else 60
 short = evidence.Budget(num_chains=4, num_warmup=150, num_samples=250)
@@ -170,7 +178,12 @@ print(found.to_pandas()[columns].to_string(index=False, float_format="%.3f"))
 square = float((found.z("bridge_sampling") ** 2).sum())
 assert 1e-5 < chi2.sf(square, replicates) < 1 - 1e-5
 calibration = Figure(figsize=(8, 2.6), layout="constrained")
-found.plot(ax=calibration.subplots())
+axes = found.plot(ax=calibration.subplots())
+axes.set_title("eight schools, repeated")
+for text in axes.texts:  # the numbers of those beyond the edge
+    text.set_text(text.get_text().replace(" ›", "\nbeyond 6"))
+axes.patches[0].set_label("95 % if errors are right")
+axes.legend(loc="lower right", frameon=False, fontsize="small")
 
 # %%
 # Where to go next: :doc:`harmonic_mean_of_a_normal` shows why the harmonic mean fails,

@@ -58,7 +58,7 @@ x = np.linspace(0.0, 45.0, 600)
 prior_predictive = Figure(figsize=(7, 3.2), layout="constrained")
 axes = prior_predictive.subplots()
 for number, density in enumerate(mixture.log_density(prior, x).exp()):
-    axes.plot(x, density, color=f"C{number}", linestyle=["-", "--", "-.", ":", "-"][number], linewidth=1.5)
+    axes.plot(x, density, color=f"C{number}", linestyle=["-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1))][number])
 axes.plot(y, np.full(len(y), -0.01), "|", color="0.3")
 axes.set(xlabel="velocity (1000 km/s)", ylabel="density", ylim=(-0.02, 0.5), title="prior densities, and the galaxies")
 

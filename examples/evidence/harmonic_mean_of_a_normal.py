@@ -167,8 +167,8 @@ axes.legend(loc=(0.6, 0.12))
 # What it says
 # ------------
 # The harmonic mean sees of the prior only where the posterior draws are, and there every wide prior looks the same. So
-# it does not notice how vague the prior is, which is what an evidence is for: a prior ten times wider costs
-# :math:`\log 10` nats.
+# it does not notice how vague the prior is, which is what an evidence is for: once the prior is wide, one that is ten
+# times wider costs :math:`\log 10` nats.
 
 scales = [10.0, 1000.0] if is_small() else [10.0, 30.0, 100.0, 300.0, 1000.0]
 rows = []

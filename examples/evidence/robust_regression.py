@@ -66,7 +66,7 @@ prior = target.constrain(target.sample_prior(100_000, seed=0))
 rng = np.random.default_rng(0)
 for name, error in (("normal errors", rng.normal(size=100_000)), ("t errors, 2 df", rng.standard_t(2.0, size=100_000))):
     simulated = prior["b"][:, 0].numpy() + prior["scale"].numpy() * error
-    print(f"{name:>14}: " + ", ".join(f"{q:g} % {np.percentile(simulated, q):7.1f}" for q in (0.5, 5, 50, 95, 99.5)))
+    print(f"{name:>14}: " + ", ".join(f"{q:g} % {np.percentile(simulated, q):z7.1f}" for q in (0.5, 5, 50, 95, 99.5)))
 print(f"{'observed':>14}: from {float(loss.min()):.0f} to {float(loss.max()):.0f}")
 
 # %%
@@ -103,7 +103,7 @@ for seed, freedom in enumerate(degrees, 1):
     draws[freedom] = bk.sample(target, 8, seed=seed, progress=False, **size)
     found[freedom] = z = bridge_sampling(target, draws[freedom], seed=seed)
     facts = f"R-hat {z.diagnostics['r_hat']:.3f}, effective draws {z.diagnostics['effective_draws']:.0f}"
-    print(f"{freedom:3g} degrees of freedom: {z.log_evidence:.3f} +- {z.standard_error:.3f}, {facts}")
+    print(f"degrees of freedom {freedom:3g}: {z.log_evidence:.3f} +- {z.standard_error:.3f}, {facts}")
     assert z.trusted and z.diagnostics["r_hat"] < 1.05 and z.diagnostics["effective_draws"] > 400
 target = bk.Target.from_pyro(regression, covariates[~odd], loss[~odd], math.inf)
 without = bk.sample(target, 8, seed=1, progress=False, **size)
@@ -125,7 +125,7 @@ print(f"log Bayes factor, two degrees of freedom against normal: {factor:.3f} +-
 assert factor > 4.5 * error
 share = np.exp([z.log_evidence for z in found.values()] - logsumexp([z.log_evidence for z in found.values()]))
 for freedom, p in zip(found, share, strict=True):
-    print(f"{freedom:3g} degrees of freedom: posterior probability {p:.3f}")
+    print(f"degrees of freedom {freedom:3g}: posterior probability {p:.3f}")
 
 figure = Figure(figsize=(9, 3.6), layout="constrained")
 left, right = figure.subplots(1, 2)
@@ -137,7 +137,7 @@ for number, (name, some) in enumerate(fits.items()):
     left.errorbar(at, b.mean(0), b.std(0), fmt="os^"[number], color=f"C{number}", capsize=3, label=name)
 left.axhline(0.0, color="0.7", linewidth=1)
 left.set_xticks(range(3), names)
-left.set(ylabel="coefficient (loss per standard deviation)")
+left.set(ylabel="coefficient (loss per standard deviation)", title="posterior mean and standard deviation")
 left.legend(frameon=False)
 values = draws[2.0].values()
 residuals = (loss - values["b"] @ covariates.mT) / values["scale"][..., None]

@@ -73,7 +73,7 @@ for name, (sd, log_height, colour, style) in typical.items():
     level = log_height - DIM * (math.log(sd) + 0.5 * math.log(2 * math.pi) + 0.5)
     axes.axvline(level, color=colour, linestyle=style, label=f"mean over the {name}")
 axes.set(xlabel="log likelihood (nats)", ylabel="draws", title="how far the posterior is from the prior")
-axes.legend(loc="upper left")
+prior_predictive.legend(loc="outside lower center", ncols=3)
 
 # %%
 # An exact twin
@@ -116,8 +116,8 @@ tempered = {
 }
 print(f"exactly {truth:.4f}; the slab alone {slab_alone:.6f}")
 for name, z in tempered.items():
-    r_hat = z.diagnostics.get("r_hat", math.nan)
-    print(f"{name:22s} {z.log_evidence:7.4f} +- {z.standard_error:.4f}, R-hat {r_hat:.3f}")
+    r_hat = f"R-hat {z.diagnostics['r_hat']:.3f}" if "r_hat" in z.diagnostics else "no R-hat: particles, not chains"
+    print(f"{name:22s} {z.log_evidence:7.4f} +- {z.standard_error:.4f}, {r_hat}")
     assert abs(z.log_evidence - slab_alone) < 4.5 * z.standard_error  # it is the evidence of the slab, precisely
     assert not z.trusted
 print(textwrap.fill(tempered["stepping stone"].warnings[0], 110))

@@ -61,7 +61,7 @@ for i in range(4):
     precision = rng.gamma(3.0) / (2 * 300.0**2)
     alpha, beta = rng.normal([3000.0, 185.0], (np.array([0.06, 6.0]) * precision) ** -0.5)
     y = rng.normal(alpha + beta * (density - density.mean()), precision**-0.5)
-    axes.plot(density, y, "os^D"[i], markersize=3, color=f"C{i}", label="from the prior" if i == 0 else None)
+    axes.plot(density, y, "os^D"[i], markersize=3, color=f"C{i}", label=f"from the prior, {i + 1}")
 axes.plot(density, strength, "k+", label="came")
 axes.set(xlabel="density (lb/ft$^3$)", ylabel="strength (lb/in$^2$)", title="four data sets from the prior")
 axes.legend(frameon=False)

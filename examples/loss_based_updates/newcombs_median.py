@@ -154,7 +154,7 @@ for line, (name, posterior) in zip(("-", "--", "-.", ":"), rows.items(), strict=
 print(f"absolute, by coverage, sampled: mean {row['mean']:.3f} +- {row['mcse']:.3f}")
 assert abs(row["mean"] - exact_means["absolute, by coverage"]) < 4.5 * row["mcse"]
 axes.axvline(33.02, color="black", linewidth=1)
-axes.annotate("today's value", (33.02, axes.get_ylim()[1] * 0.6), rotation=90, ha="right", fontsize="small")
+axes.annotate("today's value", (32.9, axes.get_ylim()[1] * 0.6), rotation=90, ha="right", fontsize="small")
 axes.set(xlabel="deviation from 24,800 ns", ylabel="posterior density (1/ns)", title="Newcomb's times, four posteriors")
 axes.legend(frameon=False)
 

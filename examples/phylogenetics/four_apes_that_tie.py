@@ -93,7 +93,8 @@ axes.hist(expected, bins=40)
 axes.axvline(0, color="C1", linestyle="--", label="BRCA1")
 axes.set(xlabel=f"informative sites among {gene.num_sites}", ylabel="data sets from the prior")
 axes.legend(frameon=False)
-print(f"from the prior: {np.mean(expected):.0f} informative sites on average; none in {expected.count(0)} data sets")
+print(f"from the prior: {np.mean(expected):.0f} informative sites on average")
+print(f"{expected.count(0)} of {len(expected)} data sets have none")
 
 # %%
 # An exact twin
@@ -187,21 +188,22 @@ for name, (alignment, substitution, prior) in settings.items():
 # %%
 # What it says
 # ------------
-# BRCA1 alone does not say who is our closest relative, and its posterior probabilities say that it does not. The
-# comparison remarks by itself that this is a tie: more draws make the Monte Carlo errors smaller, not the doubt. That
-# needs other data, such as those of mitochondria.
+# BRCA1 alone does not say who is our closest relative, and its posterior probabilities say that it does not. Where the
+# Monte Carlo errors cannot tell the two best trees apart, the comparison remarks by itself that this is a tie: more
+# draws make those errors smaller, not the doubt. That needs other data, such as those of mitochondria.
 
-print(results["BRCA1, HKY85"].warnings[0])
+print(*results["BRCA1, HKY85"].warnings, sep="\n")
 figure = Figure(figsize=(7, 3.4), layout="constrained")
 axes = figure.subplots()
 for place, (name, hatch) in enumerate({"BRCA1, HKY85": "", "mitochondria, HKY85": "//"}.items()):
     values, errors = results[name].posterior_probabilities.numpy(), results[name].posterior_errors.numpy()
-    axes.bar(np.arange(3) + 0.38 * (place - 0.5), values, 0.36, yerr=errors, label=name, hatch=hatch)
+    bars = axes.bar(np.arange(3) + 0.38 * (place - 0.5), values, 0.36, yerr=errors, label=name, hatch=hatch)
+    axes.bar_label(bars, fmt="%.4f", padding=2, fontsize="small")
     for tree, value, error in zip(trees, values, errors, strict=True):
         print(f"{name:20s} {tree:22s} {value:.6f} +- {error:.6f}")
 axes.axhline(1 / 3, color="C5", linestyle="--", linewidth=1, label="no information")
 axes.set_xticks(range(3), [tree.replace(" with ", "\nwith ") for tree in trees])
-axes.set(ylabel="posterior probability", ylim=(0, 1.05))
+axes.set(ylabel="posterior probability", ylim=(0, 1.12))
 axes.legend(frameon=False)
 
 # %%

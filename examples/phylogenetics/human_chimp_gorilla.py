@@ -125,7 +125,7 @@ for name, found in results.items():
     print(f"{name}: log evidence {value:.3f} +- {error:.3f}; the best three trees")
     for place in found.posterior_probabilities.argsort(descending=True)[:3].tolist():
         p, e = float(found.posterior_probabilities[place]), float(found.posterior_errors[place])
-        print(f"    {p:.5f} +- {e:.5f}  {topologies.to_newick(place)}")
+        print(f"    {p:.5f} +- {e:.1e}  {topologies.to_newick(place)}")
 
 # %%
 # What it says
@@ -143,7 +143,7 @@ pairs = {
 }
 figure = Figure(figsize=(7, 3.2), layout="constrained")
 axes = figure.subplots()
-for offset, (name, found) in zip((-0.2, 0.2), results.items(), strict=True):
+for offset, hatch, (name, found) in zip((-0.2, 0.2), ("", "//"), results.items(), strict=True):
     p = found.posterior_probabilities
     bars = []
     for what, text in pairs.items():
@@ -152,11 +152,12 @@ for offset, (name, found) in zip((-0.2, 0.2), results.items(), strict=True):
         value = float(p[inside].sum())
         error = float(((inside.double() - value) * p * found.standard_error).norm())
         bars.append((value, error))
-        print(f"{name}: {what} are sisters with probability {value:.5f} +- {error:.5f}")
+        print(f"{name}: {what} are sisters with probability {value:.5f} +- {error:.1e}")
     values, errors = zip(*bars, strict=True)
-    axes.bar(np.arange(3) + offset, values, 0.38, yerr=errors, label=name)
+    drawn = axes.bar(np.arange(3) + offset, values, 0.38, yerr=errors, label=name, hatch=hatch)
+    axes.bar_label(drawn, fmt="%.4f", padding=2, fontsize="small")
 axes.set_xticks(range(3), [name.replace(" and ", "\nand ") for name in pairs])
-axes.set(ylabel="posterior probability of sisters", ylim=(0, 1.05))
+axes.set(ylabel="posterior probability of sisters", ylim=(0, 1.12))
 axes.legend(frameon=False)
 
 simple, better = (results[name].total_log_evidence for name in models)

@@ -121,9 +121,10 @@ for name, run in (("HMC", whole), ("NUTS", trees)):
 
 figure = Figure(figsize=(8, 3.5), layout="constrained")
 axes = figure.subplots()
-for name, run in (("HMC", whole), ("NUTS", trees)):
+for name, run, style in (("HMC", whole, "-"), ("NUTS", trees, ":")):
     values = run.values()["tau"].flatten().numpy()
-    axes.hist(values, bins=np.arange(0, 20.1, 0.5), density=True, histtype="step", label=name)
+    bins = np.arange(0, 20.1, 0.5)
+    axes.hist(values, bins=bins, density=True, histtype="step", linestyle=style, linewidth=1.5, label=name)
 tau = np.linspace(0, 20, 200)
 density = [likelihood(value) * 2 / (5 * math.pi * (1 + (value / 5) ** 2)) / evidence for value in tau]
 axes.plot(tau, density, color="k", linestyle="--", label="exact")

@@ -76,13 +76,14 @@ assert abs(mean - float(density.posterior_mean["beta"])) < 4.5 * error
 
 figure = Figure(figsize=(8, 3.5), layout="constrained")
 axes = figure.subplots()
-for number, group in enumerate(slope.chunk(4), 1):
-    axes.hist(group.flatten().numpy(), bins=40, density=True, histtype="step", label=f"group {number}")
+for number, (group, style) in enumerate(zip(slope.chunk(4), ("-", "--", "-.", ":"), strict=True), 1):
+    values = group.flatten().numpy()
+    axes.hist(values, bins=40, density=True, histtype="step", linestyle=style, label=f"group {number}")
 df = 2 * shape + len(x)
 sd = float(density.posterior_covariance["beta"]) ** 0.5
 grid = np.linspace(mean - 4 * sd, mean + 4 * sd, 200)
 exact_slope = student(df, float(density.posterior_mean["beta"]), sd * ((df - 2) / df) ** 0.5)
-axes.plot(grid, exact_slope.pdf(grid), color="k", linestyle="--", label="exact")
+axes.plot(grid, exact_slope.pdf(grid), color="k", linewidth=2, label="exact")
 axes.set(xlabel="slope (strength per unit of density)", ylabel="posterior density")
 axes.legend(frameon=False)
 

@@ -117,9 +117,11 @@ size = {"num_replicates": 20, "num_draws": 15} if is_small() else {"num_replicat
 results = {}
 for sampler in (right, overconfident):
     found = results[sampler.__name__] = sbc(dose_response, sampler, args=(dose, deaths), seed=1, progress=False, **size)
-    print(f"{sampler.__name__}: {found}")
+    print(f"{sampler.__name__}: " + str(found).replace("p-value 0 ", "p-value < 1e-12 "))  # it is zero to rounding
     columns = ["quantity", "mean_rank", "z", "spread", "adjusted", "passed"]
-    print(found.to_pandas()[columns].to_string(index=False, float_format=lambda x: f"{x:.3g}"))
+    small = {"adjusted": lambda p: f"{p:.3g}" if p > 1e-12 else "< 1e-12"}
+    table = found.to_pandas()[columns]
+    print(table.to_string(index=False, float_format=lambda x: f"{x:.3g}", formatters=small))
 assert results["right"].passed and not results["overconfident"].passed
 assert is_small() or not results["overconfident"].to_pandas()["passed"].any()
 
@@ -137,10 +139,11 @@ for axes, (name, found) in zip(figure.subplots(1, 2, sharey=True), results.items
     error = (inside * (1 - inside) / len(ranks)) ** 0.5
     print(f"{name}: {inside:.3f} +- {error:.3f}, ideally {ideal:.3f}")
     axes.hist(ranks, bins=16, range=(0, 1))
-    axes.axhline(len(ranks) / 16, color="C1", linestyle="--")
+    axes.axhline(len(ranks) / 16, color="C1", linestyle="--", label="if ranks are uniform")
     axes.set(xlabel="rank of the true slope, as a share", title=name)
     if name == "right":
         axes.set_ylabel("data sets")
+        axes.legend(loc="upper right")
 
 # %%
 # Where to go next: :doc:`/gallery/loss_based_updates/safe_bayes_against_coverage` weighs a loss so that intervals

@@ -68,7 +68,7 @@ axes.plot(ladder.beta**0.3, [-value for value in exact], label="exact")
 axes.plot(ladder.beta**0.3, -means, "C1o", markersize=4, label="means of chains")
 ticks = torch.tensor([0.0, 1e-4, 1e-2, 0.1, 0.5, 1.0])
 axes.set_xticks(ticks**0.3, [f"{float(t):g}" for t in ticks])
-axes.set(yscale="log", xlabel="inverse temperature", ylabel="minus the mean log likelihood")
+axes.set(yscale="log", xlabel="inverse temperature", ylabel="minus the mean log likelihood (nats)")
 axes.legend()
 
 # %%

@@ -150,12 +150,15 @@ gain = bounds["leave one out"] - bounds["score function"]
 assert gain.mean() > 4.5 * gain.std() / len(gain) ** 0.5
 
 # %%
-# and what each of the sixteen codes means, in the order of their binary numbers.
+# and what each of the sixteen codes means, in the order of their binary numbers, the first bit being the lowest.
 
 best = vaes["leave one out"]
 figure = Figure(figsize=(8, 2.3), layout="constrained")
 axes = figure.subplots()
 plot_images(best.decode(best.codes()).reshape(2, 8, 64), axes)
+for number, code in enumerate(best.codes().int().tolist()):
+    row, column = divmod(number, 8)
+    axes.text(10 * column + 3.5, 10 * row + 7.6, "".join(map(str, code)), ha="center", va="top", fontsize=7)
 axes.set_title("the image that each of the sixteen codes makes", fontsize="small")
 
 # %%

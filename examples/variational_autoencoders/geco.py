@@ -3,7 +3,7 @@ A quality instead of a weight: GECO on handwritten digits
 =========================================================
 
 **What you will learn:** how to train an autoencoder under a constraint on its reconstructions, and how to see that the
-multiplier has settled where the rate-distortion function has that slope.
+multiplier has nearly settled where the rate-distortion function has that slope.
 
 Whoever weighs reconstruction against divergence has to guess the weight, or the noise of pixels, which is the same.
 Often one knows what is wanted instead: how far pixels may be off. Rezende and Viola (2018) minimise the divergence
@@ -54,7 +54,8 @@ def new_vae():
 # %%
 # Before the data
 # ---------------
-# Without training, whatever the code is, images are the same grey but for noise: all that is to come is learnt.
+# Without training, the mean of an image scatters about zero, differently for each code, and nothing looks like a digit.
+# (Values below zero are drawn white.)
 
 before = Figure(figsize=(8, 1.6), layout="constrained")
 axes = before.subplots()
@@ -169,9 +170,11 @@ for tolerance in (2.0, 3.0):
 # %%
 # The errors printed are those of the training images with fresh codes. The constraint is one on average: from one step
 # to the next images are a little better or worse, and over the last third of the epochs its mean is not above zero by
-# more than 4.5 of its standard errors. The rate-distortion function is convex and its slope is minus the multiplier,
-# so that the chord between two of its points is less steep than the tangent at the smaller error, and steeper than the
-# one at the larger.
+# more than 4.5 of its standard errors. With tolerance three the error printed is a little below the tolerance, so that
+# the constraint is not quite tight; with tolerance two the multiplier still falls slowly at the end.
+#
+# The rate-distortion function is convex and its slope is minus the multiplier, so that the chord between two of its
+# points is less steep than the tangent at the smaller error, and steeper than the one at the larger.
 
 (_, _, rate_2, error_2, slope_2), (_, _, rate_3, error_3, slope_3) = runs.values()
 chord = (rate_2 - rate_3) / (error_3 - error_2)

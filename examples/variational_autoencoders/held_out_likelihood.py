@@ -148,8 +148,9 @@ assert abs(z) < 4.5  # of the last one, too wide
 # What it says
 # ------------
 # Take importance sampling first, and look at its diagnostics before its error bar: the error is computed from the same
-# draws that missed the posterior. The log of a mean that is too noisy is too low, so that a bad guide makes a model
-# look worse than it is.
+# draws that missed the posterior. The log of a mean that is too noisy is mostly too low, so that a bad guide makes a
+# model look worse than it is. For one tumour, the first in the figure, the narrow guide's estimate is far too high
+# instead, and its error bar does not tell.
 
 quick = ways["importance sampling"]
 print(f"the model has {quick.mean:.4f} +- {quick.standard_error:.4f} nats a tumour, bound {float(bound.mean()):.4f}")

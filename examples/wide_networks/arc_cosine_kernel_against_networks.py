@@ -67,8 +67,8 @@ def hidden(x: Tensor, width: int, num_networks: int, generator: torch.Generator)
 # Before the data
 # ---------------
 # Given its hidden layer, a random network is a Gaussian process already, with the covariance :math:`\hat K` of its
-# hidden units. Each dot is a pair of images: with few units the covariance strays from the curve, with many it does
-# not. Images at right angles are still expected to have labels that agree a little.
+# hidden units. Each dot is a pair of images: with few units the covariance strays from the curve, with many
+# hardly. Images at right angles are still expected to have labels that agree a little.
 
 angles = torch.linspace(0, math.pi, 100)
 prior_predictive = Figure(figsize=(8, 3.5), layout="constrained")

@@ -185,7 +185,8 @@ for name, values in gaps.items():
 # %%
 # What it says
 # ------------
-# Who takes squared gradients for curvature is most certain where the model is worst.
+# Who takes squared gradients for curvature is most certain where the model is worst. (On the right of the figure, what
+# is below :math:`10^{-10}` is drawn there.)
 
 place = names.index("disea")
 disease = draws.unconstrained[..., place].flatten()
@@ -201,7 +202,7 @@ for name, style in (("Fisher", "C0-"), ("empirical", "C3--"), ("sandwich", "C2:"
 left.set(xlabel="coefficient of chronic diseases", ylabel="density")
 for (name, values), style in zip(gaps.items(), ("C0o-", "C3s--"), strict=True):
     right.semilogy([max(value, 1e-10) for value in values], style, markersize=4, label=name)
-right.set(xlabel="steps", ylabel="log posterior below its maximum")
+right.set(xlabel="steps", ylabel="log posterior below its maximum\n($10^{-10}$: that or less)")
 for ax in (left, right):
     ax.legend(fontsize="small")
 

@@ -51,8 +51,9 @@ x_train, y_train, x_test, y_test = x[:num_train], y[:num_train], x[num_train:], 
 # Before the data
 # ---------------
 # Functions from the prior, along a line on which only the body mass index changes, from two standard deviations below
-# the mean to two above. With variance two of the weights, a layer hands on the size of what it gets. A network with one
-# hidden layer is nearly linear before it has seen data; with eight, functions are rougher, and their slopes smaller.
+# the mean to two above. With variance two of the weights, a layer hands on the size of what it gets. With one hidden
+# layer functions bend gently before data have been seen; with eight they are rougher, and most change less from end to
+# end.
 
 line = torch.zeros(81, 10, dtype=x.dtype)
 line[:, 2] = torch.linspace(-2, 2, 81)
@@ -86,7 +87,8 @@ assert abs(exact - by_hand) < 1e-9
 # The fit
 # -------
 # For each depth, the variances and the noise at which the data are most likely. The search has ended when the slope is
-# zero in all directions that are free, from two starts at the same place; no jitter was needed.
+# zero in all directions that are free, from two starts at the same value; no jitter was needed. Three starts are
+# allowed, but once two agree there are no more.
 
 compared = fit_depths(make_network, depths, x_train, y_train, num_starts=3, seed=0, progress=False)
 for depth, fit in compared.fits.items():
@@ -120,10 +122,11 @@ for name, values in (
 
 figure = Figure(figsize=(8.5, 3.6), layout="constrained")
 left, right = figure.subplots(1, 2)
-compared.plot(left).set(xlabel="hidden layers", ylabel="largest log evidence")
+compared.plot(left).set(xlabel="hidden layers", ylabel="largest log evidence (nats)")
+left.get_legend().set_title("chosen")
 right.errorbar(mean[:40], y_test[:40], xerr=1.96 * spread[:40], fmt="o", markersize=4, alpha=0.6)
 right.axline((0, 0), slope=1, color="grey", linewidth=1)
-right.set(xlabel="prediction with 95 % interval", ylabel="progress (standard deviations)")
+right.set(xlabel="prediction with 95 % interval\n(standard deviations)", ylabel="progress (standard deviations)")
 
 # %%
 # Where to go next: :doc:`arc_cosine_kernel_against_networks` asks how wide a network must be,
