@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ class Engine:
         self._cost: Cost | None = None
         self._calls: dict[tuple[int, bool], Callable[..., tuple[Tensor, ...]]] = {}
         self._evaluators: dict[tuple[int, int, Compile], Evaluator] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave graphs and compiled code behind, which cannot travel; they are made again where they are needed."""
+        return {**self.__dict__, "_eager": None, "_calls": {}, "_evaluators": {}}
 
     def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
         """Return the evaluator for ``num_vectors`` rows, compiled if ``compile`` or the plan says so."""

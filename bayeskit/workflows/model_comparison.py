@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bayeskit._engine import Engine
 from bayeskit._settings import real_number, whole_number
 from bayeskit._tasks import digest
 from bayeskit._torch import derived_seed
@@ -15,7 +17,6 @@ from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence, compare
 from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import Method, select
-from bayeskit.inference.samplers.groups import without_graphs
 from bayeskit.parallel import map_tasks
 from bayeskit.target import Target
 from bayeskit.workflows.bayes_factors import ModelComparison
@@ -138,8 +139,8 @@ class _Task:
     checkpoint: str | None
 
     def packed(self) -> _Task:
-        """Leave graphs behind: they cannot travel, and here they would round otherwise than elsewhere."""
-        return replace(self, model=without_graphs(self.model)) if isinstance(self.model, Target) else self
+        """Leave graphs behind: here they would round otherwise than in another process, where they cannot go."""
+        return replace(self, model=_without_graphs(self.model)) if isinstance(self.model, Target) else self
 
     def fingerprint(self) -> str:
         """Identify the task wherever its folder lies."""
@@ -214,6 +215,12 @@ def _weights(
             f"zero, not {dict(given or {})}"
         )
     return {name: weights[name] / total for name in models}
+
+
+def _without_graphs(target: Target) -> Target:
+    bare = copy.copy(target)
+    bare._engine = Engine(bare._joint_of_batch, bare.dim, bare.dtype, bare.device)
+    return bare
 
 
 __all__ = ["ModelComparison", "compare_models"]

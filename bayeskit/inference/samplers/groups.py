@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import time
@@ -15,7 +14,6 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from bayeskit._engine import Engine
 from bayeskit._files import as_output_folder
 from bayeskit._settings import whole_number
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError
@@ -308,7 +306,7 @@ class _RunGroup:
         return result, result.ending
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (without_graphs(self._target), self._key)
+        return _arrived, (self._target, self._key)
 
 
 _here: dict[str, _RunGroup] = {}  # the one that this process worked with last
@@ -319,23 +317,3 @@ def _arrived(target: Target, key: str) -> _RunGroup:
         _here.clear()
         _here[key] = _RunGroup(target, key)
     return _here[key]
-
-
-def without_graphs(target: Target) -> Target:
-    """Return a copy of ``target`` that can be pickled, its density neither traced nor compiled yet.
-
-    Examples
-    --------
-    >>> import pickle
-    >>> from bayeskit import exact
-    >>> from bayeskit.inference.samplers.groups import without_graphs
-    >>> target = exact.get("linreg10").target()
-    >>> copy = pickle.loads(pickle.dumps(without_graphs(target)))
-    >>> copy.fingerprint() == target.fingerprint()
-    True
-    """
-    if not isinstance(target, Target):
-        return target
-    bare = copy.copy(target)
-    bare._engine = Engine(bare._joint_of_batch, bare.dim, bare.dtype, bare.device)
-    return bare

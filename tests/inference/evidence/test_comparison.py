@@ -1,6 +1,7 @@
 """What a comparison makes of its methods: one run of each part, refusals, scores, files."""
 
 import math
+import pickle
 import warnings
 
 import pandas as pd
@@ -102,6 +103,22 @@ def test_the_files_hold_the_table(tmp_path):
     for piece in ("bridge_sampling", "does not apply", "<svg", "Reference value"):
         assert piece in page
     assert "bridge_sampling" in table._repr_html_() and "evidence" in table.to_datasets()
+
+
+def test_a_comparison_travels_between_processes():
+    """With its draws, its ladder and their target, whose graphs stay behind and are made again."""
+    target = exact.get("beta_binomial").target()
+    table = evidence.compare(target, ["bridge_sampling", "stepping_stone"], budget=BUDGET, progress=False)
+    u = table.draws.unconstrained[0]
+    before = target.value_and_grad(u)
+    with pytest.raises((TypeError, AttributeError), match=r"[Cc]an('|no)t pickle"):
+        pickle.dumps(target._engine._evaluators)
+    copy = pickle.loads(pickle.dumps(table))
+    pd.testing.assert_frame_equal(copy.to_pandas(), table.to_pandas())
+    assert str(copy.verdict) == str(table.verdict) and torch.equal(copy.ladder.beta, table.ladder.beta)
+    after = copy.draws.target.value_and_grad(u)
+    assert copy.draws.target.fingerprint() == target.fingerprint()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_a_comparison_of_nothing_has_no_verdict():
