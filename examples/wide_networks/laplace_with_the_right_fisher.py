@@ -196,7 +196,7 @@ print(f"a standard deviation more of chronic diseases: log rate of visits {float
 figure = Figure(figsize=(8.5, 3.6), layout="constrained")
 left, right = figure.subplots(1, 2)
 left.hist(disease, 40, density=True, color="lightgrey", label="draws")
-where = torch.linspace(float(disease.min()), float(disease.max()), 200)
+where = posterior.mean[place] + deviations["sandwich"][place] * torch.linspace(-3.5, 3.5, 200)
 for name, style in (("Fisher", "C0-"), ("empirical", "C3--"), ("sandwich", "C2:")):
     left.plot(where, norm(float(posterior.mean[place]), float(deviations[name][place])).pdf(where), style, label=name)
 left.set(xlabel="coefficient of chronic diseases", ylabel="density")
