@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import warnings
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
@@ -105,6 +106,9 @@ numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
 # -- gallery --------------------------------------------------------------------------------
+
+# A process that has grown is replaced by a new one, which joblib takes for a fault.
+warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
 
 left_out = [page for page in gallery.pages() if page.missing_packages]
 for page in left_out:
