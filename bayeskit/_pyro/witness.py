@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ KNOWN = ("torch", "pyro", "bayeskit")
 class Part:
     """One site as a run of the model saw it.
 
-    ``own`` names the class if the distribution is the user's own; ``factor`` is true where nothing was sampled;
-    ``masked`` is the share of elements that a mask left out.
+    ``own`` names the class if the distribution is the user's own; ``factor`` is true where nothing was sampled, unless
+    the model names it among its ``normalised_factors``; ``masked`` is the share of elements that a mask left out.
     """
 
     name: str
@@ -48,9 +48,10 @@ class Part:
 class _Witness(Messenger):
     """Note every site; outside of the reader, so that it sees what the model's own handlers have done."""
 
-    def __init__(self) -> None:
+    def __init__(self, complete: Collection[str]) -> None:
         super().__init__()
         self.parts: list[Part] = []
+        self._complete = complete
 
     def _pyro_post_sample(self, msg: Any) -> None:
         fn = msg["fn"]
@@ -62,7 +63,7 @@ class _Witness(Messenger):
                 bool(msg["is_observed"]),
                 fn,
                 msg["value"].detach(),
-                isinstance(_innermost(fn), (Unit, Delta, ImproperUniform)),
+                isinstance(_innermost(fn), (Unit, Delta, ImproperUniform)) and msg["name"] not in self._complete,
                 _own_class(fn),
                 torch.as_tensor(msg["scale"]).detach(),
                 _masked_share(msg["mask"], fn),
@@ -72,7 +73,9 @@ class _Witness(Messenger):
 
 def parts_of(density: PyroDensity, generator: torch.Generator) -> list[Part]:
     """Run the model once at a draw from its prior and return its sites, latent and observed."""
-    with global_stream(generator), _Witness() as witness:
+    owner = getattr(density._model, "__self__", density._model)  # of a bound method
+    complete = getattr(owner, "normalised_factors", ())
+    with global_stream(generator), _Witness([complete] if isinstance(complete, str) else complete) as witness:
         density.prior_vector({})
     return witness.parts
 

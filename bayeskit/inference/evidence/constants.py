@@ -76,7 +76,8 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     construction. Distributions of the user's own over one variable are summed or integrated numerically. A
     ``pyro.factor`` or a function carries whatever constants were put into it: **no check can find one that was left
     out**, since a likelihood as a function of the parameter alone has no scale, and the evidence is relative to it.
-    A note names those parts.
+    A note names those parts, but for factors that the model itself names in an attribute ``normalised_factors``, as
+    those of this library do whose factor is the log probability of data, constants and all.
 
     Parameters
     ----------
@@ -196,7 +197,8 @@ def _of_parts(parts: list[Part]) -> tuple[list[str], list[str]]:
         many = len(factors) > 1
         notes.append(
             f"the likelihood has the factor{'s' if many else ''} {listed(factors)}: the evidence is relative to the "
-            f"constants in {'them' if many else 'it'}; nothing can show one that was left out"
+            f"constants in {'them' if many else 'it'}; nothing can show one that was left out (if none was, name "
+            f"{'them' if many else 'it'} in an attribute normalised_factors of the model)"
         )
     for part in observed:
         if not bool((part.scale == 1).all()):

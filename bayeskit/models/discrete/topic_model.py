@@ -69,6 +69,9 @@ class LatentDirichletAllocation:
     -5.991
     """
 
+    #: Factors that are log probabilities of data, with all constants.
+    normalised_factors = frozenset({"words"})
+
     def __init__(
         self, num_topics: int, num_words: int, concentration: float = 0.5, word_concentration: float = 0.5
     ) -> None:

@@ -94,6 +94,9 @@ class TreeModel:
     ['base_frequencies', 'shape']
     """
 
+    #: Factors that are log probabilities of data, with all constants.
+    normalised_factors = frozenset({"alignment"})
+
     def __init__(
         self,
         alignment: Alignment,

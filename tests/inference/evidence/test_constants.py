@@ -13,8 +13,12 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import SettingsError, UnsupportedSiteError
 from bayeskit.inference.evidence._prior_integral import Reference, bridge, importance
-from bayeskit.inference.evidence.constants import check_constants
+from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.generalized import GibbsPosterior, losses
+from bayeskit.models.discrete.genotypes import GenotypeModel
+from bayeskit.models.discrete.sequences import SegmentedText, Strings
+from bayeskit.models.discrete.topic_model import LatentDirichletAllocation
+from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
 
 F64 = torch.float64
 
@@ -381,6 +385,37 @@ def test_factors_scales_and_masks_are_notes():
     assert "factors 'first', 'second'" in factors
     assert "'y' is scaled by 0.5" in scaled
     assert "33.3 % of the observed site 'z' is masked" in masked and "'w'" in inner
+
+
+def test_factors_that_a_model_vouches_for_are_no_notes():
+    def model():
+        a = pyro.sample("a", dist.Normal(torch.zeros((), dtype=F64), 1.0))
+        pyro.factor("whole", dist.Normal(a, 1.0).log_prob(Y).sum())
+        pyro.factor("who", -a.square())
+
+    class Vouching:
+        normalised_factors = "whole"  # one name, of which "who" is a part
+
+        def method(self):
+            model()
+
+    assert "factors 'whole', 'who'" in check_constants(bk.Target.from_pyro(model)).notes[0]
+    model.normalised_factors = {"whole"}
+    for vouching in (model, Vouching().method):
+        report = check_constants(bk.Target.from_pyro(vouching))
+        assert len(report.notes) == 1 and "the factor 'who'" in report.notes[0]
+
+
+def test_our_own_factors_hold_their_constants():
+    """They are compared with sums over all data or latent values elsewhere."""
+    alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA", "C": "AC-A"})
+    text = SegmentedText(Strings(["ab", "ba"], ["a", "b", "ab"]), torch.ones((), dtype=F64))
+    genotypes = GenotypeModel(torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=F64))
+    topics = LatentDirichletAllocation(2, 3)
+    models = (TreeModel(alignment, Tree.from_newick("(A,B,C);")), text, genotypes)
+    targets = [bk.Target.from_pyro(model) for model in models]
+    for target in (*targets, bk.Target.from_pyro(topics.model, torch.ones(2, 3, dtype=F64))):
+        assert check_constants(target) == ConstantsReport(0.0, 0.0, (), (), 1)
 
 
 def test_a_likelihood_of_functions_is_noted_and_never_judged():

@@ -93,6 +93,7 @@ def test_the_shift_is_measured_where_the_likelihood_is_mild(limit):
     off = z.log_evidence - case.log_evidence
     shift, doubt = z.diagnostics["shift"], z.diagnostics["shift_error"]
     assert off > 0.005 and abs(off - shift) < limit() * math.hypot(doubt, z.standard_error)
+    assert any(f"to first order by {shift:+.2g}" in warning for warning in z.warnings)
     # With few imagined draws the same posterior is as good as the harmonic mean, which works here.
     few = stabilised_harmonic_mean(target, draws, delta=1e-4)
     assert few.trusted and abs(few.log_evidence - case.log_evidence) < limit() * few.standard_error
@@ -114,6 +115,8 @@ def test_neither_is_trusted_where_it_is_off(estimate, linear):
         z = estimate(target, independent(case, target, (4, 250), seed), seed=seed)
         assert z.log_evidence - case.log_evidence > 3 * z.standard_error and not z.trusted
         assert z.diagnostics["missed_prior"] > 0.9
+        if estimate is stabilised_harmonic_mean:  # a first order of 1.6, where all of 20 nats are missing
+            assert any("by a nat or more" in warning for warning in z.warnings)
 
 
 @pytest.mark.parametrize("estimate", [harmonic_mean, stabilised_harmonic_mean])

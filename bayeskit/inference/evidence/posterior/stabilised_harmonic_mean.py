@@ -99,10 +99,9 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
         diagnostics |= {"shift": shift, "shift_error": doubt}
         # Whatever is not sure to be small counts as large.
         if not abs(shift) + 2 * doubt <= MAX_SHIFT * error:
-            problems.append(
-                f"its limit is off the log evidence, to first order by {shift:+.2g} +- {doubt:.1g} nats: "
-                "use bridge sampling"
-            )
+            # Beyond a nat the first order says no more than that: the shift itself has an upper limit.
+            amount = f"to first order by {shift:+.2g} +- {doubt:.1g} nats" if abs(shift) < 1 else "by a nat or more"
+            problems.append(f"its limit is off the log evidence, {amount}: use bridge sampling")
     z = Evidence(
         "stabilised_harmonic_mean",
         log_z,

@@ -45,6 +45,9 @@ class GenotypeModel:
     2
     """
 
+    #: Factors that are log probabilities of data, with all constants.
+    normalised_factors = frozenset({"observed"})
+
     def __init__(
         self,
         observed: Tensor,

@@ -54,6 +54,9 @@ class SegmentedText:
     (3, -8.283999)
     """
 
+    #: Factors that are log probabilities of data, with all constants.
+    normalised_factors = frozenset({"texts"})
+
     def __init__(self, text: Strings, concentration: Tensor) -> None:
         if not isinstance(text, Strings):
             raise SettingsError(f"text is {text!r:.80}; give Strings(strings, words)")
