@@ -14,16 +14,45 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from bayeskit._console import new_console, new_table, print_calibration, print_evidence, print_exam, print_files
-from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError
+from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError, _place_of
 
 if TYPE_CHECKING:
     from bayeskit.gallery import Entry
     from bayeskit.inference.evidence import Budget, Calibration, Problem
 
+PAGE = _place_of("how_to/command_line")
+_UsageError: Any = typer.BadParameter.__mro__[1]  # typer has click within it or beside it, by its version
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Let what is said of misspelt options end with the page that explains them."""
+    try:
+        yield
+    except _UsageError as error:
+        if PAGE not in error.message:
+            before = error.message and error.message + ("" if error.message.endswith((".", "?")) else ".")
+            error.message = f"{before} See {PAGE}.".lstrip()
+        raise
+
+
+class _Commands(TyperGroup):
+    """Commands whose usage errors name the page on the command line."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _explained():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _explained():
+            return super().invoke(ctx)
+
+
 # Torch and Pyro are imported inside the commands: asking for help should not wait for them.
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 BAD_INPUT, FALSE_COMFORT_FOUND, INTERRUPTED = 2, 1, 130
 

@@ -81,7 +81,7 @@ def divergence(frequencies: torch.Tensor, values: np.ndarray) -> float:
     """KL from the frequencies to the probabilities in proportion to the exponentials of the values."""
     if not np.isfinite(values).all():
         return math.nan
-    implied = torch.as_tensor(values).log_softmax(0)
+    implied = torch.tensor(values).log_softmax(0)
     return float((frequencies * (frequencies.log() - implied)).sum())
 
 

@@ -224,3 +224,12 @@ def test_an_interrupted_run_says_how_to_resume(monkeypatch, tmp_path):
     monkeypatch.setattr("bayeskit.workflows.evidence_in_folder", interrupt)
     result = call("evidence", "beta_binomial", "--out", tmp_path)
     assert result.exit_code == 130 and "resumes" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "karate_club"], ["runn"], ["evidence", "--nope"], ["exam", "--seed"], ["exam", "--seed", "x"]]
+)
+def test_usage_errors_end_with_the_page_that_explains_them(arguments):
+    result = call(*arguments)
+    said = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2 and "See docs/how_to/command_line.md." in said and said.count("See docs") == 1

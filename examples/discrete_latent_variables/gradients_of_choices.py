@@ -6,8 +6,9 @@ Darwin's maize: gradients of an expectation over discrete choices
 named in a Pyro guide, and what a smooth relaxation does to the answer.
 
 Darwin grew pairs of maize plants, one cross-fertilised and one self-fertilised, and published the differences of their
-heights, fifteen of them (Darwin 1876, as analysed by Fisher 1935). Two are strongly negative. Which pairs are outliers?
-That is one choice a pair, and 32,768 sets of outliers in all: few enough to judge every estimator by enumeration.
+heights, fifteen of them :cite:p:`darwin1876`; :cite:t:`fisher1935` analysed them. Two are strongly negative. Which
+pairs are outliers? That is one choice a pair, and 32,768 sets of outliers in all: few enough to judge every estimator
+by enumeration.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -27,7 +28,7 @@ from bayeskit.inference.objectives import ELBO
 # %%
 # The model
 # ---------
-# An outlier has a standard deviation five times as large (Box and Tiao 1968). With :math:`z_i = 1` for an outlier,
+# An outlier has a standard deviation five times as large :cite:p:`box1968`. With :math:`z_i = 1` for an outlier,
 #
 # .. math::
 #

@@ -6,8 +6,8 @@ Calm and stormy quarters: hidden states of economic growth
 there are any, and how to look at them afterwards.
 
 Growth of the real gross domestic product of the United States, in per cent a quarter from 1959 to 2009, comes with
-statsmodels. Hamilton (1989) let a hidden chain of states move the mean growth; McConnell and Perez-Quiros (2000)
-noticed that in the 1980s something else changed: growth became steadier. Here both mean and scale may change.
+statsmodels. :cite:t:`hamilton1989` let a hidden chain of states move the mean growth; :cite:t:`mcconnell2000` noticed
+that in the 1980s something else changed: growth became steadier. Here both mean and scale may change.
 """
 
 # sphinx_gallery_thumbnail_number = -1

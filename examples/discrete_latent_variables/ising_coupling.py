@@ -5,10 +5,10 @@ How strongly do neighbours pull? The coupling of an Ising grid
 **What you will learn:** how an exact partition function makes the posterior of a coupling exact, and what it costs to
 replace the likelihood by a product of conditional probabilities.
 
-Spins on a grid, each pulled towards its neighbours, model magnets, and in images or on fields the tendency of things
-to be like what is beside them. Their likelihood has a partition function with more terms than can be listed, so that
-Besag (1975) proposed the pseudo-likelihood, which has none. Pictures are simulated here, so that the true coupling of
-each is known.
+Spins on a grid, each pulled towards its neighbours, model magnets, and in images or on fields the tendency of things to
+be like what is beside them. Their likelihood has a partition function with more terms than can be listed, so that
+:cite:t:`besag1975` proposed the pseudo-likelihood, which has none. Pictures are simulated here, so that the true
+coupling of each is known.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -61,7 +61,7 @@ for axes, picture, coupling in zip(prior_predictive.subplots(1, 5), pictures, sh
 # An exact twin
 # -------------
 # Twelve spins have 4,096 states, and their sum needs no matrix. The conditional probability of a spin compares the
-# picture with the one in which it is turned. A torus has a closed form at every size (Kaufman 1949).
+# picture with the one in which it is turned. A torus has a closed form at every size :cite:p:`kaufman1949`.
 
 J = 0.37
 states = np.array(list(itertools.product([-1.0, 1.0], repeat=12))).reshape(-1, 3, 4)
@@ -89,7 +89,7 @@ assert abs(float(torus.log_partition) - closed_form) < 1e-9
 # -------
 # The posterior of each picture is a sum over cells of the prior's range; the sum of products of neighbours is all that
 # the likelihood needs of a picture. Where posteriors are right, the probability below the truth is uniform over
-# couplings and pictures (Cook, Gelman and Rubin 2006), and the central 90 % holds the truth in 90 % of cases.
+# couplings and pictures :cite:p:`cook2006`, and the central 90 % holds the truth in 90 % of cases.
 
 products = IsingGrid.homogeneous(SIDE, SIDE, torch.ones((), dtype=torch.float64)).log_potential(spins)
 log_likelihoods = {

@@ -5,8 +5,8 @@ How many kinds of members has a karate club?
 **What you will learn:** how the evidence of the stochastic block model finds the number of blocks of a network, and how
 annealing says which members belong together, with errors.
 
-Zachary (1977) watched the 34 members of a karate club and their 78 friendships until a quarrel between the instructor,
-member 1, and the administrator, member 34, split it in two. Do the friendships alone show the two sides?
+:cite:t:`zachary1977` watched the 34 members of a karate club and their 78 friendships until a quarrel between the
+instructor, member 1, and the administrator, member 34, split it in two. Do the friendships alone show the two sides?
 """
 
 import itertools
@@ -29,7 +29,7 @@ from bayeskit.models.discrete.block_model import (
 # The model
 # ---------
 # Each member belongs to one of :math:`K` blocks, and how probable a friendship is depends on the two blocks alone
-# (Nowicki and Snijders 2001),
+# :cite:p:`nowicki2001`,
 #
 # .. math::
 #
@@ -86,8 +86,8 @@ assert abs(annealed.log_evidence - by_hand) < 4.5 * annealed.standard_error
 # %%
 # The fit
 # -------
-# Chains start from the prior and sweep through the members while the data gain weight (Neal 2001). They are independent
-# of each other, and their weights tell how many of them count.
+# Chains start from the prior and sweep through the members while the data gain weight :cite:p:`neal2001`. They are
+# independent of each other, and their weights tell how many of them count.
 
 numbers = (1, 2) if is_small() else (1, 2, 3, 4, 5)
 size = {"num_chains": 400, "num_steps": 80} if is_small() else {"num_chains": 800, "num_steps": 400}

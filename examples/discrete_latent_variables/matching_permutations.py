@@ -5,8 +5,8 @@ Ten digits, each exactly once: a posterior over permutations
 **What you will learn:** how the exact posterior of a matching says which pairs are certain, what it gains over deciding
 on each image alone, and how relaxed permutations approximate it where no exact answer can be had.
 
-Ten images of handwritten digits (Alpaydin and Kaynak 1998) show 0 to 9, each once, in unknown order. All that is known
-of an image are two numbers, its linear discriminants (Fisher 1936). Which image shows which digit?
+Ten images of handwritten digits :cite:p:`alpaydin1998` show 0 to 9, each once, in unknown order. All that is known of
+an image are two numbers, its linear discriminants :cite:p:`fisher1936`. Which image shows which digit?
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -106,7 +106,7 @@ assert abs(float(right.mean() - of_true_pairs.mean())) < 4.5 * float(error)
 
 # %%
 # Beyond twenty rows there are relaxations: matrices near permutations, with a density that can be trained, by rounding
-# (Linderman et al. 2018) or by Sinkhorn's algorithm with Gumbel noise (Mena et al. 2018). For the first set they can be
+# :cite:p:`linderman2018` or by Sinkhorn's algorithm with Gumbel noise :cite:p:`mena2018`. For the first set they can be
 # judged. Both find the likely pairs, and rounding comes nearer to their probabilities.
 
 first = NoisyMatching(centres, sets[0], scale=1.0)

@@ -5,8 +5,8 @@ The Nile in 1898: whether its flow changed, when, and how often
 **What you will learn:** how to compare models with and without change points, and to see all places that are plausible,
 without drawing a single sample.
 
-The flow of the Nile at Aswan was measured each year from 1871 to 1970 (Cobb 1978). Around 1898 it fell, perhaps because
-of a dam, perhaps because there was less rain.
+The flow of the Nile at Aswan was measured each year from 1871 to 1970 :cite:p:`cobb1978`. Around 1898 it fell, perhaps
+because of a dam, perhaps because there was less rain.
 """
 
 # sphinx_gallery_thumbnail_number = -1

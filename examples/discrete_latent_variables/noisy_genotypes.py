@@ -6,9 +6,9 @@ Which mutation came first? Genotypes of single cells, read with errors
 from a sum over all tables and an integral over the rates that are both exact.
 
 When single cells of a tumour are sequenced, mutations are missed, others are seen that are not there, and some entries
-have no reading at all. If each mutation arises once and is never lost, the true table fits a tree (Gusfield 1991), and
-that is what corrects the readings (Jahn, Kuipers and Beerenwinkel 2016). The readings here are made from a known tree,
-so that what is inferred can be checked.
+have no reading at all. If each mutation arises once and is never lost, the true table fits a tree
+:cite:p:`gusfield1991`, and that is what corrects the readings :cite:p:`jahn2016`. The readings here are made from a
+known tree, so that what is inferred can be checked.
 """
 
 import itertools

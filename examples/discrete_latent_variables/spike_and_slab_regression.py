@@ -6,8 +6,8 @@ Which measurements predict how diabetes progresses?
 guide of independent bits can and cannot say about it.
 
 Of 442 patients ten measurements are known, age, sex, body mass index, blood pressure and six of blood serum, and how
-far diabetes had progressed a year later (Efron, Hastie, Johnstone and Tibshirani 2004). The measurements of serum are
-correlated, so that some can stand in for others.
+far diabetes had progressed a year later :cite:p:`efron2004`. The measurements of serum are correlated, so that some can
+stand in for others.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -44,7 +44,7 @@ from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
 #    \beta_j \mid \gamma_j = 1, \sigma \sim N(0, \sigma^2 / 4), \qquad \beta_j = 0 \text{ where } \gamma_j = 0, \qquad
 #    y \sim N(\mu + X \beta, \sigma^2 I).
 #
-# All but the subset integrates out (George and McCulloch 1997), and there are only 1,024 subsets.
+# All but the subset integrates out :cite:p:`george1997`, and there are only 1,024 subsets.
 
 data = load_diabetes()
 x, y = torch.as_tensor(data.data), torch.as_tensor(data.target)
@@ -94,8 +94,8 @@ assert np.abs(twin.inclusion_probabilities.numpy() - inclusion).max() < 1e-9
 # The fit
 # -------
 # The posterior is a sum, so that nothing has to converge. Where there are too many subsets to list, a guide is trained
-# instead: here bits that are in or out whatever the others are, by a gradient estimator for discrete sites (Kool, van
-# Hoof and Welling 2020). With 1,024 subsets its bound can be computed, too, and it has to lie below the log evidence.
+# instead: here bits that are in or out whatever the others are, by a gradient estimator for discrete sites
+# :cite:p:`kool2020`. With 1,024 subsets its bound can be computed, too, and it has to lie below the log evidence.
 
 posterior = regression.posterior(x, y)
 logits = torch.zeros(10, dtype=torch.float64, requires_grad=True)

@@ -6,8 +6,8 @@ Convolution, ReLU, max-pool: the exact inference of a model of images
 its maxima cost in place of sums, and that probabilities are right only as far as the model is.
 
 One of three digits stands somewhere in a noisy picture, or none. The digits are averages of handwritten ones
-(Alpaydin and Kaynak 1998), the pictures are simulated, and the model is one layer of the deep rendering mixture of
-Patel, Nguyen and Baraniuk (2016). Which digit is it?
+:cite:p:`alpaydin1998`, the pictures are simulated, and the model is one layer of the deep rendering mixture of
+:cite:t:`patel2016`. Which digit is it?
 """
 
 # sphinx_gallery_thumbnail_number = -1

@@ -5,8 +5,8 @@ Text without spaces: finding the words
 **What you will learn:** how to sum over all ways to cut a text into words, how to learn the words from the text alone,
 and why likelihood needs to be told that words are short.
 
-Speech has no spaces, and neither has the text of some scripts; whoever learns the language finds the words. Goldwater,
-Griffiths and Johnson (2009) asked which models can, from transcripts of speech to infants. Here sentences are made by a
+Speech has no spaces, and neither has the text of some scripts; whoever learns the language finds the words.
+:cite:t:`goldwater2009` asked which models can, from transcripts of speech to infants. Here sentences are made by a
 small grammar of 30 words and then lose their spaces, so that what is found can be compared with what was there.
 """
 
@@ -56,8 +56,7 @@ print(f"{len(strings)} sentences such as {strings[0]!r}, {len(text.segments)} ca
 # ---------------
 # What does the model think of as text before it has learnt anything? If all candidates are equally probable, the words
 # drawn are long, for most candidates are. A penalty that takes :math:`|s|^\beta` off the log weight of a word of
-# :math:`|s|` letters (Liang and Klein 2009) prefers short ones. Neither knows English, but one knows what words are
-# like.
+# :math:`|s|` letters :cite:p:`liang2009` prefers short ones. Neither knows English, but one knows what words are like.
 
 word_lengths = torch.tensor([float(len(word)) for word in text.segments])
 generator = torch.Generator().manual_seed(0)

@@ -5,9 +5,9 @@ Topics that one can see: bars found again in documents that mix them
 **What you will learn:** how to sample a topic model with the topic of every word summed out, what of its
 chains must agree although topics have no order, and how to put them in one.
 
-Griffiths and Steyvers (2004) tried their sampler on documents whose topics can be looked at: words are the cells of a
-grid, and each topic is one of its rows or one of its columns. We simulate such documents, hide the topics, and ask for
-them back.
+:cite:t:`griffiths2004` tried their sampler on documents whose topics can be looked at: words are the cells of a grid,
+and each topic is one of its rows or one of its columns. We simulate such documents, hide the topics, and ask for them
+back.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -27,8 +27,8 @@ from bayeskit.models.discrete.topic_model import LatentDirichletAllocation, alig
 # %%
 # The model
 # ---------
-# Latent Dirichlet allocation (Blei, Ng and Jordan 2003). Topics are distributions of words, documents mix them, and the
-# topic of a single word is summed out:
+# Latent Dirichlet allocation :cite:p:`blei2003`. Topics are distributions of words, documents mix them, and the topic
+# of a single word is summed out:
 #
 # .. math::
 #

@@ -6,8 +6,8 @@ Chib's method: the evidence from a Gibbs sampler, at one point
 them at, and how conditionals that are not those of the model are found out.
 
 What tells how strong a piece of wood is? For 42 specimens of radiata pine there are the strength, the density, and the
-density adjusted for the resin in it (Williams 1959). Two regressions have competed for them since Carlin and Chib
-(1995); the prior here is that of Friel and Wyse (2012).
+density adjusted for the resin in it :cite:p:`williams1959`. Two regressions have competed for them since
+:cite:t:`carlin1995`; the prior here is that of :cite:t:`friel2012`.
 """
 
 # sphinx_gallery_thumbnail_number = -1

@@ -5,10 +5,10 @@ Eight schools by every estimator
 **What you will learn:** how to compute one marginal likelihood in every way there is, how to read the verdict, and how
 to find out for yourself whether an error bar is right.
 
-Coaching for a test was tried in eight schools (Rubin 1981, Estimation in parallel randomized experiments, Journal of
-Educational Statistics 6). From each school there is an estimated effect, in points of the test, and its standard error.
-How probable are these eight numbers under the hierarchical model that everybody uses for them? Quadrature knows the
-answer to nine digits, so that each estimator can be told right from wrong.
+Coaching for a test was tried in eight schools :cite:p:`rubin1981`. From each school there is an estimated effect, in
+points of the test, and its standard error. How probable are these eight numbers under the hierarchical model that
+everybody uses for them? Quadrature knows the answer to nine digits, so that each estimator can be told right from
+wrong.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -33,8 +33,8 @@ from bayeskit.inference import evidence
 # The model
 # ---------
 # School :math:`j` has an effect :math:`\theta_j`, and effects scatter about a common mean. For a spread such as
-# :math:`\tau`, Gelman (2006, Prior distributions for variance parameters in hierarchical models, Bayesian Analysis 1)
-# recommends the half-Cauchy distribution; the scales are those with which the example has since become customary:
+# :math:`\tau`, :cite:t:`gelman2006` recommends the half-Cauchy distribution; the scales are those with which the
+# example has since become customary:
 #
 # .. math::
 #    \mu \sim N(0, 5^2), \qquad \tau \sim \text{half-Cauchy}(5), \qquad \theta_j \sim N(\mu, \tau^2), \qquad

@@ -6,9 +6,9 @@ Empirical Bayes: a prior's scale by its evidence
 on the scale, and when it fails.
 
 The data are 442 patients with diabetes: ten measurements each, and how far the disease had progressed a year later
-(Efron, Hastie, Johnstone and Tibshirani 2004, Least angle regression, Annals of Statistics 32). How far should the ten
-coefficients be shrunk towards zero? A ridge regression asks cross-validation. The evidence answers without leaving
-anything out, and with a normal likelihood it has a closed form, so that it can be seen how good estimates are.
+:cite:p:`efron2004`. How far should the ten coefficients be shrunk towards zero? A ridge regression asks
+cross-validation. The evidence answers without leaving anything out, and with a normal likelihood it has a closed form,
+so that it can be seen how good estimates are.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -137,8 +137,8 @@ print(f"best scale {best_scale:.4f}, log evidence there {best_evidence:.4f}")
 # ------------
 # With a prior on the scale, the posterior averages over it. Its evidence is what a comparison with other models may
 # use. The maximum is not: it has looked at the data to choose the prior, and then asks how well that prior foretells
-# the same data, which counts them twice. For one scale the difference is as large as a log Bayes factor that Kass and
-# Raftery (1995) call positive evidence, and it grows with every number that is chosen so.
+# the same data, which counts them twice. For one scale the difference is as large as a log Bayes factor that
+# :cite:t:`kass1995` call positive evidence, and it grows with every number that is chosen so.
 
 full_target = make_target(x, y, noise)
 draws = bk.sample(full_target, target_acceptance=0.95, **size)

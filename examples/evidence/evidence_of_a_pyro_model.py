@@ -5,9 +5,9 @@ First contact: the evidence of your Pyro model
 **What you will learn:** how to get the marginal likelihood of a Pyro model, and from two models a Bayes factor with an
 error bar, in a few lines.
 
-Thirty-two students of economics either took part in a new kind of course, the personalized system of instruction
-(PSI), or did not, and the grades of eleven improved (Spector and Mazzeo 1980). Their grade point average and the score
-of an earlier test (TUCE) are known. Did the course help?
+Thirty-two students of economics either took part in a new kind of course, the personalized system of instruction (PSI),
+or did not, and the grades of eleven improved :cite:p:`spector1980`. Their grade point average and the score of an
+earlier test (TUCE) are known. Did the course help?
 """
 
 # sphinx_gallery_thumbnail_number = -1

@@ -5,9 +5,10 @@ How many groups of galaxies: the evidence of a mixture whose labels can switch
 **What you will learn:** why the evidence of a mixture from well-behaved chains can be wrong by :math:`\log K!`, what to
 do about it, and how to choose the number of components by evidence.
 
-Eighty-two galaxies in the region of Corona Borealis recede from us at velocities that seem to come in groups (Postman,
-Huchra and Geller 1986, in the version of Roeder 1990). How many groups are there? Chib (1995) published evidences for
-two and three; Neal (1999) showed that they were wrong, and why; Richardson and Green (1997) let the number jump.
+Eighty-two galaxies in the region of Corona Borealis recede from us at velocities that seem to come in groups
+:cite:p:`postman1986`; these are the values of :cite:t:`roeder1990`. How many groups are there? :cite:t:`chib1995`
+published evidences for two and three; :cite:t:`neal1999` showed that they were wrong, and why; :cite:t:`richardson1997`
+let the number jump.
 """
 
 # sphinx_gallery_thumbnail_number = -1

@@ -5,11 +5,10 @@ The harmonic mean of a normal likelihood, a way not to go
 **What you will learn:** why the harmonic mean of the likelihood over posterior draws does not give the evidence, why
 its error bar does not tell you so, what does tell you, and what to compute from the same draws instead.
 
-The data are the sepal lengths of 50 flowers of *Iris setosa* (Fisher 1936, The use of multiple measurements in
-taxonomic problems, Annals of Eugenics 7). The model is the simplest that has an evidence: a normal mean with a normal
-prior, where everything is known in closed form. Newton and Raftery (1994, Approximate Bayesian inference with the
-weighted likelihood bootstrap, Journal of the Royal Statistical Society B 56) proposed the estimator and saw that its
-variance may be infinite; Neal, in the discussion of that paper, said what to think of it.
+The data are the sepal lengths of 50 flowers of *Iris setosa* :cite:p:`fisher1936`. The model is the simplest that has
+an evidence: a normal mean with a normal prior, where everything is known in closed form. :cite:t:`newton1994` proposed
+the estimator and saw that its variance may be infinite; Neal, in the discussion of that paper, said what to think of
+it.
 """
 
 # sphinx_gallery_thumbnail_number = -1

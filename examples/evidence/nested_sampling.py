@@ -6,8 +6,8 @@ Nested sampling of two thin shells, and how it shows when it is wrong
 a run tells whether to believe it.
 
 The likelihood is high on two thin spherical shells and next to nothing elsewhere. There are no data: it is a problem on
-which Feroz, Hobson and Bridges (2009) tried their method, because chains do not get from one shell to the other. They
-published what its evidence is in several dimensions.
+which :cite:t:`feroz2009` tried their method, because chains do not get from one shell to the other. They published what
+its evidence is in several dimensions.
 """
 
 import math

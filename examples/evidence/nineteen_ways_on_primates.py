@@ -5,10 +5,8 @@ Nineteen ways to the evidence of a primate tree
 **What you will learn:** how an alignment and a tree become a Pyro model, which of the nineteen ways to the marginal
 likelihood of a tree topology that Fourment and others compared get it right, and what each of them costs.
 
-Fourment, Magee, Whidden, Bilge, Matsen and Minin (2020, 19 dubious ways to compute the marginal likelihood of a
-phylogenetic tree topology, Systematic Biology 69) set nineteen methods side by side; all of them are here under the
-same names. The data are mitochondrial DNA of twelve primates (Hayasaka, Gojobori and Horai 1988, Molecular Biology and
-Evolution 5), on one topology.
+:cite:t:`fourment2020` set nineteen methods side by side; all of them are here under the same names. The data are
+mitochondrial DNA of twelve primates :cite:p:`hayasaka1988`, on one topology.
 """
 
 # sphinx_gallery_thumbnail_number = 2

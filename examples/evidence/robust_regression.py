@@ -6,8 +6,8 @@ Stack loss: a regression that a few odd days cannot move
 to the coefficients and to single observations.
 
 A plant oxidises ammonia to nitric acid. On 21 days the air flow, the temperature of the cooling water and the acid
-concentration were recorded, and how much ammonia escaped from the stack (Brownlee 1965). Days 1, 3, 4 and 21 have long
-been suspected to be odd (Daniel and Wood 1971).
+concentration were recorded, and how much ammonia escaped from the stack :cite:p:`brownlee1965`. Days 1, 3, 4 and 21
+have long been suspected to be odd :cite:p:`daniel1971`.
 """
 
 import math
@@ -36,8 +36,8 @@ from bayeskit.inference.evidence import bridge_sampling
 #    y_i = b_0 + x_i^\top b + \sigma e_i, \qquad e_i \sim t_\nu, \qquad b_j \sim N(0, 20^2), \qquad
 #    \log \sigma \sim N(1, 1).
 #
-# The smaller :math:`\nu`, the heavier the tails; :math:`\nu = \infty` is the normal distribution. Lange, Little and
-# Taylor (1989) found the likelihood of these data to be largest near :math:`\nu = 1`.
+# The smaller :math:`\nu`, the heavier the tails; :math:`\nu = \infty` is the normal distribution. :cite:t:`lange1989`
+# found the likelihood of these data to be largest near :math:`\nu = 1`.
 
 table = stackloss.load_pandas().data
 raw = torch.tensor(table[["AIRFLOW", "WATERTEMP", "ACIDCONC"]].to_numpy(), dtype=torch.float64)

@@ -6,9 +6,9 @@ Tempering against a spike on a slab
 says so, and which methods find what it missed.
 
 The posterior has two parts: a narrow normal spike that holds almost all of the mass, in the middle of a slab ten times
-as wide. Sivia and Skilling (2006, Data Analysis: A Bayesian Tutorial, 2nd edition, chapter 9) use such problems to show
-a first-order phase transition, the statistical physicist's name for what undoes every method that raises the likelihood
-to a power. There are no data; the evidence is known in closed form.
+as wide. :cite:t:`sivia2006` use such problems in their chapter 9 to show a first-order phase transition, the
+statistical physicist's name for what undoes every method that raises the likelihood to a power. There are no data; the
+evidence is known in closed form.
 """
 
 # sphinx_gallery_thumbnail_number = -1

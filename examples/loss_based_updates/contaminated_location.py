@@ -6,8 +6,8 @@ One wrong datum: which losses let it decide, and where a robust one has no poste
 can fail to exist without a sign of it.
 
 Ten patients took two sleeping drugs, and the second let them sleep longer by 1.2, 2.4, 1.3, 1.3, 0, 1, 1.8, .8, 4.6 and
-1.4 hours (Cushny and Peebles 1905, made famous by Student 1908). By how much usually? Nine patients say less than two
-and a half hours, one says 4.6. Two say 1.3, which looks harmless and is not.
+1.4 hours :cite:p:`cushny1905`, made famous by :cite:t:`student1908`. By how much usually? Nine patients say less than
+two and a half hours, one says 4.6. Two say 1.3, which looks harmless and is not.
 """
 
 import math
@@ -35,9 +35,9 @@ from bayeskit.report import posterior_summary
 # The model
 # ---------
 # Gains are :math:`N(\theta, 1)`, with :math:`\theta \sim N(0, 10^2)`. Besides minus the log likelihood, three losses
-# measure how far data :math:`x` are from such a law: the kernel Stein discrepancy (Matsubara et al. 2022), made of the
+# measure how far data :math:`x` are from such a law: the kernel Stein discrepancy :cite:p:`matsubara2022`, made of the
 # score :math:`s(x) = \theta - x` alone, the same with a weight, :math:`m(x)\, k(x, y)\, m(y)` in place of its kernel
-# :math:`k`, and the beta-divergence (Basu et al. 1998),
+# :math:`k`, and the beta-divergence :cite:p:`basu1998`,
 #
 # .. math::
 #

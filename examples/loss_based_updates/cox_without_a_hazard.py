@@ -5,9 +5,10 @@ Rearrests of released prisoners: a Cox model without a model of the hazard
 **What you will learn:** how to be Bayesian about a partial likelihood, which is a loss and no likelihood, and why its
 weight may stay one.
 
-Rossi, Berk and Lenihan (1980) followed 432 men for a year after their release from prisons in Maryland; half of them,
-at random, got financial aid. The data come with lifelines. Does aid keep men from being arrested again? A full model
-would need a prior on the hazard of arrest as a function of time. Cox (1972, 1975) does without, and so can a posterior.
+:cite:t:`rossi1980` followed 432 men for a year after their release from prisons in Maryland; half of them, at random,
+got financial aid. The data come with lifelines. Does aid keep men from being arrested again? A full model would need a
+prior on the hazard of arrest as a function of time. Cox :cite:yearpar:`cox1972,cox1975` does without, and so can a
+posterior.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -35,7 +36,8 @@ from bayeskit.report import posterior_summary
 # .. math:: \ell(\theta) = \sum_{i\text{ arrested}} \Big( \log \sum_{j:\, t_j \ge t_i} e^{x_j^\top \theta}
 #           - x_i^\top \theta \Big), \qquad \theta_k \sim N(0, 2^2),
 #
-# with Efron's (1977) rule for arrests in the same week. Men are coupled by who is at risk: this is no sum over data.
+# with Efron's rule :cite:p:`efron1977` for arrests in the same week. Men are coupled by who is at risk: this is no sum
+# over data.
 
 COVARIATES = {
     "fin": "financial aid",
@@ -114,7 +116,7 @@ assert abs(row["mean"] - mean) < 4.5 * row["mcse"]
 # %%
 # The fit
 # -------
-# The minimiser is the estimate that other programs print (R's package survival, in Fox and Weisberg 2011). More
+# The minimiser is the estimate that other programs print, R's package survival among them :cite:p:`fox2011`. More
 # remarkable is the width. A posterior of a loss can be too narrow or too wide by any factor; here its variance is
 # within a factor of 1.5 of that which the minimiser has under repeated sampling (the sandwich), in every direction.
 

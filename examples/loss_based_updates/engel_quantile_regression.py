@@ -5,7 +5,7 @@ Engel's law by quantile regression: what poor and rich households spend on food
 **What you will learn:** how to update beliefs about regression quantiles, each by its own loss and with a weight of its
 own.
 
-Engel (1857) studied income and food expenditure of 235 Belgian households; Koenker and Bassett (1982) made them the
+:cite:t:`engel1857` studied income and food expenditure of 235 Belgian households; :cite:t:`koenker1982` made them the
 example of quantile regression, and statsmodels ships them. The poor spend a larger share of their income on food. But
 the richer households are, the more they differ, so that one line through the middle tells little: where are the lines
 below which a tenth, a half and nine tenths of households lie?
@@ -132,4 +132,5 @@ axes.legend(frameon=False)
 
 # %%
 # Where to go next: :doc:`newcombs_median` is the quantile of level one half without covariates,
-# :doc:`/gallery/evidence/robust_regression` has losses for odd data, :doc:`cox_without_a_hazard` a loss that is no sum.
+# :doc:`/gallery/evidence/robust_regression` has heavy tails for odd data, :doc:`cox_without_a_hazard` a loss that is no
+# sum.

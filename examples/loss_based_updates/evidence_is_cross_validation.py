@@ -6,8 +6,8 @@ The evidence is cross-validation
 prior has to do with it, and how to compare models by either.
 
 The strength of 42 planks of radiata pine can be explained by their density, or by their density adjusted for resin
-(Williams 1959). Which is better? Some ask for the evidence, some for cross-validation, and each side warns of the
-other. Fong and Holmes (2020) showed that both ask for the same sum, and differ in how many of its terms they take.
+:cite:p:`williams1959`. Which is better? Some ask for the evidence, some for cross-validation, and each side warns of
+the other. :cite:t:`fong2020` showed that both ask for the same sum, and differ in how many of its terms they take.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -27,7 +27,7 @@ from bayeskit.report import posterior_summary
 # %%
 # The model
 # ---------
-# Two regressions of strength :math:`y` on a centred covariate, with the prior of Friel and Wyse (2012),
+# Two regressions of strength :math:`y` on a centred covariate, with the prior of :cite:t:`friel2012`,
 #
 # .. math::
 #

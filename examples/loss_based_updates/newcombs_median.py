@@ -6,9 +6,9 @@ Newcomb's speed of light: a posterior of the median, without a model of the data
 choose it.
 
 In 1882 Newcomb timed light over the Potomac and back; his 66 times, as deviations from 24,800 nanoseconds, were listed
-by Stigler (1977), and two of them went astray. A normal model has to explain these two and shifts. The question asked
-here needs no model: what is the median of such times? Bissiri, Holmes and Walker (2016) say how to be Bayesian about a
-number that is defined by a loss.
+by :cite:t:`stigler1977`, and two of them went astray. A normal model has to explain these two and shifts. The question
+asked here needs no model: what is the median of such times? :cite:t:`bissiri2016` say how to be Bayesian about a number
+that is defined by a loss.
 """
 
 import math
@@ -100,10 +100,10 @@ assert abs(row["mean"] - moment / mass) < 4.5 * row["mcse"]
 # The fit
 # -------
 # Two ways to a weight. One matches the information in the posterior with that in the bootstrap of the median, by the
-# density of the data at their median (Lyddon, Holmes and Walker 2019). The other looks for the weight at which
-# posterior intervals cover in the bootstrap (Syring and Martin 2019). The same is done for Huber's loss, which is
-# squared near zero and absolute beyond a threshold, here 1.345 times the spread of the bulk. Its minimiser is no
-# median, but a mean to which no time adds much.
+# density of the data at their median :cite:p:`lyddon2019`. The other looks for the weight at which posterior intervals
+# cover in the bootstrap :cite:p:`syring2019`. The same is done for Huber's loss, which is squared near zero and
+# absolute beyond a threshold, here 1.345 times the spread of the bulk. Its minimiser is no median, but a mean to which
+# no time adds much.
 
 spread = 1.4826 * float((x - x.median()).abs().median())
 huber = GibbsPosterior(prior, losses.Huber(1.345 * spread), x)
@@ -159,8 +159,8 @@ axes.set(xlabel="deviation from 24,800 ns", ylabel="posterior density (1/ns)", t
 axes.legend(frameon=False)
 
 # %%
-# No posterior reaches today's value, 33.02 (Stigler 1977): a method that is robust against two bad times is not robust
-# against an error that all times share.
+# No posterior reaches today's value, 33.02 :cite:p:`stigler1977`: a method that is robust against two bad times is not
+# robust against an error that all times share.
 #
 # Where to go next: :doc:`engel_quantile_regression` for other quantiles and covariates,
 # :doc:`safe_bayes_against_coverage` for weights that do not cover, :doc:`contaminated_location` for one wrong datum.

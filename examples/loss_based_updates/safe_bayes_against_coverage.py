@@ -6,10 +6,10 @@ SafeBayes predicts the next datum, and does not cover
 sampling what the weight of each one buys.
 
 A posterior of a loss, :math:`\exp(-w \sum_i \ell(\theta, x_i))\, \pi(\theta)`, is as wide as its weight :math:`w` lets
-it be. SafeBayes (Grünwald and van Ommen 2017) chooses the weight whose posteriors predict each datum best, given those
-before it. That repairs posteriors which a wrong model does not let concentrate; it was never meant to give intervals
-their coverage. Here is a problem where one would like it to: a straight line whose noise the model understates. The
-data are simulated, so that the truth is known and can be covered or missed.
+it be. SafeBayes :cite:p:`grunwald2017` chooses the weight whose posteriors predict each datum best, given those before
+it. That repairs posteriors which a wrong model does not let concentrate; it was never meant to give intervals their
+coverage. Here is a problem where one would like it to: a straight line whose noise the model understates. The data are
+simulated, so that the truth is known and can be covered or missed.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -128,9 +128,9 @@ assert bool(((curve.values - by_hand).abs() < 1e-9 * by_hand).all())
 # %%
 # The fit
 # -------
-# Every data set gets its own weight, by each of four selectors: SafeBayes, the rule of Holmes and Walker (2017),
-# information matching (Lyddon, Holmes and Walker 2019) and coverage in the bootstrap (Syring and Martin 2019). The
-# slower ones get fewer data sets.
+# Every data set gets its own weight, by each of four selectors: SafeBayes, the rule of :cite:t:`holmes2017`,
+# information matching :cite:p:`lyddon2019` and coverage in the bootstrap :cite:p:`syring2019`. The slower ones get
+# fewer data sets.
 
 SELECTORS = {  # each with the number of data sets
     "SafeBayes": (lambda p: calibrate.safe_bayes(p, grid, num_draws=32), 12 if is_small() else 80),

@@ -5,9 +5,9 @@ Four apes that tie: a gene in which no site tells three trees apart
 **What you will learn:** how to see that data leave a question open, by the evidence of every answer with its error, and
 that posterior probabilities near one third are then the right result and no failure of the method.
 
-The data are three thousand sites of a nuclear gene, BRCA1, in human, chimpanzee, gorilla and orangutan (part of the
-alignment of Murphy et al. 2001 that ships with the package cogent3). Beside them stand the same four apes in 898 sites
-of mitochondrial DNA, which changes many times as fast (Hayasaka, Gojobori and Horai 1988).
+The data are three thousand sites of a nuclear gene, BRCA1, in human, chimpanzee, gorilla and orangutan, part of the
+alignment of :cite:t:`murphy2001` that ships with the package cogent3. Beside them stand the same four apes in 898 sites
+of mitochondrial DNA, which changes many times as fast :cite:p:`hayasaka1988`.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -154,8 +154,8 @@ assert np.abs(z).max() < 4.5
 # -------
 # All three trees are weighed in one batch, by importance sampling from gamma distributions matched to the posterior of
 # the branch lengths. Neither another substitution model, in which transitions are four times as fast, nor a prior of
-# branches ten times as short makes a difference. Kass and Raftery (1995) call a Bayes factor below :math:`e` "not worth
-# more than a bare mention", and one above :math:`e^5` "very strong".
+# branches ten times as short makes a difference. :cite:t:`kass1995` call a Bayes factor below :math:`e` "not worth more
+# than a bare mention", and one above :math:`e^5` "very strong".
 
 short = dist.Exponential(torch.tensor(100.0, dtype=torch.float64))
 gene_model = HKY85(4.0, empirical_frequencies(gene))

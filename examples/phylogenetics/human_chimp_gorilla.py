@@ -5,8 +5,8 @@ Who is our closest relative? A model of evolution that leads astray
 **What you will learn:** how a question about relatives becomes a sum over all trees, how a model that treats all
 changes of a base alike can answer it wrongly, and how the evidence of the models tells which answer to believe.
 
-The data are 898 sites of mitochondrial DNA of gibbon, orangutan, gorilla, human and chimpanzee (Hayasaka, Gojobori and
-Horai 1988). Transitions, changes between A and G or between C and T, are there many times as frequent as all others.
+The data are 898 sites of mitochondrial DNA of gibbon, orangutan, gorilla, human and chimpanzee :cite:p:`hayasaka1988`.
+Transitions, changes between A and G or between C and T, are there many times as frequent as all others.
 """
 
 # sphinx_gallery_thumbnail_number = -1

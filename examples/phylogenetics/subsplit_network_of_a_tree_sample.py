@@ -7,11 +7,11 @@ gives probabilities to trees which were never sampled, and why the fit of the hi
 the truth.
 
 A Markov chain over trees visits each of them in proportion to its posterior probability, but there are so many trees
-that most are visited once or never. Zhang and Matsen (2018) share what trees have in common. The question here is how
-well that works, so the posterior has to be known. It is made of the gene BRCA1 of Murphy et al. (2001), as it ships
-with the package cogent3: six mammals have 105 unrooted trees, few enough to weigh every one by its evidence. The gene
-cannot tell how human, chimpanzee and gorilla are related (:doc:`four_apes_that_tie`); so human is replaced by each of
-the three arrangements, a third each, and there are 315 trees of eight mammals.
+that most are visited once or never. :cite:t:`zhang2018` share what trees have in common. The question here is how well
+that works, so the posterior has to be known. It is made of the gene BRCA1 of :cite:t:`murphy2001`, as it ships with the
+package cogent3: six mammals have 105 unrooted trees, few enough to weigh every one by its evidence. The gene cannot
+tell how human, chimpanzee and gorilla are related (:doc:`four_apes_that_tie`); so human is replaced by each of the
+three arrangements, a third each, and there are 315 trees of eight mammals.
 """
 
 import re
@@ -131,10 +131,10 @@ assert np.abs(z).max() < 4.5
 # The fit
 # -------
 # The posterior of the trees comes from their evidence, one integral over branch lengths each. From it samples of
-# different sizes are drawn, and each is given to five methods: counting, conditional clades (Hoehna and Drummond 2012;
-# Larget 2013), and three fits of the network, the last with a Dirichlet prior worth a tenth of the sample. A share of
-# one in a thousand is spread evenly over all trees of these taxa, so that the Kullback-Leibler divergence of each fit
-# from the posterior, in nats, is finite.
+# different sizes are drawn, and each is given to five methods: counting, conditional clades
+# :cite:p:`hohna2012,larget2013`, and three fits of the network, the last with a Dirichlet prior worth a tenth of the
+# sample. A share of one in a thousand is spread evenly over all trees of these taxa, so that the Kullback-Leibler
+# divergence of each fit from the posterior, in nats, is finite.
 
 substitution = HKY85(4.0, empirical_frequencies(alignment))
 found = compare_topologies(alignment, six, substitution=substitution, num_draws=500, progress=False)

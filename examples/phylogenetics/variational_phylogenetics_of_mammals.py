@@ -6,9 +6,9 @@ Eight mammals without a Markov chain: variational phylogenetics
 trees by its lower bound, how importance weights turn the fit into an evidence with an error, and that integrals over
 branch lengths alone, tree by tree, agree.
 
-The data are the gene BRCA1 in eight placental mammals (Murphy et al. 2001, as it ships with the package cogent3). That
+The data are the gene BRCA1 in eight placental mammals :cite:p:`murphy2001`, as it ships with the package cogent3. That
 humans and macaques belong together, and cats and dogs, nobody doubts; how carnivores, horses, cows, bats and moles are
-related is an old question. The method is that of Zhang and Matsen (2019).
+related is an old question. The method is that of :cite:t:`zhang2019`.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -135,8 +135,8 @@ for number, tree in enumerate(exact):
 # The fit
 # -------
 # Both parts climb by stochastic gradients: branch lengths by reparameterised draws, trees by a score function with a
-# leave-one-out baseline (Mnih and Rezende 2016). Importance sampling from the result gives the evidence, and says
-# whether its weights can be trusted; bounds must lie below it.
+# leave-one-out baseline :cite:p:`mnih2016`. Importance sampling from the result gives the evidence, and says whether
+# its weights can be trusted; bounds must lie below it.
 
 steps, rates = (1200, (0.05, 0.03)) if is_small() else (6000, (0.02, 0.02))
 posterior = variational_inference(

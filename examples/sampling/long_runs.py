@@ -5,8 +5,8 @@ Long runs: end when it is good enough, survive an interruption, choose the kerne
 **What you will learn:** how a run ends by convergence or by a time budget, how it goes on from its checkpoint to the
 last bit, and what the No-U-Turn sampler costs.
 
-The model is the hierarchy of eight schools (Rubin 1981), non-centred: effects of coaching are normal around a common
-mean :math:`\mu` with a standard deviation :math:`\tau`, which has a half-Cauchy prior (Gelman 2006).
+The model is the hierarchy of eight schools :cite:p:`rubin1981`, non-centred: effects of coaching are normal around a
+common mean :math:`\mu` with a standard deviation :math:`\tau`, which has a half-Cauchy prior :cite:p:`gelman2006`.
 """
 
 import math

@@ -5,8 +5,8 @@ Past one process: groups of chains, and several models at once
 **What you will learn:** how to divide chains into groups that run in processes of their own, why the draws do not
 depend on the number of processes, and how to compare models in parallel.
 
-The data are the strength of 42 specimens of radiata pine, their density, and their density adjusted for resin (Williams
-1959). Two regressions compete, and the evidence of both is known in closed form (Friel and Wyse 2012).
+The data are the strength of 42 specimens of radiata pine, their density, and their density adjusted for resin
+:cite:p:`williams1959`. Two regressions compete, and the evidence of both is known in closed form :cite:p:`friel2012`.
 """
 
 import tempfile

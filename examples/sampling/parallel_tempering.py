@@ -60,8 +60,8 @@ assert set(upper.tolist()) == {0.0, 1.0}
 # -------------
 # A ladder of power posteriors joins the two modes to the prior, where moving is easy. After each iteration,
 # neighbouring temperatures propose to exchange their states, even and odd pairs in turn, so that states travel straight
-# (Okabe et al. 2001, Syed et al. 2022). The masses are known, and so is the evidence: both modes are equally far from
-# the middle of the prior. Sixteen independent ladders run at once, and the spread over them is the error.
+# :cite:p:`okabe2001,syed2022`. The masses are known, and so is the evidence: both modes are equally far from the middle
+# of the prior. Sixteen independent ladders run at once, and the spread over them is the error.
 
 size = {"num_warmup": 100, "num_samples": 400} if is_small() else {"num_warmup": 300, "num_samples": 3000}
 ladder = sample_ladder(target, 16, num_chains=16, seed=1, exchange=True, progress=False, **size)

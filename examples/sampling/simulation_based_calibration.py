@@ -6,9 +6,9 @@ Simulation-based calibration: can this sampler be trusted on this model?
 right answer for any data.
 
 Draw parameters from the prior and data from the model, and let the sampler draw from the posterior given these data. If
-it is right, the parameters rank anywhere among its draws with equal chance (Talts et al. 2018; Modrák et al. 2023). The
-model is a logistic dose response with four doses, much like the bioassay in Gelman et al. (Bayesian Data Analysis), but
-with ten animals at each; the deaths are simulated.
+it is right, the parameters rank anywhere among its draws with equal chance :cite:p:`talts2018,modrak2023`. The model is
+a logistic dose response with four doses, much like the bioassay in :cite:t:`gelman2013`, but with ten animals at each;
+the deaths are simulated.
 """
 
 import numpy as np

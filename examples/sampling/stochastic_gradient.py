@@ -5,7 +5,7 @@ A posterior from minibatches, and what it costs
 **What you will learn:** how to sample a Pyro model from a few hundred rows at a time, by how much that makes the
 posterior too wide, and how a run measures this by itself.
 
-Langevin dynamics needs one gradient a step (Welling and Teh 2011). Estimated from :math:`B` of :math:`N` rows it is
+Langevin dynamics needs one gradient a step :cite:p:`welling2011`. Estimated from :math:`B` of :math:`N` rows it is
 cheaper by :math:`N / B`, but noisy, and nothing is accepted or rejected. The model is a logistic regression on
 simulated data; draws of :func:`bayeskit.sample`, which sees all rows in every gradient, are the reference.
 """
@@ -92,10 +92,10 @@ mean, sd = (f(reference.unconstrained.flatten(0, 1), dim=0) for f in (torch.mean
 # Three runs
 # ----------
 # Minibatches that go through the data in epochs cancel part of each other's noise. Hamiltonian dynamics with friction
-# (Chen, Fox and Guestrin 2014) takes out what is known of the noise. All report a ``temperature``, whose mean
-# foretells, here to a few per cent, the factor by which variances are too large if minibatches are independent; with
-# epochs the truth is better. The errors are those of the runs, by the spread of their chains; that of the reference
-# comes on top, the same for all three.
+# :cite:p:`chen2014` takes out what is known of the noise. All report a ``temperature``, whose mean foretells, here to a
+# few per cent, the factor by which variances are too large if minibatches are independent; with epochs the truth is
+# better. The errors are those of the runs, by the spread of their chains; that of the reference comes on top, the same
+# for all three.
 
 batch_size = num_data // 20
 epochs = MinibatchTarget.from_pyro(logistic, x, labels, batch_size)

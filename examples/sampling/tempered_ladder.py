@@ -6,7 +6,7 @@ A ladder from the prior to the posterior
 thermodynamic integration looks like, and when a ladder has rungs enough.
 
 The data are the strength of 42 specimens of radiata pine and two measurements of their density, the second one adjusted
-for resin (Williams 1959). Which of the two explains the strength better?
+for resin :cite:p:`williams1959`. Which of the two explains the strength better?
 """
 
 import math
@@ -27,8 +27,8 @@ from bayeskit.inference.samplers import sample_ladder
 #
 # .. math:: \log p(y) = \int_0^1 \mathrm E_\beta[\log L(\theta)]\, d\beta .
 #
-# Path sampling (Gelman and Meng 1998) adds up this integral by the trapezoidal rule, which its modified form corrects;
-# stepping stone sampling (Xie et al. 2011) multiplies ratios of neighbouring constants. All use the same draws.
+# Path sampling :cite:p:`gelman1998` adds up this integral by the trapezoidal rule, which its modified form corrects;
+# stepping stone sampling :cite:p:`xie2011` multiplies ratios of neighbouring constants. All use the same draws.
 
 # %%
 # An exact twin

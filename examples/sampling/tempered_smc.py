@@ -29,8 +29,8 @@ CENTRES, SHARES, WIDTH, PRIOR = (-4.0, 4.0), (0.3, 0.7), 0.3, 5.0
 # The model
 # ---------
 # Particles start in the prior and are carried to the posterior through a sequence of inverse temperatures :math:`0 =
-# \beta_0 < \dots < \beta_K = 1`: weighted anew, resampled, moved (Del Moral, Doucet and Jasra 2006). A pilot learns the
-# sequence; then independent replicates follow it, each of which estimates the evidence :math:`Z` without bias,
+# \beta_0 < \dots < \beta_K = 1`: weighted anew, resampled, moved :cite:p:`delmoral2006`. A pilot learns the sequence;
+# then independent replicates follow it, each of which estimates the evidence :math:`Z` without bias,
 #
 # .. math:: \mathrm E[\hat Z_r] = Z, \qquad
 #    \hat Z_r = \prod_k \sum_i W^{(k-1)}_i L(u_i)^{\beta_k - \beta_{k-1}},

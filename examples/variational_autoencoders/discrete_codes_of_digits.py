@@ -6,9 +6,9 @@ Digits as codes of four bits: gradient estimators side by side
 compare them by a bound that is summed over all codes, and why not to compare losses of training where one is relaxed.
 
 Bits cannot be reparameterised, so that the guide's gradient needs an estimator: the score function, with or without a
-baseline from the other draws (Kool et al. 2019), pairs of opposite draws (Dong et al. 2020), or a relaxation of bits
-to numbers between zero and one (Jang et al. 2017). The digits are 1,797 images of eight by eight pixels (Alpaydin and
-Kaynak 1998) from scikit-learn, black where the grey is at least one half.
+baseline from the other draws :cite:p:`kool2019`, pairs of opposite draws :cite:p:`dong2020`, or a relaxation of bits to
+numbers between zero and one :cite:p:`jang2017`. The digits are 1,797 images of eight by eight pixels
+:cite:p:`alpaydin1998` from scikit-learn, black where the grey is at least one half.
 """
 
 # sphinx_gallery_thumbnail_number = -1

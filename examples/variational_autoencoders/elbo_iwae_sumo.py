@@ -5,10 +5,10 @@ Three ways to the log likelihood: ELBO, IWAE and SUMO
 **What you will learn:** how far the evidence lower bound and the importance-weighted bounds lie below the log
 likelihood, and what it costs in variance to have an estimate without that bias.
 
-Whoever trains by a bound moves the model to where the bound is tight, and whoever reports one understates it. Burda et
-al. (2016) raise the bound by averaging :math:`K` weights; Luo et al. (2020) stop a sum over such bounds at random,
-which is right on average. In a linear-Gaussian model all of it can be computed, so that biases can be measured. The
-data are the 150 irises of Anderson (1935) and Fisher (1936), from scikit-learn.
+Whoever trains by a bound moves the model to where the bound is tight, and whoever reports one understates it.
+:cite:t:`burda2016` raise the bound by averaging :math:`K` weights; :cite:t:`luo2020` stop a sum over such bounds at
+random, which is right on average. In a linear-Gaussian model all of it can be computed, so that biases can be measured.
+The data are the 150 irises of :cite:t:`anderson1935` and :cite:t:`fisher1936`, from scikit-learn.
 """
 
 # sphinx_gallery_thumbnail_number = -1

@@ -6,9 +6,9 @@ A quality instead of a weight: GECO on handwritten digits
 multiplier has nearly settled where the rate-distortion function has that slope.
 
 Whoever weighs reconstruction against divergence has to guess the weight, or the noise of pixels, which is the same.
-Often one knows what is wanted instead: how far pixels may be off. Rezende and Viola (2018) minimise the divergence
-subject to that, and let a Lagrange multiplier find the weight. The digits are 1,438 of the 1,797 images of eight
-by eight pixels (Alpaydin and Kaynak 1998) in scikit-learn, those to train on.
+Often one knows what is wanted instead: how far pixels may be off. :cite:t:`rezende2018` minimise the divergence subject
+to that, and let a Lagrange multiplier find the weight. The digits are 1,438 of the 1,797 images of eight by eight
+pixels :cite:p:`alpaydin1998` in scikit-learn, those to train on.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -184,8 +184,8 @@ assert slope_2 > chord > slope_3
 # %%
 # A failure on purpose
 # --------------------
-# The optimum does not depend on where the multiplier starts, but networks get stuck. Started fifty times too high, it
-# comes down again and the constraint holds; yet codes that were once made needlessly precise stay so.
+# The optimum does not depend on where the multiplier starts, but networks get stuck. Started at fifty, some nine times
+# too high, it comes down again and the constraint holds; yet codes that were once made needlessly precise stay so.
 
 stuck = train(2.0, 50.0)
 divergence, error, spread = evaluate(stuck[0])

@@ -6,9 +6,9 @@ Three estimates of a held-out likelihood
 to take, and how each of them says that it has failed.
 
 Training reports a bound; of new data one wants the log likelihood itself. Importance sampling draws codes from the
-guide, annealed importance sampling moves such draws to the posterior (Neal 2001; Wu et al. 2017), and bridge sampling
+guide, annealed importance sampling moves such draws to the posterior :cite:p:`neal2001,wu2017`, and bridge sampling
 runs chains on the posterior of each datum. The data are thirty measurements of cell nuclei from each of 569 breast
-tumours (Street et al. 1993, from scikit-learn); the model is linear, so that the answer is known and all three can be
+tumours :cite:p:`street1993`, from scikit-learn; the model is linear, so that the answer is known and all three can be
 held to it.
 """
 

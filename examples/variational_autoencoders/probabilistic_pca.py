@@ -5,10 +5,10 @@ Probabilistic PCA: the autoencoder whose optimum is known
 **What you will learn:** how to train a linear variational autoencoder, and how to see, by eigenvalues alone, that the
 bound has reached the maximum of the likelihood and that the codes are principal components.
 
-Chemists measured thirteen constituents of 178 wines from three cultivars of one region of Italy (Forina et al. 1986;
-the data come with scikit-learn). How much of the thirteen do two numbers for each wine tell? Principal component
-analysis is the answer of a model with a likelihood (Tipping and Bishop 1999), and that model is a variational
-autoencoder without hidden layers (Lucas et al. 2019).
+Chemists measured thirteen constituents of 178 wines from three cultivars of one region of Italy :cite:p:`forina1986`;
+the data come with scikit-learn. How much of the thirteen do two numbers for each wine tell? Principal component
+analysis is the answer of a model with a likelihood :cite:p:`tipping1999`, and that model is a variational autoencoder
+without hidden layers :cite:p:`lucas2019`.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -136,7 +136,7 @@ assert maximum - bound < 0.5
 # ------------
 # The likelihood does not care in which directions of their plane the two codes point: any rotation of :math:`z` makes
 # the same wines. The bound does, for the guide's codes are independent, and posterior ones are so only along principal
-# axes. Hence the trained columns of :math:`W` point along eigenvectors of the covariance (Lucas et al. 2019), and codes
+# axes. Hence the trained columns of :math:`W` point along eigenvectors of the covariance :cite:p:`lucas2019`, and codes
 # are principal components, standardised and shrunk towards zero by :math:`\sqrt{1 - \sigma^2 / \lambda_i}`.
 
 eigenvalues, vectors = np.linalg.eigh(np.cov(x.numpy().T, bias=True))

@@ -5,12 +5,11 @@ A variational autoencoder of handwritten digits
 **What you will learn:** how to make a variational autoencoder, train it by two objectives, compare them by the
 likelihood of images that neither has seen, and look at what it has learnt.
 
-A network turns a few random numbers, the code, into an image of a digit; another one, the guide, guesses the code of
-an image (Kingma and Welling 2014). The evidence lower bound (ELBO) weighs one code for each image, the
-importance-weighted bound (IWAE; Burda et al. 2016) the mean weight of several, so that it is closer to the log
-likelihood and asks less of the guide. Does that give a better model? The digits are 1,797 images of eight by eight
-pixels (Alpaydin and Kaynak 1998) from scikit-learn, each pixel drawn once as black or white with its grey as
-probability.
+A network turns a few random numbers, the code, into an image of a digit; another one, the guide, guesses the code of an
+image :cite:p:`kingma2014`. The evidence lower bound (ELBO) weighs one code for each image, the importance-weighted
+bound of :cite:t:`burda2016` (IWAE) the mean weight of several, so that it is closer to the log likelihood and asks less
+of the guide. Does that give a better model? The digits are 1,797 images of eight by eight pixels :cite:p:`alpaydin1998`
+from scikit-learn, each pixel drawn once as black or white with its grey as probability.
 """
 
 # sphinx_gallery_thumbnail_number = -1

@@ -5,9 +5,9 @@ The arc-cosine kernel against trained networks
 **What you will learn:** what a network becomes as its hidden layer grows, how far a network of finite width is from
 that limit before and after training, and how to measure that the distance falls like one over the width.
 
-Cho and Saul (2009) integrated the random weights of an infinitely wide layer of rectified linear units in closed form,
+:cite:t:`cho2009` integrated the random weights of an infinitely wide layer of rectified linear units in closed form,
 and named the covariance of its outputs the arc-cosine kernel. Here it is held against networks that are drawn at random
-and trained on images of handwritten threes and eights, of 8 by 8 pixels (Alpaydin and Kaynak 1998, in scikit-learn).
+and trained on images of handwritten threes and eights, of 8 by 8 pixels :cite:p:`alpaydin1998`, in scikit-learn.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -109,7 +109,7 @@ for name, values, exact in (("bias", found, 0.0), ("mean square", found.square()
 # How do trained networks come in? Let gradient descent fit the last layer to targets with noise of their own, with a
 # penalty that pulls weights to where they began: half the noise's variance times the squared distance. It ends at a
 # function that linear algebra gives at once, and over initial weights and noise, these functions are draws of the
-# posterior of the Gaussian process (Matthews et al. 2017).
+# posterior of the Gaussian process :cite:p:`matthews2017`.
 
 settings = {"ridge": NOISE, "target_noise": NOISE}
 ensemble, posterior = last_layer_ensemble(kernel, x[:5], y[:5], **settings), nngp_posterior(kernel, x[:5], y[:5], NOISE)

@@ -28,11 +28,11 @@ NOISE = 0.05
 # The model
 # ---------
 # A network with one hidden layer has a covariance of its outputs at initialisation, :math:`K` (the NNGP kernel), and
-# products of gradients, :math:`\Theta` (the tangent kernel; Jacot, Gabriel and Hongler 2018). With noise variance
-# :math:`\rho`, the four are
+# products of gradients, :math:`\Theta`, the tangent kernel :cite:p:`jacot2018`. With noise variance :math:`\rho`, the
+# four are
 #
 # - the *NNGP posterior*, Bayes' rule with the prior :math:`f \sim N(0, K)`;
-# - the *NTK ensemble*, the law of trained networks (Lee et al. 2019). Training minimises half the sum of squared errors
+# - the *NTK ensemble*, the law of trained networks :cite:p:`lee2019`. Training minimises half the sum of squared errors
 #   and half of :math:`\rho` times the squared distance from the initial weights, and takes outputs from :math:`f_0` to
 #
 #   .. math::
@@ -129,7 +129,7 @@ for name, law in by_hand.items():
 # -------
 # Many networks of finite width are trained by gradient descent on all their weights, each from its own random ones. The
 # width is large for so few data, and so is the variance of the last layer's weights: small movements of many weights
-# are then enough, and networks stay in the regime where the tangent kernel holds (Chizat, Oyallon and Bach 2019).
+# are then enough, and networks stay in the regime where the tangent kernel holds :cite:p:`chizat2019`.
 
 num_networks, num_steps = (60, 100) if is_small() else (200, 100)
 ensemble = ntk_ensemble(kernel, x, y, ridge=NOISE)

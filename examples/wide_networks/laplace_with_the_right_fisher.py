@@ -5,9 +5,9 @@ Laplace's approximation with the right Fisher information
 **What you will learn:** what the Fisher information and the empirical Fisher are, why only one of them is a curvature,
 and what happens to a posterior and to training where the other is taken for it.
 
-Squared gradients of single data are cheap, and often stand for the Fisher information. They are not, as Kunstner,
-Balles and Hennig (2019) show. The data are numbers of visits to a doctor of people in the RAND health insurance
-experiment (Cameron and Trivedi 2005, in statsmodels), every tenth row, with nine facts about their insurance and their
+Squared gradients of single data are cheap, and often stand for the Fisher information. They are not, as
+:cite:t:`kunstner2019` show. The data are numbers of visits to a doctor of people in the RAND health insurance
+experiment :cite:p:`cameron2005`, in statsmodels, every tenth row, with nine facts about their insurance and their
 health.
 """
 
@@ -134,8 +134,8 @@ assert abs(posterior.log_evidence - bridge.log_evidence) < 4.5 * bridge.standard
 # --------------------
 # Visits vary much more than a Poisson law has it, so that squared residuals are large and the empirical Fisher with
 # them. The package notices. Taken for the curvature it makes the posterior *narrower*, just because the model fits
-# badly. What a badly fitting model should do is shown by the sandwich :math:`F^{-1} E F^{-1}` (Huber 1967; below,
-# :math:`F` includes the precision of the prior), in which :math:`E` has its place: there errors grow.
+# badly. What a badly fitting model should do is shown by the sandwich :math:`F^{-1} E F^{-1}` :cite:p:`huber1967`
+# (below, :math:`F` includes the precision of the prior), in which :math:`E` has its place: there errors grow.
 
 right, wrong = fisher(mode, Poisson(), x), empirical_fisher(mode, Poisson(), x, y)
 print(wrong)

@@ -5,8 +5,8 @@ From a torch module to its Gaussian process
 **What you will learn:** how a torch module that you already have becomes a model whose evidence is known, and how the
 evidence chooses the module's depth and the variances of its weights.
 
-The data are ten measurements of patients and the progress of their diabetes a year later (Efron, Hastie, Johnstone and
-Tibshirani 2004, in scikit-learn). How many hidden layers should a network have that predicts it?
+The data are ten measurements of patients and the progress of their diabetes a year later :cite:p:`efron2004`,
+in scikit-learn. How many hidden layers should a network have that predicts it?
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -24,7 +24,7 @@ from bayeskit.models.wide_networks.gaussian_processes import fit_depths
 # %%
 # The model
 # ---------
-# As hidden layers grow, a network with random weights becomes a Gaussian process (Lee et al. 2018), whose covariance
+# As hidden layers grow, a network with random weights becomes a Gaussian process :cite:p:`lee2018`, whose covariance
 # :math:`K_v` follows from the module's layers and the variances :math:`v` of weights and biases. With normal noise,
 #
 # .. math:: f \sim GP(0, K_v), \qquad y \mid f \sim N(f(x), \sigma^2) \quad\Rightarrow\quad y \sim N(0, K_v(x, x) +
@@ -69,7 +69,7 @@ prior_predictive.axes[0].set_ylabel("progress (standard deviations)")
 # An exact twin
 # -------------
 # Four patients, three hidden layers. A layer of rectified linear units turns variances and covariances into new ones by
-# a formula of the angle (Cho and Saul 2009); the evidence is the density of four normal variables.
+# a formula of the angle :cite:p:`cho2009`; the evidence is the density of four normal variables.
 
 covariance = 0.1 + 2.0 * (x[:4] @ x[:4].mT).numpy() / 10
 for _ in range(3):

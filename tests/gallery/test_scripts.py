@@ -1,7 +1,11 @@
+import ast
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+import bayeskit
 from bayeskit import gallery
 from bayeskit.errors import MissingPackageError, OutputError, UnknownNameError
 from bayeskit.gallery import scripts as module
@@ -54,6 +58,34 @@ def test_a_page_is_read_from_its_script(new_page):
     assert page.packages == ("numpy",) and page.missing_packages == ()
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from bayeskit.models.discrete.sequences import load_nile",
+        "from bayeskit.models.discrete import sequences\nflow = sequences.load_nile",
+    ],
+)
+def test_a_page_needs_what_its_data_come_from(new_page, monkeypatch, imports):
+    page = new_page(imports=imports)
+    assert page.packages == ("numpy", "statsmodels")
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "statsmodels" else find_spec(name))
+    with pytest.raises(MissingPackageError, match=r"needs statsmodels; install with: pip install 'bayeskit\[tables\]'"):
+        page.require()
+
+
+def test_all_functions_that_read_data_from_other_packages_are_known():
+    """Those whose body imports what bayeskit does not import elsewhere."""
+    found = {}
+    for path in Path(bayeskit.__file__).parent.rglob("*.py"):
+        if "examples" in path.parts:
+            continue
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef) and function.name.startswith("load_"):
+                packages = {each for each in module._imports(function) if module._install((each,)) != each}
+                found |= dict.fromkeys([function.name] if packages else [], *packages)
+    assert found == module._DATA
+
+
 def test_a_missing_package_names_what_to_install(new_page, monkeypatch):
     page = new_page(imports="import no_such_package, sklearn.datasets\nfrom lifelines.datasets import load_rossi")
     assert page.packages == ("lifelines", "no_such_package", "numpy", "sklearn")
@@ -102,6 +134,12 @@ def test_a_page_that_fails_says_how(new_page, tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="'a_page' failed; its last line: AssertionError: no twin"):
         gallery.run_page("a_page", tmp_path, quiet=True)
     assert "before" in (tmp_path / "a_page.txt").read_text()
+
+
+def test_a_page_that_fails_with_an_error_of_ours_says_more_than_where_it_is_explained(new_page, tmp_path):
+    new_page("from bayeskit.errors import TreeError\nraise TreeError('a bracket is missing')")
+    with pytest.raises(OutputError, match=r"its last line: bayeskit\.errors\.TreeError: a bracket is missing\n"):
+        gallery.run_page("a_page", tmp_path, quiet=True)
 
 
 def test_unknown_pages_suggest_the_nearest():
