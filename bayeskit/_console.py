@@ -35,7 +35,9 @@ def new_table(title: str, *columns: str) -> Table:
     return table
 
 
-def print_evidence(comparison: EvidenceComparison, title: str, reference: float | None) -> None:
+def print_evidence(
+    comparison: EvidenceComparison, title: str, reference: float | None, reference_error: float = 0.0
+) -> None:
     """Print estimates, what they say against themselves, scores, what does not apply, and the verdict."""
     console = new_console()
     table = new_table(title, "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
@@ -64,7 +66,8 @@ def print_evidence(comparison: EvidenceComparison, title: str, reference: float 
     if comparison.results:
         console.print(Text(str(comparison.verdict), style="bold"))
     if reference is not None:
-        console.print(f"reference {reference:.4f}")
+        error = f" ± {reference_error:.4f}" if reference_error > 0 else ""
+        console.print(f"reference {reference:.4f}{error}")
 
 
 def print_calibration(found: list[Calibration], out: Path | None, one_folder: bool = True) -> None:

@@ -14,45 +14,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
 
 from bayeskit._console import new_console, new_table, print_calibration, print_evidence, print_exam, print_files
-from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError, _place_of
+from bayeskit._usage import ExplainedCommands
+from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError
 
 if TYPE_CHECKING:
     from bayeskit.gallery import Entry
     from bayeskit.inference.evidence import Budget, Calibration, Problem
 
-PAGE = _place_of("how_to/command_line")
-_UsageError: Any = typer.BadParameter.__mro__[1]  # typer has click within it or beside it, by its version
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Let what is said of misspelt options end with the page that explains them."""
-    try:
-        yield
-    except _UsageError as error:
-        if PAGE not in error.message:
-            before = error.message and error.message + ("" if error.message.endswith((".", "?")) else ".")
-            error.message = f"{before} See {PAGE}.".lstrip()
-        raise
-
-
-class _Commands(TyperGroup):
-    """Commands whose usage errors name the page on the command line."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _explained():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _explained():
-            return super().invoke(ctx)
-
-
 # Torch and Pyro are imported inside the commands: asking for help should not wait for them.
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=ExplainedCommands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 BAD_INPUT, FALSE_COMFORT_FOUND, INTERRUPTED = 2, 1, 130
 
@@ -167,7 +139,8 @@ def evidence(
 
     With --out, writes evidence.csv, report.html and, if a method needed draws, posterior.nc; a killed run resumes with
     the same command. With --replicates, repeats everything with other seeds and says how far apart the estimates lie,
-    beside the errors that they claim; with --out, it writes replicates.csv, calibration.csv and calibration.svg.
+    beside the errors that they claim; with --out, it writes replicates.csv, calibration.csv and calibration.svg. Exits
+    with 2 where no method applies.
     """
     _check_choice(name, alignment, tree)
     if jobs > 1 and replicates == 1:
@@ -209,10 +182,11 @@ def evidence(
         if not quiet:
             print_calibration([found], out)
         return
-    reference = None
+    reference, reference_error = None, 0.0
     settings: dict[str, Any]
     if entry is not None:
-        title, reference, target = entry.name, entry.reference, entry.build()
+        title, target = entry.name, entry.build()
+        reference, reference_error = entry.reference, entry.reference_error
         settings = {"model": entry.description}
         if entry.reference_source:
             settings["reference from"] = entry.reference_source
@@ -231,12 +205,15 @@ def evidence(
             seed=seed,
             budget=budget,
             reference=reference,
+            reference_error=reference_error,
             settings=settings,
             progress=progress,
         )
     if not quiet:
-        print_evidence(comparison, title, reference)
+        print_evidence(comparison, title, reference, reference_error)
         print_files(out)
+    if not comparison.results and not comparison.scores:
+        raise typer.Exit(BAD_INPUT)
 
 
 @_command("run")
@@ -403,7 +380,8 @@ def _problem(entry: Entry | None, alignment: Path | None, tree: Path | None, sub
     from bayeskit.inference.evidence import Problem
 
     if entry is not None:
-        return Problem(entry.name, entry.build, math.nan if entry.reference is None else entry.reference)
+        known = math.nan if entry.reference is None else entry.reference
+        return Problem(entry.name, entry.build, known, entry.reference_error)
     build = functools.partial(tree_target, str(alignment), str(tree), substitution)
     return Problem(Path(str(alignment)).name, build)
 
@@ -422,6 +400,7 @@ def _calibrated(
     from bayeskit.workflows import calibration_in_folder
 
     common: dict[str, Any] = {"budget": budget, "seed": seed, "num_jobs": jobs, "progress": not quiet}
+    common["skip_refused"] = True  # as one run does, which says what does not apply and goes on
     if out is None:
         return calibrate(methods, problem, replicates, **common)
     return calibration_in_folder(methods, problem, out, replicates, **common)

@@ -83,6 +83,7 @@ def write_report(
     title: str,
     target: Target | None = None,
     reference: float | None = None,
+    reference_error: float = 0.0,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a page with the evidence, the posterior and how both were made.
@@ -100,6 +101,8 @@ def write_report(
         What was sampled; described among the settings. By default that of the draws.
     reference : float, optional
         An exact or published log evidence to compare with.
+    reference_error : float, default 0
+        Its standard error, if it is an estimate too.
     settings : mapping, optional
         More rows for the table of settings, such as file names.
 
@@ -121,7 +124,7 @@ def write_report(
     True
     """
     sections = [f"<h1>{escape(title)}</h1>"]
-    sections += evidence_sections(comparison, reference)
+    sections += evidence_sections(comparison, reference, reference_error)
     if comparison.draws is not None:
         sections.append(_posterior_section(comparison.draws))
     sections.append(_settings_section(comparison, target, settings or {}))

@@ -63,13 +63,16 @@ def in_short(table: pd.DataFrame, replicates: int) -> list[str]:
     """Return what the pairs come to that are trusted most of the time, and what chance alone would show."""
     trusted = table[(table["trusted"] > 0.5) & (table["mean_standard_error"] > ROUNDING)]
     right = trusted["sd_of_z"].between(0.85, 1.2) & trusted["coverage_95"].between(0.9, 0.99)
+    exact = table[(table["trusted"] > 0.5) & (table["mean_standard_error"] <= ROUNDING)]
+    of_rounding = ", ".join(f"`{row.method}` on {row.case}" for row in exact.itertuples())
+    but = f", not counting {of_rounding}, right to rounding with no error to judge" if len(exact) else ""
     comfort = table[table["false_comfort"] > 0.01]
     beyond = math.floor(0.01 * replicates)
     chance = binom.sf(beyond, (replicates * table["trusted"]).round(), 2 * norm.sf(3)).sum()
     named = ", ".join(f"`{row.method}` on {row.case} ({row.false_comfort:.3f})" for row in comfort.itertuples())
     return [
-        f"{len(trusted)} pairs of a method and a case are trusted most of the time. Of these, {int(right.sum())} have "
-        "a standard deviation of z between 0.85 and 1.2 and intervals that cover in 90 to 99 %.",
+        f"{len(trusted)} pairs of a method and a case are trusted most of the time{but}. Of these, {int(right.sum())} "
+        "have a standard deviation of z between 0.85 and 1.2 and intervals that cover in 90 to 99 %.",
         "",
         f"In {len(comfort)} of {len(table)} pairs false comfort exceeds 1 %{': ' + named if named else ''}. By chance "
         f"alone, more than {beyond} of {replicates} replicates would be beyond three errors in {chance:.1f} pairs if "

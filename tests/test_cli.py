@@ -233,3 +233,29 @@ def test_usage_errors_end_with_the_page_that_explains_them(arguments):
     result = call(*arguments)
     said = " ".join(result.output.replace("│", " ").split())
     assert result.exit_code == 2 and "See docs/how_to/command_line.md." in said and said.count("See docs") == 1
+
+
+def test_the_error_of_a_reference_is_said(monkeypatch):
+    from bayeskit import gallery
+    from bayeskit.gallery import registry
+
+    build = gallery.get("beta_binomial").build
+    entry = gallery.Entry("coin", "a coin", build, -2.3979, reference_error=0.004)
+    monkeypatch.setitem(registry._ENTRIES, "coin", entry)
+    result = call("evidence", "coin", "--methods", "laplace_importance_sampling", "--quiet", "--replicates", 2)
+    assert result.exit_code == 0, result.output
+    assert cli._problem(entry, None, None, "JC69").standard_error == 0.004
+    shown = call("evidence", "coin", "--methods", "laplace_importance_sampling")
+    assert "reference -2.3979 ± 0.0040" in shown.stdout
+    assert gallery.get("primates").reference_error == 0.004
+
+
+def test_methods_that_do_not_apply_leave_the_others_in_place_and_none_is_no_answer():
+    methods = ("--methods", "laplace_importance_sampling,gamma_laplus", "--replicates", 2)
+    result = call("evidence", "beta_binomial", *methods)
+    assert result.exit_code == 0, result.output
+    assert "gamma_laplus: does not apply" in result.stdout and "laplace_importance_sampling" in result.stdout
+    nothing = call("evidence", "beta_binomial", "--methods", "gamma_laplus")
+    assert nothing.exit_code == 2 and "gamma_laplus: does not apply" in nothing.stdout
+    score = call("evidence", "beta_binomial", "--methods", "pointwise_predictive_density", *SMALL)
+    assert score.exit_code == 0, score.output

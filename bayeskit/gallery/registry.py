@@ -31,6 +31,8 @@ class Entry:
         Where ``reference`` comes from.
     budget : mapping
         Settings of :class:`~bayeskit.inference.evidence.Budget` that suit this model.
+    reference_error : float, default 0
+        Standard error of ``reference``, if that is an estimate.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Entry:
     reference: float | None = None
     reference_source: str = ""
     budget: Mapping[str, int] = field(default_factory=dict)
+    reference_error: float = 0.0
 
 
 _ENTRIES: dict[str, Entry] = {
@@ -50,6 +53,7 @@ _ENTRIES: dict[str, Entry] = {
             primates_target,
             reference=-6468.912,
             reference_source="importance sampling with 40,000 draws, standard error 0.004",
+            reference_error=0.004,
             # Many short chains: the posterior run then shares its compiled graph with the ladder, and
             # compiling takes longest here. The ladder is short enough for a demonstration of less than
             # a minute, with standard errors of 0.04; --ladder-samples 1000 halves them. Few particles and
@@ -122,4 +126,11 @@ def get(name: str) -> Entry:
 
 
 def _of_case(case: ExactCase) -> Entry:
-    return Entry(case.name, case.description, case.target, case.log_evidence, case.reference)
+    return Entry(
+        case.name,
+        case.description,
+        case.target,
+        case.log_evidence,
+        case.reference,
+        reference_error=case.standard_error,
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,9 @@ import pandas as pd
 from scipy.special import logsumexp
 
 from bayeskit._files import write_atomically
-from bayeskit.errors import UnknownNameError
-from bayeskit.inference.evidence import Evidence
+from bayeskit._settings import real_number
+from bayeskit.errors import SettingsError, UnknownNameError
+from bayeskit.inference.evidence import Evidence, EvidenceComparison
 from bayeskit.workflows._probabilities import simulated_probabilities
 
 if TYPE_CHECKING:
@@ -38,18 +39,23 @@ class ModelComparison:
     Attributes
     ----------
     results : dict of Evidence
-        By model.
-    prior_probabilities : dict of float
-        By model, adding up to one.
+        By model; see :meth:`from_comparisons` for tables of several methods.
+    prior_probabilities : dict of float, optional
+        By model, scaled to add up to one; by default equal.
     settings : dict
         Method, seed and budget.
+
+    Raises
+    ------
+    SettingsError
+        If a result is no Evidence, or prior probabilities are not those of the models.
 
     Examples
     --------
     >>> from bayeskit.inference.evidence import Evidence
     >>> from bayeskit.workflows import ModelComparison
     >>> results = {"with": Evidence("smc", -10.0, 0.03, 1000), "without": Evidence("smc", -12.0, 0.04, 1000)}
-    >>> comparison = ModelComparison(results, {"with": 0.5, "without": 0.5})
+    >>> comparison = ModelComparison(results)
     >>> comparison.best
     'with'
     >>> {name: round(p, 3) for name, (p, error) in comparison.posterior_probabilities.items()}
@@ -57,8 +63,60 @@ class ModelComparison:
     """
 
     results: dict[str, Evidence]
-    prior_probabilities: dict[str, float]
+    prior_probabilities: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.results, Mapping) or not self.results:
+            raise SettingsError("results must be a dict of Evidence by model, with one model at least")
+        for name, z in self.results.items():
+            if not isinstance(z, Evidence):
+                several = isinstance(z, EvidenceComparison)
+                remedy = "use ModelComparison.from_comparisons" if several else "give the Evidence of one method"
+                raise SettingsError(f"the result of model {name!r} is a {type(z).__name__}: {remedy}")
+        object.__setattr__(self, "results", dict(self.results))
+        weights = as_prior_probabilities(self.results, self.prior_probabilities or None)
+        object.__setattr__(self, "prior_probabilities", weights)
+
+    @classmethod
+    def from_comparisons(
+        cls, comparisons: Mapping[str, EvidenceComparison], prior_probabilities: Mapping[str, float] | None = None
+    ) -> ModelComparison:
+        """Compare models by what several methods together say of each.
+
+        The evidence of a model is that of its verdict. Where no method is trusted it has none, and where the methods
+        disagree it is not trusted.
+
+        Parameters
+        ----------
+        comparisons : mapping of str to EvidenceComparison
+            By model, as :func:`bayeskit.inference.evidence.compare` returns them.
+        prior_probabilities : mapping of str to float, optional
+            Nonnegative weights, scaled to add up to one; by default equal.
+
+        Raises
+        ------
+        SettingsError
+            If one is no EvidenceComparison, or prior probabilities are not those of the models.
+
+        Examples
+        --------
+        >>> from bayeskit.inference.evidence import Evidence, EvidenceComparison
+        >>> def table(bridge, path):
+        ...     found = Evidence("bridge_sampling", bridge, 0.01, 8000), Evidence("path_sampling", path, 0.02, 8000)
+        ...     return EvidenceComparison({z.method: z for z in found}, None, None)
+        >>> models = {"with": table(-10.0, -10.01), "without": table(-12.0, -11.99)}
+        >>> factor, error = ModelComparison.from_comparisons(models).log_bayes_factor("with", "without")
+        >>> round(factor, 3), round(error, 3)
+        (2.0, 0.014)
+        """
+        if not isinstance(comparisons, Mapping):
+            raise SettingsError(f"give a dict of EvidenceComparison by model, not a {type(comparisons).__name__}")
+        for name, comparison in comparisons.items():
+            if not isinstance(comparison, EvidenceComparison):
+                raise SettingsError(f"{name!r} is a {type(comparison).__name__}, not an EvidenceComparison")
+        results = {name: _agreed(comparison) for name, comparison in comparisons.items()}
+        return cls(results, dict(prior_probabilities or {}))
 
     def __getitem__(self, model: str) -> Evidence:
         if model not in self.results:
@@ -212,6 +270,44 @@ class ModelComparison:
                 f"{row.posterior_probability:.4g} +- {row.posterior_probability_error:.2g}"
             )
         return "\n".join([*lines, *(f"  {warning}" for warning in self.warnings)])
+
+
+def as_prior_probabilities(models: Iterable[str], given: Mapping[str, float] | None) -> dict[str, float]:
+    """Return prior probabilities that add up to one, by model; equal ones where none are given.
+
+    Raises
+    ------
+    SettingsError
+        If they are not nonnegative numbers of exactly these models, some above zero.
+
+    Examples
+    --------
+    >>> as_prior_probabilities(["with", "without"], {"without": 3, "with": 1})
+    {'with': 0.25, 'without': 0.75}
+    """
+    if not isinstance(given, (Mapping, type(None))):
+        raise SettingsError(f"prior_probabilities must be a dict of numbers by model, not a {type(given).__name__}")
+    names = list(models)
+    called = "the prior probability of {!r}".format
+    equal = dict.fromkeys(names, 1.0)
+    weights = equal if given is None else {name: real_number(called(name), given[name]) for name in given}
+    total = sum(weights.values())
+    if weights.keys() != set(names) or not 0 < total < math.inf or min(weights.values()) < 0:
+        raise SettingsError(
+            f"prior_probabilities must give each of the models {', '.join(names)} a nonnegative number, some above "
+            f"zero, not {dict(given or {})}"
+        )
+    return {name: weights[name] / total for name in names}
+
+
+def _agreed(comparison: EvidenceComparison) -> Evidence:
+    """Return the evidence for which a verdict speaks, with its doubts."""
+    verdict = comparison.verdict
+    if verdict.best is None:
+        return Evidence("verdict", math.nan, math.nan, 0, (str(verdict),))
+    if verdict.disagreeing or (verdict.num_trusted > 1 and not verdict.is_agreed):
+        return replace(verdict.best, warnings=(str(verdict),))
+    return verdict.best
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -63,12 +63,12 @@ class ExamRow:
 
     @property
     def z(self) -> float:
-        """Distance from the right answer in standard errors, the method's own and the answer's together."""
+        """Distance from the right answer in standard errors, the method's own and the answer's; NaN without any."""
         difference = self.evidence.log_evidence - self.exact
         if difference == 0 or not math.isfinite(difference):
             return difference
         error = math.hypot(self.evidence.standard_error, self.exact_error)
-        return difference / error if error > 0 else math.copysign(math.inf, difference)
+        return math.copysign(math.inf, difference) if error == 0 else difference / error
 
     @property
     def verdict(self) -> str:

@@ -29,6 +29,7 @@ def evidence_in_folder(
     seed: int = 0,
     budget: Budget | None = None,
     reference: float | None = None,
+    reference_error: float = 0.0,
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> EvidenceComparison:
@@ -47,7 +48,7 @@ def evidence_in_folder(
         Heading of the report.
     methods, seed, budget, progress
         As in :func:`bayeskit.inference.evidence.compare`.
-    reference, settings
+    reference, reference_error, settings
         As in :func:`bayeskit.report.write_report`.
 
     Returns
@@ -86,7 +87,15 @@ def evidence_in_folder(
         save_netcdf(draws, out / "posterior.nc")
     else:
         (out / "posterior.nc").unlink(missing_ok=True)  # an earlier run's, which this table does not rest on
-    write_report(out / "report.html", comparison, title=title, target=target, reference=reference, settings=settings)
+    write_report(
+        out / "report.html",
+        comparison,
+        title=title,
+        target=target,
+        reference=reference,
+        reference_error=reference_error,
+        settings=settings,
+    )
     _remove_checkpoints(out)
     return comparison
 

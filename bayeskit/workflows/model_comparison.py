@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bayeskit._engine import Engine
-from bayeskit._settings import real_number, whole_number
+from bayeskit._settings import whole_number
 from bayeskit._tasks import digest
 from bayeskit._torch import derived_seed
 from bayeskit.errors import SamplingWarning, SettingsError
@@ -19,7 +18,7 @@ from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import Method, select
 from bayeskit.parallel import map_tasks
 from bayeskit.target import Target
-from bayeskit.workflows.bayes_factors import ModelComparison
+from bayeskit.workflows.bayes_factors import ModelComparison, as_prior_probabilities
 
 
 def compare_models(
@@ -92,7 +91,8 @@ def compare_models(
     >>> comparison.best, abs(factor - truth) < 4 * error < 0.5
     ('adjusted', True)
     """
-    weights = _weights(models, prior_probabilities)
+    _check_models(models)
+    weights = as_prior_probabilities(models, prior_probabilities)
     way = select([method])[0]
     chosen = way.name
     _check_method(way, models)
@@ -191,9 +191,7 @@ def _estimate(task: _Task) -> Evidence:
     return table[task.method]
 
 
-def _weights(
-    models: Mapping[str, Target | Callable[[], Target]], given: Mapping[str, float] | None
-) -> dict[str, float]:
+def _check_models(models: Mapping[str, Target | Callable[[], Target]]) -> None:
     if not isinstance(models, Mapping):
         raise SettingsError(f"models must be a dict of targets by name, not a {type(models).__name__}")
     if len(models) < 2:
@@ -203,18 +201,6 @@ def _weights(
             raise SettingsError(
                 f"model {name!r} is a {type(model).__name__}; give a name and a Target, or a function that makes one"
             )
-    if not isinstance(given, (Mapping, type(None))):
-        raise SettingsError(f"prior_probabilities must be a dict of numbers by model, not a {type(given).__name__}")
-    called = "the prior probability of {!r}".format
-    equal = dict.fromkeys(models, 1.0)
-    weights = equal if given is None else {name: real_number(called(name), given[name]) for name in given}
-    total = sum(weights.values())
-    if weights.keys() != models.keys() or not 0 < total < math.inf or min(weights.values()) < 0:
-        raise SettingsError(
-            f"prior_probabilities must give each of the models {', '.join(models)} a nonnegative number, some above "
-            f"zero, not {dict(given or {})}"
-        )
-    return {name: weights[name] / total for name in models}
 
 
 def _without_graphs(target: Target) -> Target:

@@ -65,3 +65,9 @@ def test_unknown_names_are_refused_before_anything_runs():
         run_exam(cases=["linreg"], progress=False)
     with pytest.raises(UnknownNameError):
         run_exam(cases=[], progress=False)
+
+
+def test_without_an_error_there_is_no_distance_in_errors():
+    laplace = row(-5.0, math.nan, ("an approximation",))
+    assert math.isnan(laplace.z) and laplace.verdict == "self-flagged"
+    assert row(-9.9, 0.0).z == math.inf and row(-10.1, 0.0).z == -math.inf

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from bayeskit import exact
 from bayeskit.errors import CheckpointError, SamplingWarning, SettingsError, UnknownNameError
-from bayeskit.inference.evidence import Budget, Evidence
+from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison
 from bayeskit.workflows import model_comparison as module
 from bayeskit.workflows.model_comparison import ModelComparison, compare_models
 
@@ -90,10 +90,10 @@ def test_subsets_of_a_regression(comparison, limit):
 
 def test_prior_probabilities_weigh(comparison):
     weights = [1.0, 3.0, 0.0, 4.0]
-    scaled = module._weights(dict.fromkeys(SUBSETS, regression), dict(zip(SUBSETS, weights, strict=True)))
-    assert sum(scaled.values()) == pytest.approx(1, abs=1e-15)
     perfect = {name: Evidence("closed form", regression(name).log_evidence, 0.0, 0) for name in SUBSETS}
-    result = ModelComparison(perfect, scaled).posterior_probabilities
+    weighed = ModelComparison(perfect, dict(zip(SUBSETS, weights, strict=True)))
+    assert sum(weighed.prior_probabilities.values()) == pytest.approx(1, abs=1e-15)
+    result = weighed.posterior_probabilities
     for name, probability in exact_probabilities(weights).items():
         assert result[name] == (pytest.approx(probability, abs=1e-12), 0.0)
 
@@ -317,3 +317,37 @@ def test_bad_input_is_named(models):
     with pytest.raises(UnknownNameError, match="no model is called 'x'"):
         doubtful()["x"]
     assert list(doubtful()) == ["a", "b", "c", "d"]
+
+
+def table(*estimates):
+    return EvidenceComparison({z.method: z for z in estimates}, None, None)
+
+
+def test_models_are_compared_by_what_several_methods_together_say():
+    agreed = table(Evidence("a", -10.0, 0.01, 1), Evidence("b", -10.02, 0.03, 1))
+    torn = table(Evidence("a", -12.0, 0.01, 1), Evidence("b", -13.0, 0.01, 1))
+    unknown = table(Evidence("a", -9.0, 0.01, 1, ("weights dominate",)))
+    found = ModelComparison.from_comparisons({"x": agreed, "y": torn, "z": unknown}, {"x": 1, "y": 2, "z": 1})
+    assert found["x"] is agreed["a"] and found["x"].trusted
+    assert not found["y"].trusted and "disagree" in found["y"].warnings[0]
+    assert math.isnan(found["z"].log_evidence) and "weights dominate" in found["z"].warnings[0]
+    assert found.best == "x" and found.prior_probabilities == {"x": 0.25, "y": 0.5, "z": 0.25}
+    assert len(found.warnings) >= 2 and math.isnan(found.posterior_probabilities["z"][0])
+    for wrong in ([agreed], {"x": agreed["a"]}):
+        with pytest.raises(SettingsError, match="EvidenceComparison"):
+            ModelComparison.from_comparisons(wrong)
+
+
+def test_finished_results_are_checked():
+    one, two = Evidence("a", -10.0, 0.01, 1), Evidence("a", -12.0, 0.01, 1)
+    assert ModelComparison({"x": one, "y": two}).prior_probabilities == {"x": 0.5, "y": 0.5}
+    for results, priors, said in (
+        ({"x": table(one), "y": two}, {}, "use ModelComparison.from_comparisons"),
+        ({"x": -10.0, "y": two}, {}, "the result of model 'x' is a float"),
+        ({}, {}, "one model at least"),
+        ({"x": one, "y": two}, {"x": 1.0}, "each of the models x, y"),
+        ({"x": one, "y": two}, {"x": -1.0, "y": 2.0}, "nonnegative"),
+        ({"x": one, "y": two}, {"x": "much", "y": 2.0}, "the prior probability of 'x'"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            ModelComparison(results, priors)

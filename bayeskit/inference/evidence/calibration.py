@@ -40,6 +40,8 @@ SMALL = Budget(
     num_live=100,
 )
 COMPILE_FROM = 16
+#: The exact case whose posterior is known and normal in unconstrained space.
+NORMAL_CASE = "linreg10"
 #: Errors below this, in nats, are those of the last digits.
 EXACT = 1e-10
 _COVERED = float(norm.ppf(0.975))
@@ -225,7 +227,8 @@ def calibrate(
         For an unknown method or case.
     SettingsError
         If a method does not apply to the problem, or is a predictive score, and is not skipped; if none is left; if
-        ``correlation`` is given for a case whose posterior is not normal or a method that works on something else.
+        ``correlation`` is given for another target than linreg10's or a method that works on something else; if the
+        build of a problem is no function that makes a target.
     CheckpointError
         If the folder belongs to another study.
 
@@ -238,6 +241,11 @@ def calibrate(
     """
     num_replicates = whole_number("num_replicates", num_replicates, 1)
     known = as_problem(problem)
+    if not callable(known.build):
+        raise SettingsError(
+            f"the build of problem {known.name!r} is a {type(known.build).__name__}; give a function without arguments "
+            "that makes the Target, for every process makes its own"
+        )
     target = known.build()
     if not isinstance(target, Target):
         raise SettingsError(f"the build of problem {known.name!r} returned a {type(target).__name__}, not a Target")
@@ -247,8 +255,11 @@ def calibrate(
             "; ".join(f"{name} cannot be calibrated on {known.name}: {refused[name]}" for name in refused)
         )
     if correlation is not None:
-        if known.name != "linreg10" or any("posterior" not in METHODS[m].needs for m in names):
-            raise SettingsError("autoregressive draws exist for linreg10 and methods on posterior draws only")
+        of_another = target.fingerprint() != _exact_target(NORMAL_CASE).fingerprint()
+        if of_another or any("posterior" not in METHODS[m].needs for m in names):
+            raise SettingsError(
+                f"autoregressive draws exist for the exact case {NORMAL_CASE} and methods on posterior draws only"
+            )
         if not 0 <= correlation < 1:
             raise SettingsError(f"correlation must lie in [0, 1), not {correlation}")
     pays, fingerprint = num_replicates >= COMPILE_FROM, target.fingerprint()
@@ -383,9 +394,8 @@ def _autoregressive(target: Target, task: _Replicate) -> Draws:
     """Draws with a known autocorrelation from the exact normal posterior of linreg10."""
     from bayeskit import exact
 
-    case, rho = exact.get(task.problem.name), float(task.correlation or 0.0)
-    if case.posterior_mean is None or case.posterior_covariance is None:
-        raise SettingsError(f"the posterior of {task.problem.name} is not known in closed form")
+    case, rho = exact.get(NORMAL_CASE), float(task.correlation or 0.0)
+    assert case.posterior_mean is not None and case.posterior_covariance is not None
     mean, factor = case.posterior_mean["b"], torch.linalg.cholesky(case.posterior_covariance["b"])
     generator = new_generator(task.seed, stream="autoregressive draws")
     chains, count = task.budget.num_chains, task.budget.num_samples

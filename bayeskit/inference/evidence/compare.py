@@ -36,7 +36,7 @@ def compare(
     budget: Budget | None = None,
     draws: Draws | None = None,
     ladder: Ladder | None = None,
-    blocks: Sequence[ConjugateBlock] = (),
+    blocks: ConjugateBlock | Sequence[ConjugateBlock] = (),
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> EvidenceComparison:
@@ -52,7 +52,7 @@ def compare(
         Chains and lengths of the shared runs.
     draws, ladder : optional
         Existing runs to use instead of new ones.
-    blocks : sequence of ConjugateBlock, optional
+    blocks : ConjugateBlock or sequence of them, optional
         The full conditionals of the model, for :func:`~bayeskit.inference.evidence.chib`; by default those that the
         target knows.
     checkpoint : path, optional
@@ -107,12 +107,13 @@ def compare(
     for name, value, kind in (("budget", budget, Budget), ("draws", draws, Draws), ("ladder", ladder, Ladder)):
         if not isinstance(value, (kind, type(None))):
             raise SettingsError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}")
+    given = _as_blocks(blocks)
     if draws is not None:
         belongs(draws, target)
     if ladder is not None:
         belongs(ladder.draws, target, posterior=False)
     material = Material(
-        target, budget, seed, draws=draws, ladder=ladder, blocks=tuple(blocks), checkpoint=checkpoint, progress=progress
+        target, budget, seed, draws=draws, ladder=ladder, blocks=given, checkpoint=checkpoint, progress=progress
     )
     if material.improper is not None and any(method.kind != "score" for method in chosen):
         raise SettingsError(material.improper)
@@ -140,6 +141,17 @@ def compare(
         dict(material.seconds),
         constants.warnings + constants.notes,
     )
+
+
+def _as_blocks(blocks: ConjugateBlock | Sequence[ConjugateBlock]) -> tuple[ConjugateBlock, ...]:
+    from bayeskit.inference.evidence.conjugate.blocks import ConjugateBlock
+
+    several = (blocks,) if isinstance(blocks, ConjugateBlock) else blocks
+    if not isinstance(several, Sequence) or not all(isinstance(block, ConjugateBlock) for block in several):
+        raise SettingsError(
+            "blocks must be ConjugateBlocks, one or a sequence of them, such as blocks=[ConjugateBlock(...)]"
+        )
+    return tuple(several)
 
 
 def _answer(method: Method, material: Material, seed: int) -> Evidence | PredictiveScore:

@@ -146,7 +146,9 @@ class EvidenceComparison:
         """
         write_netcdf(self.to_datasets(), path)
 
-    def to_html(self, path: str | Path | None = None, reference: float | None = None) -> str:
+    def to_html(
+        self, path: str | Path | None = None, reference: float | None = None, reference_error: float = 0.0
+    ) -> str:
         """Return the table, the plot and the verdict as a page that needs no other file; write it if there is a path.
 
         Parameters
@@ -154,6 +156,8 @@ class EvidenceComparison:
         path : path, optional
         reference : float, optional
             An exact or published value to compare with.
+        reference_error : float, default 0
+            Its standard error, if it is an estimate too.
 
         Raises
         ------
@@ -162,7 +166,7 @@ class EvidenceComparison:
         """
         from bayeskit.inference.evidence.page import comparison_page
 
-        page = comparison_page(self, reference)
+        page = comparison_page(self, reference, reference_error)
         if path is not None:
             write_atomically(path, page.encode("utf-8"))
         return page
@@ -181,9 +185,9 @@ class EvidenceComparison:
         return plot_evidence(list(self), reference, ax)
 
     def _repr_html_(self) -> str:
-        from bayeskit.inference.evidence.page import estimates_table
+        from bayeskit.inference.evidence.page import notebook_view
 
-        return estimates_table(self)
+        return notebook_view(self)
 
     def __str__(self) -> str:
         lines = [str(z) for z in self.results.values()] + [str(s) for s in self.scores.values()]

@@ -18,7 +18,9 @@ _FOOTNOTE = (
 )
 
 
-def comparison_page(comparison: EvidenceComparison, reference: float | None = None) -> str:
+def comparison_page(
+    comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
+) -> str:
     """Return a whole page of one comparison.
 
     Examples
@@ -28,10 +30,12 @@ def comparison_page(comparison: EvidenceComparison, reference: float | None = No
     >>> comparison_page(EvidenceComparison({"bridge_sampling": estimate}, None, None)).startswith("<!doctype html>")
     True
     """
-    return whole_page("Log evidence", evidence_sections(comparison, reference))
+    return whole_page("Log evidence", evidence_sections(comparison, reference, reference_error))
 
 
-def evidence_sections(comparison: EvidenceComparison, reference: float | None = None) -> list[str]:
+def evidence_sections(
+    comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
+) -> list[str]:
     """Return the verdict, if there is anything to judge, and the tables, if there is anything to show.
 
     Examples
@@ -40,25 +44,29 @@ def evidence_sections(comparison: EvidenceComparison, reference: float | None = 
     >>> evidence_sections(EvidenceComparison({}, None, None))
     []
     """
-    sections = [verdict_section(comparison, reference)] if comparison.results else []
+    sections = [verdict_section(comparison, reference, reference_error)] if comparison.results else []
     if comparison.results or comparison.scores or comparison.refused:
         sections.append(estimates_section(comparison, reference))
     return sections
 
 
-def verdict_section(comparison: EvidenceComparison, reference: float | None = None) -> str:
+def verdict_section(
+    comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
+) -> str:
     """Return the agreed value in large figures, and what stands behind it."""
     verdict = comparison.verdict
     if verdict.best is None:
         value = '<p class="value bad">unknown</p>'
     else:
-        error = f'<span class="error">± {verdict.standard_error:.4f}</span>'
-        value = f'<p class="value">{verdict.log_evidence:.4f} {error}</p>'
+        spread = f'<span class="error">± {verdict.standard_error:.4f}</span>'
+        value = f'<p class="value">{verdict.log_evidence:.4f} {spread}</p>'
     note = ""
     if reference is not None:
-        note = f" Reference value: {reference:.4f}."
-        if verdict.best is not None and verdict.standard_error > 0:
-            z = (verdict.log_evidence - reference) / verdict.standard_error
+        known = f"{reference:.4f} ± {reference_error:.4f}" if reference_error > 0 else f"{reference:.4f}"
+        note = f" Reference value: {known}."
+        error = math.hypot(verdict.standard_error, reference_error)
+        if verdict.best is not None and error > 0:
+            z = (verdict.log_evidence - reference) / error
             note += f" The estimate is {z:+.2f} standard errors away from it."
     text = f"<p>{escape(str(verdict))}.{note}</p>"
     text += "".join(f"<p>{escape(remark)}</p>" for remark in verdict.notes)
@@ -73,6 +81,27 @@ def estimates_section(comparison: EvidenceComparison, reference: float | None = 
     else:
         parts.append("<p>No method gave an estimate of the log evidence.</p>")
         parts += [f"<p>{escape(note)}</p>" for note in comparison.notes]  # elsewhere they stand beside the verdict
+    parts += _beside_the_estimates(comparison)
+    if comparison.results or comparison.scores:
+        parts.append(f"<p>{_FOOTNOTE}</p>")
+    if comparison.results:
+        parts.append(f"<figure>{_figure(comparison, reference)}<figcaption>{_CAPTION}</figcaption></figure>")
+    parts.append("</section>")
+    return "".join(parts)
+
+
+def notebook_view(comparison: EvidenceComparison) -> str:
+    """Return verdict, tables and remarks without heading or plot, as a notebook shows them below a cell."""
+    parts = []
+    if comparison.results:
+        parts += [f"<p><b>{escape(str(comparison.verdict))}</b></p>", estimates_table(comparison)]
+    parts += [f"<p>{escape(note)}</p>" for note in comparison.notes]
+    return "".join([*parts, *_beside_the_estimates(comparison)])
+
+
+def _beside_the_estimates(comparison: EvidenceComparison) -> list[str]:
+    """Return why some are not trusted, the scores, and what did not apply."""
+    parts = []
     doubtful = [z for z in (*comparison, *comparison.scores.values()) if z.warnings]
     if doubtful:
         items = [f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>" for z in doubtful]
@@ -102,12 +131,7 @@ def estimates_section(comparison: EvidenceComparison, reference: float | None = 
             for why, names in by_reason(comparison.refused).items()
         ]
         parts.append(f"<h3>What does not apply</h3><ul>{''.join(items)}</ul>")
-    if comparison.results or comparison.scores:
-        parts.append(f"<p>{_FOOTNOTE}</p>")
-    if comparison.results:
-        parts.append(f"<figure>{_figure(comparison, reference)}<figcaption>{_CAPTION}</figcaption></figure>")
-    parts.append("</section>")
-    return "".join(parts)
+    return parts
 
 
 def estimates_table(comparison: EvidenceComparison) -> str:

@@ -76,9 +76,13 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.best is None:
+            if not self.untrusted and not self.refused:
+                return "log evidence unknown: no method that estimates it was asked"
             if not self.untrusted:
                 return f"log evidence unknown: none of {len(self.refused)} methods applies"
             reason, count = Counter(self.untrusted.values()).most_common(1)[0]
+            if self.num_methods == 1:
+                return f"log evidence unknown: {next(iter(self.untrusted))} is not trusted: {reason}"
             text = f"log evidence unknown: none of {self.num_methods} methods is trusted"
             return f"{text}; {count} of them: {reason}" if count > 1 else text
         text = f"log evidence {self.log_evidence:.4f} ± {self.standard_error:.4f} by {self.best.method}; "

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
+from bayeskit import exact
 from bayeskit.errors import CheckpointError, SettingsError
 from bayeskit.inference.evidence import Budget, calibrate, calibration
 from bayeskit.inference.evidence.budget import LEAST
@@ -126,3 +127,19 @@ def test_other_settings_of_a_budget_are_checked():
     for wrong in ({"target_acceptance": 1.0}, {"target_acceptance": "high"}, {"exchange": 1}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             Budget(**wrong)
+
+
+def test_draws_of_one_posterior_do_not_pass_for_another_of_the_same_name():
+    other = calibration.Problem("linreg10", exact.get("beta_binomial").target, -2.4)
+    with pytest.raises(SettingsError, match="for the exact case linreg10"):
+        calibrate("bridge_sampling", other, 2, correlation=0.5, progress=False)
+    same = calibration.Problem("by another name", exact.get("linreg10").target, exact.get("linreg10").log_evidence)
+    settings = {"correlation": 0.5, "progress": False}
+    renamed = calibrate("bridge_sampling", same, 2, **settings).estimates["bridge_sampling"]
+    assert (renamed == calibrate("bridge_sampling", "linreg10", 2, **settings).estimates["bridge_sampling"]).all()
+
+
+def test_a_target_instead_of_what_makes_it_is_refused():
+    target = exact.get("beta_binomial").target()
+    with pytest.raises(SettingsError, match="build of problem 'q' is a Target; give a function"):
+        calibrate("laplace", calibration.Problem("q", target), 2, progress=False)

@@ -15,6 +15,7 @@ from bayeskit.errors import DataError, SettingsError, UnknownNameError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, Material
 from bayeskit.inference.evidence.comparison import COLUMNS
+from bayeskit.inference.evidence.conjugate import ConjugateBlock
 
 BUDGET = Budget(4, 100, 100, num_temperatures=12, ladder_chains=4, ladder_warmup=60, ladder_samples=60)
 
@@ -126,3 +127,45 @@ def test_a_comparison_of_nothing_has_no_verdict():
     assert empty.verdict.best is None and len(empty.to_pandas()) == 0
     one = EvidenceComparison({"a": Evidence("a", -1.0, 0.1, 10)}, None, None)
     assert one.verdict.log_evidence == -1.0 and "1 of 1 methods trusted" in str(one.verdict)
+
+
+def test_the_error_of_the_reference_counts_in_the_report():
+    table = EvidenceComparison({"a": Evidence("a", -1.0, 0.03, 10)}, None, None)
+    assert "Reference value: -1.1000. The estimate is +3.33 standard errors" in table.to_html(reference=-1.1)
+    page = table.to_html(reference=-1.1, reference_error=0.04)
+    assert "Reference value: -1.1000 ± 0.0400. The estimate is +2.00 standard errors" in page
+
+
+def test_a_notebook_shows_verdict_scores_refusals_and_notes():
+    doubt = Evidence("b", -7.0, 0.1, 10, ("weights dominate",))
+    score = evidence.PredictiveScore("pointwise_predictive_density", -3.0, 0.1, 10)
+    table = EvidenceComparison(
+        {"a": Evidence("a", -1.0, 0.03, 10), "b": doubt},
+        None,
+        None,
+        scores={score.method: score},
+        refused={"chib": "no blocks"},
+        notes=("constants may be missing",),
+    )
+    shown = table._repr_html_()
+    wanted = (
+        "1 of 2 methods trusted",
+        "weights dominate",
+        "pointwise_predictive_density",
+        "no blocks",
+        "constants may",
+    )
+    assert not [piece for piece in wanted if piece not in shown] and "<svg" not in shown and "<h2>" not in shown
+
+
+def test_blocks_that_are_none_are_refused_and_a_single_one_is_taken():
+    target = exact.get("beta_binomial").target()
+    for wrong in (3, ["p"], {"p": None}):
+        with pytest.raises(SettingsError, match="blocks must be ConjugateBlocks"):
+            evidence.compare(target, ["chib"], blocks=wrong, budget=BUDGET, progress=False)
+    three, nine = torch.tensor([3.0, 9.0], dtype=torch.float64)  # of two successes in ten trials
+    block = ConjugateBlock("p", lambda others: torch.distributions.Beta(three, nine))
+    single, listed = (
+        evidence.compare(target, ["chib"], blocks=given, budget=BUDGET, progress=False) for given in (block, [block])
+    )
+    assert single["chib"].log_evidence == listed["chib"].log_evidence == pytest.approx(-math.log(11), abs=1e-10)

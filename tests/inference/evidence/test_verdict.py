@@ -106,3 +106,8 @@ def test_an_exact_answer_beside_an_estimate():
     exact = Evidence("chib", -94.0845, 0.0, 10)
     assert judge([exact, GOOD]).is_agreed
     assert not judge([exact, Evidence("twin", -94.0, 0.0, 10)]).is_agreed
+
+
+def test_scores_alone_are_no_methods_that_failed():
+    assert str(judge([])) == "log evidence unknown: no method that estimates it was asked"
+    assert str(judge([], refused={"chib": "no blocks"})) == "log evidence unknown: none of 1 methods applies"

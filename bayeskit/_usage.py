@@ -1,0 +1,39 @@
+"""What is said of misspelt options and commands ends with the page that explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from bayeskit.errors import _place_of
+
+PAGE = _place_of("how_to/command_line")
+_UsageError: Any = typer.BadParameter.__mro__[1]  # typer has click within it or beside it, by its version
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Let what is said of misspelt options end with the page that explains them."""
+    try:
+        yield
+    except _UsageError as error:
+        if PAGE not in error.message:
+            before = error.message and error.message + ("" if error.message.endswith((".", "?")) else ".")
+            error.message = f"{before} See {PAGE}.".lstrip()
+        raise
+
+
+class ExplainedCommands(TyperGroup):
+    """Commands whose usage errors name the page on the command line."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _explained():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _explained():
+            return super().invoke(ctx)
