@@ -133,7 +133,8 @@ def support_of(fn: Any) -> constraints.Constraint:
     """Return the support of a distribution.
 
     Torch calls that of an angle the real line, over which its periodic density
-    does not integrate to one; here it is one turn.
+    does not integrate to one; here it is one turn. That of a mixture is its
+    components', which torch hides in a constraint of its own.
     """
     base = fn
     while isinstance(base, (dist.Independent, dist.MaskedDistribution)):
@@ -141,9 +142,21 @@ def support_of(fn: Any) -> constraints.Constraint:
     if isinstance(base, (dist.VonMises, dist.SineBivariateVonMises, dist.SineSkewed)):
         turn = constraints.interval(-math.pi, math.pi)
         return constraints.independent(turn, fn.event_dim) if fn.event_dim else turn
+    if isinstance(base, torch.distributions.MixtureSameFamily):
+        support = _of_components(base.component_distribution)
+        more = fn.event_dim - len(base.event_shape)
+        return constraints.independent(support, more) if more else support
     if is_misdeclared(base):
         raise NotImplementedError("the transforms map a part of the real line, but declare all of it")
     return fn.support
+
+
+def _of_components(components: Any) -> constraints.Constraint:
+    """Return the support that all components of a mixture share."""
+    support = support_of(components)
+    if any(isinstance(bound, Tensor) and bound.dim() for bound in vars(_inner(support)).values()):
+        raise NotImplementedError("each component of the mixture has bounds of its own")
+    return support
 
 
 def is_misdeclared(fn: Any) -> bool:

@@ -60,13 +60,14 @@ with torch.no_grad():
 # %%
 # Before the data
 # ---------------
-# Flowers from the model lie along one line, where real ones are two clouds and a gap. No better model is needed here:
-# the question is how well bounds do for the model as it is.
+# Parameters stand at their maximum from here on, and what is left to the prior are the codes. Flowers made of codes from
+# it lie along one line, where real ones are two clouds and a gap. No better model is needed here: the question is how
+# well bounds do for the model as it is.
 
 made = vae.generate(150, seed=0)
 before = Figure(figsize=(5, 3.4), layout="constrained")
 axes = before.subplots()
-for flowers, marker, label in ((x, "o", "150 irises"), (made, "^", "150 from the model")):
+for flowers, marker, label in ((x, "o", "150 irises"), (made, "^", "150 from the prior")):
     axes.plot(flowers[:, 2], flowers[:, 3], marker, markersize=4, alpha=0.7, label=label)
 axes.set(xlabel="petal length (cm)", ylabel="petal width (cm)")
 axes.legend()

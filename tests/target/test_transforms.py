@@ -13,7 +13,7 @@ from torch.distributions import constraints
 from torch.distributions.transforms import CatTransform, StackTransform
 
 from bayeskit import Target
-from bayeskit._transforms import LowerTriangle, bijection
+from bayeskit._transforms import LowerTriangle, bijection, support_of
 
 # (support, shape of one unconstrained event)
 SUPPORTS = {
@@ -99,6 +99,10 @@ def prior_target(make) -> Target:
     return Target.from_pyro(model, data, compile=False)
 
 
+def mixture(components):
+    return dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.3, 0.7])), components)
+
+
 ONE_DIMENSION = {
     "Normal": lambda: dist.Normal(0.3, 2.0),
     "StudentT": lambda: dist.StudentT(3.0, 0.5, 1.2),
@@ -117,6 +121,9 @@ ONE_DIMENSION = {
     "Kumaraswamy": lambda: dist.Kumaraswamy(1.5, 1.3),
     "Uniform": lambda: dist.Uniform(-1.0, 3.0),
     "VonMises": lambda: dist.VonMises(2.5, 1.3),
+    "mixture on the line": lambda: mixture(dist.Normal(torch.tensor([-2.0, 1.0]), torch.tensor([1.0, 0.5]))),
+    "mixture above zero": lambda: mixture(dist.LogNormal(torch.tensor([-1.0, 1.0]), torch.tensor([1.0, 0.5]))),
+    "mixture of angles": lambda: mixture(dist.VonMises(torch.tensor([-2.0, 1.0]), torch.tensor([1.3, 1.3]))),
     "RelaxedBernoulli": lambda: dist.RelaxedBernoulli(torch.tensor(0.7), 0.4),
     "ContinuousBernoulli": lambda: dist.ContinuousBernoulli(0.2),
     "power": lambda: dist.TransformedDistribution(
@@ -189,6 +196,8 @@ SEVERAL_DIMENSIONS = {
     "softplus_lower_cholesky": lambda: Triangle(pyro_constraints.softplus_lower_cholesky),
     "lower_triangular": lambda: Triangle(constraints.lower_triangular),
     "unit_lower_cholesky": lambda: Triangle(pyro_constraints.unit_lower_cholesky),
+    "mixture of two": lambda: mixture(dist.Gamma(torch.tensor([[1.5, 2.0], [3.0, 1.0]]), 1.0).to_event(1)),
+    "mixtures side by side": lambda: mixture(dist.Normal(torch.tensor([-2.0, 1.0]), 1.0)).expand([2]).to_event(1),
     "SineBivariateVonMises": lambda: dist.SineBivariateVonMises(0.5, -1.0, 2.0, 1.0, 0.3),
 }
 
@@ -220,3 +229,9 @@ def test_prior_draws_are_in_the_support(make):
     target = prior_target(make)
     u = target.sample_prior(20, seed=1)
     assert u.shape == (20, target.dim) and u.isfinite().all() and target.log_prior(u).isfinite().all()
+
+
+def test_components_with_bounds_of_their_own_have_no_common_coordinates():
+    bounds = torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0])
+    with pytest.raises(NotImplementedError, match="bounds of its own"):
+        support_of(mixture(dist.Uniform(*bounds)))

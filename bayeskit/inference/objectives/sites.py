@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Independent, OneHotCategorical, constraints
+from torch.distributions.constraints import MixtureSameFamilyConstraint
 from torch.nn.functional import softplus
 
 from bayeskit.errors import GuideError
@@ -142,6 +143,8 @@ def _names(names: list[str]) -> str:
 
 def _check_support(name: str, prior: Any, posterior: Any, value: Tensor | None) -> None:
     wanted, given = _bare(prior.support), _bare(posterior.support)
+    if isinstance(given, MixtureSameFamilyConstraint):
+        given = _bare(given.base_constraint)  # bounds of all components: every one has to stay within
     # What a chain of transforms can reach, torch knows only roughly: there the values decide.
     vague = type(unwrapped(posterior)[0]).__name__ in ("TransformedDistribution", "Delta")
     if wanted.is_discrete != given.is_discrete or not vague and not (_contains(wanted, given) or _same(wanted, given)):

@@ -267,6 +267,13 @@ GAMMA, COIN = dist.Gamma(2.0, 1.0), dist.Bernoulli(0.4)
         ({"z": GAMMA}, "no site for the latent site 'w'"),
         ({"z": GAMMA, "w": COIN, "v": COIN}, "'v' that the model lacks"),
         ({"z": dist.Normal(5.0, 0.1), "w": COIN}, "'z': the guide's Normal has support"),
+        (
+            {
+                "z": dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.Normal(torch.ones(2), 1.0)),
+                "w": COIN,
+            },
+            "'z': the guide's MixtureSameFamily has support",
+        ),
         ({"z": GAMMA, "w": dist.Uniform(0.0, 1.0)}, "'w': the guide's Uniform has support"),
         ({"z": GAMMA, "w": dist.Poisson(30.0)}, "'w'"),
         ({"z": GAMMA, "w": COIN, "x": COIN}, "'x', which the model observes"),
@@ -282,6 +289,7 @@ def test_a_guide_that_does_not_fit_is_refused(sites, message):
     "positive_guide",
     [
         dist.LogNormal(0.0, 1.0),
+        dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.LogNormal(torch.tensor([-1.0, 1.0]), 1.0)),
         dist.TransformedDistribution(dist.Beta(2.0, 2.0), [dist.transforms.AffineTransform(0.0, 3.0)]),
     ],
 )
