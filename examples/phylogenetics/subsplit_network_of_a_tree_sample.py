@@ -82,9 +82,7 @@ ratio = np.sort(untrained.log_prob(trees).exp().numpy())[::-1] * len(trees)
 print(f"{untrained}, {len(trees)} trees")
 print(f"untrained, times the uniform probability: from {ratio[-1]:.2f} to {ratio[0]:.2f}")
 before = SampleFrequencies.fit(untrained.sample(600, seed=0)).log_prob(trees).exp().numpy()
-print(
-    f"600 trees drawn from it: {np.count_nonzero(before)} different ones, the most frequent {600 * before.max():.0f} times"
-)
+print(f"600 trees drawn from it: {np.count_nonzero(before)} kinds, the most frequent {600 * before.max():.0f} times")
 
 # %%
 # An exact twin
@@ -176,9 +174,7 @@ assert np.diff(SubsplitBayesianNetwork.fit(sample).log_likelihoods).min() > -1e-
 sample = posterior.sample(200, seed=0)
 never = np.isneginf(SampleFrequencies.fit(sample).log_prob(trees).numpy())
 exact = posterior.log_prob(trees).exp().numpy()
-print(
-    f"{never.sum()} of {len(trees)} trees are not among 200 sampled ones; their probability is {exact[never].sum():.3f}"
-)
+print(f"{never.sum()} of {len(trees)} trees are not among 200 sampled ones; they have {exact[never].sum():.3f}")
 for name, fit in fits.items():
     fitted = fit(sample)
     likelihood = float(fitted.log_prob(sample).mean())

@@ -60,9 +60,9 @@ with torch.no_grad():
 # %%
 # Before the data
 # ---------------
-# Parameters stand at their maximum from here on, and what is left to the prior are the codes. Flowers made of codes from
-# it lie along one line, where real ones are two clouds and a gap. No better model is needed here: the question is how
-# well bounds do for the model as it is.
+# Parameters stand at their maximum from here on, and what is left to the prior are the codes. Flowers made of codes
+# from it lie along one line, where real ones are two clouds and a gap. No better model is needed here: the question is
+# how well bounds do for the model as it is.
 
 made = vae.generate(150, seed=0)
 before = Figure(figsize=(5, 3.4), layout="constrained")
