@@ -11,6 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
 
+import round_citations  # noqa: E402
 from reference import write_pages  # noqa: E402
 
 from bayeskit import gallery  # noqa: E402
@@ -93,7 +94,7 @@ nb_merge_streams = True
 nb_output_stderr = "remove-warn"
 bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
-bibtex_reference_style = "author_year"
+bibtex_reference_style = round_citations.NAME
 
 # -- reference ------------------------------------------------------------------------------
 

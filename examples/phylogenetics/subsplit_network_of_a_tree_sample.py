@@ -174,7 +174,7 @@ assert np.diff(SubsplitBayesianNetwork.fit(sample).log_likelihoods).min() > -1e-
 sample = posterior.sample(200, seed=0)
 never = np.isneginf(SampleFrequencies.fit(sample).log_prob(trees).numpy())
 exact = posterior.log_prob(trees).exp().numpy()
-print(f"{never.sum()} of {len(trees)} trees are not among 200 sampled ones; they have {exact[never].sum():.3f}")
+print(f"{never.sum()} of {len(trees)} trees are not among 200 sampled ones; their share is {exact[never].sum():.3f}")
 for name, fit in fits.items():
     fitted = fit(sample)
     likelihood = float(fitted.log_prob(sample).mean())
