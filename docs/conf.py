@@ -11,6 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
 
+import left_out  # noqa: E402
 import round_citations  # noqa: E402
 from reference import write_pages  # noqa: E402
 
@@ -111,15 +112,15 @@ numpydoc_xref_param_type = False
 # A process that has grown is replaced by a new one, which joblib takes for a fault.
 warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
 
-left_out = [page for page in gallery.pages() if page.missing_packages]
-for page in left_out:
+pages_left_out = [page for page in gallery.pages() if page.missing_packages]
+for page in pages_left_out:
     print(f"left out: the page {page.name!r} needs {', '.join(page.missing_packages)}")
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",
-    "ignore_pattern": "|".join([r"__init__\.py", *(rf"/{page.name}\.py" for page in left_out)]),
+    "ignore_pattern": "|".join([r"__init__\.py", *(rf"/{page.name}\.py" for page in pages_left_out)]),
     "subsection_order": [f"../examples/{group}" for group in gallery.GROUPS],
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("figure_scraper.scrape",),
@@ -158,4 +159,5 @@ def vendor(app):
 def setup(app):
     """Write the pages of the reference and bring what pages load."""
     write_pages(HERE / "api")
+    left_out.connect(app, {f"gallery/{page.group}/{page.name}": page.title for page in pages_left_out})
     app.connect("builder-inited", vendor)

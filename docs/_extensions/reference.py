@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 #: Rooms in the order in which a reader meets them; those of one part share a heading in the table of contents.
 PARTS = {
@@ -45,16 +49,33 @@ def rooms_below(name: str) -> list[str]:
             if any(part.startswith("_") for part in child.name.split(".")):
                 continue
             room = importlib.import_module(child.name)
-            if hasattr(room, "__all__") and (child.ispkg or not _is_offered_above(room)):
+            if hasattr(room, "__all__") and (child.ispkg or names_of_its_own(room)):
                 found.append(child.name)
     return sorted(found)
 
 
-def _is_offered_above(module: ModuleType) -> bool:
-    """Whether a package above has one of the names of a module, which then is no room of its own."""
+def names_of_its_own(module: ModuleType) -> list[str]:
+    """Return what a module says is public and no package above it offers; only such a module is a room."""
     above = module.__name__.split(".")[:-1]
     packages = [importlib.import_module(".".join(above[:depth])) for depth in range(1, len(above) + 1)]
-    return any(getattr(package, name, None) is getattr(module, name) for package in packages for name in module.__all__)
+    offered = {id(getattr(package, name)) for package in packages for name in public_names(package)}
+    return [name for name in public_names(module) if id(getattr(module, name)) not in offered]
+
+
+def returned_classes(thing: Any) -> Iterator[type]:
+    """Yield the classes of ours that a function, or a public method of a class, says it returns."""
+    if not inspect.isclass(thing):
+        functions = [thing]
+    else:
+        functions = [getattr(member, "__func__", member) for name, member in vars(thing).items() if name[0] != "_"]
+        functions = [member.fget if isinstance(member, property) else member for member in functions]
+    for function in functions:
+        known = getattr(sys.modules.get(getattr(function, "__module__", None)), "__dict__", {})
+        for word in re.findall(r"\w+", str(getattr(function, "__annotations__", {}).get("return", ""))):
+            found = known.get(word)
+            where = f"{getattr(found, '__module__', '')}.{word}"
+            if inspect.isclass(found) and where.startswith("bayeskit.") and "._" not in where:
+                yield found
 
 
 def write_pages(folder: Path) -> None:
@@ -62,21 +83,27 @@ def write_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     contents = ["# Reference", "", "Every public name, room by room.", ""]
     homes: dict[int, str] = {}
+    rooms = [importlib.import_module(room) for roots in PARTS.values() for root in roots for room in rooms_below(root)]
+    offered = {id(getattr(room, name)) for room in rooms for name in public_names(room)}
     for part, roots in PARTS.items():
         contents += ["```{toctree}", f":caption: {part}", ":maxdepth: 1", ""]
         for root in roots:
             for room in rooms_below(root):
                 contents.append(room)
-                _write_if_changed(folder / f"{room}.rst", _page(room, homes))
+                _write_if_changed(folder / f"{room}.rst", _page(room, homes, offered))
         contents += ["```", ""]
     _write_if_changed(folder / "index.md", "\n".join(contents))
 
 
-def _page(room: str, homes: dict[int, str]) -> str:
-    """Return a room's page; ``homes`` knows where things were met first, so that each is described once."""
+def _page(room: str, homes: dict[int, str], offered: set[int]) -> str:
+    """Return a room's page; ``homes`` knows where things were met first, so that each is described once.
+
+    What functions return and no room offers by name is described where it is returned first.
+    """
     module = importlib.import_module(room)
     lines = [room, "=" * len(room), "", f".. currentmodule:: {room}", "", inspect.getdoc(module) or ""]
-    kinds: dict[str, list[str]] = {"Functions": [], "Classes": [], "Also here": [], "Values": []}
+    headings = ("Functions", "Classes", "What they return", "Also here", "Values")
+    kinds: dict[str, list[str]] = {heading: [] for heading in headings}
     for name in public_names(module):
         thing = getattr(module, name)
         if inspect.ismodule(thing):
@@ -88,6 +115,10 @@ def _page(room: str, homes: dict[int, str]) -> str:
         else:
             homes[id(thing)] = f"{room}.{name}"
             kinds["Classes" if inspect.isclass(thing) else "Functions"].append(name)
+            for result in returned_classes(thing):
+                if id(result) not in offered and id(result) not in homes:
+                    homes[id(result)] = f"{result.__module__}.{result.__name__}"
+                    kinds["What they return"].append(homes[id(result)])
     for kind, names in kinds.items():
         if not names:
             continue
@@ -98,7 +129,7 @@ def _page(room: str, homes: dict[int, str]) -> str:
             lines += [f".. autodata:: {name}\n   :no-value:\n" for name in names]
         else:
             lines += [".. autosummary::", "   :toctree: generated", "   :nosignatures:", ""]
-            lines += [f"   {name}" for name in names]
+            lines += [f"   {name.removeprefix(f'{room}.')}" for name in names]  # Sphinx wants them as seen from here
     return "\n".join(lines) + "\n"
 
 

@@ -6,13 +6,16 @@ driver are Debian's (packages ``chromium`` and ``chromium-driver``).
 
 import base64
 import functools
+import io
 import os
 import shutil
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -106,13 +109,14 @@ def look(browser, address, page, size):
 
 
 def shoot(browser, name):
-    """Store a screenshot of the whole page."""
+    """Store a screenshot of the whole page, and return its pixels."""
     SHOTS.mkdir(parents=True, exist_ok=True)
     height = min(int(browser.execute_script("return document.documentElement.scrollHeight")), 6000)
     width = int(browser.execute_script("return document.documentElement.clientWidth"))
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
     (SHOTS / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")).astype(float)
 
 
 def name_of(page):
@@ -164,13 +168,60 @@ def test_it_prints(browser, address, page):
     assert len(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]) > 20_000
 
 
+def lab(colours):
+    """Return CIELAB coordinates of colours from 0 to 255, under D65."""
+    s = colours / 255
+    linear = np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4)
+    matrix = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    xyz = linear @ np.array(matrix).T / [0.95047, 1.0, 1.08883]
+    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)
+
+
+def closest_pair(seen, seen_so, against_paper):
+    """Return two colours of a figure that many can tell apart and these readers cannot; None twice if there are none.
+
+    Colours are those of flat patches, so that blends at edges do not count; under five units in CIELAB there is no
+    telling two lines apart, and colours thirty units apart are meant to be different. Without any colour, curves are
+    told apart by their marks, but none may vanish ``against_paper``.
+    """
+    flat = (seen[1:-1, 1:-1] == seen[:-2, 1:-1]) & (seen[1:-1, 1:-1] == seen[1:-1, :-2])
+    flat = flat.all(-1)
+    colours, first, count = np.unique(seen[1:-1, 1:-1][flat], axis=0, return_index=True, return_counts=True)
+    colours, so = colours[count >= 12], seen_so[1:-1, 1:-1][flat][first[count >= 12]]
+    before, after = (np.linalg.norm(lab(c)[:, None] - lab(c), axis=-1) for c in (colours, so))
+    meant = before > 30
+    if against_paper:
+        meant &= (colours == 255).all(-1)
+    alike = np.argwhere(meant & (after < 5))
+    return (colours[alike[0, 0]], colours[alike[0, 1]]) if len(alike) else (None, None)
+
+
 @pytest.mark.parametrize("kind", ["deuteranopia", "protanopia", "achromatopsia"])
 @pytest.mark.parametrize("page", [PAGES[0], *GALLERY[1:]], ids=name_of)
 def test_it_is_seen_by_colour_blind_readers(browser, address, page, kind):
     look(browser, address, page, DESK)
+    shoot(browser, f"{name_of(page)}_desk")  # from the first one on there is no scroll bar, which takes some width
+    seen = shoot(browser, f"{name_of(page)}_desk")
+    places = browser.execute_script(
+        "return [...document.querySelectorAll('figure svg, img[src*=sphx_glr_]')].map(e => e.getBoundingClientRect())"
+        ".map(r => [r.left + scrollX, r.top + scrollY, r.right + scrollX, r.bottom + scrollY].map(Math.round))"
+    )
     browser.execute_cdp_cmd("Emulation.setEmulatedVisionDeficiency", {"type": kind})
-    shoot(browser, f"{name_of(page)}_{kind}")
+    seen_so = shoot(browser, f"{name_of(page)}_{kind}")
     browser.execute_cdp_cmd("Emulation.setEmulatedVisionDeficiency", {"type": "none"})
+    assert places and seen.shape == seen_so.shape
+    for left, top, right, bottom in places:
+        where = np.s_[top:bottom, left:right]
+        one, other = closest_pair(seen[where], seen_so[where], kind == "achromatopsia")
+        assert one is None, f"of a figure's colours {one} and {other} look alike"
+
+
+def test_trust_is_said_in_words_and_not_by_colour_alone(browser, address):
+    look(browser, address, PAGES[0], DESK)
+    rows = browser.find_elements(By.CSS_SELECTOR, "table.sortable tbody tr")
+    said = {("untrusted" in row.get_attribute("class"), row.text.split()[-1]) for row in rows[:5]}
+    assert said == {(True, "no"), (False, "yes")}
 
 
 def column(table, index):

@@ -22,8 +22,7 @@ from sklearn.datasets import load_iris
 
 from bayeskit.distributed import global_stream
 from bayeskit.gallery import is_small
-from bayeskit.inference.objectives import ELBO, IWAE, SUMO, ReciprocalTail
-from bayeskit.inference.objectives.sumo import sumo_estimate
+from bayeskit.inference.objectives import ELBO, IWAE, SUMO, ReciprocalTail, sumo_estimate
 from bayeskit.models.vae import LinearVAE
 
 # %%

@@ -12,7 +12,7 @@ from bayeskit.inference.objectives.objective import Objective
 from bayeskit.inference.objectives.renyi import Renyi
 from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep
 from bayeskit.inference.objectives.sticking_the_landing import STL
-from bayeskit.inference.objectives.sumo import SUMO
+from bayeskit.inference.objectives.sumo import SUMO, sumo_estimate
 from bayeskit.inference.objectives.tails import GeometricTail, ReciprocalTail, Tail
 from bayeskit.inference.objectives.thermodynamic import TVO, EqualMoments, LogUniform, TemperatureSchedule
 from bayeskit.inference.objectives.variational_contrastive_divergence import VCD
@@ -23,6 +23,7 @@ __all__ = [
     "IWAE",
     "STL",
     "SUMO",
+    "sumo_estimate",
     "TVO",
     "VCD",
     "AuxiliaryELBO",
