@@ -120,7 +120,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",
-    "ignore_pattern": "|".join([r"__init__\.py", *(rf"/{page.name}\.py" for page in pages_left_out)]),
+    "ignore_pattern": left_out.ignore_pattern(page.name for page in pages_left_out),
     "subsection_order": [f"../examples/{group}" for group in gallery.GROUPS],
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("figure_scraper.scrape",),

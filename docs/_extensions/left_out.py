@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 #: A role such as :doc:`title </place>`, in either markup, or a link of Markdown.
@@ -12,6 +12,14 @@ _LINK = re.compile(
     r"(?::doc:|\{doc\})`(?:(?P<title>[^`<]+?)\s*<(?P<goal>[^`>]+)>|(?P<bare>[^`<>]+))`"
     r"|(?<!!)\[(?P<text>[^\[\]]*)\]\((?P<address>[^()\s]+)\)"
 )
+
+
+def ignore_pattern(names: Iterable[str]) -> str:
+    """Return what keeps sphinx-gallery from running the scripts of these names, besides ``__init__.py``.
+
+    It looks for the pattern in a file's bare name, or in its path, depending on its version.
+    """
+    return "|".join(rf"(?:^|/){re.escape(name)}\.py$" for name in ("__init__", *names))
 
 
 def without_links(text: str, docname: str, left_out: Mapping[str, str]) -> str:

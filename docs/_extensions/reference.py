@@ -28,15 +28,33 @@ PARTS = {
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return what a room offers: its ``__all__``, or the functions and classes it defines."""
+    """Return what a room offers: its ``__all__``, or the functions and classes it defines.
+
+    A module that a package offers as a whole is there for its classes, which its functions serve.
+    """
     if hasattr(module, "__all__"):
         return sorted(module.__all__)
     return sorted(
         name
         for name, thing in vars(module).items()
         if not name.startswith("_")
-        and (inspect.isclass(thing) or inspect.isfunction(thing))
+        and (inspect.isclass(thing) or (inspect.isfunction(thing) and not is_offered_whole(module)))
         and thing.__module__ == module.__name__
+    )
+
+
+def packages_above(module: ModuleType) -> list[ModuleType]:
+    """Return the packages that a module is in, the outermost first."""
+    above = module.__name__.split(".")[:-1]
+    return [importlib.import_module(".".join(above[:depth])) for depth in range(1, len(above) + 1)]
+
+
+def is_offered_whole(module: ModuleType) -> bool:
+    """Tell whether a package above has the module itself among its names, as in ``likelihoods.Bernoulli``."""
+    return any(
+        getattr(package, name) is module
+        for package in packages_above(module)
+        for name in getattr(package, "__all__", ())
     )
 
 
@@ -49,16 +67,15 @@ def rooms_below(name: str) -> list[str]:
             if any(part.startswith("_") for part in child.name.split(".")):
                 continue
             room = importlib.import_module(child.name)
-            if hasattr(room, "__all__") and (child.ispkg or names_of_its_own(room)):
+            says = hasattr(room, "__all__") or is_offered_whole(room)
+            if says and (child.ispkg or names_of_its_own(room)):
                 found.append(child.name)
     return sorted(found)
 
 
 def names_of_its_own(module: ModuleType) -> list[str]:
     """Return what a module says is public and no package above it offers; only such a module is a room."""
-    above = module.__name__.split(".")[:-1]
-    packages = [importlib.import_module(".".join(above[:depth])) for depth in range(1, len(above) + 1)]
-    offered = {id(getattr(package, name)) for package in packages for name in public_names(package)}
+    offered = {id(getattr(package, name)) for package in packages_above(module) for name in public_names(package)}
     return [name for name in public_names(module) if id(getattr(module, name)) not in offered]
 
 
@@ -115,10 +132,13 @@ def _page(room: str, homes: dict[int, str], offered: set[int]) -> str:
         else:
             homes[id(thing)] = f"{room}.{name}"
             kinds["Classes" if inspect.isclass(thing) else "Functions"].append(name)
-            for result in returned_classes(thing):
-                if id(result) not in offered and id(result) not in homes:
-                    homes[id(result)] = f"{result.__module__}.{result.__name__}"
-                    kinds["What they return"].append(homes[id(result)])
+            returning = [thing]
+            for one in returning:  # what is returned has methods of its own, whose results are added as they are met
+                for result in returned_classes(one):
+                    if id(result) not in offered and id(result) not in homes:
+                        homes[id(result)] = f"{result.__module__}.{result.__name__}"
+                        kinds["What they return"].append(homes[id(result)])
+                        returning.append(result)
     for kind, names in kinds.items():
         if not names:
             continue

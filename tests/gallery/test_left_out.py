@@ -1,6 +1,7 @@
 """A page that is left out of the documentation does not stop the other pages from being built."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,12 @@ GONE = {"gallery/evidence/galaxies": "How many galaxies"}
 )
 def test_links_to_what_is_left_out_become_text(text, expected):
     assert left_out.without_links(text, "gallery/evidence/schools", GONE) == (text if expected is None else expected)
+
+
+def test_scripts_left_out_are_not_run():
+    pattern = re.compile(left_out.ignore_pattern(["galaxies"]))
+    assert all(pattern.search(name) for name in ("galaxies.py", "../examples/evidence/galaxies.py", "__init__.py"))
+    assert not any(pattern.search(name) for name in ("schools.py", "more_galaxies.py", "galaxies.pyx"))
 
 
 @pytest.mark.parametrize("connected", [True, False])
