@@ -143,7 +143,7 @@ def support_of(fn: Any) -> constraints.Constraint:
         turn = constraints.interval(-math.pi, math.pi)
         return constraints.independent(turn, fn.event_dim) if fn.event_dim else turn
     if isinstance(base, torch.distributions.MixtureSameFamily):
-        support = _of_components(base.component_distribution)
+        support = _of_components(base)
         more = fn.event_dim - len(base.event_shape)
         return constraints.independent(support, more) if more else support
     if is_misdeclared(base):
@@ -151,12 +151,22 @@ def support_of(fn: Any) -> constraints.Constraint:
     return fn.support
 
 
-def _of_components(components: Any) -> constraints.Constraint:
-    """Return the support that all components of a mixture share."""
+def _of_components(mixture: Any) -> constraints.Constraint:
+    """Return the least support of their kind that holds all components of a mixture."""
+    components = mixture.component_distribution
     support = support_of(components)
-    if any(isinstance(bound, Tensor) and bound.dim() for bound in vars(_inner(support)).values()):
-        raise NotImplementedError("each component of the mixture has bounds of its own")
-    return support
+    inner, dim = _inner(support), -1 - len(components.event_shape)
+    ends = [(name, getattr(inner, name)) for name in ("lower_bound", "upper_bound") if hasattr(inner, name)]
+    if not any(isinstance(end, Tensor) and end.dim() for _, end in ends):
+        return support
+    common = type(inner)(
+        *(
+            end if not isinstance(end, Tensor) or not end.dim() else end.amin(dim) if name[0] == "l" else end.amax(dim)
+            for name, end in ends
+        )
+    )
+    more = support.event_dim - inner.event_dim
+    return constraints.independent(common, more) if more else common
 
 
 def is_misdeclared(fn: Any) -> bool:
@@ -165,8 +175,8 @@ def is_misdeclared(fn: Any) -> bool:
     A shifted exponential is an example: its density is positive on a half-line,
     but its support is declared as that of the affine transform, the real line.
     """
-    while isinstance(fn, (dist.Independent, dist.MaskedDistribution)):
-        fn = fn.base_dist
+    while isinstance(fn, (dist.Independent, dist.MaskedDistribution, torch.distributions.MixtureSameFamily)):
+        fn = fn.component_distribution if isinstance(fn, torch.distributions.MixtureSameFamily) else fn.base_dist
     if type(fn).support is not dist.TransformedDistribution.support:
         return False
     images = [fn.base_dist.support, *(t.codomain for t in fn.transforms)]

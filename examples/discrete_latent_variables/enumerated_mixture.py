@@ -115,7 +115,7 @@ assert abs(by_hand - enumerated) < 1e-9
 # -------
 # Both models by the same sampler, and the evidence of each by bridge sampling, which looks at its draws itself.
 
-num_chains, num_warmup, num_samples = (16, 150, 150) if is_small() else (64, 300, 1000)
+num_chains, num_warmup, num_samples = (64, 300, 500) if is_small() else (64, 300, 1000)
 draws, found = {}, {}
 for model in (one_species, two_species):
     own = bk.Target.from_pyro(model, y)

@@ -130,7 +130,7 @@ assert abs(right.log_evidence + 226.808) < 4.5 * math.hypot(right.standard_error
 # only one integral, for the mean and the rate :math:`c` integrate out.
 
 sizes = [1, 2] if is_small() else [1, 2, 3, 4]
-budget = TemperingBudget(24, 8, 0.6) if is_small() else TemperingBudget(48, 12, 0.7)
+budget = TemperingBudget(48, 8, 0.7) if is_small() else TemperingBudget(48, 12, 0.7)
 found = compare_num_components(y, sizes, budget=budget, progress=False)
 print(found)
 middle, width = float(y.min() + y.max()) / 2, float(y.max() - y.min())

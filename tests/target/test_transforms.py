@@ -123,6 +123,10 @@ ONE_DIMENSION = {
     "VonMises": lambda: dist.VonMises(2.5, 1.3),
     "mixture on the line": lambda: mixture(dist.Normal(torch.tensor([-2.0, 1.0]), torch.tensor([1.0, 0.5]))),
     "mixture above zero": lambda: mixture(dist.LogNormal(torch.tensor([-1.0, 1.0]), torch.tensor([1.0, 0.5]))),
+    "mixture between bounds": lambda: mixture(dist.Uniform(torch.tensor([-1.0, -1.0]), torch.tensor([3.0, 3.0]))),
+    "mixture of mixtures": lambda: mixture(
+        dist.MixtureSameFamily(dist.Categorical(torch.ones(2, 2)), dist.LogNormal(torch.zeros(2, 2), torch.ones(2, 2)))
+    ),
     "mixture of angles": lambda: mixture(dist.VonMises(torch.tensor([-2.0, 1.0]), torch.tensor([1.3, 1.3]))),
     "RelaxedBernoulli": lambda: dist.RelaxedBernoulli(torch.tensor(0.7), 0.4),
     "ContinuousBernoulli": lambda: dist.ContinuousBernoulli(0.2),
@@ -231,7 +235,10 @@ def test_prior_draws_are_in_the_support(make):
     assert u.shape == (20, target.dim) and u.isfinite().all() and target.log_prior(u).isfinite().all()
 
 
-def test_components_with_bounds_of_their_own_have_no_common_coordinates():
-    bounds = torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0])
-    with pytest.raises(NotImplementedError, match="bounds of its own"):
-        support_of(mixture(dist.Uniform(*bounds)))
+def test_the_support_of_a_mixture_holds_all_components():
+    low, high = torch.tensor([[0.0, 1.0], [-1.0, -2.0]]), torch.tensor([[2.0, 3.0], [0.0, 0.5]])
+    bounds = support_of(mixture(dist.Uniform(low, high).to_event(0)))
+    assert bounds.lower_bound.tolist() == [0.0, -2.0] and bounds.upper_bound.tolist() == [3.0, 0.5]
+    # Of two components with events of two numbers.
+    inner = support_of(mixture(dist.Uniform(low, high).to_event(1))).base_constraint
+    assert inner.lower_bound.tolist() == [-1.0, -2.0] and inner.upper_bound.tolist() == [2.0, 3.0]

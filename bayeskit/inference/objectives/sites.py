@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, Independent, OneHotCategorical, constraints
-from torch.distributions.constraints import MixtureSameFamilyConstraint
+from torch.distributions import Bernoulli, Distribution, Independent, MixtureSameFamily, OneHotCategorical, constraints
 from torch.nn.functional import softplus
 
+from bayeskit._transforms import support_of
 from bayeskit.errors import GuideError
 
 Site = dict[str, Any]
@@ -142,11 +142,10 @@ def _names(names: list[str]) -> str:
 
 
 def _check_support(name: str, prior: Any, posterior: Any, value: Tensor | None) -> None:
-    wanted, given = _bare(prior.support), _bare(posterior.support)
-    if isinstance(given, MixtureSameFamilyConstraint):
-        given = _bare(given.base_constraint)  # bounds of all components: every one has to stay within
+    wanted, given = _reach(prior), _reach(posterior)
+    drawn = _component(posterior)
     # What a chain of transforms can reach, torch knows only roughly: there the values decide.
-    vague = type(unwrapped(posterior)[0]).__name__ in ("TransformedDistribution", "Delta")
+    vague = type(drawn).__name__ in ("TransformedDistribution", "Delta")
     if wanted.is_discrete != given.is_discrete or not vague and not (_contains(wanted, given) or _same(wanted, given)):
         raise GuideError(
             f"site {name!r}: the guide's {type(unwrapped(posterior)[0]).__name__} has support {given}, the model's "
@@ -163,7 +162,21 @@ def _check_support(name: str, prior: Any, posterior: Any, value: Tensor | None) 
         raise GuideError(f"site {name!r}: the guide drew a value outside the support {wanted} of the model")
 
 
-def _bare(support: Any) -> Any:
+def _component(fn: Any) -> Any:
+    """Return a distribution without its wrappers, and of a mixture the components."""
+    fn = unwrapped(fn)[0]
+    while isinstance(fn, MixtureSameFamily):
+        fn = unwrapped(fn.component_distribution)[0]
+    return fn
+
+
+def _reach(fn: Any) -> Any:
+    """Return the support of single numbers as torch has it, which of a mixture holds all components."""
+    mixed = isinstance(unwrapped(fn)[0], MixtureSameFamily)
+    try:
+        support = support_of(fn) if mixed else fn.support
+    except NotImplementedError:
+        support = _component(fn).support
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support

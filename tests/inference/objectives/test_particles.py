@@ -312,3 +312,42 @@ def test_particles_drawn_in_turn_share_one_minibatch(options):
     # At the exact posterior every weight of a datum is its marginal likelihood.
     log_weight = Draw(IWAE(6, **options), model, guide, (DATA.float(),), {})(6).log_weight
     assert torch.allclose(log_weight, log_weight[:1].expand(6, 2), atol=1e-5)
+
+
+def mixed(components):
+    return dist.MixtureSameFamily(dist.Categorical(torch.ones(components.batch_shape)), components)
+
+
+def between(low, high):
+    return dist.Uniform(torch.as_tensor(low), torch.as_tensor(high))
+
+
+THIRD = dist.transforms.AffineTransform(0.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("prior", "posterior", "fits"),
+    [
+        (dist.Gamma(2.0, 1.0), mixed(mixed(dist.LogNormal(torch.zeros(2, 2), 1.0))), True),
+        (mixed(dist.LogNormal(torch.zeros(2), 1.0)), dist.LogNormal(0.0, 1.0), True),
+        (mixed(dist.LogNormal(torch.zeros(2), 1.0)), dist.Normal(3.0, 1.0), False),
+        (between([0.0] * 3, [1.0] * 3), mixed(between([[0.0] * 2] * 3, [[1.0] * 2] * 3)), True),
+        (between([0.0] * 3, [1.0] * 3), mixed(between([[0.0] * 2] * 3, [[1.0, 1.5]] * 3)), False),
+        # As many elements as components, each beside bounds of its own.
+        (between([0.0, 2.0], [1.0, 3.0]), mixed(between([[0.0] * 2, [2.0] * 2], [[1.0] * 2, [3.0] * 2])), True),
+        (between(0.0, 3.0), mixed(dist.TransformedDistribution(dist.Beta(torch.ones(2), 1.0), [THIRD])), True),
+    ],
+)
+def test_supports_of_mixtures_are_those_of_their_components(prior, posterior, fits):
+    def site(fn):
+        def program():
+            with pyro.plate("rows", len(torch.empty((*fn.batch_shape, 1)).flatten())):
+                pyro.sample("z", fn)
+
+        return program
+
+    if fits:
+        assert math.isfinite(IWAE(2).loss(site(prior), site(posterior)))
+    else:
+        with pytest.raises(GuideError, match="'z': the guide"):
+            IWAE(2).loss(site(prior), site(posterior))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from bayeskit._transforms import support_of
 from bayeskit.errors import SettingsError
 from bayeskit.models.discrete.genotypes import noise
 
@@ -75,7 +76,7 @@ class GenotypeModel:
 def _is_over_rates(prior: object) -> bool:
     if not isinstance(prior, torch.distributions.Distribution) or prior.batch_shape or prior.event_shape:
         return False
-    support = prior.support
+    support = support_of(prior)
     if not isinstance(support, (constraints.interval, constraints.half_open_interval)):
         return False
     return bool(support.lower_bound >= 0) and bool(support.upper_bound <= 1)
