@@ -12,7 +12,8 @@ from typer.core import TyperGroup
 from bayeskit.errors import _place_of
 
 PAGE = _place_of("how_to/command_line")
-_UsageError: Any = typer.BadParameter.__mro__[1]  # typer has click within it or beside it, by its version
+# typer has click within it or beside it, by its version
+_UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
 
 @contextmanager

@@ -149,6 +149,7 @@ def evidence(
     from bayeskit._files import as_output_folder
     from bayeskit.gallery import get, is_page, tree_target
     from bayeskit.inference.evidence import compare, select
+    from bayeskit.inference.evidence.comparison import by_reason
     from bayeskit.workflows import evidence_in_folder
 
     chosen = _names(methods)
@@ -213,7 +214,8 @@ def evidence(
         print_evidence(comparison, title, reference, reference_error)
         print_files(out)
     if not comparison.results and not comparison.scores:
-        raise typer.Exit(BAD_INPUT)
+        reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason(comparison.refused).items())
+        raise SettingsError(f"no method gave an answer: {reasons}")
 
 
 @_command("run")

@@ -64,8 +64,8 @@ def in_short(table: pd.DataFrame, replicates: int) -> list[str]:
     trusted = table[(table["trusted"] > 0.5) & (table["mean_standard_error"] > ROUNDING)]
     right = trusted["sd_of_z"].between(0.85, 1.2) & trusted["coverage_95"].between(0.9, 0.99)
     exact = table[(table["trusted"] > 0.5) & (table["mean_standard_error"] <= ROUNDING)]
-    of_rounding = ", ".join(f"`{row.method}` on {row.case}" for row in exact.itertuples())
-    but = f", not counting {of_rounding}, right to rounding with no error to judge" if len(exact) else ""
+    of_rounding = " and ".join(f"`{row.method}` on {row.case}" for row in exact.itertuples())
+    but = f", not counting {of_rounding}, which are right to rounding" if len(exact) else ""
     comfort = table[table["false_comfort"] > 0.01]
     beyond = math.floor(0.01 * replicates)
     chance = binom.sf(beyond, (replicates * table["trusted"]).round(), 2 * norm.sf(3)).sum()

@@ -257,5 +257,7 @@ def test_methods_that_do_not_apply_leave_the_others_in_place_and_none_is_no_answ
     assert "gamma_laplus: does not apply" in result.stdout and "laplace_importance_sampling" in result.stdout
     nothing = call("evidence", "beta_binomial", "--methods", "gamma_laplus")
     assert nothing.exit_code == 2 and "gamma_laplus: does not apply" in nothing.stdout
+    silent = call("evidence", "beta_binomial", "--methods", "gamma_laplus", "--quiet")
+    assert silent.exit_code == 2 and "no method gave an answer: gamma_laplus: " in silent.stderr
     score = call("evidence", "beta_binomial", "--methods", "pointwise_predictive_density", *SMALL)
     assert score.exit_code == 0, score.output

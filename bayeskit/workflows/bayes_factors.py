@@ -68,14 +68,15 @@ class ModelComparison:
 
     def __post_init__(self) -> None:
         if not isinstance(self.results, Mapping) or not self.results:
-            raise SettingsError("results must be a dict of Evidence by model, with one model at least")
+            raise SettingsError("give a dict of Evidence by model, with one model at least")
         for name, z in self.results.items():
             if not isinstance(z, Evidence):
                 several = isinstance(z, EvidenceComparison)
                 remedy = "use ModelComparison.from_comparisons" if several else "give the Evidence of one method"
                 raise SettingsError(f"the result of model {name!r} is a {type(z).__name__}: {remedy}")
         object.__setattr__(self, "results", dict(self.results))
-        weights = as_prior_probabilities(self.results, self.prior_probabilities or None)
+        given = None if self.prior_probabilities == {} else self.prior_probabilities
+        weights = as_prior_probabilities(self.results, given)
         object.__setattr__(self, "prior_probabilities", weights)
 
     @classmethod
@@ -84,8 +85,8 @@ class ModelComparison:
     ) -> ModelComparison:
         """Compare models by what several methods together say of each.
 
-        The evidence of a model is that of its verdict. Where no method is trusted it has none, and where the methods
-        disagree it is not trusted.
+        The evidence of a model is that of its verdict, whose method is in ``results``. Where no method is trusted it
+        has none; where the methods do not agree it has no error and is not trusted.
 
         Parameters
         ----------
@@ -116,7 +117,7 @@ class ModelComparison:
             if not isinstance(comparison, EvidenceComparison):
                 raise SettingsError(f"{name!r} is a {type(comparison).__name__}, not an EvidenceComparison")
         results = {name: _agreed(comparison) for name, comparison in comparisons.items()}
-        return cls(results, dict(prior_probabilities or {}))
+        return cls(results, as_prior_probabilities(results, prior_probabilities) if results else {})
 
     def __getitem__(self, model: str) -> Evidence:
         if model not in self.results:
@@ -294,8 +295,8 @@ def as_prior_probabilities(models: Iterable[str], given: Mapping[str, float] | N
     total = sum(weights.values())
     if weights.keys() != set(names) or not 0 < total < math.inf or min(weights.values()) < 0:
         raise SettingsError(
-            f"prior_probabilities must give each of the models {', '.join(names)} a nonnegative number, some above "
-            f"zero, not {dict(given or {})}"
+            f"prior_probabilities must give each of the models {', '.join(map(str, names))} a nonnegative number, "
+            f"some above zero, not {dict(given or {})}"
         )
     return {name: weights[name] / total for name in names}
 
@@ -305,8 +306,9 @@ def _agreed(comparison: EvidenceComparison) -> Evidence:
     verdict = comparison.verdict
     if verdict.best is None:
         return Evidence("verdict", math.nan, math.nan, 0, (str(verdict),))
-    if verdict.disagreeing or (verdict.num_trusted > 1 and not verdict.is_agreed):
-        return replace(verdict.best, warnings=(str(verdict),))
+    if verdict.num_trusted > 1 and not verdict.is_agreed:
+        # Their distance says more of the error than any of them does.
+        return replace(verdict.best, standard_error=math.nan, warnings=(str(verdict),))
     return verdict.best
 
 

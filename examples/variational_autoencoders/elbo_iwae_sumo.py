@@ -59,7 +59,7 @@ with torch.no_grad():
 # %%
 # Before the data
 # ---------------
-# Parameters stand at their maximum from here on, and what is left to the prior are the codes. Flowers made of codes
+# Parameters stand at their maximum from here on, and what is left to the prior is the codes. Flowers made of codes
 # from it lie along one line, where real ones are two clouds and a gap. No better model is needed here: the question is
 # how well bounds do for the model as it is.
 

@@ -332,10 +332,18 @@ def test_models_are_compared_by_what_several_methods_together_say():
     assert not found["y"].trusted and "disagree" in found["y"].warnings[0]
     assert math.isnan(found["z"].log_evidence) and "weights dominate" in found["z"].warnings[0]
     assert found.best == "x" and found.prior_probabilities == {"x": 0.25, "y": 0.5, "z": 0.25}
-    assert len(found.warnings) >= 2 and math.isnan(found.posterior_probabilities["z"][0])
+    assert math.isnan(found["y"].standard_error) and math.isnan(found.posterior_probabilities["z"][0])
+    assert [w for w in found.warnings if "'y'" in w] and [w for w in found.warnings if "'z'" in w]
+    outvoted = table(*(Evidence(name, -10.0, 0.01, 1) for name in "ab"), Evidence("c", -11.0, 0.02, 1))
+    assert ModelComparison.from_comparisons({"x": outvoted})["x"].trusted  # one in a hundred tables has such a method
     for wrong in ([agreed], {"x": agreed["a"]}):
         with pytest.raises(SettingsError, match="EvidenceComparison"):
             ModelComparison.from_comparisons(wrong)
+    for priors in (3, "xy", [("x", 1), ("y", 2)], {"x": 1.0}):
+        with pytest.raises(SettingsError, match="prior_probabilities must"):
+            ModelComparison.from_comparisons({"x": agreed, "y": torn}, priors)
+    with pytest.raises(SettingsError, match="one model at least"):
+        ModelComparison.from_comparisons({})
 
 
 def test_finished_results_are_checked():
@@ -347,6 +355,8 @@ def test_finished_results_are_checked():
         ({}, {}, "one model at least"),
         ({"x": one, "y": two}, {"x": 1.0}, "each of the models x, y"),
         ({"x": one, "y": two}, {"x": -1.0, "y": 2.0}, "nonnegative"),
+        ({"x": one, "y": two}, [], "must be a dict"),
+        ({1: one, 2: two}, {1: 1.0}, "each of the models 1, 2"),
         ({"x": one, "y": two}, {"x": "much", "y": 2.0}, "the prior probability of 'x'"),
     ):
         with pytest.raises(SettingsError, match=said):

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from scipy.stats import norm
 
-from bayeskit._settings import whole_number
+from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, SettingsError
@@ -228,7 +228,7 @@ def calibrate(
     SettingsError
         If a method does not apply to the problem, or is a predictive score, and is not skipped; if none is left; if
         ``correlation`` is given for another target than linreg10's or a method that works on something else; if the
-        build of a problem is no function that makes a target.
+        build of a problem is not a function that makes a target.
     CheckpointError
         If the folder belongs to another study.
 
@@ -246,7 +246,12 @@ def calibrate(
             f"the build of problem {known.name!r} is a {type(known.build).__name__}; give a function without arguments "
             "that makes the Target, for every process makes its own"
         )
-    target = known.build()
+    try:
+        target = known.build()
+    except TypeError as error:
+        raise SettingsError(
+            f"the build of problem {known.name!r} cannot be called without arguments: {error}"
+        ) from error
     if not isinstance(target, Target):
         raise SettingsError(f"the build of problem {known.name!r} returned a {type(target).__name__}, not a Target")
     names, refused = applicable(methods, target)
@@ -260,6 +265,7 @@ def calibrate(
             raise SettingsError(
                 f"autoregressive draws exist for the exact case {NORMAL_CASE} and methods on posterior draws only"
             )
+        correlation = real_number("correlation", correlation)
         if not 0 <= correlation < 1:
             raise SettingsError(f"correlation must lie in [0, 1), not {correlation}")
     pays, fingerprint = num_replicates >= COMPILE_FROM, target.fingerprint()

@@ -7,6 +7,8 @@ import math
 from typing import TYPE_CHECKING
 
 from bayeskit._page import cell, escape, number, table, whole_page
+from bayeskit._settings import real_number
+from bayeskit.errors import SettingsError
 
 if TYPE_CHECKING:
     from bayeskit.inference.evidence.comparison import EvidenceComparison
@@ -62,6 +64,13 @@ def verdict_section(
         value = f'<p class="value">{verdict.log_evidence:.4f} {spread}</p>'
     note = ""
     if reference is not None:
+        reference = real_number("reference", reference)
+        reference_error = real_number("reference_error", reference_error)
+        if not (math.isfinite(reference) and 0 <= reference_error < math.inf):
+            raise SettingsError(
+                f"reference and reference_error must be finite, the error at least zero, not {reference} and "
+                f"{reference_error}; leave them out where nothing is known"
+            )
         known = f"{reference:.4f} ± {reference_error:.4f}" if reference_error > 0 else f"{reference:.4f}"
         note = f" Reference value: {known}."
         error = math.hypot(verdict.standard_error, reference_error)

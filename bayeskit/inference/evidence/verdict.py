@@ -77,7 +77,7 @@ class Verdict:
     def __str__(self) -> str:
         if self.best is None:
             if not self.untrusted and not self.refused:
-                return "log evidence unknown: no method that estimates it was asked"
+                return "log evidence unknown: none of the methods asked estimates it"
             if not self.untrusted:
                 return f"log evidence unknown: none of {len(self.refused)} methods applies"
             reason, count = Counter(self.untrusted.values()).most_common(1)[0]

@@ -143,3 +143,7 @@ def test_a_target_instead_of_what_makes_it_is_refused():
     target = exact.get("beta_binomial").target()
     with pytest.raises(SettingsError, match="build of problem 'q' is a Target; give a function"):
         calibrate("laplace", calibration.Problem("q", target), 2, progress=False)
+    with pytest.raises(SettingsError, match="'q' cannot be called without arguments"):
+        calibrate("laplace", calibration.Problem("q", lambda x: target), 2, progress=False)
+    with pytest.raises(SettingsError, match="correlation"):
+        calibrate("bridge_sampling", "linreg10", 2, correlation="high", progress=False)

@@ -134,6 +134,9 @@ def test_the_error_of_the_reference_counts_in_the_report():
     assert "Reference value: -1.1000. The estimate is +3.33 standard errors" in table.to_html(reference=-1.1)
     page = table.to_html(reference=-1.1, reference_error=0.04)
     assert "Reference value: -1.1000 ± 0.0400. The estimate is +2.00 standard errors" in page
+    for wrong in (-1.0, math.nan, None, "little"):
+        with pytest.raises(SettingsError, match="reference_error"):
+            table.to_html(reference=-1.1, reference_error=wrong)
 
 
 def test_a_notebook_shows_verdict_scores_refusals_and_notes():
