@@ -112,7 +112,7 @@ def look(browser, address, page, size):
 def shoot(browser, name):
     """Store a screenshot of the whole page, and return its pixels."""
     SHOTS.mkdir(parents=True, exist_ok=True)
-    height = min(int(browser.execute_script("return document.documentElement.scrollHeight")), 6000)
+    height = min(int(browser.execute_script("return document.documentElement.scrollHeight")), 12_000)
     width = int(browser.execute_script("return document.documentElement.clientWidth"))
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
@@ -216,6 +216,7 @@ def test_it_is_seen_by_colour_blind_readers(browser, address, page, kind):
         assert np.ptp(seen_so, axis=-1).max() <= 2, "there still are colours"
     for left, top, right, bottom in places:
         where = np.s_[top:bottom, left:right]
+        assert 20 < right - left and top + 20 < bottom <= len(seen), "a figure is not in the picture"
         one, other = closest_pair(seen[where], seen_so[where], kind == "achromatopsia")
         assert one is None, f"of a figure's colours {one} and {other} look alike"
 
