@@ -10,7 +10,14 @@ import torch
 from pyro.distributions import constraints as pyro_constraints
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
-from torch.distributions.transforms import IndependentTransform
+from torch.distributions.transforms import (
+    ComposeTransform,
+    CorrCholeskyTransform,
+    ExpTransform,
+    IndependentTransform,
+    StickBreakingTransform,
+)
+from torch.nn.functional import logsigmoid
 
 _MATRIX_SUPPORTS = (
     type(constraints.lower_cholesky),
@@ -110,6 +117,118 @@ class LowerTriangle(Transform):
         return n * math.log(2.0) + (power * diagonal).sum(-1)
 
 
+class LogSimplex(StickBreakingTransform):
+    """Break a stick, with logarithms in between, so that no piece or remainder rounds to zero before the end.
+
+    The coordinate is that of torch's ``StickBreakingTransform``.
+    """
+
+    @staticmethod
+    def log_value_and_jacobian(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logarithms of the pieces ``(*batch, K)`` and of the Jacobian ``(*batch)``."""
+        logit = x - _log_pieces_after(x)
+        log_rest = logsigmoid(-logit)
+        whole = torch.zeros_like(logit[..., :1])
+        log_v = torch.cat([whole, log_rest.cumsum(-1)], -1) + torch.cat([logsigmoid(logit), whole], -1)
+        return log_v, (log_v[..., :-1] + log_rest).sum(-1)
+
+    @staticmethod
+    def coordinate(log_v: Tensor) -> Tensor:
+        """Return the coordinate of pieces that need not add up to one, ``(*batch, K) -> (*batch, K - 1)``."""
+        later = log_v.flip(-1).logcumsumexp(-1).flip(-1)[..., 1:]
+        return log_v[..., :-1] - later + _log_pieces_after(later)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.log_value_and_jacobian(x)[0].clamp(min=_log_tiny(x)).exp()
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self.coordinate(y.clamp(min=torch.finfo(y.dtype).tiny).log())
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the log determinant, shape ``(*batch)``."""
+        return self.log_value_and_jacobian(x)[1]
+
+
+class CorrelationCholesky(CorrCholeskyTransform):
+    """Cholesky factors of correlation matrices from the inverse hyperbolic tangents of partial correlations.
+
+    The coordinate is that of torch's ``CorrCholeskyTransform``, which holds ``tanh x`` away from one; here the
+    logarithm of ``1 - tanh(x)**2`` is kept, so that the diagonal is right as far as a number can be small.
+    """
+
+    def _call(self, x: Tensor) -> Tensor:
+        n = self.forward_shape(tuple(x.shape))[-1]
+        lower = LowerTriangle("one")
+        identity = torch.eye(n, dtype=x.dtype, device=x.device)
+        free = lower(_log_sech_square(x)) - identity
+        before = free.cumsum(-1) - free  # of the entries to the left
+        return lower(x.tanh()) * (0.5 * before).clamp(min=_log_tiny(x)).exp()
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        # A row has length one; sums from the right do not cancel.
+        rest = y.square().flip(-1).cumsum(-1).flip(-1).clamp(min=torch.finfo(y.dtype).tiny)
+        free = LowerTriangle("one").inv
+        partial = free(y * rest.rsqrt())
+        log_one_less_square = free(rest.roll(-1, -1).log() - rest.log())
+        return partial.sign() * (partial.abs().log1p() - 0.5 * log_one_less_square)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor, intermediates: object = None) -> Tensor:
+        """Return the log determinant, shape ``(*batch)``."""
+        n = self.forward_shape(tuple(x.shape))[-1]
+        _, columns = torch.tril_indices(n, n, -1, device=x.device)
+        rows, _ = torch.tril_indices(n, n, -1, device=x.device)
+        weight = 1 + 0.5 * (rows - 1 - columns).to(x)
+        return (weight * _log_sech_square(x)).sum(-1)
+
+
+class Exponential(ExpTransform):
+    """The exponential function, held within what a number can be, so that a positive value is never zero."""
+
+    def _call(self, x: Tensor) -> Tensor:
+        # A hair inside: the logarithms themselves are rounded.
+        return x.clamp(_log_tiny(x), _log_max(x)).exp()
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return ``x``; no density reaches beyond the largest number."""
+        return torch.where(x <= _log_max(x), x, -torch.inf)
+
+
+def _log_tiny(x: Tensor) -> float:
+    return math.log(torch.finfo(x.dtype).tiny) * (1 - 1e-6)
+
+
+def _log_max(x: Tensor) -> float:
+    return math.log(torch.finfo(x.dtype).max) * (1 - 1e-6)
+
+
+def _log_pieces_after(x: Tensor) -> Tensor:
+    """Return ``log(n), ..., log(2), log(1)`` for ``n`` columns."""
+    n = x.shape[-1]
+    return (n + 1 - x.new_ones(n).cumsum(-1)).log()
+
+
+def _log_sech_square(x: Tensor) -> Tensor:
+    """Return ``log(1 - tanh(x)**2)``."""
+    return 2 * math.log(2.0) + logsigmoid(2 * x) + logsigmoid(-2 * x)
+
+
+def _exact(transform: Transform) -> Transform:
+    """Return a bijection of torch with the same coordinate that does not round before it has to."""
+    if isinstance(transform, ComposeTransform):
+        return ComposeTransform([_exact(part) for part in transform.parts])
+    for theirs, ours in _EXACT.items():
+        if type(transform) is theirs:
+            return ours()
+    return transform
+
+
+_EXACT: dict[type, type] = {
+    ExpTransform: Exponential,
+    StickBreakingTransform: LogSimplex,
+    CorrCholeskyTransform: CorrelationCholesky,
+}
+
+
 def bijection(support: constraints.Constraint) -> Transform:
     """Return the bijection from unconstrained space to ``support``.
 
@@ -126,7 +245,7 @@ def bijection(support: constraints.Constraint) -> Transform:
         if isinstance(support, type(constraints.lower_triangular)):
             return LowerTriangle("free")
         return LowerTriangle("exp", square=not isinstance(support, type(constraints.lower_cholesky)))
-    return biject_to(support)
+    return _exact(biject_to(support))
 
 
 def support_of(fn: Any) -> constraints.Constraint:

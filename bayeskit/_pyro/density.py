@@ -22,10 +22,12 @@ from bayeskit._enumeration import Enumeration, Factor, align, couplings, elimina
 from bayeskit._pyro.batching import batchable_distributions
 from bayeskit._pyro.draws import draw
 from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, unsteady
-from bayeskit._pyro.reader import Constants, Reader, Record, Supply
+from bayeskit._pyro.reader import Constants, Coordinate, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
 from bayeskit._tracing import UNTRACEABLE
 from bayeskit._transforms import bijection, is_misdeclared, support_of
+from bayeskit._unconstrained import draw as draw_coordinate
+from bayeskit._unconstrained import log_density
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
 PROTOTYPE_DRAWS = 20
@@ -221,7 +223,7 @@ class PyroDensity:
         return reader.records, returned
 
     def _from_vector(self, u: Tensor) -> Supply:
-        def supply(name: str, fn: Any) -> tuple[Tensor, Tensor]:
+        def supply(name: str, fn: Any) -> tuple[Tensor, Coordinate]:
             site = self._site(name)
             transform = bijection(support_of(fn))
             x = u[site.start : site.stop].reshape(site.unconstrained_shape)
@@ -235,7 +237,7 @@ class PyroDensity:
             excess = jacobian.dim() - (len(site.shape) - fn.event_dim)
             if excess > 0:
                 jacobian = jacobian.flatten(-excess).sum(-1)
-            return value, jacobian
+            return value, Coordinate(jacobian, log_density(fn, x))
 
         return supply
 
@@ -334,11 +336,11 @@ class PyroDensity:
         """Return log |d constrained / d unconstrained| at one vector ``u``, masked entries included."""
         supply, parts = self._from_vector(u), [u.new_zeros(())]
 
-        def noted(name: str, fn: Any) -> tuple[Tensor, Tensor | None]:
-            value, jacobian = supply(name, fn)
-            if jacobian is not None:
-                parts.append(jacobian.sum())
-            return value, jacobian
+        def noted(name: str, fn: Any) -> tuple[Tensor, Coordinate | None]:
+            value, coordinate = supply(name, fn)
+            if coordinate is not None:
+                parts.append(coordinate.jacobian.sum())
+            return value, coordinate
 
         self._run(noted)
         return torch.stack(parts).sum()
@@ -370,13 +372,23 @@ class PyroDensity:
         # A module may hold priors made before the dtype of the data was known.
         return draw(fn, shape).to(self.dtype)
 
-    def prior_vector(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Draw one vector from the prior with the global stream; sites in ``given`` are taken from there."""
+    def _draw_with_coordinate(self, fn: Any, shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Draw values and their unconstrained coordinates, in which none is rounded to an end of the support."""
+        transform = bijection(support_of(fn))
+        x = draw_coordinate(fn, torch.Size(shape))
+        if x is None:
+            value = self._draw(fn, shape)
+            return value, transform.inv(value)
+        x = x.to(self.dtype)
+        return transform(x), x
+
+    def prior_vector(self, given: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
+        """Draw one vector from the prior with the global stream; values and coordinates in ``given`` are not drawn."""
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
-            value = given[name] if name in given else self._draw(fn)
-            pieces[name] = bijection(support_of(fn)).inv(value).reshape(-1)
+            value, x = given[name] if name in given else self._draw_with_coordinate(fn)
+            pieces[name] = x.reshape(-1)
             return value, None
 
         self._run(supply, enumerate_sites=False)
@@ -412,7 +424,7 @@ class PyroDensity:
         size = COPIES_OF_DATA * sum(x.numel() * x.element_size() for x in self.data)
         return max(1, min(PRIOR_DRAWS_AT_ONCE, BYTES_AT_ONCE // max(size, 1)))
 
-    def root_draws(self, num_draws: int) -> dict[str, Tensor]:
+    def root_draws(self, num_draws: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Draw, all at once, the sites whose prior depends on no other latent site.
 
         Dependence is read off functorch itself: with every latent and discrete
@@ -439,4 +451,4 @@ class PyroDensity:
         stacked = {name: torch.stack([value, value]) for name, value in base.items()}
         torch.func.vmap(probe, randomness="different")(stacked)
         with self._globals(validate=False):
-            return {name: self._draw(fn, (num_draws,)) for name, fn in roots.items()}
+            return {name: self._draw_with_coordinate(fn, (num_draws,)) for name, fn in roots.items()}

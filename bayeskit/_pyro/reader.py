@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pyro.distributions import Delta, ImproperUniform
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayeskit._pyro.batching import MaskedFill, naming
 from bayeskit._pyro.draws import draw
+from bayeskit._pyro.unclamped import unclamped
 from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
 
 
@@ -33,7 +34,14 @@ class Record:
     variable: int | None
 
 
-Supply = Callable[[str, Any], tuple[Tensor, Tensor | None]]
+class Coordinate(NamedTuple):
+    """What the unconstrained coordinate of a latent site adds to the density of its value."""
+
+    jacobian: Tensor  # logarithm, of the batch shape of the site
+    log_density: Tensor | None  # of the coordinate, Jacobian included; None where only that of the value is known
+
+
+Supply = Callable[[str, Any], tuple[Tensor, Coordinate | None]]
 
 
 @dataclass
@@ -70,7 +78,7 @@ class Reader(Messenger):
         super().__init__()
         self.supply, self.constants, self.first_run = supply, constants, first_run
         self.records: dict[str, Record] = {}
-        self.jacobian: dict[str, Tensor | None] = {}
+        self.coordinates: dict[str, Coordinate | None] = {}
         self.last: str | None = None
         self.plate_sizes: dict[str, int] = {}
 
@@ -115,7 +123,7 @@ class Reader(Messenger):
             if self.first_run:
                 _refuse_improper(msg)
             # Not marked as done: the enumeration around this still has to note the site's dimensions.
-            msg["value"], self.jacobian[name] = self.supply(name, msg["fn"])
+            msg["value"], self.coordinates[name] = self.supply(name, msg["fn"])
 
     def _note_improper(self, msg: Any) -> None:
         name, layers = msg["name"], _layers(msg["fn"])
@@ -177,13 +185,17 @@ class Reader(Messenger):
                 # likelihood. With their prior they integrate to one; without it the evidence is infinite,
                 # or too large by the number of values that are summed.
                 mask = None
-            with nullcontext() if self.first_run else _batchable(name, fn):
-                log_prob = scale_and_mask(fn.log_prob(value), msg["scale"], mask)
+            coordinate = self.coordinates.get(name)
+            if coordinate is not None and coordinate.log_density is not None and mask is None:
+                log_prob = coordinate.log_density
+            else:
+                with nullcontext() if self.first_run else _batchable(name, fn):
+                    seen = unclamped(fn) if kind == "observed" else fn
+                    log_prob = scale_and_mask(seen.log_prob(value), msg["scale"], mask)
+                if coordinate is not None:
+                    log_prob = log_prob + coordinate.jacobian
             if self.first_run and kind == "observed":
                 self._refuse_outer_product(name, fn, value, log_prob)
-            jacobian = self.jacobian.get(name)
-            if jacobian is not None:
-                log_prob = log_prob + jacobian
         dim_to_id = dict(infer.get("_dim_to_id", {}))
         dim = infer.get("_enumerate_dim")
         variable = None if dim is None else dim_to_id[dim]

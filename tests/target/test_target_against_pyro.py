@@ -11,6 +11,7 @@ from target_checks import (
 from target_models import ALL, CONTINUOUS, ENUMERATED, Case, hidden_markov, mixture
 
 from bayeskit import Target, _evaluation, _pyro
+from bayeskit._pyro.reader import Coordinate
 from bayeskit.errors import ModelError
 
 
@@ -203,8 +204,9 @@ def test_a_wrong_jacobian_is_noticed(name, factor, monkeypatch):
         supply = right(self, u)
 
         def altered(site, fn):
-            value, jacobian = supply(site, fn)
-            return value, factor * jacobian
+            value, (jacobian, density) = supply(site, fn)
+            change = (factor - 1) * jacobian
+            return value, Coordinate(jacobian + change, None if density is None else density + change)
 
         return altered
 

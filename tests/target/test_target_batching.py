@@ -206,7 +206,7 @@ def test_arguments_that_numbers_are_read_from_share_no_graph():
 
 def test_prior_draws_go_through_as_a_batch(monkeypatch):
     target = target_of(ordered)
-    monkeypatch.setattr(target._density, "root_draws", lambda n: {"x": normal(n, seed=5)})
+    monkeypatch.setattr(target._density, "root_draws", lambda n: {"x": (normal(n, seed=5), normal(n, seed=5))})
     assert_close(target.sample_prior(3)[:, 0], normal(3, seed=5))
 
 

@@ -1,0 +1,432 @@
+"""Densities and draws of distributions in the unconstrained coordinate of their support.
+
+A value near the end of its support rounds to that end: a probability of ``1 - exp(-40)`` is one in double precision, a
+rate of ``exp(-800)`` is zero. The density of the coordinate ``x`` itself, Jacobian included, needs no such value:
+that of ``Beta(a, b)`` on the logit is ``a log s(x) + b log s(-x) - log B(a, b)`` for every ``x``. Distributions that
+are not known here are evaluated at the rounded value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch import distributions as plain
+from torch.distributions import transforms
+from torch.distributions.constraints import independent
+from torch.distributions.utils import _sum_rightmost
+from torch.nn.functional import logsigmoid
+
+from bayeskit._transforms import LogSimplex, LowerTriangle, support_of
+
+LOG_2 = math.log(2.0)
+SMALL = -30.0
+"""Below this logarithm ``v``, ``1 - exp(-v)`` is ``v`` to rounding."""
+
+Density = Callable[[Any, Tensor], Tensor | None]
+Draw = Callable[[Any, torch.Size], Tensor | None]
+
+
+class Form(NamedTuple):
+    """A family in its unconstrained coordinate: ``(fn, x) -> log density`` and ``(fn, sample shape) -> x``."""
+
+    kind: type
+    log_density: Density
+    draw: Draw
+
+
+def log_density(fn: Any, x: Tensor) -> Tensor | None:
+    """Return the log density of the coordinate, Jacobian included; None where ``fn`` is not known.
+
+    Parameters
+    ----------
+    fn : Distribution
+        With any support but the real line.
+    x : Tensor
+        Unconstrained, shape ``(*batch, *event)`` as the bijection to the support takes it.
+
+    Returns
+    -------
+    Tensor or None
+        Shape ``(*batch)``.
+    """
+    if isinstance(fn, plain.Independent):
+        inner = log_density(fn.base_dist, x)
+        return None if inner is None else _sum_rightmost(inner, fn.reinterpreted_batch_ndims)
+    if isinstance(fn, dist.ExpandedDistribution):
+        return log_density(fn.base_dist, x)
+    form = _form(fn)
+    return None if form is None else form.log_density(fn, x)
+
+
+def draw(fn: Any, shape: torch.Size) -> Tensor | None:
+    """Draw coordinates with the global stream, ``(*shape, *batch, *event)``; None where ``fn`` is not known."""
+    if isinstance(fn, plain.Independent):
+        return draw(fn.base_dist, shape)
+    form = _form(fn)
+    if form is None or not (_is_library(fn, "sample") and _is_library(fn, "rsample")):
+        return None
+    with torch.no_grad():
+        return form.draw(fn, shape)
+
+
+def _form(fn: Any) -> Form | None:
+    """Return the first form of the kind of ``fn``, unless a subclass from elsewhere has a density of its own."""
+    form = next((form for form in _FORMS if isinstance(fn, form.kind)), None)
+    return form if form is not None and _is_library(fn, "log_prob") else None
+
+
+def _is_library(fn: Any, method: str) -> bool:
+    """Whether a method of ``fn`` is that of torch or Pyro, not one that a subclass has put in its place."""
+    owner = next(kind for kind in type(fn).__mro__ if method in vars(kind))
+    return owner.__module__.split(".")[0] in ("torch", "pyro")
+
+
+# -- parts ----------------------------------------------------------------------------------
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """Return ``log(1 + exp(x))`` to rounding; torch's own is cut at 20."""
+    return -logsigmoid(-x)
+
+
+def _log_complement(log_v: Tensor) -> Tensor:
+    """Return ``log(1 - exp(log_v))`` for ``log_v < 0``."""
+    near = log_v > -LOG_2
+    one = torch.where(near, log_v, -1.0)
+    two = torch.where(near, -1.0, log_v)
+    return torch.where(near, (-torch.expm1(one)).log(), torch.log1p(-two.exp()))
+
+
+def _log_beta(a: Tensor, b: Tensor) -> Tensor:
+    return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+
+
+def _log_gamma_draw(shape_parameter: Tensor, shape: torch.Size) -> Tensor:
+    """Draw the logarithm of standard gamma variables, ``(*shape, *parameter)``, however small they are.
+
+    ``G(a) = G(a + 1) U^(1 / a)`` (Marsaglia and Tsang 2000), of which the right side can be had in logarithms.
+    """
+    a = shape_parameter.expand(shape + shape_parameter.shape)
+    exponential = -torch.log1p(-torch.rand_like(a))
+    return torch._standard_gamma(a + 1).log() - exponential / a
+
+
+def _log_exponential_draw(like: Tensor, shape: torch.Size) -> Tensor:
+    """Draw the logarithm of standard exponential variables, ``(*shape, *like)``."""
+    return (-torch.log1p(-torch.rand_like(like.expand(shape + like.shape)))).clamp(min=_tiny(like)).log()
+
+
+def _tiny(x: Tensor) -> float:
+    return float(torch.finfo(x.dtype).tiny)
+
+
+# -- half-lines: x is the logarithm of the value, or of its distance from the lower end -----------
+
+
+def _gamma(fn: Any, x: Tensor) -> Tensor:
+    a, rate = fn.concentration, fn.rate
+    return a * (rate.log() + x) - rate * x.exp() - torch.lgamma(a)
+
+
+def _exponential(fn: Any, x: Tensor) -> Tensor:
+    return fn.rate.log() + x - fn.rate * x.exp()
+
+
+def _half_normal(fn: Any, x: Tensor) -> Tensor:
+    z = x - fn.scale.log()
+    return 0.5 * math.log(2 / math.pi) + z - 0.5 * (2 * z).exp()
+
+
+def _half_cauchy(fn: Any, x: Tensor) -> Tensor:
+    z = x - fn.scale.log()
+    return math.log(2 / math.pi) + z - _softplus(2 * z)
+
+
+def _half_cauchy_draw(fn: Any, shape: torch.Size) -> Tensor:
+    """Draw the logarithm of a ratio of two normal variables."""
+    like = {"dtype": fn.scale.dtype, "device": fn.scale.device}
+    one, two = torch.randn(2, *shape, *fn.scale.shape, **like).abs().clamp(min=_tiny(fn.scale)).log()
+    return fn.scale.log() + one - two
+
+
+def _pareto(fn: Any, x: Tensor) -> Tensor:
+    log_scale = fn.scale.log()
+    return fn.alpha.log() + fn.alpha * log_scale + x - (fn.alpha + 1) * torch.logaddexp(log_scale, x)
+
+
+def _pareto_draw(fn: Any, shape: torch.Size) -> Tensor:
+    t = (_log_exponential_draw(fn.alpha, shape) - fn.alpha.log()).exp()  # log(value / scale)
+    return fn.scale.log() + torch.where(t > 1, t, 0.0) + torch.where(t > 1, -torch.expm1(-t), torch.expm1(t)).log()
+
+
+def _fisher_snedecor(fn: Any, x: Tensor) -> Tensor:
+    half1, half2 = 0.5 * fn.df1, 0.5 * fn.df2
+    z = fn.df1.log() - fn.df2.log() + x
+    # a z - (a + b) log(1 + e^z), from the side on which nothing cancels
+    return half1 * logsigmoid(z) + half2 * logsigmoid(-z) - _log_beta(half1, half2)
+
+
+def _fisher_snedecor_draw(fn: Any, shape: torch.Size) -> Tensor:
+    ratio = _log_gamma_draw(0.5 * fn.df1, shape) - _log_gamma_draw(0.5 * fn.df2, shape)
+    return ratio + fn.df2.log() - fn.df1.log()
+
+
+def _folded(fn: Any, x: Tensor) -> Tensor | None:
+    base = fn.base_dist
+    if isinstance(base, (plain.StudentT, plain.Cauchy)):
+        sides = [_heavy_tailed(base, x, sign) for sign in (1.0, -1.0)]
+    elif isinstance(base, (plain.Normal, plain.Laplace, dist.Logistic)):
+        sides = [base.log_prob(sign * x.exp()) for sign in (1.0, -1.0)]
+    else:
+        return None
+    return torch.logaddexp(*sides) + x
+
+
+def _heavy_tailed(base: Any, x: Tensor, sign: float) -> Tensor:
+    """Return the log density of a Student-t or Cauchy distribution at ``sign * exp(x)``, which may overflow."""
+    df = base.df if isinstance(base, plain.StudentT) else torch.ones_like(base.loc)
+    far = x > math.log(torch.finfo(x.dtype).max) / 2
+    z = (sign * torch.where(far, 0.0, x).exp() - base.loc) / base.scale
+    near_square = z.square().clamp(min=_tiny(x))
+    log_square = torch.where(far, 2 * (x - base.scale.log()), near_square.log())
+    normalizer = 0.5 * (df.log() + math.log(math.pi)) + base.scale.log()
+    normalizer = normalizer + torch.lgamma(0.5 * df) - torch.lgamma(0.5 * (df + 1))
+    return -0.5 * (df + 1) * _softplus(log_square - df.log()) - normalizer
+
+
+# -- intervals: x is the logit of the position within the interval ---------------------------------
+
+
+def _beta(fn: Any, x: Tensor) -> Tensor:
+    a, b = fn.concentration1, fn.concentration0
+    return a * logsigmoid(x) + b * logsigmoid(-x) - _log_beta(a, b)
+
+
+def _beta_draw(fn: Any, shape: torch.Size) -> Tensor:
+    return _log_gamma_draw(fn.concentration1, shape) - _log_gamma_draw(fn.concentration0, shape)
+
+
+def _affine_beta(fn: Any, x: Tensor) -> Tensor:
+    return _beta(fn.base_dist, x)
+
+
+def _uniform(fn: Any, x: Tensor) -> Tensor:
+    # Bounds that depend on other sites may cross, and then there is no density.
+    return torch.where(fn.low < fn.high, logsigmoid(x) + logsigmoid(-x), torch.nan)
+
+
+def _uniform_draw(fn: Any, shape: torch.Size) -> Tensor:
+    low = fn.low.expand(fn.batch_shape)
+    return _log_exponential_draw(low, shape) - _log_exponential_draw(low, shape)
+
+
+def _kumaraswamy(fn: Any, x: Tensor) -> Tensor:
+    a, b = fn.concentration1, fn.concentration0
+    log_power = a * logsigmoid(x)
+    # log(1 - v^a), which is log(a (1 - v)) next to the upper end
+    far = x > -SMALL
+    rest = torch.where(far, a.log() + logsigmoid(-x), _log_complement(torch.where(far, -1.0, log_power)))
+    return a.log() + b.log() + log_power + (b - 1) * rest + logsigmoid(-x)
+
+
+def _kumaraswamy_draw(fn: Any, shape: torch.Size) -> Tensor:
+    a, b = fn.concentration1, fn.concentration0
+    # 1 - v^a = U^(1 / b), whose negative logarithm is exponential with rate b
+    t = (_log_exponential_draw(a, shape) - b.log()).exp()
+    log_v = _log_complement(-t) / a
+    far = t > -SMALL
+    return log_v - torch.where(far, -t - a.log(), _log_complement(log_v.clamp(max=-_tiny(log_v))))
+
+
+# -- simplices, correlations and covariances ---------------------------------------------------------
+
+
+def _dirichlet(fn: Any, x: Tensor) -> Tensor:
+    a = fn.concentration
+    log_v, log_jacobian = LogSimplex.log_value_and_jacobian(x)
+    return ((a - 1) * log_v).sum(-1) + log_jacobian + torch.lgamma(a.sum(-1)) - torch.lgamma(a).sum(-1)
+
+
+def _dirichlet_draw(fn: Any, shape: torch.Size) -> Tensor:
+    return LogSimplex.coordinate(_log_gamma_draw(fn.concentration, shape))
+
+
+def _relaxed_one_hot(fn: Any, x: Tensor) -> Tensor:
+    log_v, log_jacobian = LogSimplex.log_value_and_jacobian(x)
+    density: Tensor = fn.base_dist.log_prob(log_v)
+    return density - log_v.sum(-1) + log_jacobian
+
+
+def _lkj_weights(fn: Any) -> Tensor:
+    """Return ``eta + (d - 1 - j) / 2`` for the entries ``j = 1, ...`` of each row, ``(*batch, d (d - 1) / 2)``.
+
+    In the coordinates of :class:`CorrelationCholesky` the entries are independent, and ``(1 + tanh x) / 2`` is a
+    symmetric beta variable with this parameter (Lewandowski, Kurowicka and Joe 2009, section 2.4).
+    """
+    _, columns = torch.tril_indices(fn.dim, fn.dim, -1, device=fn.concentration.device)
+    return fn.concentration.unsqueeze(-1) + 0.5 * (fn.dim - 2 - columns).to(fn.concentration)
+
+
+def _lkj(fn: Any, x: Tensor) -> Tensor:
+    w = _lkj_weights(fn)
+    return (w * (logsigmoid(2 * x) + logsigmoid(-2 * x)) - _log_beta(w, w) + LOG_2).sum(-1)
+
+
+def _lkj_draw(fn: Any, shape: torch.Size) -> Tensor:
+    w = _lkj_weights(fn)
+    return 0.5 * (_log_gamma_draw(w, shape) - _log_gamma_draw(w, shape))
+
+
+def _wishart(fn: Any, x: Tensor) -> Tensor:
+    scale, df = fn._unbroadcasted_scale_tril, fn.df
+    p = scale.shape[-1]
+    lower = LowerTriangle("exp")(x)
+    root = torch.linalg.solve_triangular(scale, lower, upper=False)
+    log_det_scale = 2 * torch.diagonal(scale, dim1=-2, dim2=-1).log().sum(-1)
+    power = (df.unsqueeze(-1) - p - 1) + torch.arange(p + 1, 1, -1, dtype=x.dtype, device=x.device)
+    return (
+        (power * x[..., :p]).sum(-1)
+        + p * LOG_2
+        - 0.5 * root.square().sum((-2, -1))
+        - 0.5 * df * (p * LOG_2 + log_det_scale)
+        - torch.mvlgamma(0.5 * df, p)
+    )
+
+
+# -- made of others ---------------------------------------------------------------------------------
+
+
+def _mixture(fn: Any, x: Tensor) -> Tensor | None:
+    components = fn.component_distribution
+    if _has_own_bounds(components):
+        return None
+    inner = log_density(components, x.unsqueeze(-1 - len(components.event_shape)))
+    return None if inner is None else (inner + fn.mixture_distribution.logits.log_softmax(-1)).logsumexp(-1)
+
+
+def _mixture_draw(fn: Any, shape: torch.Size) -> Tensor | None:
+    components = fn.component_distribution
+    x = None if _has_own_bounds(components) else draw(components, shape)
+    if x is None:
+        return None
+    index = fn.mixture_distribution.sample(shape)
+    event = x.dim() - len(shape) - len(components.batch_shape)
+    index = index.reshape(*index.shape, 1, *(1,) * event)
+    dim = -1 - event
+    return torch.take_along_dim(x, index.expand(*x.shape[:dim], 1, *x.shape[x.dim() + dim + 1 :]), dim).squeeze(dim)
+
+
+def _has_own_bounds(components: Any) -> bool:
+    """Whether the components of a mixture may live on different supports, so that a coordinate means different values.
+
+    A bound that is a number, or a tensor without dimensions, is the same for all.
+    """
+    support = support_of(components)
+    while isinstance(support, independent):
+        support = support.base_constraint
+    ends = [getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound")]
+    return any(isinstance(end, Tensor) and end.dim() > 0 for end in ends)
+
+
+def _transformed(fn: Any, x: Tensor) -> Tensor | None:
+    """Go back through the transforms in logarithms until the base distribution can say its density."""
+    chain, base = fn.transforms, fn.base_dist
+    last, log_scale = chain[-1], torch.zeros_like(x)
+    if len(chain) == 1 and _is_bijection(last, fn):
+        density: Tensor = base.log_prob(x)
+        return density
+    if len(chain) == 1 and isinstance(last, transforms.TanhTransform):
+        return base.log_prob(0.5 * x) - LOG_2  # type: ignore[no-any-return]
+    if len(chain) == 1 and isinstance(last, (transforms.SoftplusTransform, dist.transforms.SoftplusTransform)):
+        return _softplus_of(base, x)
+    for transform in reversed(chain):
+        if isinstance(transform, transforms.PowerTransform):
+            power = torch.as_tensor(transform.exponent, dtype=x.dtype, device=x.device)
+            x, log_scale = x / power, log_scale - power.abs().log()
+        elif isinstance(transform, transforms.AffineTransform) and isinstance(fn, plain.Weibull):
+            x = x - torch.as_tensor(transform.scale, dtype=x.dtype, device=x.device).log()
+        else:
+            return None
+    inner = log_density(base, x)
+    return None if inner is None else inner + log_scale
+
+
+def _transformed_draw(fn: Any, shape: torch.Size) -> Tensor | None:
+    chain, base = fn.transforms, fn.base_dist
+    if len(chain) == 1 and _is_bijection(chain[0], fn):
+        return base.sample(shape)  # type: ignore[no-any-return]
+    if len(chain) == 1 and isinstance(chain[0], transforms.TanhTransform):
+        return 2 * base.sample(shape)  # type: ignore[no-any-return]
+    if not all(isinstance(transform, transforms.PowerTransform) for transform in chain[:1]):
+        return None
+    x = draw(base, shape)
+    for transform in chain:
+        if x is None:
+            return None
+        if isinstance(transform, transforms.PowerTransform):
+            x = x * transform.exponent
+        elif isinstance(transform, transforms.AffineTransform) and isinstance(fn, plain.Weibull):
+            x = x + torch.as_tensor(transform.scale, dtype=x.dtype, device=x.device).log()
+        else:
+            return None
+    return x
+
+
+def _is_bijection(transform: Any, fn: Any) -> bool:
+    """Whether a transform of real numbers is the one that our coordinate belongs to."""
+    known = (
+        transforms.ExpTransform,
+        transforms.SigmoidTransform,
+        transforms.StickBreakingTransform,
+        transforms.CorrCholeskyTransform,
+        dist.transforms.OrderedTransform,
+    )
+    return type(transform) in known and fn.support == transform.codomain
+
+
+def _softplus_of(base: Any, x: Tensor) -> Tensor:
+    """Return the log density of ``x`` where ``exp(x) = log(1 + exp(w))`` and ``base`` is that of ``w``."""
+    small, large = x < SMALL, x > -SMALL
+    v = torch.where(small | large, 0.0, x).exp()
+    log_share = torch.log(-torch.expm1(-v))  # of 1 - exp(-v)
+    w = torch.where(small, x, torch.where(large, x.exp(), v + log_share))
+    slope = torch.where(small, 0.0, torch.where(large, x, x - log_share))
+    return base.log_prob(w) + slope  # type: ignore[no-any-return]
+
+
+def _relaxed_bernoulli(fn: Any, x: Tensor) -> Tensor:
+    z = fn.base_dist.logits - x * fn.temperature
+    return fn.temperature.log() + logsigmoid(z) + logsigmoid(-z)
+
+
+#: The first row of which a distribution is an instance holds.
+_FORMS: tuple[Form, ...] = (
+    Form(plain.Gamma, _gamma, lambda fn, n: _log_gamma_draw(fn.concentration, n) - fn.rate.log()),
+    Form(plain.Exponential, _exponential, lambda fn, n: _log_exponential_draw(fn.rate, n) - fn.rate.log()),
+    Form(plain.HalfNormal, _half_normal, lambda fn, n: fn.base_dist.sample(n).abs().clamp(min=_tiny(fn.scale)).log()),
+    Form(plain.HalfCauchy, _half_cauchy, _half_cauchy_draw),
+    Form(plain.Pareto, _pareto, _pareto_draw),
+    Form(plain.FisherSnedecor, _fisher_snedecor, _fisher_snedecor_draw),
+    Form(dist.FoldedDistribution, _folded, lambda fn, n: None),
+    Form(plain.Beta, _beta, _beta_draw),
+    Form(dist.AffineBeta, _affine_beta, lambda fn, n: draw(fn.base_dist, n)),
+    Form(plain.Uniform, _uniform, _uniform_draw),
+    Form(plain.Kumaraswamy, _kumaraswamy, _kumaraswamy_draw),
+    Form(plain.RelaxedBernoulli, _relaxed_bernoulli, lambda fn, n: fn.base_dist.sample(n)),
+    Form(plain.Dirichlet, _dirichlet, _dirichlet_draw),
+    Form(
+        plain.RelaxedOneHotCategorical,
+        _relaxed_one_hot,
+        lambda fn, n: LogSimplex.coordinate(fn.base_dist.sample(n)),
+    ),
+    Form(plain.LKJCholesky, _lkj, _lkj_draw),
+    Form(dist.LKJ, lambda fn, x: _lkj(fn.base_dist, x), lambda fn, n: _lkj_draw(fn.base_dist, n)),
+    Form(plain.Wishart, _wishart, lambda fn, n: None),
+    Form(plain.MixtureSameFamily, _mixture, _mixture_draw),
+    Form(plain.TransformedDistribution, _transformed, _transformed_draw),
+)
