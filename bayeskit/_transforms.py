@@ -175,9 +175,8 @@ class CorrelationCholesky(CorrCholeskyTransform):
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor, intermediates: object = None) -> Tensor:
         """Return the log determinant, shape ``(*batch)``."""
         n = self.forward_shape(tuple(x.shape))[-1]
-        _, columns = torch.tril_indices(n, n, -1, device=x.device)
-        rows, _ = torch.tril_indices(n, n, -1, device=x.device)
-        weight = 1 + 0.5 * (rows - 1 - columns).to(x)
+        # A constant, not computed in the graph: inductor cannot compile such ranges where vectors are switched off.
+        weight = x.new_tensor([1 + 0.5 * (row - 1 - column) for row in range(n) for column in range(row)])
         return (weight * _log_sech_square(x)).sum(-1)
 
 

@@ -268,8 +268,8 @@ def _lkj_weights(fn: Any) -> Tensor:
     In the coordinates of :class:`CorrelationCholesky` the entries are independent, and ``(1 + tanh x) / 2`` is a
     symmetric beta variable with this parameter (Lewandowski, Kurowicka and Joe 2009, section 2.4).
     """
-    _, columns = torch.tril_indices(fn.dim, fn.dim, -1, device=fn.concentration.device)
-    return fn.concentration.unsqueeze(-1) + 0.5 * (fn.dim - 2 - columns).to(fn.concentration)
+    halves = [0.5 * (fn.dim - 2 - column) for row in range(fn.dim) for column in range(row)]
+    return fn.concentration.unsqueeze(-1) + fn.concentration.new_tensor(halves)
 
 
 def _lkj(fn: Any, x: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def _wishart(fn: Any, x: Tensor) -> Tensor:
     lower = LowerTriangle("exp")(x)
     root = torch.linalg.solve_triangular(scale, lower, upper=False)
     log_det_scale = 2 * torch.diagonal(scale, dim1=-2, dim2=-1).log().sum(-1)
-    power = (df.unsqueeze(-1) - p - 1) + torch.arange(p + 1, 1, -1, dtype=x.dtype, device=x.device)
+    power = (df.unsqueeze(-1) - p - 1) + x.new_tensor([float(p + 1 - i) for i in range(p)])
     return (
         (power * x[..., :p]).sum(-1)
         + p * LOG_2

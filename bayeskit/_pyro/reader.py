@@ -190,7 +190,7 @@ class Reader(Messenger):
                 log_prob = coordinate.log_density
             else:
                 with nullcontext() if self.first_run else _batchable(name, fn):
-                    seen = unclamped(fn) if kind == "observed" else fn
+                    seen = unclamped(fn, finite=True) if kind == "observed" else fn
                     log_prob = scale_and_mask(seen.log_prob(value), msg["scale"], mask)
                 if coordinate is not None:
                     log_prob = log_prob + coordinate.jacobian

@@ -12,8 +12,11 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 
-def unclamped(fn: Any) -> Any:
+def unclamped(fn: Any, *, finite: bool = False) -> Any:
     """Return a distribution whose log probabilities are those of the probabilities it was given, ``-inf`` at zero.
+
+    With ``finite``, probabilities are kept off zero and one by the smallest distance that a number can have, so that
+    gradients stay finite, too.
 
     torch raises probabilities to the rounding unit before it takes logarithms, so that these stay finite. Bernoulli,
     Binomial, Categorical, OneHotCategorical and Multinomial are known, also repeated, masked or grouped; any other
@@ -21,12 +24,15 @@ def unclamped(fn: Any) -> Any:
     """
     parts = vars(fn)
     if "base_dist" in parts and not hasattr(fn, "transforms"):
-        return _changed(fn, base_dist=unclamped(fn.base_dist))
+        return _changed(fn, base_dist=unclamped(fn.base_dist, finite=finite))
     if "_categorical" in parts:
-        return _changed(fn, _categorical=unclamped(fn._categorical))
+        return _changed(fn, _categorical=unclamped(fn._categorical, finite=finite))
     probability = parts.get("probs")
     if probability is None or probability is not parts.get("_param"):  # torch has made them of logits
         return fn
+    if finite:
+        limits = torch.finfo(probability.dtype)
+        probability = probability.clamp(limits.tiny, 1 - limits.eps / 2)
     if isinstance(fn, Categorical):
         return _changed(fn, logits=probability.log())
     if isinstance(fn, torch.distributions.Bernoulli):
