@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 MIN_TAIL = 5
+#: By less than this part of the largest, weights differ by rounding.
+SAME_WEIGHT = 1e-12
 
 
 def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +27,7 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
         become uniform, with shape ``inf``.
     shape : Tensor
         Pareto ``k`` of the tail, ``(*batch)``: above 0.7 the weights cannot be relied on. ``inf`` where there are too
-        few weights for a fit, ``-inf`` where they are equal.
+        few weights for a fit, ``-inf`` where all of the tail is equal: weights that so many reach are bounded.
 
     References
     ----------
@@ -49,13 +51,15 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     nothing = largest.squeeze(-1) == -torch.inf
     rows = torch.where(nothing.unsqueeze(-1), 0.0, rows - largest)
     length = num_largest(n) - 1
-    equal = (rows.amin(-1) > -1e-12) & ~nothing
     if length < MIN_TAIL:
+        equal = (rows.amin(-1) > -SAME_WEIGHT) & ~nothing
         shape = torch.where(equal, -torch.inf, torch.inf)
         return (rows - rows.logsumexp(-1, keepdim=True)).reshape(log_weights.shape), shape.reshape(batch)
     ordered, order = rows.sort(-1)
+    equal = (ordered[:, -length - 1] > -SAME_WEIGHT) & ~nothing
     cutoff = ordered[:, -length - 1].exp().unsqueeze(-1)
     scale, shape, usable = _fitted_beyond(cutoff, ordered[:, -length:].exp())
+    usable &= ~equal
     level = (torch.arange(length, dtype=rows.dtype, device=rows.device) + 0.5) / length
     k = shape.unsqueeze(-1)
     quantile = cutoff + scale.unsqueeze(-1) * torch.expm1(-k * torch.log1p(-level)) / k
@@ -81,7 +85,7 @@ def shape_of_largest(largest: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        ``(m,)``; ``inf`` where there are too few weights, ``-inf`` where they are equal.
+        ``(m,)``; ``inf`` where there are too few weights, ``-inf`` where they are all equal.
 
     Examples
     --------
@@ -91,11 +95,11 @@ def shape_of_largest(largest: Tensor) -> Tensor:
     True
     """
     rows = largest - largest[:, -1:]
-    equal = rows[:, 0] > -1e-12
+    equal = rows[:, 0] > -SAME_WEIGHT
     if rows.shape[1] - 1 < MIN_TAIL:
         return torch.where(equal, -torch.inf, torch.inf)
     _, shape, usable = _fitted_beyond(rows[:, :1].exp(), rows[:, 1:].exp())
-    return torch.where(usable, shape, torch.where(equal, -torch.inf, torch.inf))
+    return torch.where(equal, -torch.inf, torch.where(usable, shape, torch.inf))
 
 
 def _fitted_beyond(cutoff: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:

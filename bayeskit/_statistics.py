@@ -9,7 +9,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 from torch import Tensor
 
-from bayeskit._pareto_smoothing import fitted_tail
+from bayeskit._pareto_smoothing import SAME_WEIGHT, fitted_tail
 
 
 def effective_sample_size(x: Tensor) -> Tensor:
@@ -233,7 +233,8 @@ def pareto_shape(log_weights: Tensor) -> float:
     Returns
     -------
     float
-        ``inf`` for fewer than 5 distinct tail weights.
+        ``inf`` for fewer than 5 distinct tail weights; ``-inf`` where all of the tail is the largest weight, but for
+        rounding: weights that so many draws reach are bounded by it.
 
     References
     ----------
@@ -256,9 +257,10 @@ def pareto_shape(log_weights: Tensor) -> float:
         return math.inf
     scaled = (weights - weights[-1]).exp()
     cutoff = scaled[-tail_length - 1]
+    if bool(cutoff > 1 - SAME_WEIGHT):
+        return -math.inf
     tail = scaled[-tail_length:] - cutoff
     tail = tail[tail > 0]
     if len(tail) < 5:
-        # Equal weights have no tail at all; anything else has too few large ones.
-        return -math.inf if bool(scaled[0] > 1 - 1e-12) else math.inf
+        return math.inf
     return float(fitted_tail(tail.unsqueeze(0))[1])

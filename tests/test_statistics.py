@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from bayeskit._pareto_smoothing import num_largest, pareto_smoothed, shape_of_largest
 from bayeskit._statistics import (
     effective_sample_size,
     effective_within_chains,
@@ -60,6 +61,34 @@ def test_pareto_shape_agrees_with_arviz():
         log_weights = -k * torch.rand(4000, generator=generator, dtype=torch.float64).log()
         _, theirs = arviz.psislw(log_weights.numpy())
         assert abs(pareto_shape(log_weights) - float(theirs)) < 0.01
+
+
+def capped(share):
+    """Log of uniform weights, capped such that a share of them is the largest."""
+    u = torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (u / (1 - share)).clamp(max=1.0).log()
+
+
+@pytest.mark.parametrize("share", (0.005, 0.02, 0.05, 0.5))
+def test_many_weights_at_their_bound_are_no_heavy_tail(share):
+    log_weights = capped(share)
+    # Weights that lie as close to the bound as rounding allows are at it, too.
+    near = log_weights - 1e-14 * torch.rand(10_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for each in (log_weights, near):
+        smoothed, shape = pareto_smoothed(torch.stack([each, each - 7.0]))
+        assert pareto_shape(each) < -1 and bool((shape < -1).all())
+        assert bool(((smoothed - smoothed.amax(-1, keepdim=True)) - each).abs().max() < (1e-9 if share > 0.03 else 1))
+        largest = each.sort().values[-num_largest(10_000) :]
+        assert float(shape_of_largest(largest.unsqueeze(0))) < -1
+
+
+@pytest.mark.parametrize("share", (0.0, 0.9, 0.97))
+def test_ties_below_a_heavy_tail_do_not_hide_it(share):
+    """Weights of a Pareto distribution with shape 1.5, of which the smallest are made equal."""
+    u = torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    log_weights = -1.5 * u.log()
+    tied = log_weights.clamp(min=float(log_weights.quantile(share)))
+    assert pareto_shape(tied) > 0.9 and bool(pareto_smoothed(tied[None])[1] > 0.9)
 
 
 def test_pareto_shape_of_degenerate_weights():

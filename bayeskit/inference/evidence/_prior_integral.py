@@ -12,7 +12,7 @@ from bayeskit._statistics import pareto_shape, weight_effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
-from bayeskit.inference.evidence.mode.modes import curvature, find_modes
+from bayeskit.inference.evidence.modes import curvature, find_modes
 from bayeskit.target import Target
 
 FAR = (3.0, 30.0, 1e3, 1e5, 1e8)

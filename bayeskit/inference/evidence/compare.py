@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from bayeskit._settings import whole_number
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, CheckpointError, ConstantsWarning, OutputError, SettingsError
+from bayeskit.errors import BayeskitError, CheckpointError, OutputError, SettingsError
 from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.checks import belongs
 from bayeskit.inference.evidence.comparison import EvidenceComparison
-from bayeskit.inference.evidence.constants import check_constants
+from bayeskit.inference.evidence.judgement import comparison, judge_target
 from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import Method, select
 from bayeskit.inference.evidence.predictive.result import PredictiveScore
@@ -51,7 +50,8 @@ def compare(
     budget : Budget, optional
         Chains and lengths of the shared runs.
     draws, ladder : optional
-        Existing runs to use instead of new ones.
+        Existing runs to use instead of new ones. Methods that need no draws start their searches from these and check
+        themselves against them; they never look at draws that were made here for others.
     blocks : ConjugateBlock or sequence of them, optional
         The full conditionals of the model, for :func:`~bayeskit.inference.evidence.chib`; by default those that the
         target knows.
@@ -63,7 +63,8 @@ def compare(
     Returns
     -------
     EvidenceComparison
-        ``num_evaluations`` and ``seconds`` of each method include its draws: what the estimate would have cost alone.
+        Each row is what the method would say if it were called by itself with these settings, whoever else is asked.
+        ``num_evaluations`` and ``seconds`` include its draws: what the estimate would have cost alone.
         Methods that do not apply to the target, such as those for positive coordinates, are in ``refused`` with the
         reason; predictive scores are in ``scores``.
 
@@ -115,13 +116,7 @@ def compare(
     material = Material(
         target, budget, seed, draws=draws, ladder=ladder, blocks=given, checkpoint=checkpoint, progress=progress
     )
-    if material.improper is not None and any(method.kind != "score" for method in chosen):
-        raise SettingsError(material.improper)
-    constants = check_constants(target, seed=seed)
-    if constants.improper and any(method.kind != "score" for method in chosen):
-        raise SettingsError(constants.warnings[0])
-    for problem in constants.warnings:
-        warnings.warn(problem, ConstantsWarning, stacklevel=2)
+    constants = judge_target(target, proper=any(method.kind != "score" for method in chosen))
     refusals = {method.name: method.refusal(target, material) for method in chosen}
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]
@@ -129,7 +124,8 @@ def compare(
         # What takes longest comes first, and if it fails there is little to compare.
         if any(part in method.needs for method in applied):
             material.part(part)
-    answers = {method.name: _answer(method, material, seed) for method in applied}
+    with comparison():
+        answers = {method.name: _answer(method, material, seed) for method in applied}
     return EvidenceComparison(
         {name: answer for name, answer in answers.items() if isinstance(answer, Evidence)},
         material.draws_if_there,

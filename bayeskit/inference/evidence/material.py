@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, DataError, InitializationError, SettingsError
+from bayeskit.errors import BayeskitError, SettingsError
 from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.samplers import Ladder, sample, sample_ladder
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bayeskit.inference.evidence.conjugate.blocks import ConjugateBlock
     from bayeskit.inference.evidence.flows.fitted_flow import FittedFlow
     from bayeskit.inference.evidence.laplus.positive import PositiveMode
-    from bayeskit.inference.evidence.mode.modes import Mode
+    from bayeskit.inference.evidence.modes import Mode
     from bayeskit.inference.evidence.variational.mean_field import MeanField
 
 
@@ -45,6 +45,8 @@ class Material:
     ----------
     seconds : dict of float
         What each part took to make, without the parts it was made of.
+    given_draws : Draws or None
+        Those that were not made here.
 
     Examples
     --------
@@ -74,6 +76,7 @@ class Material:
         self._checkpoint = checkpoint
         self._parts: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
+        self.given_draws = draws
         if draws is not None:
             self._parts["posterior"], self.seconds["posterior"] = draws, draws.seconds
         if ladder is not None:
@@ -192,15 +195,10 @@ def _ladder(material: Material) -> Ladder:
 
 
 def _mode(material: Material) -> Mode:
-    from bayeskit.inference.evidence.mode.modes import find_mode
+    from bayeskit.inference.evidence.modes import find_mode
 
-    try:
-        # Without the draws that others may have needed: what is found must not depend on who else was asked.
-        return find_mode(material.target, seed=material.seed)
-    except (InitializationError, DataError):
-        if material.draws_if_there is None:
-            raise
-        return find_mode(material.target, draws=material.draws_if_there, seed=material.seed)
+    # Without the draws that others may have needed: what is found must not depend on who else was asked.
+    return find_mode(material.target, draws=material.given_draws, seed=material.seed)
 
 
 def _positive_mode(material: Material) -> PositiveMode:

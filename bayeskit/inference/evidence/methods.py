@@ -20,7 +20,7 @@ from bayeskit.inference.evidence import (
     variational,
 )
 from bayeskit.inference.evidence.budget import Budget
-from bayeskit.inference.evidence.checks import MIN_DRAWS, NO_PRIOR_DRAWS
+from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity
 from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.prior.naive_monte_carlo import naive_monte_carlo
@@ -101,16 +101,14 @@ def _tempered(function: Callable[..., Any]) -> Estimate:
 
 
 def _checked(function: Callable[..., Any], **parts: str) -> Estimate:
-    """Let a method that can do without posterior draws check itself against them where they exist."""
+    """Let a method that can do without posterior draws check itself against those that the caller gave.
+
+    Never against those that another method has needed: its answer must not depend on who else was asked.
+    """
 
     def estimate(target: Target, material: Material, seed: int) -> Evidence:
-        draws = material.draws_if_there
-        if draws is not None and draws.num_draws < MIN_DRAWS:
-            draws = None
         shared = {argument: material.part(part) for argument, part in parts.items()}
-        found = function(target, draws=draws, seed=seed, **shared)
-        # Alone it would have cost no draws.
-        return found if draws is None else replace(found, num_evaluations=found.num_evaluations - draws.num_gradients)
+        return function(target, draws=material.given_draws, seed=seed, **shared)
 
     return estimate
 

@@ -13,8 +13,8 @@ from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.missed import same_likelihood
-from bayeskit.inference.evidence.mode.modes import find_modes
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
+from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.target import Target

@@ -27,8 +27,9 @@ class Evidence:
     diagnostics : dict of float
         The numbers behind ``trusted``.
     seconds : float
-        Wall time of the estimate, its draws and fits included, as :func:`~bayeskit.inference.evidence.compare` measures
-        it; zero where nobody did.
+        Wall time of the estimate, the draws that it was given included; in a table of
+        :func:`~bayeskit.inference.evidence.compare` that of its fits, too. Two estimates that differ in it alone are
+        equal.
 
     Examples
     --------
@@ -45,7 +46,7 @@ class Evidence:
     num_evaluations: int
     warnings: tuple[str, ...] = ()
     diagnostics: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def trusted(self) -> bool:

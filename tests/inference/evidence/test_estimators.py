@@ -98,6 +98,7 @@ def linear():
     return case, target, draws, ladder
 
 
+@pytest.mark.filterwarnings("ignore::bayeskit.errors.ConstantsWarning")
 @pytest.mark.parametrize("mutation", ["jacobian", "sign", "constant"])
 def test_a_wrong_density_is_noticed(mutation, linear, limit):
     """Drop a constant, flip a sign, add a spurious Jacobian: the answer must move away from the exact one."""

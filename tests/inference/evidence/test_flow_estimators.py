@@ -29,10 +29,11 @@ def banana(dtype=F64):
     """A curved posterior of evidence e^1.7 in the plane: u2 is normal around u1 squared."""
 
     def log_prior(u):
-        return (-0.5 * u[..., 0].square() - math.log(2 * math.pi)) + BANANA
+        return -0.5 * u[..., 0].square() - 0.5 * (u[..., 1] / 30).square() - math.log(2 * math.pi * 30)
 
     def log_likelihood(u):
-        return -0.5 * (u[..., 1] - u[..., 0].square()).square()
+        curve = -0.5 * (u[..., 1] - u[..., 0].square()).square() + 0.5 * (u[..., 1] / 30).square()
+        return curve + math.log(30) + BANANA
 
     return bk.Target.from_functions(log_prior, log_likelihood, 2, dtype=dtype)
 
@@ -45,8 +46,8 @@ def normal(shift=0.0, dim=3):
         return u @ torch.linalg.inv(factor).T
 
     target = bk.Target.from_functions(
-        lambda u: -0.25 * white(u).square().sum(-1),
-        lambda u: (-0.25 * white(u).square() - 0.5 * math.log(2 * math.pi)).sum(-1) + shift,
+        lambda u: (-0.25 * white(u).square() - 0.5 * math.log(4 * math.pi)).sum(-1),
+        lambda u: (-0.25 * white(u).square() + 0.5 * math.log(2)).sum(-1) + shift,
         dim,
     )
     return target, factor
@@ -177,9 +178,9 @@ def test_other_coordinates_give_the_same_estimate():
     log_volume = float(scale.log().sum())
 
     def log_prior(v):
-        return inner.log_prior((v - 5) / scale) - log_volume + 10
+        return inner.log_prior((v - 5) / scale) - log_volume
 
-    moved_target = bk.Target.from_functions(log_prior, lambda v: inner.log_likelihood((v - 5) / scale), 2)
+    moved_target = bk.Target.from_functions(log_prior, lambda v: inner.log_likelihood((v - 5) / scale) + 10, 2)
     moved = as_draws(moved_target, draws.unconstrained * scale + 5)
     flows = [fit_flow(d.target, d, max_steps=50) for d in (draws, moved)]
     assert not flows[0].is_normal

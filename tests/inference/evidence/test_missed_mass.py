@@ -14,8 +14,8 @@ from bayeskit.inference import evidence
 from bayeskit.inference.evidence.mode import find_mode, laplace, maximum_likelihood, maximum_posterior
 from bayeskit.inference.evidence.mode.climbing import climb
 from bayeskit.inference.evidence.mode.missed import missed_mass
-from bayeskit.inference.evidence.mode.modes import Objective, likelihood, posterior
 from bayeskit.inference.evidence.mode.peak import weigh_peak
+from bayeskit.inference.evidence.modes import Objective, likelihood, posterior
 
 DOUBLE = torch.float64
 SAMPLERS = (

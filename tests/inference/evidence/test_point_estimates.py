@@ -12,7 +12,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, InitializationError, ShapeError
 from bayeskit.inference.evidence.mode import find_mode, maximum_likelihood, maximum_posterior
-from bayeskit.inference.evidence.mode.modes import likelihood, posterior, posterior_of_values
+from bayeskit.inference.evidence.modes import likelihood, posterior, posterior_of_values
 from bayeskit.models.phylogenetics import TreeModel, primates
 
 DOUBLE = torch.float64
@@ -196,7 +196,9 @@ def test_draws_and_modes_of_another_target_are_refused(estimator):
 @pytest.mark.parametrize("estimator", BOTH)
 def test_a_likelihood_of_zero_is_refused(estimator):
     target = bk.Target.from_functions(
-        lambda u: -0.5 * u.square().sum(-1), lambda u: torch.full_like(u[..., 0], -math.inf), dim=1
+        lambda u: (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1),
+        lambda u: torch.full_like(u[..., 0], -math.inf),
+        dim=1,
     )
     with pytest.raises(InitializationError):
         estimator(target)

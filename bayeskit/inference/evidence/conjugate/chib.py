@@ -25,6 +25,7 @@ from bayeskit.inference.evidence.conjugate.blocks import (
     check_conditionals,
     log_volume,
 )
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.initial import from_prior
@@ -38,6 +39,7 @@ NO_BLOCKS = (
 )
 
 
+@estimator()
 def chib(
     target: Target,
     blocks: Sequence[ConjugateBlock] | None = None,

@@ -29,6 +29,7 @@ from bayeskit.inference.evidence.flows.fitted_flow import (
     halves,
     shape_that_matters,
 )
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.mode.student_t import StudentT
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
@@ -42,6 +43,7 @@ NUM_FITTED = 3
 MIN_PART = 10
 
 
+@estimator()
 def flow_importance_sampling(
     target: Target, draws: Draws, *, flow: FittedFlow | None = None, num_draws: int = 10_000, seed: int = 0
 ) -> Evidence:

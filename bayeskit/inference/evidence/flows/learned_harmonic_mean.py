@@ -35,6 +35,7 @@ from bayeskit.inference.evidence.flows.fitted_flow import (
     normal_density,
     shape_that_matters,
 )
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
@@ -47,6 +48,7 @@ TEMPERATURES = (0.5, 0.65, 0.8, 0.95)
 SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
+@estimator()
 def learned_harmonic_mean(
     target: Target, draws: Draws, *, flow: FittedFlow | None = None, temperature: float | None = None, seed: int = 0
 ) -> Evidence:

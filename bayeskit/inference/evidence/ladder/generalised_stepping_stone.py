@@ -21,6 +21,7 @@ from bayeskit.inference.evidence.checks import (
     finite_chains,
     posterior_problems,
 )
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.ladder.reference import SplitStudentT
 from bayeskit.inference.evidence.ladder.stepping_stone import stepping_stone
 from bayeskit.inference.evidence.peaks import with_missed_peak
@@ -29,6 +30,7 @@ from bayeskit.inference.samplers import Ladder, sample_ladder
 from bayeskit.target import Target
 
 
+@estimator()
 def generalised_stepping_stone(
     target: Target,
     draws: Draws,

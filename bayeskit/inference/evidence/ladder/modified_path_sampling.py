@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.ladder._integration import curve
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
@@ -9,6 +10,7 @@ from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 
+@estimator()
 def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
     """Integrate the expected log likelihood over the inverse temperature, variances correcting the rule.
 

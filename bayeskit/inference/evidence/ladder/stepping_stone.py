@@ -16,6 +16,7 @@ from bayeskit.inference.evidence.checks import (
     ladder_problems,
     without_nan,
 )
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.ladder._integration import check_ladder, with_rounding_of_sum
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
@@ -23,6 +24,7 @@ from bayeskit.inference.samplers import Ladder
 from bayeskit.target import Target
 
 
+@estimator()
 def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     """Multiply the ratios of neighbouring normalising constants, each estimated below its step.
 

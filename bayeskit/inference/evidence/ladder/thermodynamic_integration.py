@@ -9,6 +9,7 @@ import torch
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.ladder._integration import Curve, curve
 from bayeskit.inference.evidence.ladder.placement import temperatures
 from bayeskit.inference.evidence.ladder.stepping_stone import stepping_stone
@@ -21,6 +22,7 @@ MAX_ROUNDS = 4
 MARGIN = 0.25  # of the tolerance is aimed at, since a pilot's estimate of the gap is rough
 
 
+@estimator()
 def thermodynamic_integration(
     target: Target,
     *,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.laplus.families import Fit, beta_prime_family, gamma_family, lognormal_family
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity, PositiveMode
 from bayeskit.inference.evidence.result import Evidence
@@ -14,6 +15,7 @@ from bayeskit.target import Target
 _UNKNOWN = "an approximation whose error is not known: use gamma_laplus_importance_sampling, which measures it"
 
 
+@estimator()
 def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     r"""Approximate the posterior of positive coordinates by independent gamma distributions at its mode.
 
@@ -65,6 +67,7 @@ def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int 
     return _approximated("gamma_laplus", target, gamma_family, mode, seed)
 
 
+@estimator()
 def beta_prime_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     """Approximate the posterior of positive coordinates by independent beta prime distributions at its mode.
 
@@ -101,6 +104,7 @@ def beta_prime_laplus(target: Target, *, mode: PositiveMode | None = None, seed:
     return _approximated("beta_prime_laplus", target, beta_prime_family, mode, seed)
 
 
+@estimator()
 def lognormal_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     """Approximate the posterior of positive coordinates by independent lognormal distributions at its mode.
 

@@ -14,6 +14,7 @@ from bayeskit._statistics import (
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.laplus.families import gamma_family
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity, PositiveMode
 from bayeskit.inference.evidence.laplus.proposal import Proposal, beyond_reach, within
@@ -27,6 +28,7 @@ MAX_BEYOND = 0.05
 FEW = 200
 
 
+@estimator()
 def gamma_laplus_importance_sampling(
     target: Target,
     num_draws: int = 10_000,

@@ -2,8 +2,8 @@
 
 from bayeskit.inference.evidence.mode.laplace import laplace
 from bayeskit.inference.evidence.mode.laplace_importance_sampling import laplace_importance_sampling
-from bayeskit.inference.evidence.mode.modes import Mode, find_mode
 from bayeskit.inference.evidence.mode.point_estimates import maximum_likelihood, maximum_posterior
+from bayeskit.inference.evidence.modes import Mode, find_mode
 
 __all__ = [
     "Mode",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._torch import one_thread
-from bayeskit.inference.evidence.mode.modes import Objective
+from bayeskit.inference.evidence.modes import Objective
 
 MEMORY = 12
 #: Of a step that led nowhere, the part that is tried next; a gain that ends a climb; the share of a slope that counts.

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence.mode.modes import Mode, find_mode, posterior, require_draws
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.mode.student_t import scaled_curvature
+from bayeskit.inference.evidence.modes import Mode, find_mode, posterior, require_draws
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
@@ -19,6 +20,7 @@ _UNKNOWN = "an approximation whose error is not known: use laplace_importance_sa
 MIN_FALL = 0.01
 
 
+@estimator()
 def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0) -> Evidence:
     r"""Integrate the normal distribution that has the posterior's mode and curvature in unconstrained space.
 

@@ -20,9 +20,10 @@ from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.coverage import missed_draws
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.mode.missed import is_more_than, missed_mass, same_likelihood, without_infinity
-from bayeskit.inference.evidence.mode.modes import Mode, find_mode, require_draws
 from bayeskit.inference.evidence.mode.student_t import DefensiveStudentT, StudentT, scale_factor
+from bayeskit.inference.evidence.modes import Mode, find_mode, require_draws
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
@@ -50,6 +51,7 @@ class _Pilot(NamedTuple):
     log_weights: Tensor
 
 
+@estimator()
 def laplace_importance_sampling(
     target: Target,
     num_draws: int = 32_768,

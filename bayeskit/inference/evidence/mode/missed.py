@@ -12,8 +12,8 @@ from bayeskit._statistics import weight_effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.climbing import climb
-from bayeskit.inference.evidence.mode.modes import posterior
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
+from bayeskit.inference.evidence.modes import posterior
 from bayeskit.target import Target
 
 #: Prior draws that are looked at; climbs from the best of them, from some of them, and from the heaviest draws.

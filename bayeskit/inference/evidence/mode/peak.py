@@ -10,7 +10,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from bayeskit._torch import new_generator
-from bayeskit.inference.evidence.mode.modes import curvature
+from bayeskit.inference.evidence.modes import curvature
 from bayeskit.target import Target
 
 PEAK_DRAWS = 1000

@@ -11,9 +11,10 @@ from torch import Tensor
 from bayeskit._torch import one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.laplus.modes import climb_to_modes
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity
-from bayeskit.inference.evidence.mode.modes import (
+from bayeskit.inference.evidence.modes import (
     Mode,
     Objective,
     curvature,
@@ -27,6 +28,7 @@ from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 
+@estimator()
 def maximum_likelihood(
     target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
 ) -> Evidence:
@@ -75,6 +77,7 @@ def maximum_likelihood(
     return _maximised("maximum_likelihood", target, likelihood, draws, mode, seed)
 
 
+@estimator()
 def maximum_posterior(
     target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
 ) -> Evidence:

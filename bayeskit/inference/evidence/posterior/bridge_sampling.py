@@ -15,6 +15,7 @@ from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
@@ -23,6 +24,7 @@ MAX_ITERATIONS = 1000
 TOLERANCE = 1e-10
 
 
+@estimator()
 def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None = None, seed: int = 0) -> Evidence:
     """Bridge between the posterior and a normal distribution fitted to it.
 

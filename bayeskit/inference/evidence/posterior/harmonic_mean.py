@@ -5,12 +5,14 @@ from __future__ import annotations
 from bayeskit._statistics import log_mean_exp, log_mean_exp_error
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import belongs, finite_chains, with_rounding
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.posterior.likelihood_weights import check_likelihood_weights
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 
+@estimator()
 def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     """Harmonic mean of the likelihood over posterior draws.
 

@@ -11,6 +11,7 @@ from bayeskit._settings import real_number
 from bayeskit._statistics import mean_error
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import belongs, finite_chains, with_rounding
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.posterior.likelihood_weights import check_likelihood_weights
 from bayeskit.inference.evidence.result import Evidence
@@ -21,6 +22,7 @@ TOLERANCE = 1e-10
 MAX_SHIFT = 0.25
 
 
+@estimator()
 def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.01, seed: int = 0) -> Evidence:
     """Harmonic mean over posterior draws and imagined prior draws whose likelihood is the estimate itself.
 

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.posterior.bridge_sampling import bridged, halved
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 
+@estimator()
 def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None = None, seed: int = 0) -> Evidence:
     """Bridge between the standard normal distribution and the posterior, warped to look like it.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bayeskit.draws import Draws
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.predictive.pointwise_scores import pointwise_score
 from bayeskit.inference.evidence.predictive.result import PredictiveScore
 from bayeskit.target import Target
 
 
+@estimator(proper=False)
 def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Add up the log posterior means of each observation's likelihood.
 

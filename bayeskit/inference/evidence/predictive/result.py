@@ -46,7 +46,7 @@ class PredictiveScore:
     num_evaluations: int
     warnings: tuple[str, ...] = ()
     diagnostics: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def trusted(self) -> bool:

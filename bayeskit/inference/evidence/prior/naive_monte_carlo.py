@@ -11,11 +11,13 @@ from bayeskit._statistics import (
 )
 from bayeskit._torch import new_generator
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.mode.missed import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
 
+@estimator()
 def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0) -> Evidence:
     """Average the likelihood over draws from the prior.
 

@@ -14,6 +14,7 @@ from bayeskit._evaluation import Evaluation, Evaluator
 from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator
 from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential.populations import (
@@ -33,6 +34,7 @@ from bayeskit.inference.samplers.smc.stages import SMCInfo, SMCState, count_dist
 from bayeskit.target import Target
 
 
+@estimator()
 def adaptive_smc(
     target: Target,
     *,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, with_rounding
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.mode.missed import same_likelihood
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import obey
@@ -26,6 +27,7 @@ CLIMBERS = 16
 CLIMBING_STEPS = 100
 
 
+@estimator()
 def nested_sampling(
     target: Target,
     run: NestedRun | None = None,

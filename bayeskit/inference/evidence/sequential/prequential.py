@@ -16,6 +16,7 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential.populations import (
@@ -97,6 +98,7 @@ class PrequentialEvidence(Evidence):
         return ax
 
 
+@estimator()
 def prequential(
     target: Target,
     *,

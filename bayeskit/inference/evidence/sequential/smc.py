@@ -7,6 +7,7 @@ import math
 from bayeskit._statistics import replicates_log_mean_error
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, with_rounding
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import obey
@@ -21,6 +22,7 @@ MAX_CORRELATION = 0.8
 MIN_ANCESTORS = 2.0
 
 
+@estimator()
 def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: bool = True) -> Evidence:
     """Average the evidence estimates of replicates that followed one frozen schedule.
 

@@ -7,12 +7,14 @@ import math
 from bayeskit._settings import whole_number
 from bayeskit._torch import new_generator
 from bayeskit.inference.evidence.checks import with_rounding
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.variational.fresh_draws import fresh_weights
 from bayeskit.inference.evidence.variational.mean_field import MeanField, fit_mean_field
 from bayeskit.target import Target
 
 
+@estimator()
 def evidence_lower_bound(
     target: Target, *, mean_field: MeanField | None = None, num_draws: int = 10_000, seed: int = 0
 ) -> Evidence:

@@ -14,7 +14,7 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.errors import InitializationError
 from bayeskit.inference.evidence.checks import require_own
-from bayeskit.inference.evidence.mode.modes import curvature, find_modes
+from bayeskit.inference.evidence.modes import curvature, find_modes
 from bayeskit.inference.evidence.variational.fixed_draws import balanced_normal_draws, power_of_two
 from bayeskit.inference.evidence.variational.normal import normal_log_prob, sample_normal
 from bayeskit.inference.samplers.initial import from_prior

@@ -14,8 +14,9 @@ from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import belongs, weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.coverage import missed_draws
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.mode.missed import missed_mass, same_likelihood, without_infinity
-from bayeskit.inference.evidence.mode.modes import curvature
+from bayeskit.inference.evidence.modes import curvature
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.variational.mean_field import MeanField, fit_mean_field
 from bayeskit.inference.evidence.variational.normal import normal_log_prob, sample_normal, sample_tails, tails_log_prob
@@ -27,6 +28,7 @@ MAX_LOCAL_SHAPE = {"normal": 0.5, "mixture": 0.6}
 """Where normal weights lose their variance, and where replicates show that the mixture's error becomes too small."""
 
 
+@estimator()
 def variational_importance_sampling(
     target: Target,
     *,

@@ -111,7 +111,7 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     ----------
     posterior : GibbsPosterior
     num_directions : int, default 32
-        Number of random directions.
+        Number of random directions, at least one.
     seed : int, default 0
         Of these and of the points where searches start.
 
@@ -142,7 +142,7 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     >>> report.proper, round(report.worst.slope, 6)
     (False, 0.2)
     """
-    num_directions = whole_number("num_directions", num_directions, 0)
+    num_directions = whole_number("num_directions", num_directions, least=1)
     search = _Search(posterior, seed)
     directions = search.directions(num_directions, new_generator(seed, stream="propriety"))
     rays = search.rays(directions) + search.poles()
