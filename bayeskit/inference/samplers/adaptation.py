@@ -277,7 +277,7 @@ class Adaptation:
         centre = state.centre.repeat_interleave(len(position) // self.num_groups, 0)
         return state._replace(
             moments=state.moments.update(metric.whiten(position - centre), alive),
-            # In memory of its own, as a checkpoint gives it back: products of a part of another tensor round differently.
+            # In memory of its own, as a checkpoint gives it back: products of what begins elsewhere round differently.
             slopes=state.slopes.update(metric.to_momentum(gradient.clone()), alive),
         )
 
