@@ -21,7 +21,7 @@ Compile = bool | Literal["auto"]
 
 
 class Engine:
-    """Evaluators of one batched density, by number of vectors and of planned calls.
+    """Evaluators of one batched density, by number of vectors, traced or compiled.
 
     Graphs are shared between numbers of vectors that are split into equal chunks.
 
@@ -38,7 +38,7 @@ class Engine:
         self._eager: Evaluator | None = None
         self._cost: Cost | None = None
         self._calls: dict[tuple[int, bool], Callable[..., tuple[Tensor, ...]]] = {}
-        self._evaluators: dict[tuple[int, int, Compile], Evaluator] = {}
+        self._evaluators: dict[tuple[int, bool], Evaluator] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave graphs and compiled code behind, which cannot travel; they are made again where they are needed."""
@@ -46,11 +46,20 @@ class Engine:
 
     def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
         """Return the evaluator for ``num_vectors`` rows, compiled if ``compile`` or the plan says so."""
-        key = (num_vectors, num_calls, compile)
+        key = (num_vectors, self._pays(num_vectors, num_calls) if compile == "auto" else compile)
         found = self._evaluators.get(key)
         if found is None:
-            found = self._evaluators[key] = self._make(num_vectors, num_calls, compile)
+            found = self._evaluators[key] = self._make(*key)
         return found
+
+    def _pays(self, num_vectors: int, num_calls: int) -> bool:
+        """Tell whether so many calls of the traced graph take longer than to compile it.
+
+        The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
+        """
+        chunk = self.cost.chunk_size(num_vectors)
+        calls = num_calls * math.ceil(num_vectors / chunk)
+        return calls * self.cost.seconds(chunk) > self.cost.compile_seconds
 
     def compiled(self, num_vectors: int) -> Evaluator | None:
         """Return an evaluator over a graph that is compiled already and fits into ``num_vectors`` rows, if any."""
@@ -70,15 +79,11 @@ class Engine:
                 self._cost = Cost(0, 2**20)
         return self._cost
 
-    def _make(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+    def _make(self, num_vectors: int, compile: bool) -> Evaluator:
         chunk = self.cost.chunk_size(num_vectors)
-        if compile == "auto":
-            # The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
-            calls = num_calls * math.ceil(num_vectors / chunk)
-            compile = calls * self.cost.seconds(chunk) > _evaluation.COMPILE_AFTER_SECONDS
         if self._eager is not None:
             return self._eager
-        key = (chunk, bool(compile))
+        key = (chunk, compile)
         if key not in self._calls:
             try:
                 graph = self._trace(chunk)

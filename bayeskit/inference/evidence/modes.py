@@ -11,6 +11,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from bayeskit._climbing import Objective
 from bayeskit._engine import Engine
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
@@ -28,25 +29,6 @@ MAX_SCALINGS, MAX_STEP_RATIO = 8, 30.0
 #: Newton's steps after a search at most, and the gains they may promise.
 MAX_STEPS, STEP_GAIN = 5, (1e-10, 0.1)
 _NOTHING = 1e300
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A function of the unconstrained vector that a search makes as large as possible.
-
-    Attributes
-    ----------
-    value : callable
-        ``(n, d) -> (n)``.
-    value_and_gradient : callable
-        ``(n, d) -> (n), (n, d)``.
-    cost : int, default 1
-        Evaluations of the target's density that a gradient needs.
-    """
-
-    value: Callable[[Tensor], Tensor]
-    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
-    cost: int = 1
 
 
 @dataclass(frozen=True)

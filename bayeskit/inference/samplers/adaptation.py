@@ -20,7 +20,9 @@ from bayeskit.target import Target
 MetricKind = Literal["auto", "diagonal", "dense"]
 MAX_DENSE_DIMENSION = 128
 FLOOR = 0.1  # of an acceptance rate, or one chain in trouble would set the step size of all
-FIRST_STEPS = 8.0  # leapfrogs at most while the metric is still a guess
+FIRST_CAREFUL = 2  # the window from which on divergences count: earlier ones are signs of a metric that is a guess
+MAX_DIVERGING = 1e-3  # share of a window's transitions
+FIRST_STEPS = 8  # leapfrogs at most in the first window, twice as many in each that follows
 
 
 class Kernel(Protocol):
@@ -48,11 +50,16 @@ class AdaptationState(NamedTuple):
     kernel: HMCState
     iteration: Tensor  # (), int64, on the host
     num_gradients: Tensor  # (), int64: over all chains
+    num_calls: Tensor  # (), int64: batched gradients since the last window was closed
+    planned_calls: Tensor  # (), int64, on the host: those still to come when that was looked at, the most so far
     step: DualAveraging  # (g,) each
+    wanted: Tensor  # (g,), acceptance
+    divergences: Tensor  # (g,), int64: since the last window was closed
     factor: Tensor  # of the metric, (g, d) or (g, d, d)
     centre: Tensor  # (g, d), mean over the last window
     trajectory: TrajectoryState
-    moments: Moments
+    moments: Moments  # of positions, in units of the metric about the centre where the metric is dense
+    slopes: Moments  # of gradients, whitened; empty where the metric is diagonal
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Adaptation:
     num_groups : int, default 1
         Chains ``i * n / num_groups`` to ``(i + 1) * n / num_groups - 1`` form group ``i``.
     target_acceptance : float, default 0.8
+        The missing rest is halved when a window closes, from the third one on, in which transitions diverged.
     max_steps : int, default 256
         Upper limit of the mean number of leapfrog steps.
     initial_variance : Tensor, optional
@@ -80,6 +88,13 @@ class Adaptation:
         "auto" is dense up to 128 dimensions where warm-up brings at least eight draws a dimension.
     trajectory : TrajectoryRule, optional
         By default :class:`ChEES`. Kernels that end trajectories themselves do not ask.
+    num_samples : int, default 0
+        Steps that follow the warm-up.
+
+    Notes
+    -----
+    Whether to compile is decided when a window closes, by the steps still to come at the price of those in the
+    window: by counts in the state, so that a run that resumes decides alike. Whatever is over sooner stays traced.
 
     References
     ----------
@@ -97,6 +112,7 @@ class Adaptation:
     initial_variance: Tensor | None = None
     metric: MetricKind = "auto"
     trajectory: TrajectoryRule = ChEES()
+    num_samples: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("num_warmup", None), ("num_groups", 1), ("max_steps", 1)):
@@ -108,28 +124,35 @@ class Adaptation:
         if self.metric not in ("auto", "diagonal", "dense"):
             raise SettingsError(f"metric must be 'auto', 'diagonal' or 'dense', not {self.metric!r}")
 
-    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> AdaptationState:
-        """Evaluate the density at ``position``, shape ``(n, d)``, and find a rough step size."""
+    def init(
+        self, target: Target, position: Tensor, *, generator: torch.Generator, covariance: Tensor | None = None
+    ) -> AdaptationState:
+        """Evaluate the density at ``position``, shape ``(n, d)``, and find a rough step size.
+
+        A rough ``covariance``, ``(d, d)``, or variances, ``(d,)``, take the place of the initial variance.
+        """
         n, d = position.shape
         g = self.num_groups
         if n % g:
             raise SettingsError(f"{n} chains cannot be split into {g} groups of equal size")
-        deviation = torch.ones_like(position[:g])
-        if self.initial_variance is not None:
-            deviation = self.initial_variance.to(deviation).expand(g, d).sqrt()
-        dense = self._is_dense(n // g, d)
+        factor = self._first_factor(position, covariance)
         state = self.kernel.init(target, position)
-        metric = Metric(deviation, is_dense=False)
+        metric = Metric(factor, is_dense=factor.dim() == 3)
         step_size = self._rough_step_size(target, state, metric, generator)
         return AdaptationState(
             kernel=state,
             iteration=torch.zeros((), dtype=torch.int64),
             num_gradients=torch.zeros((), dtype=torch.int64, device=position.device),
+            num_calls=torch.zeros((), dtype=torch.int64, device=position.device),
+            planned_calls=torch.ones((), dtype=torch.int64),
             step=DualAveraging.start(step_size),
-            factor=torch.diag_embed(deviation) if dense else deviation.clone(),
-            centre=torch.zeros_like(deviation),
+            wanted=torch.full_like(step_size, self.target_acceptance),
+            divergences=torch.zeros(g, dtype=torch.int64, device=position.device),
+            factor=factor,
+            centre=position.reshape(g, n // g, d).mean(1),
             trajectory=self.trajectory.start(position),
             moments=Moments.start(g, position),
+            slopes=Moments.start(g, position[:, : d if factor.dim() == 3 else 0]),
         )
 
     def step(
@@ -148,38 +171,72 @@ class Adaptation:
         """Step ``kernel``, as :meth:`tuned` returned it, and learn nothing."""
         new, info = kernel.step(target, state.kernel, generator=generator)
         # Chains advance in lockstep: the longest trajectory is paid for by all.
-        gradients = state.num_gradients + info.num_steps.amax() * info.num_steps.numel()
-        return state._replace(kernel=new, iteration=state.iteration + 1, num_gradients=gradients), info
+        longest = info.num_steps.amax()
+        return state._replace(
+            kernel=new,
+            iteration=state.iteration + 1,
+            num_gradients=state.num_gradients + longest * info.num_steps.numel(),
+            num_calls=state.num_calls + longest,
+        ), info
+
+    def planned(self, state: AdaptationState) -> Any:
+        """Return the kernel with the calls that are still to come, from which follows whether they are compiled."""
+        return self.kernel.with_settings(planned_calls=int(state.planned_calls))
 
     def tuned(self, state: AdaptationState) -> Any:
         """Return the kernel with what has been learnt so far."""
         changes: dict[str, object] = {"step_size": self._per_chain(state), "metric": self._metric(state)}
         if isinstance(self.kernel, HMC):
-            limit = float(self.max_steps)
-            if int(state.iteration) < self._windows()[1][0]:
-                limit = min(limit, FIRST_STEPS)
+            # A metric that is still a guess must not spend long trajectories; every window makes it a better one.
+            closed = sum(end <= int(state.iteration) for end in self._windows()[1])
+            limit = float(min(self.max_steps, FIRST_STEPS << closed))
+            if int(state.iteration) >= self._windows()[1][-1]:
+                limit = float(self.max_steps)
             steps = (state.trajectory.log_length.exp() / state.step.step_size).median()
             changes["num_steps"] = min(max(float(steps), 1.0), limit)
-        return self.kernel.with_settings(**changes)
+        return self.planned(state).with_settings(**changes)
 
     # -- learning ---------------------------------------------------------------------------
 
     def _learn(self, state: AdaptationState, before: Tensor, info: Any, iteration: int) -> AdaptationState:
         acceptance = self._acceptance(state.kernel.log_density, info.acceptance_rate)
-        state = state._replace(step=state.step.update(acceptance, self.target_acceptance))
+        diverging = (info.diverging & state.kernel.log_density.isfinite()).reshape(self.num_groups, -1).sum(-1)
+        state = state._replace(
+            step=state.step.update(acceptance, state.wanted), divergences=state.divergences + diverging
+        )
         first, ends = self._windows()
         if first <= iteration < ends[-1]:
-            state = state._replace(
-                moments=state.moments.update(state.kernel.position, state.kernel.log_density.isfinite())
-            )
+            state = self._observe(state)
         if isinstance(self.kernel, HMC) and iteration >= ends[0]:
             state = self._learn_trajectory(state, before, info)
         if iteration + 1 in ends:
-            state = self._close_window(state)
+            state = self._close_window(self._careful(self._plan(state, iteration + 1), iteration + 1))
         if iteration + 1 == self.num_warmup:
+            state = self._plan(state, iteration + 1)
             trajectory = state.trajectory._replace(log_length=state.trajectory.log_average)
             state = state._replace(step=state.step._replace(step_size=state.step.averaged), trajectory=trajectory)
         return state
+
+    def _plan(self, state: AdaptationState, iteration: int) -> AdaptationState:
+        """Count the calls still to come, at the price of those since the last window was closed."""
+        begin = max((end for end in self._windows()[1] if end < iteration), default=0)
+        left = self.num_warmup + self.num_samples - iteration
+        planned = left * int(state.num_calls) // (iteration - begin)
+        return state._replace(
+            num_calls=torch.zeros_like(state.num_calls),
+            planned_calls=state.planned_calls.clamp(min=planned),
+        )
+
+    def _careful(self, state: AdaptationState, iteration: int) -> AdaptationState:
+        """Want shorter steps where they were too long for part of the posterior, such as the neck of a funnel."""
+        ends = self._windows()[1]
+        number = ends.index(iteration)
+        wanted = state.wanted
+        if number >= FIRST_CAREFUL:
+            transitions = (iteration - ends[number - 1]) * len(state.kernel.position) // self.num_groups
+            often = state.divergences > MAX_DIVERGING * transitions
+            wanted = torch.where(often, 1 - 0.5 * (1 - wanted), wanted)
+        return state._replace(wanted=wanted, divergences=torch.zeros_like(state.divergences))
 
     def _acceptance(self, log_density: Tensor, rate: Tensor) -> Tensor:
         """Return the harmonic mean acceptance of each group, which minds the chains that fare worst, ``(g,)``.
@@ -199,9 +256,9 @@ class Adaptation:
 
     def _windows(self) -> tuple[int, list[int]]:
         """Return the first slow iteration and the end of each doubling window."""
-        first = max(5, round(0.04 * self.num_warmup))
+        first = max(5, round(0.01 * self.num_warmup))
         last = self.num_warmup - max(5, round(0.1 * self.num_warmup))
-        ends, size, end = [], max(10, round(0.05 * self.num_warmup)), first
+        ends, size, end = [], max(10, round(0.02 * self.num_warmup)), first
         while end + size <= last:
             end += size
             if end + 2 * size > last:
@@ -210,28 +267,58 @@ class Adaptation:
             size *= 2
         return first, ends or [last]
 
+    def _observe(self, state: AdaptationState) -> AdaptationState:
+        """Add where the chains are to the moments of the window."""
+        position, gradient = state.kernel.position, state.kernel.gradient
+        alive = state.kernel.log_density.isfinite()
+        if state.factor.dim() == 2:
+            return state._replace(moments=state.moments.update(position, alive))
+        metric = self._metric(state)
+        centre = state.centre.repeat_interleave(len(position) // self.num_groups, 0)
+        return state._replace(
+            moments=state.moments.update(metric.whiten(position - centre), alive),
+            # In memory of its own, as a checkpoint gives it back: products of what begins elsewhere round differently.
+            slopes=state.slopes.update(metric.to_momentum(gradient.clone()), alive),
+        )
+
     def _close_window(self, state: AdaptationState) -> AdaptationState:
-        before = state.factor if state.factor.dim() == 2 else state.factor.square().sum(-1).sqrt()
-        deviation = state.moments.variance(before.square()).sqrt()
-        full = state.moments.cross.dim() == 3
-        correlation = state.moments.correlation() if full else None
-        factor = deviation
-        if state.factor.dim() == 3 and correlation is not None:
-            root, info = torch.linalg.cholesky_ex(correlation)
-            usable = (info == 0)[:, None, None]
-            identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+        moments, correlation = state.moments, None
+        if state.factor.dim() == 3:
             # Row by row, as a checkpoint gives it back: products of the other layout round differently.
-            factor = (deviation.unsqueeze(-1) * torch.where(usable, root, identity)).contiguous()
-            correlation = None  # the metric takes it up
+            factor = (state.factor @ moments.root_with(state.slopes)).contiguous()
+            centre = state.centre + (state.factor @ moments.mean.unsqueeze(-1)).squeeze(-1)
+        else:
+            factor, centre = moments.variance(state.factor.square()).sqrt(), moments.mean
+            correlation = moments.correlation() if moments.cross.dim() == 3 else None
         return state._replace(
             factor=factor,
-            centre=state.moments.mean,
+            centre=centre,
+            slopes=Moments.start(self.num_groups, state.slopes.mean),
             trajectory=self.trajectory.restart(state.trajectory, correlation),
             step=DualAveraging.start(state.step.averaged),
             moments=Moments.start(self.num_groups, state.kernel.position),
         )
 
     # -- helpers ----------------------------------------------------------------------------
+
+    def _first_factor(self, position: Tensor, covariance: Tensor | None) -> Tensor:
+        """Return the factor of the metric that warm-up begins with, ``(g, d)`` or ``(g, d, d)``."""
+        g, (n, d) = self.num_groups, position.shape
+        variance = self.initial_variance
+        if covariance is not None:
+            variance = covariance if covariance.dim() == 1 else covariance.diagonal()
+        deviation = torch.ones_like(position[:g])
+        if variance is not None:
+            deviation = variance.to(deviation).expand(g, d).sqrt()
+        if not self._is_dense(n // g, d):
+            return deviation.clone()
+        if covariance is not None and covariance.dim() == 2:
+            # Scaled, as variances may differ by more than rounding bears.
+            scaled = covariance.to(deviation) / (deviation[0].unsqueeze(-1) * deviation[0])
+            root, failed = torch.linalg.cholesky_ex(scaled)
+            if not bool(failed) and bool(root.isfinite().all()):
+                return (deviation.unsqueeze(-1) * root).contiguous()
+        return torch.diag_embed(deviation)
 
     def _is_dense(self, chains: int, d: int) -> bool:
         if self.metric != "auto":

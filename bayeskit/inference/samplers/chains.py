@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayeskit._climbing import spread
 from bayeskit._settings import whole_number
 from bayeskit._statistics import effective_sample_size, r_hat
 from bayeskit.errors import SettingsError
@@ -18,6 +19,7 @@ from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.climb import Climb
 from bayeskit.inference.samplers.driver import Control, Ending, Records
 from bayeskit.inference.samplers.initial import starting_points
+from bayeskit.inference.samplers.pathfinder import pathfinder
 from bayeskit.target import Target
 
 NOT_RECORDED = ("proposal", "momentum")
@@ -126,12 +128,16 @@ class Chains:
     def start(self, generator: torch.Generator) -> AdaptationState:
         """Find starting points and a rough step size."""
         # Starting points first: an impossible start is said before minutes of compilation.
-        spent = 0
+        spent, covariance = 0, None
         if isinstance(self.initial, Climb):
             points, spent = self.initial.points(self.target, self._beta(), generator)
         else:
             points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
-        state = self.adaptation.init(self.target, points, generator=generator)
+        if self.initial is None:
+            variance = self.adaptation.initial_variance
+            scale = spread(points) if variance is None else variance.to(points).sqrt()
+            points, covariance, spent = pathfinder(self.target, points, self._beta(), scale, generator)
+        state = self.adaptation.init(self.target, points, generator=generator, covariance=covariance)
         return state._replace(num_gradients=state.num_gradients + spent)
 
     def advance(

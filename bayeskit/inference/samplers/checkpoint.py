@@ -38,7 +38,8 @@ def restore(template: Any, tensors: dict[str, Tensor], prefix: str = "state") ->
             raise CheckpointError(
                 f"the checkpoint's {prefix!r} does not fit this run; it was written by another version or model"
             )
-        return found.to(template.device)
+        # In memory of its own, as in the run that saved it: products of what begins elsewhere round differently.
+        return found.to(template.device, copy=True)
     return type(template)(*(restore(getattr(template, f), tensors, f"{prefix}.{f}") for f in template._fields))
 
 

@@ -46,7 +46,7 @@ class DualAveraging(NamedTuple):
         log_step, zero = step_size.log(), torch.zeros_like(step_size)
         return cls(step_size, zero, log_step, log_step + math.log(2.0), zero)
 
-    def update(self, acceptance: Tensor, wanted: float) -> DualAveraging:
+    def update(self, acceptance: Tensor, wanted: float | Tensor) -> DualAveraging:
         """Learn from one mean acceptance statistic, shape ``(g,)``."""
         count = self.count + 1
         weight = 1 / (count + 10)

@@ -61,7 +61,7 @@ class HMC:
     max_energy_error : float, default 1000
         A larger error of the Hamiltonian counts as a divergence.
     planned_calls : int, default 1
-        Gradient calls planned in all, from which ``Target`` decides whether to compile.
+        Gradient calls still to come, from which ``Target`` decides whether to compile.
 
     References
     ----------

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 MAX_CROSS_DIMENSION = 400
-PRIOR_WEIGHT = 5.0
+PRIOR_WEIGHT, FISHER_WEIGHT = 5.0, 1.0
 DRAWS_PER_EFFECTIVE = 3.0
 
 
@@ -66,6 +66,26 @@ class Moments(NamedTuple):
         shrunk = torch.lerp(before.log(), variance.log(), self.count / (self.count + PRIOR_WEIGHT)).exp()
         return torch.where((variance > 0) & variance.isfinite(), shrunk, before)
 
+    def root_with(self, slopes: Moments) -> Tensor:
+        """Return the Cholesky factor of the covariance that draws and gradients agree on, ``(g, d, d)``.
+
+        Among all metrics the geometric mean of the covariance of the draws and the inverse covariance of the
+        gradients has the least Fisher divergence from the posterior to a normal distribution (Seyboldt, Carlson and
+        Carpenter 2026, arXiv:2603.18845). On a normal posterior it is exact from a few more draws than dimensions
+        on, wherever they come from. Both are shrunk towards the identity with the weight of one draw: in units of
+        the metric before, which thus stays where nothing is known.
+        """
+        identity = torch.eye(self.mean.shape[-1], dtype=torch.float64, device=self.mean.device)
+        count = self.count.double().unsqueeze(-1)
+        crosses = (self.cross.double(), slopes.cross.double())
+        draws, gradients = ((cross + FISHER_WEIGHT * identity) / (count + FISHER_WEIGHT) for cross in crosses)
+        root = _power(gradients, 0.5)
+        inverse = _power(gradients, -0.5)
+        mean = inverse @ _power(root @ draws @ root, 0.5) @ inverse
+        factor, failed = torch.linalg.cholesky_ex(0.5 * (mean + mean.mT))
+        usable = ((failed == 0) & factor.isfinite().all(-1).all(-1))[:, None, None]
+        return torch.where(usable, factor, identity).to(self.mean.dtype)
+
     def correlation(self) -> Tensor:
         """Return correlation matrices ``(g, d, d)``, shrunk towards the identity as far as the draws are noise.
 
@@ -84,3 +104,10 @@ class Moments(NamedTuple):
         weight = (error / square.sum((-1, -2)).clamp(min=tiny)).clamp(max=1.0)[..., None, None]
         correlation = torch.where(correlation.isfinite(), (1 - weight) * correlation, torch.zeros_like(correlation))
         return correlation + identity
+
+
+def _power(matrix: Tensor, exponent: float) -> Tensor:
+    """Return a power of positive definite matrices, ``(g, d, d) -> (g, d, d)``."""
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
+    smallest = torch.finfo(values.dtype).eps * values[..., -1:]
+    return (vectors * values.clamp(min=smallest).pow(exponent).unsqueeze(-2)) @ vectors.mT

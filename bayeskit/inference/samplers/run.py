@@ -15,8 +15,6 @@ from bayeskit.inference.samplers.driver import Algorithm, Ending, drive, nothing
 from bayeskit.inference.samplers.tempering import PriorDraws, Tempering
 from bayeskit.target import Target
 
-EXPECTED_STEPS = 8
-
 
 class RunResult(NamedTuple):
     """What a run leaves behind; ``N`` draws of ``n`` chains."""
@@ -72,9 +70,7 @@ def run(
     SamplingWarning
         If the run was ended after that, by the time budget or by Ctrl-C.
     """
-    total = adaptation.num_warmup + settings.num_samples
-    kernel = adaptation.kernel.with_settings(planned_calls=EXPECTED_STEPS * total)
-    chains = Chains(target, replace(adaptation, kernel=kernel), settings, initial)
+    chains = Chains(target, replace(adaptation, num_samples=settings.num_samples), settings, initial)
     algorithm: Algorithm = chains if prior is None else Tempering(chains, prior)
     generator = new_generator(settings.seed, target.device, settings.stream)
     outcome = drive(algorithm, settings.control, generator, target.device)

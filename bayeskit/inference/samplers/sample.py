@@ -12,21 +12,18 @@ import torch
 from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
-from bayeskit._statistics import r_hat
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunSettings
+from bayeskit.inference.samplers.diagnosis import problems
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
 from bayeskit.inference.samplers.groups import Group, GroupResults, require_groups, run_groups
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.inference.samplers.run import RunResult, run
 from bayeskit.target import Target
-
-MAX_R_HAT = 1.05
-ENOUGH_TO_JUDGE = 200
 
 
 def sample(
@@ -64,12 +61,14 @@ def sample(
         :class:`~bayeskit.inference.samplers.HMC` by default. Its jitter and energy limit stay as they are, its
         step size is where warm-up starts; metric and, for HMC, number of steps are learnt.
     target_acceptance : float, default 0.8
-        Raise it towards one where there are divergences.
+        Raise it towards one where there are divergences; warm-up does so by itself where it meets them.
     metric : {"auto", "diagonal", "dense"}, default "auto"
-        "auto" learns a full covariance up to 128 dimensions where warm-up brings enough draws.
+        "auto" learns a full covariance up to 128 dimensions where warm-up brings enough draws. A full covariance is
+        learnt from draws and gradients (Seyboldt, Carlson and Carpenter 2026).
     initial : Tensor, optional
-        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``; by default each
-        chain takes the best of ten prior draws.
+        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``, used as they are; by default each
+        chain climbs from the best of ten prior draws to a draw from the best normal approximation on its way
+        (Pathfinder; Zhang et al. 2022).
     stop : Convergence, optional
         End before ``num_samples`` once R-hat and effective sample size are good enough. Each group looks at its
         own draws alone.
@@ -113,8 +112,9 @@ def sample(
     Warns
     -----
     SamplingWarning
-        If transitions diverged, if chains disagree (R-hat above 1.05, looked at from 200 draws a chain on),
-        if the run was ended early, or if ``num_jobs`` has nothing to do because there is one group.
+        If transitions diverged, if chains disagree (R-hat above 1.05, looked at from 200 draws a chain on), if of
+        2,000 draws and more less than a tenth, or than 400, are effective, each with the coordinate, the likely cause
+        and its remedy; if the run was ended early, or if ``num_jobs`` has nothing to do because there is one group.
 
     Examples
     --------
@@ -164,7 +164,8 @@ def sample(
         groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
-    _warn(draws)
+    for problem in problems(draws, adaptation.max_steps):
+        warnings.warn(problem, SamplingWarning, stacklevel=2)
     return draws
 
 
@@ -175,29 +176,6 @@ def _divided(initial: Tensor | None, num_chains: int, num_groups: int, dim: int)
     if initial is not None and initial.shape != (dim,):
         raise ShapeError(f"initial has shape {tuple(initial.shape)}; needed is {(dim,)} or {(num_chains, dim)}")
     return [initial] * num_groups
-
-
-def _warn(draws: Draws) -> None:
-    """Say what is wrong with the draws, if anything."""
-    divergences = int(draws.sample_stats["diverging"].sum())
-    if divergences:
-        warnings.warn(
-            f"{divergences} of {draws.num_chains * draws.num_draws} transitions diverged, so parts of the posterior "
-            "may be missed; raise target_acceptance or reparameterise the model",
-            SamplingWarning,
-            stacklevel=3,
-        )
-    alive = draws.unconstrained[draws.log_density.isfinite().all(1)]  # a lost chain has a warning of its own
-    if len(alive) < 2 or draws.num_draws < ENOUGH_TO_JUDGE:
-        return
-    worst = float(r_hat(alive.movedim(-1, 0)).max())
-    if not worst <= MAX_R_HAT:
-        warnings.warn(
-            f"the chains disagree (R-hat {worst:.2f} > {MAX_R_HAT}), so these are not draws from one posterior; run "
-            "longer, or, if it has several modes, use sample_ladder with exchange=True, or sample_smc",
-            SamplingWarning,
-            stacklevel=3,
-        )
 
 
 def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | None:

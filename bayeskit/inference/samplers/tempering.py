@@ -159,7 +159,7 @@ class Tempering:
         position = torch.cat([self.prior[iteration].position, kernel.position]).reshape(levels, m, -1)
         position = position.gather(0, source.unsqueeze(-1).expand_as(position))[1:].reshape(kernel.position.shape)
         # Densities could travel along, but the gradient belongs to its temperature and must be found anew.
-        inner = self.chains.adaptation.kernel
+        inner = self.chains.adaptation.planned(state.chains)
         fresh = inner.evaluate(self.chains.target, position)
         moved = (up[1:] != 0).reshape(-1)
         kernel = choose(moved, fresh, kernel)._replace(iteration=kernel.iteration)

@@ -10,12 +10,12 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
+from bayeskit._climbing import Objective, climb
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence.mode import find_mode, laplace, maximum_likelihood, maximum_posterior
-from bayeskit.inference.evidence.mode.climbing import climb
 from bayeskit.inference.evidence.mode.missed import missed_mass
 from bayeskit.inference.evidence.mode.peak import weigh_peak
-from bayeskit.inference.evidence.modes import Objective, likelihood, posterior
+from bayeskit.inference.evidence.modes import likelihood, posterior
 
 DOUBLE = torch.float64
 SAMPLERS = (

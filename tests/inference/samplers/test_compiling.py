@@ -11,9 +11,18 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit import _compiler, exact
+from bayeskit import _compiler, _evaluation, exact
 from bayeskit.errors import BudgetError, CompilationWarning, SamplingWarning
-from bayeskit.inference.samplers import Control, sample_nested, sample_smc, sample_with_pyro
+from bayeskit.inference.samplers import (
+    HMC,
+    NUTS,
+    Chains,
+    Control,
+    sample_ladder,
+    sample_nested,
+    sample_smc,
+    sample_with_pyro,
+)
 from bayeskit.inference.samplers.driver import drive
 
 SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progress": False}
@@ -310,3 +319,74 @@ def compiled_calls():
     target = compiling("linreg10")
     target.evaluator(8)
     return target._engine._calls
+
+
+# -- when to compile ------------------------------------------------------------------------------
+
+
+def compiling_shows(monkeypatch, seconds):
+    """Let compiled code give other digits than traced code, and be made when traced work comes to so many seconds."""
+    sizes = []
+
+    def compile_graph(graph, u, beta):
+        sizes.append(len(u))
+
+        def call(*arguments):
+            log_prior, log_likelihood, log_density, gradient = graph(*arguments)
+            return log_prior, log_likelihood, log_density * (1 + 1e-6), gradient
+
+        return call
+
+    monkeypatch.setattr(_evaluation, "compile_graph", compile_graph)
+    monkeypatch.setattr(_evaluation, "COMPILE_SECONDS", seconds)
+    monkeypatch.setattr(_evaluation, "COMPILE_SECONDS_PER_NODE", 0.0)
+    return sizes
+
+
+def switch_of(target, settings, monkeypatch):
+    """Iterations after which a run had compiled."""
+    advance, seen = Chains.advance, []
+
+    def watched(self, state, iteration, generator):
+        result = advance(self, state, iteration, generator)
+        seen.append(any(compiled for _, compiled in self.target._engine._calls))
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chains, "advance", watched)
+        draws = bk.sample(target, **settings)
+    return draws, seen.index(True) if True in seen else None
+
+
+@pytest.mark.parametrize("kernel", [HMC(), NUTS()], ids=["HMC", "NUTS"])
+def test_a_run_compiles_when_what_is_left_repays_it_and_resumes_alike_on_either_side(kernel, tmp_path, monkeypatch):
+    sizes = compiling_shows(monkeypatch, 0.05)
+    settings = {"num_chains": 4, "num_warmup": 100, "num_samples": 60, "seed": 2, "progress": False, "kernel": kernel}
+    whole, switch = switch_of(exact.get("linreg10").target(), settings, monkeypatch)
+    assert sizes == [4] and switch is not None and 5 < switch < 100  # neither at the start nor after the warm-up
+    advance = Chains.advance
+    for stop in (switch - 2, switch + 3, 120):
+
+        def dies(self, state, iteration, generator, stop=stop):
+            if iteration == stop:
+                raise ArithmeticError
+            return advance(self, state, iteration, generator)
+
+        path = tmp_path / f"state-{stop}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Chains, "advance", dies)
+            with pytest.raises(ArithmeticError):
+                bk.sample(exact.get("linreg10").target(), **settings, checkpoint=path, checkpoint_seconds=0)
+        resumed = bk.sample(exact.get("linreg10").target(), **settings, checkpoint=path)
+        assert torch.equal(resumed.unconstrained, whole.unconstrained), stop
+        assert (
+            torch.equal(resumed.log_likelihood, whole.log_likelihood) and resumed.num_gradients == whole.num_gradients
+        )
+
+
+def test_cheap_runs_are_not_compiled_and_temperatures_are_alike(monkeypatch):
+    sizes = compiling_shows(monkeypatch, 1e3)
+    assert switch_of(exact.get("linreg10").target(), SMALL, monkeypatch)[1] is None and not sizes
+    sizes = compiling_shows(monkeypatch, 0.05)
+    sample_ladder(exact.get("linreg10").target(), 4, 3, 60, 40, exchange=True, progress=False)
+    assert sizes == [12]

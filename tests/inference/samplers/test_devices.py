@@ -236,21 +236,24 @@ def test_nuts_looks_only_to_see_whether_any_tree_still_grows(target, metric, max
 def test_warm_up_looks_once_at_most(target, kernel, reads, metric):
     """HMC's number of leapfrogs is a loop of the host; else a kernel is made anew at each step without a look.
 
-    Nor do the ends of windows look, where metrics are learnt.
+    The ends of windows, where metrics are learnt, look once more: at the gradients so far, from which follows whether
+    to compile.
     """
     adaptation = Adaptation(kernel, 40, metric=metric)
+    ends = [*adaptation._windows()[1], 40]
     with transfers():
         state = adaptation.init(target, zeros(16, 3), generator=_DeviceGenerator())
-    for _ in range(40):
+    for i in range(40):
         *found, state = counted(adaptation, target, state)
-        assert found == [reads, 0]
+        assert found == [reads + (i + 1 in ends), 0]
 
 
 def test_exchanges_look_at_nothing(target):
-    """The one look a warm-up step is that of HMC; prior draws come from the host a block at a time."""
+    """The looks of a warm-up are those of its steps and windows; prior draws come from the host a block at a time."""
     beta, place = zeros(12), zeros(4, 4, dtype=torch.int64)
     chains = Chains(target, Adaptation(HMC(beta=beta), 20, num_groups=3, metric="diagonal"), RunSettings(12, 20, 60))
     tempering = Tempering(chains, PriorDraws(target, 4, seed=0))
+    ends = [*chains.adaptation._windows()[1], 20]
     with transfers():
         adapting = chains.adaptation.init(target, zeros(12, 3), generator=_DeviceGenerator())
     state = TemperingState(adapting, place, place, place[0])
@@ -258,7 +261,7 @@ def test_exchanges_look_at_nothing(target):
         with transfers() as count:
             state, _ = tempering.advance(state, i, _DeviceGenerator())
         # After warm-up the kernel is tuned a last time, and kept.
-        assert count == {"reads": int(i <= 20), "writes": int(i % BLOCK == 0)}
+        assert count == {"reads": (i <= 20) + (i + 1 in ends), "writes": int(i % BLOCK == 0)}
 
 
 @pytest.mark.parametrize(("num_steps", "num_moves"), [(1, 1), (3, 5)])

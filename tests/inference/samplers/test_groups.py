@@ -121,7 +121,7 @@ class Mortal(HMC):
     dies_at: int = 0
 
     def step(self, target, state, *, generator):
-        if self.log and self.num_steps != 1.0:  # one-step trajectories look for a step size
+        if self.log:
             with open(self.log, "a", encoding="utf-8") as file:
                 file.write(".")
             if Path(self.log).stat().st_size == self.dies_at:

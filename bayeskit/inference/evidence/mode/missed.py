@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bayeskit._climbing import climb
 from bayeskit._statistics import weight_effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.evidence.mode.climbing import climb
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.inference.evidence.modes import posterior
 from bayeskit.target import Target

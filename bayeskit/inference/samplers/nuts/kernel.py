@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit._evaluation import COMPILE_AFTER_SECONDS
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.hmc import HMCState, require_positive_step, require_temperature
 from bayeskit.inference.samplers.metric import Metric
@@ -21,6 +20,7 @@ LEAVES_PER_LOOK = {"cpu": 1}  # leapfrog steps between two looks at whether any 
 LEAVES_PER_LOOK_ELSEWHERE = 8  # where a look waits for the device
 MAX_COMPILED_SIZE = 1024  # of n * d: beyond, arithmetic costs more than the overhead of calling it
 SECONDS_PER_LEAF = 1.5e-4  # of bookkeeping that is not compiled
+COMPILE_SECONDS = 8.0  # that compiling it takes
 
 
 class NUTSInfo(NamedTuple):
@@ -55,7 +55,7 @@ class NUTS:
     max_energy_error : float, default 1000
         A larger error of the Hamiltonian counts as a divergence and ends the trajectory.
     planned_calls : int, default 1
-        Gradient calls planned in all, from which follows whether to compile.
+        Gradient calls still to come, from which follows whether to compile.
 
     Notes
     -----
@@ -166,7 +166,7 @@ class NUTS:
         metric = Metric(metric.factor.to(position), metric.is_dense)
         wanted = target.compile
         if wanted == "auto":
-            wanted = self.planned_calls * SECONDS_PER_LEAF > COMPILE_AFTER_SECONDS
+            wanted = self.planned_calls * SECONDS_PER_LEAF > COMPILE_SECONDS
         if wanted and position.numel() <= MAX_COMPILED_SIZE:
             form = (metric.factor.shape, metric.is_dense, *position.shape, position.dtype, position.device)
             moves = compiled_moves(*form, self.max_depth, self.max_energy_error)

@@ -83,8 +83,8 @@ class MinibatchEngine:
             return torch.no_grad()(self._with_gradient)
         call: Callable[..., tuple[Tensor, ...]] = graph
         # The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
-        seconds = num_calls * _evaluation.cost(graph).seconds(1)
-        if compile is True or (compile == "auto" and seconds > _evaluation.COMPILE_AFTER_SECONDS):
+        cost = _evaluation.cost(graph)
+        if compile is True or (compile == "auto" and num_calls * cost.seconds(1) > cost.compile_seconds):
             call = _evaluation.compile_graph(graph, *example)
 
         def estimate(u: Tensor, rows: Tensor) -> Evaluation:

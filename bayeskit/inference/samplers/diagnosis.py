@@ -1,0 +1,165 @@
+"""What is wrong with posterior draws, where, why, and what would help."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayeskit._statistics import effective_sample_size, r_hat
+from bayeskit.draws import Draws
+
+MAX_R_HAT = 1.05
+ENOUGH_TO_JUDGE = 200  # draws of a chain
+ENOUGH_TO_COUNT = 2000  # draws in all, of which a tenth, or 400, should be effective
+EFFECTIVE, EFFECTIVE_SHARE = 400, 0.1
+GATHERED = 4.0  # standard errors that divergences lie off, before a place is named
+AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
+FUNNEL = 0.3  # correlation of a coordinate with the mean logarithm of the lengths of the others' moves
+SEPARATE = 4.0  # standard deviations between the means of chains in different modes
+LOST = 20.0  # log density, beyond the dimension, that a chain which is not at home lacks
+AT_AN_END, NEAR = 16.0, 1e-5  # an unconstrained value that is as good as an end, and how near that is
+FEWEST = 3  # coordinates of a funnel
+
+
+def problems(draws: Draws, max_steps: int) -> list[str]:
+    """Return a sentence for each problem: what was seen, where, the likely cause and its remedy.
+
+    Parameters
+    ----------
+    draws : Draws
+        Of the posterior.
+    max_steps : int
+        Leapfrog steps at which warm-up stops to lengthen trajectories.
+    """
+    found = _divergences(draws)
+    x = draws.unconstrained
+    alive = draws.log_density.isfinite().all(1)  # a lost chain has a warning of its own
+    x = x[alive]
+    if len(x) < 2 or draws.num_draws < ENOUGH_TO_JUDGE:
+        return found
+    by_coordinate = x.movedim(-1, 0)
+    disagreement = r_hat(by_coordinate)
+    worst = int(disagreement.nan_to_num(nan=torch.inf).argmax())
+    if not float(disagreement[worst]) <= MAX_R_HAT:
+        seen = f"the chains disagree (R-hat {float(disagreement[worst]):.2f} > {MAX_R_HAT}, in {_name(draws, worst)})"
+        cause = _of_disagreement(draws, alive, worst) or _of_slowness(draws, x, worst, max_steps)
+        return [*found, f"{seen}, so these are not draws from one posterior; {cause}"]
+    effective = effective_sample_size(by_coordinate)
+    worst, total = int(effective.argmin()), x.shape[0] * x.shape[1]
+    if total >= ENOUGH_TO_COUNT and float(effective[worst]) < min(EFFECTIVE, EFFECTIVE_SHARE * total):
+        seen = f"of {total} draws only {float(effective[worst]):.0f} are effective for {_name(draws, worst)}"
+        found.append(f"{seen}; {_of_slowness(draws, x, worst, max_steps)}")
+    return found
+
+
+def _divergences(draws: Draws) -> list[str]:
+    diverging = draws.sample_stats["diverging"].bool()
+    count = int(diverging.sum())
+    if not count:
+        return []
+    seen = (
+        f"{count} of {draws.num_chains * draws.num_draws} transitions diverged, so parts of the posterior may be "
+        "missed; "
+    )
+    x = draws.unconstrained
+    everywhere = x.flatten(0, 1)
+    off = (x[diverging].mean(0) - everywhere.mean(0)) / everywhere.std(0) * math.sqrt(count)
+    place = int(off.abs().nan_to_num(nan=0.0).argmax())
+    if float(off[place].abs()) <= GATHERED:
+        return [seen + "raise target_acceptance or reparameterise the model"]
+    side = "small" if off[place] < 0 else "large"
+    return [
+        f"{seen}they gather where {_name(draws, place)} is {side}, as in the neck of a funnel; raise "
+        "target_acceptance, or write what it is the scale of as location + scale * standard normal"
+    ]
+
+
+def _of_disagreement(draws: Draws, alive: Tensor, worst: int) -> str | None:
+    """Return what keeps chains apart for good: their starts, a period, or modes."""
+    x, density = draws.unconstrained[alive], draws.log_density[alive]
+    level = density.median(1).values
+    lost = level < level.max() - LOST - x.shape[-1]
+    if bool(lost.any()):
+        chains = alive.nonzero().flatten()[lost].tolist()
+        away = (x[lost].mean((0, 1)) - x[~lost].mean((0, 1))).abs() / x[~lost].std((0, 1))
+        place = _name(draws, int(away.nan_to_num(nan=0.0).argmax()))
+        return (
+            f"chains {chains} have not come home from their start, by {float(level.max() - level.min()):.3g} of log "
+            f"density and farthest in {place}; narrow its prior, bring its scale near one, or pass initial="
+        )
+    if _repeats(draws, x[:, -1], worst):
+        return (
+            f"{_name(draws, worst)} is an angle, and chains stay on different sides of where its turns meet; take it "
+            "about another direction, or write it as the direction of a point, as dist.ProjectedNormal does"
+        )
+    means, width = x[..., worst].mean(1).sort().values, x[..., worst].std(1).median()
+    if float(means.diff().max()) > SEPARATE * float(width):
+        places = ", ".join(f"{float(m):.3g}" for m in means)
+        return (
+            f"they stay at {places}, in several modes; use sample_ladder with exchange=True, or sample_smc, or order "
+            "what can be exchanged"
+        )
+    return None
+
+
+def _repeats(draws: Draws, points: Tensor, place: int) -> bool:
+    """Tell whether a coordinate is an angle: between -pi and pi, or with the same density one turn further on."""
+    target = draws.target
+    if target is None:
+        return False
+    ends = points[:1].repeat(2, 1)
+    ends[:, place] = torch.tensor([-AT_AN_END, AT_AN_END]).to(ends)
+    for site in target.sites:
+        if site.start <= place < site.stop and site.shape.numel() == site.stop - site.start:
+            low, high = target.constrain(ends)[site.name].reshape(2, -1)[:, place - site.start].tolist()
+            if abs(low + math.pi) < NEAR and abs(high - math.pi) < NEAR:
+                return True
+    turned = points.clone()
+    turned[:, place] += 2 * math.pi
+    both = target.evaluate(torch.cat([points, turned]), compiled=False)
+    here, there = (both[0] + both[1]).chunk(2)
+    rounding = 1e3 * torch.finfo(here.dtype).eps * here.abs().clamp(min=1.0)
+    return bool(((here - there).abs() <= rounding).all())
+
+
+def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
+    """Return what makes chains slow: a funnel, a scale, or nothing that can be told."""
+    funnel = _neck(x)
+    if funnel is not None:
+        return (
+            f"the spread of the others changes with {_name(draws, funnel)}, as in a funnel; write what it is the "
+            "scale of as location + scale * standard normal, raise target_acceptance, or run longer"
+        )
+    steps = draws.sample_stats.get("n_steps")
+    if steps is not None and float(steps.double().mean()) > AT_THE_LIMIT * max_steps:
+        return (
+            f"trajectories reach the limit of {max_steps} steps, as {_name(draws, worst)} varies on another scale "
+            "than the rest; centre and scale what it multiplies, raise num_warmup, or reparameterise the model"
+        )
+    return (
+        "run longer, raise num_warmup, or, if it has several modes, use sample_ladder with exchange=True, or sample_smc"
+    )
+
+
+def _neck(x: Tensor) -> int | None:
+    """Return the coordinate with which the length of the others' moves grows or shrinks, ``x (chains, draws, d)``."""
+    d = x.shape[-1]
+    if d < FEWEST:
+        return None
+    move, middle = (x[:, 1:] - x[:, :-1]).flatten(0, 1), (0.5 * (x[:, 1:] + x[:, :-1])).flatten(0, 1)
+    moved = (move != 0).all(-1)  # rejected proposals tell nothing
+    logs = (move[moved].abs() / x.flatten(0, 1).std(0)).log()
+    others = (logs.sum(-1, keepdim=True) - logs) / (d - 1)
+    pairs = torch.stack([middle[moved].T, others.T])  # (2, d, moves)
+    centred = pairs - pairs.mean(-1, keepdim=True)
+    tied = (centred[0] * centred[1]).mean(-1) / centred.square().mean(-1).sqrt().prod(0)
+    tied = tied.abs().nan_to_num(nan=0.0)
+    place = int(tied.argmax())
+    return place if float(tied[place]) > FUNNEL else None
+
+
+def _name(draws: Draws, place: int) -> str:
+    names = () if draws.target is None else draws.target.names
+    return repr(names[place]) if place < len(names) else f"coordinate {place}"

@@ -1,0 +1,134 @@
+"""Starts that come home: from where each chain begins along its own climb to where most of the posterior's mass is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit._climbing import Curvature, Objective, Place, ascent
+from bayeskit._evaluation import tempered
+from bayeskit.target import Target
+
+MAX_CLIMB = 150  # gradients of a chain
+PLACES = 48  # of each climb, at which a normal approximation is looked at
+DRAWS = 5  # from each of them
+MAX_MEMORY = 40  # steps that tell of the curvature
+MAX_DENSE = 128  # dimensions up to which the covariance is given in full
+MAX_CHAINS = 64  # whose covariances are averaged
+VARIANCE_DRAWS = 100
+
+
+class Start(NamedTuple):
+    """Where chains start, and what the climbs have shown of the posterior's shape."""
+
+    position: Tensor  # (n, d)
+    covariance: Tensor | None  # (d, d), or variances (d,) in many dimensions; None where no chain found a home
+    num_gradients: int
+
+
+def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, generator: torch.Generator) -> Start:
+    """Take each chain to a draw from the best normal approximation on its way uphill.
+
+    Every chain climbs by L-BFGS from its own point. Curvature seen on the way gives a normal approximation at each
+    place; a few draws from it measure its evidence lower bound, and the chain starts at one of the draws from the best.
+    That is neither the mode, which in many dimensions is far from all draws and in a funnel infinitely high,
+    nor a place shared by all chains: chains that climb different hills stay on them. A chain with no
+    place better than its point keeps it.
+
+    Parameters
+    ----------
+    target : Target
+    points : Tensor
+        Shape ``(n, d)``.
+    beta : Tensor
+        Inverse temperatures, ``(n,)``.
+    scale : Tensor
+        Rough unit of each coordinate, ``(d,)``.
+    generator : torch.Generator
+
+    References
+    ----------
+    Zhang, L., Carpenter, B., Gelman, A., Vehtari, A. (2022). Pathfinder: parallel quasi-Newton variational
+    inference. Journal of Machine Learning Research 23, 1-49.
+    """
+    n, d = points.shape
+    evaluate = target.evaluator(n)
+
+    def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+        found = evaluate(u, beta)
+        return found.log_density, found.gradient
+
+    objective = Objective(lambda u: value_and_gradient(u)[0], value_and_gradient)
+    memory = min(MAX_MEMORY, max(12, 2 * d))
+    path = list(ascent(objective, points, MAX_CLIMB, scale, memory))
+    spent = path[-1].num_evaluations
+    draws, bound, num_drawn = _approximations(target, path, beta, scale, generator)
+    best = bound.max(0)
+    home = best.values.isfinite()
+    chosen = torch.where(home, best.indices, 0)
+    # The median, so that no chain starts in a tail, nor all of them at the top.
+    ours = draws[chosen, :, torch.arange(n, device=chosen.device)]  # (n, DRAWS, d)
+    middle = _density(target, ours, beta.unsqueeze(-1)).argsort(-1)[:, DRAWS // 2]
+    ours = ours[torch.arange(n, device=chosen.device), middle]
+    position = torch.where(home.unsqueeze(-1), ours, points)
+    return Start(position, _covariance(path, chosen, home, scale, generator), spent + num_drawn + n * DRAWS)
+
+
+def _approximations(
+    target: Target, path: list[Place], beta: Tensor, scale: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor, int]:
+    """Return draws ``(L, DRAWS, n, d)`` from normal approximations and their lower bounds ``(L, n)``, and the cost.
+
+    Minus infinity stands where there is none: where a climb rests, or knows no curvature, or need not be looked at.
+    """
+    moved = torch.stack([place.moved & (place.curvature.ratio > 0) for place in path])  # (L, n)
+    number = moved.long().cumsum(0)
+    count = number[-1].clamp(min=1)
+    # Evenly spread over the places of each climb, the last one among them.
+    looked = moved & ((number * PLACES) // count > ((number - 1) * PLACES) // count)
+    like = path[0].position
+    draws = like.new_zeros(len(path), DRAWS, *like.shape)
+    bound = like.new_full(looked.shape, -torch.inf)
+    for step, (place, wanted) in enumerate(zip(path, looked, strict=True)):
+        rows = wanted.nonzero().flatten()
+        if not len(rows):
+            continue
+        curvature = place.curvature.of(rows)
+        # About the place itself: Newton's step from it, as in the paper, leads out of funnels.
+        draws[step, :, rows] = place.position[rows] + scale * curvature.draws(DRAWS, generator)
+        bound[step, rows] = 0.5 * curvature.log_determinant()
+    where = bound.isfinite()
+    at = draws.movedim(1, 2)[where]  # (k, DRAWS, d)
+    if len(at):
+        power = beta.expand(where.shape)[where].unsqueeze(-1)
+        mean = _density(target, at, power).mean(-1)
+        bound[where] = (bound[where] + mean).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+    return draws, bound, len(at) * DRAWS
+
+
+def _density(target: Target, u: Tensor, beta: Tensor) -> Tensor:
+    """Return tempered log densities, ``(*batch, d) -> (*batch)``, minus infinity where there is none."""
+    value = tempered(*target.evaluate(u, compiled=False), beta)
+    return torch.where(value.isfinite(), value, -torch.inf)
+
+
+def _covariance(
+    path: list[Place], chosen: Tensor, home: Tensor, scale: Tensor, generator: torch.Generator
+) -> Tensor | None:
+    """Return the mean covariance of the approximations that the chains chose, ``(d, d)``, or variances, ``(d,)``."""
+    d = len(scale)
+    rows = home.nonzero().flatten()[:MAX_CHAINS]
+    if not len(rows):
+        return None
+    total = scale.new_zeros((d, d) if d <= MAX_DENSE else (d,))
+    for step in chosen[rows].unique().tolist():
+        curvature: Curvature = path[step].curvature.of(rows[chosen[rows] == step])
+        if d <= MAX_DENSE:
+            identity = torch.eye(d, dtype=scale.dtype, device=scale.device)
+            total += curvature.times(identity.unsqueeze(1).expand(d, len(curvature.ratio), d)).sum(1)
+        else:
+            total += curvature.draws(VARIANCE_DRAWS, generator).square().mean(0).sum(0)
+    mean = total / len(rows)
+    return scale[:, None] * mean * scale if d <= MAX_DENSE else scale.square() * mean

@@ -1,0 +1,119 @@
+"""Problems of draws are named by place, cause and remedy."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit.errors import SamplingWarning
+from bayeskit.inference.samplers.diagnosis import problems
+
+DOUBLE = torch.float64
+
+
+def target_of(names, density=None):
+    """A target whose coordinates have these names."""
+
+    def model():
+        values = [pyro.sample(name, dist.Normal(torch.zeros((), dtype=DOUBLE), 1.0)) for name in names]
+        pyro.factor("rest", 0 * values[0] if density is None else density(*values))
+
+    return bk.Target.from_pyro(model)
+
+
+def draws_of(x, target=None, log_density=None, diverging=None, steps=4):
+    shape = x.shape[:2]
+    level = torch.zeros(shape, dtype=DOUBLE) if log_density is None else log_density
+    stats = {
+        "diverging": torch.zeros(shape, dtype=torch.bool) if diverging is None else diverging,
+        "n_steps": torch.full(shape, steps),
+    }
+    return bk.Draws(x, level, torch.zeros(shape, dtype=DOUBLE), torch.ones(len(x), dtype=DOUBLE), stats, target=target)
+
+
+@pytest.fixture
+def noise():
+    return torch.randn(4, 500, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return target_of(["mean", "scale", "slope"])
+
+
+def sticky(noise, place, factor=0.99):
+    """Autoregressive draws of one coordinate."""
+    x = noise.clone()
+    for t in range(1, x.shape[1]):
+        x[:, t, place] = factor * x[:, t - 1, place] + math.sqrt(1 - factor**2) * noise[:, t, place]
+    return x
+
+
+def test_good_draws_have_no_problem(noise, target):
+    assert problems(draws_of(noise, target), 256) == []
+
+
+def test_divergences_are_placed_where_they_gather(noise, target):
+    x = noise.clone()
+    deep = x[..., 1] < -1.8
+    (said,) = problems(draws_of(x, target, diverging=deep), 256)
+    assert said.startswith(f"{int(deep.sum())} of 2000 transitions diverged")
+    assert "they gather where 'scale' is small" in said and "location + scale * standard normal" in said
+    anywhere = torch.zeros_like(deep)
+    anywhere[:, ::100] = True
+    (said,) = problems(draws_of(x, target, diverging=anywhere), 256)
+    assert "gather" not in said and "raise target_acceptance" in said
+
+
+def test_a_chain_that_did_not_come_home_is_told_from_a_mode(noise, target):
+    x = noise.clone()
+    x[2, :, 2] += 50.0
+    (said,) = problems(draws_of(x, target), 256)
+    assert "R-hat" in said and "in 'slope'" in said and "several modes; use sample_ladder with exchange=True" in said
+    level = torch.zeros(4, 500, dtype=DOUBLE)
+    level[2] = -1e5
+    (said,) = problems(draws_of(x, target, level), 256)
+    assert "chains [2] have not come home from their start" in said and "farthest in 'slope'" in said
+
+
+def test_an_angle_is_known_by_its_density():
+    target = target_of(["angle", "slope"], lambda angle, slope: 3 * angle.cos() + 0.5 * angle.square())
+    x = 0.5 * torch.randn(4, 500, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    x[:2, :, 0] += 2 * math.pi
+    (said,) = problems(draws_of(x, target), 256)
+    assert "'angle' is an angle" in said and "dist.ProjectedNormal" in said
+    other = target_of(["angle", "slope"])
+    assert "several modes" in problems(draws_of(x, other), 256)[0]
+
+
+def test_slow_chains_are_told_from_funnels_and_from_trajectories_at_the_limit(noise, target):
+    slow = sticky(noise, 0)
+    (said,) = problems(draws_of(slow, target), 256)
+    assert "'mean'" in said and "run longer" in said and "funnel" not in said
+    (said,) = problems(draws_of(slow, target, steps=250), 256)
+    assert "limit of 256 steps" in said and "'mean' varies on another scale" in said
+    neck = sticky(noise, 1)
+    neck[..., [0, 2]] *= (2 * neck[..., 1:2]).exp()
+    (said,) = problems(draws_of(neck, target), 256)
+    assert "changes with 'scale', as in a funnel" in said
+
+
+def test_few_draws_are_not_judged(noise, target):
+    assert problems(draws_of(sticky(noise, 0)[:, :150], target), 256) == []
+
+
+def test_a_sampler_says_it_on_the_line_of_its_caller():
+    """An angle at pi: half of the prior draws begin on the other side, and stay there."""
+
+    def model():
+        angle = pyro.sample("angle", dist.VonMises(torch.tensor(math.pi - 0.2, dtype=DOUBLE), 30.0))
+        pyro.factor("data", 20 * (angle - math.pi).cos())
+
+    target = bk.Target.from_pyro(model)
+    start = torch.tensor([[3.1], [-3.1], [3.0], [-3.0]], dtype=DOUBLE)
+    with pytest.warns(SamplingWarning, match="'angle' is an angle, and chains stay") as said:
+        bk.sample(target, num_warmup=50, num_samples=200, initial=start, progress=False)
+    assert said[0].filename == __file__

@@ -1,0 +1,175 @@
+"""Starts: normal approximations along climbs, and where chains go by them."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy.stats import chi2, norm
+
+import bayeskit as bk
+from bayeskit._climbing import Curvature, Objective, ascent, climb
+from bayeskit._torch import new_generator
+from bayeskit.inference.samplers.pathfinder import pathfinder
+
+DOUBLE = torch.float64
+FAILURE_RATE = 1e-5
+
+
+def normal_target(mean, covariance):
+    precision, d = torch.linalg.inv(covariance), len(mean)
+    constant = -0.5 * torch.logdet(2 * math.pi * covariance)
+
+    def log_likelihood(u):
+        return constant - 0.5 * (((u - mean) @ precision) * (u - mean)).sum(-1)
+
+    return bk.Target.from_functions(lambda u: 0 * u.sum(-1), log_likelihood, d)
+
+
+def pairs_of(precision, n, count, generator):
+    """Steps and what they show of a quadratic, the third useless to the second climb."""
+    result = []
+    for k in range(count):
+        step = torch.randn(n, len(precision), generator=generator, dtype=DOUBLE)
+        bend = step @ precision
+        weight = 1 / (step * bend).sum(-1)
+        if k == 2:
+            weight = weight * torch.tensor([1.0, 0.0] + [1.0] * (n - 2), dtype=DOUBLE)
+        result.append((step, bend, weight))
+    return tuple(result)
+
+
+def dense_inverse(ratio, pairs, row):
+    """BFGS updates of the inverse Hessian as matrices."""
+    d = pairs[0][0].shape[1]
+    identity = torch.eye(d, dtype=DOUBLE)
+    inverse = ratio * identity
+    for step, bend, weight in pairs:
+        s, y, w = step[row], bend[row], weight[row]
+        left = identity - w * torch.outer(s, y)
+        inverse = left @ inverse @ left.T + w * torch.outer(s, s)
+    return inverse
+
+
+@pytest.fixture
+def curved():
+    generator = new_generator(1)
+    root = torch.randn(5, 5, generator=generator, dtype=DOUBLE)
+    precision = root @ root.T + 0.1 * torch.eye(5, dtype=DOUBLE)
+    ratio = torch.tensor([0.5, 2.0, 1.0], dtype=DOUBLE)
+    return Curvature(ratio, pairs_of(precision, 3, 4, generator))
+
+
+def test_the_inverse_hessian_is_that_of_bfgs(curved):
+    vector = torch.randn(3, 5, generator=new_generator(2), dtype=DOUBLE)
+    for row in range(3):
+        exact = dense_inverse(curved.ratio[row], curved.pairs, row)
+        torch.testing.assert_close(curved.times(vector)[row], exact @ vector[row], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(curved.log_determinant()[row], torch.logdet(exact), rtol=1e-9, atol=1e-9)
+    some = curved.of(torch.tensor([2, 0]))
+    torch.testing.assert_close(some.log_determinant(), curved.log_determinant()[[2, 0]])
+
+
+def test_draws_have_the_covariance_of_the_inverse_hessian(curved):
+    """Squares along any direction, whitened by what they should be, are chi-square with one degree of freedom."""
+    count = 20_000
+    draws = curved.draws(count, new_generator(3))
+    directions = torch.randn(12, 5, generator=new_generator(4), dtype=DOUBLE)
+    scores = []
+    for row in range(3):
+        exact = dense_inverse(curved.ratio[row], curved.pairs, row)
+        along = draws[:, row] @ directions.T
+        relative = along.square().mean(0) / ((directions @ exact) * directions).sum(-1)
+        scores.append((relative - 1) / math.sqrt(2 / count))
+    assert float(torch.stack(scores).abs().max()) < norm.isf(FAILURE_RATE / 72), scores
+
+
+def test_a_climb_is_the_last_of_its_places():
+    hill = Objective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
+    start = torch.tensor([[1.0, 300.0], [-2.0, 5.0], [4.0, -80.0]], dtype=DOUBLE)
+    places = list(ascent(hill, start, 80))
+    ends, values, count = climb(hill, start)
+    assert torch.equal(places[-1].position, ends) and torch.equal(places[-1].value, values)
+    assert places[-1].num_evaluations == count == 3 * len(places)
+    assert not bool(places[0].moved.any()) and torch.equal(places[0].position, start)
+
+
+def test_chains_come_home_from_far_away_whatever_the_units():
+    """On a normal posterior the last approximation is exact: starts are draws from it, and the covariance is known."""
+    generator = new_generator(5)
+    d, n = 6, 40
+    scales = torch.tensor([1e-4, 1e-2, 1.0, 10.0, 1e3, 1e4], dtype=DOUBLE)
+    root = torch.randn(d, d, generator=generator, dtype=DOUBLE)
+    correlation = root @ root.T
+    correlation = correlation / correlation.diagonal().sqrt().outer(correlation.diagonal().sqrt())
+    covariance = scales[:, None] * correlation * scales
+    mean = 50 * scales
+    target = normal_target(mean, covariance)
+    points = 1000 * scales * torch.randn(n, d, generator=generator, dtype=DOUBLE)
+    start = pathfinder(target, points, torch.ones(n, dtype=DOUBLE), 300 * scales, generator)
+    distance = ((start.position - mean) @ torch.linalg.inv(covariance) * (start.position - mean)).sum(-1)
+    # Medians of a few draws: none lies further out than a draw may, and they do not all lie at the top.
+    assert float(distance.max()) < chi2.isf(FAILURE_RATE / n, d) and float(distance.min()) > 0.1
+    assert len(start.position.unique(dim=0)) == n
+    assert start.covariance is not None
+    # Curvature of the directions that a climb took last: within a factor of two on the whole.
+    whitened = torch.linalg.solve(covariance, start.covariance)
+    spread = torch.linalg.eigvals(whitened).real
+    assert 0.2 < float(spread.min()) and float(spread.max()) < 5
+
+
+def test_chains_climb_the_hill_that_they_stand_on():
+    def log_likelihood(u):
+        return torch.logaddexp(-0.5 * (u - 30).square().sum(-1), -0.5 * (u + 30).square().sum(-1) - 3)
+
+    target = bk.Target.from_functions(lambda u: 0 * u.sum(-1), log_likelihood, 2)
+    points = torch.tensor([[25.0, 40.0], [-20.0, -33.0], [31.0, 12.0], [-40.0, -40.0]], dtype=DOUBLE)
+    scale = torch.full((2,), 10.0, dtype=DOUBLE)
+    start = pathfinder(target, points, torch.ones(4, dtype=DOUBLE), scale, new_generator(0))
+    assert torch.equal(start.position.sign(), points.sign())
+    assert float((start.position.abs() - 30).abs().max()) < 6
+
+
+def test_a_funnel_is_not_climbed_to_its_end():
+    """Neal's funnel grows without limit towards minus infinity, where there is no mass."""
+
+    def log_prior(u):
+        width = u[..., 0]
+        return -0.5 * (width / 3).square() - 0.5 * (u[..., 1:].square().sum(-1) * (-width).exp()) - 4.5 * width
+
+    target = bk.Target.from_functions(log_prior, lambda u: 0 * u.sum(-1), 10)
+    points = torch.randn(8, 10, generator=new_generator(6), dtype=DOUBLE)
+    start = pathfinder(target, points, torch.ones(8, dtype=DOUBLE), torch.ones(10, dtype=DOUBLE), new_generator(7))
+    assert float(start.position[:, 0].abs().max()) < 3 * norm.isf(FAILURE_RATE / 8)
+
+
+def test_points_without_a_slope_stay():
+    target = bk.Target.from_functions(lambda u: 0 * u.sum(-1), lambda u: 0 * u.sum(-1), 3)
+    points = torch.randn(4, 3, generator=new_generator(0), dtype=DOUBLE)
+    start = pathfinder(target, points, torch.ones(4, dtype=DOUBLE), torch.ones(3, dtype=DOUBLE), new_generator(0))
+    assert torch.equal(start.position, points) and start.covariance is None
+
+
+def test_an_ordinary_regression_with_wide_priors_comes_home():
+    """Intercept, a covariate far from zero and their priors a thousand wide: least squares is known."""
+    generator = new_generator(8)
+    x = 100 + 15 * torch.randn(200, generator=generator, dtype=DOUBLE)
+    design = torch.stack([torch.ones_like(x), x], -1)
+    y = 20 + 0.6 * x + 18 * torch.randn(200, generator=generator, dtype=DOUBLE)
+
+    def model():
+        beta = pyro.sample("beta", dist.Normal(torch.zeros(2, dtype=DOUBLE), 1000.0).to_event(1))
+        sigma = pyro.sample("sigma", dist.HalfCauchy(torch.tensor(2.5, dtype=DOUBLE)))
+        with pyro.plate("n", len(y)):
+            pyro.sample("y", dist.Normal(design @ beta, sigma), obs=y)
+
+    draws = bk.sample(bk.Target.from_pyro(model), seed=1, num_warmup=200, num_samples=500, progress=False)
+    fitted = torch.linalg.lstsq(design, y).solution
+    residual = float((y - design @ fitted).square().sum() / 198)
+    covariance = residual * torch.linalg.inv(design.T @ design)
+    beta = draws.values()["beta"]
+    # Prior and asymmetry of sigma move the mean by far less than a tenth of a standard deviation.
+    error = (beta.mean((0, 1)) - fitted) / covariance.diagonal().sqrt()
+    assert float(error.abs().max()) < 0.1 + norm.isf(FAILURE_RATE / 4) / math.sqrt(400)
+    assert float(draws.sample_stats["n_steps"].double().mean()) < 8
