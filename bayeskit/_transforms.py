@@ -308,3 +308,27 @@ def _inner(support: Any) -> Any:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support
+
+
+def inside(support: constraints.Constraint, value: Tensor) -> Tensor:
+    """Move what is rounded to an end of its support one unit of rounding away from it, ``(*shape) -> (*shape)``.
+
+    Twice the distance from the end that it has, or one unit where it has none. Everything else stays as it is.
+    """
+    inner, limits = _inner(support), torch.finfo(value.dtype)
+    if isinstance(inner, type(constraints.simplex)):
+        return torch.where(value <= 4 * limits.tiny, 2 * value.clamp(min=limits.tiny), value)
+    ends = {name: getattr(inner, f"{name}_bound") for name in ("lower", "upper") if hasattr(inner, f"{name}_bound")}
+    if not ends:
+        return value
+    bounds = {name: torch.as_tensor(end, dtype=value.dtype, device=value.device) for name, end in ends.items()}
+    width = bounds["upper"] - bounds["lower"] if len(bounds) == 2 else torch.zeros_like(value)
+    moved = torch.where(value.abs() >= limits.max / 4, 0.5 * value, value) if len(bounds) == 1 else value
+    for name, end in bounds.items():
+        distance = (value - end).abs()
+        # About zero numbers are dense, elsewhere they are a rounding apart.
+        unit = limits.eps * torch.maximum(end.abs(), width if name == "upper" else torch.zeros_like(end))
+        step = torch.maximum(distance, unit.clamp(min=limits.tiny))
+        near = distance <= 2 * unit.clamp(min=2 * limits.tiny)
+        moved = torch.where(near, value + step if name == "lower" else value - step, moved)
+    return moved

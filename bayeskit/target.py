@@ -409,6 +409,43 @@ class Target:
         result: tuple[Tensor] = self._map(lambda v: (density.log_jacobian(v),), self._checked(u))
         return result[0]
 
+    def rounding(self, u: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what the likelihood makes of values that are rounded to an end of their support.
+
+        A likelihood sees values, not coordinates: beyond a logit of 36 a probability is one, however far beyond. The
+        prior is right there, and so is a likelihood that tends to a limit. One that goes on to change is not.
+
+        Parameters
+        ----------
+        u : Tensor
+            Shape ``(*batch, d)``.
+
+        Returns
+        -------
+        change : Tensor
+            By how much the log likelihood changes when rounded values move one unit of rounding inside,
+            ``(*batch)``; zero where none is rounded, and for targets from functions.
+        rounded : dict of Tensor
+            By site, whether a value is rounded, ``(*batch)``, bool.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     p = pyro.sample("p", dist.Beta(0.1, 0.1))
+        ...     pyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> target = bk.Target.from_pyro(model, torch.tensor(0.0, dtype=torch.float64))
+        >>> change, rounded = target.rounding(torch.tensor([[3.0], [50.0]], dtype=torch.float64))
+        >>> change, rounded["p"]
+        (tensor([0.0000, 0.6931], dtype=torch.float64), tensor([False,  True]))
+        """
+        u = self._checked(u)
+        density = self._density
+        if not isinstance(density, PyroDensity):
+            return torch.zeros_like(u[..., 0]), {}
+        change, rounded = self._map(density.rounding, u)
+        return change, {site.name: rounded[..., i] for i, site in enumerate(self.sites)}
+
     @property
     def names(self) -> tuple[str, ...]:
         """A readable name for each unconstrained coordinate, such as ``theta[2]``."""

@@ -25,7 +25,7 @@ from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, uns
 from bayeskit._pyro.reader import Constants, Coordinate, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
 from bayeskit._tracing import UNTRACEABLE
-from bayeskit._transforms import bijection, is_misdeclared, support_of
+from bayeskit._transforms import bijection, inside, is_misdeclared, support_of
 from bayeskit._unconstrained import draw as draw_coordinate
 from bayeskit._unconstrained import log_density
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
@@ -248,7 +248,27 @@ class PyroDensity:
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(log_prior, log_likelihood)`` at one vector ``u`` of shape ``(dim,)``."""
-        records = self._run(self._from_vector(u))
+        return self._joint_of(u, self._from_vector(u))
+
+    def rounding(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how the log likelihood changes if rounded values move one unit inside, and which sites have any.
+
+        Shapes ``()`` and ``(len(sites),)``, bool.
+        """
+        supply, moved = self._from_vector(u), {}
+
+        def nudged(name: str, fn: Any) -> tuple[Tensor, Coordinate | None]:
+            value, coordinate = supply(name, fn)
+            new = inside(support_of(fn), value)
+            moved[name] = (new != value).any()
+            return new, coordinate
+
+        _, there = self._joint_of(u, nudged)
+        _, here = self.joint(u)
+        return there - here, torch.stack([moved[site.name] for site in self.sites])
+
+    def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
+        records = self._run(supply)
         absent = [s.name for s in self.sites if s.name not in records]
         if absent:
             raise unsteady(absent[0])

@@ -19,8 +19,8 @@ def unclamped(fn: Any, *, finite: bool = False) -> Any:
     gradients stay finite, too.
 
     torch raises probabilities to the rounding unit before it takes logarithms, so that these stay finite. Bernoulli,
-    Binomial, Categorical, OneHotCategorical and Multinomial are known, also repeated, masked or grouped; any other
-    distribution, and one that was given logits, is returned as it is.
+    Binomial, NegativeBinomial, Categorical, OneHotCategorical and Multinomial are known, also repeated, masked or
+    grouped; any other distribution, and one that was given logits, is returned as it is.
     """
     parts = vars(fn)
     if "base_dist" in parts and not hasattr(fn, "transforms"):
@@ -35,6 +35,8 @@ def unclamped(fn: Any, *, finite: bool = False) -> Any:
         probability = probability.clamp(limits.tiny, 1 - limits.eps / 2)
     if isinstance(fn, Categorical):
         return _changed(fn, logits=probability.log())
+    if isinstance(fn, torch.distributions.NegativeBinomial):
+        return _changed(fn, logits=probability.log() - torch.log1p(-probability))
     if isinstance(fn, torch.distributions.Bernoulli):
         return _Bernoulli(probability, validate_args=fn._validate_args)
     if isinstance(fn, torch.distributions.Binomial):

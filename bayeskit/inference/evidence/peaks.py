@@ -16,6 +16,7 @@ from bayeskit.inference.evidence.mode.missed import same_likelihood
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.rounding import rounding_problems
 from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.target import Target
 
@@ -99,8 +100,10 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_
     Returns
     -------
     Evidence
-        The search is counted in `num_evaluations`; `missed_share`, the largest share of the posterior that a peak
-        should have and its draws do not show, joins the diagnostics, NaN where there was no peak to weigh.
+        With a warning, too, where values rounded to an end of their support can move it, and their share among the
+        diagnostics as `rounded_share`. The search is counted in `num_evaluations`; `missed_share`, the largest share
+        of the posterior that a peak should have and its draws do not show, joins the diagnostics, NaN where there was
+        no peak to weigh.
 
     Examples
     --------
@@ -113,7 +116,12 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_
     """
     peaks = find_peaks(target, draws)
     last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
-    estimate = replace(estimate, warnings=(*estimate.warnings, *same_likelihood(draws.log_likelihood)))
+    rounded, share_rounded = rounding_problems(target, last.unconstrained, None, estimate.standard_error)
+    estimate = replace(
+        estimate,
+        warnings=(*estimate.warnings, *same_likelihood(draws.log_likelihood), *rounded),
+        diagnostics=estimate.diagnostics | {"rounded_share": share_rounded},
+    )
     worst, problems = math.nan, estimate.warnings
     if math.isfinite(estimate.log_evidence):
         for peak in peaks.found:

@@ -14,6 +14,7 @@ from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.inference.evidence.modes import posterior
+from bayeskit.inference.evidence.rounding import rounding_problems
 from bayeskit.target import Target
 
 #: Prior draws that are looked at; climbs from the best of them, from some of them, and from the heaviest draws.
@@ -48,7 +49,8 @@ def missed_mass(
     Draws that never saw a peak have weights as even as if there were none. So climbs start at the heaviest draws and
     at draws from the prior; what surrounds each end is weighed by draws of its own, and its mass over the estimate has
     to be the weighted share of the draws that lie there. And draws from the prior must not find more mass than the
-    error tells of where no draw of the proposal had as large a weight.
+    error tells of where no draw of the proposal had as large a weight. Values that are rounded to an end of their
+    support must not be able to move the estimate, either.
 
     Parameters
     ----------
@@ -85,7 +87,8 @@ def missed_mass(
         return [], 0
     log_weights = log_weights.double()
     starts = [x[log_weights.topk(min(NUM_HEAVY, len(x))).indices]]
-    problems, spent = [], 0
+    problems, _ = rounding_problems(target, x, log_weights, standard_error)
+    spent = 0
     if target.can_sample_prior:
         prior = target.sample_prior(PRIOR_DRAWS, new_generator(seed, stream="what weighted draws missed"))
         log_prior, log_likelihood = target.evaluate(prior)

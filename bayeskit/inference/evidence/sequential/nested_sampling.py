@@ -12,6 +12,7 @@ from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.mode.missed import same_likelihood
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.rounding import rounding_problems
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.nested.result import NestedRun
 from bayeskit.inference.samplers.nested.run import sample_nested
@@ -102,10 +103,13 @@ def nested_sampling(
         problems += hidden_peak(run)
         climbed = min(CLIMBERS, len(run.position)) * (CLIMBING_STEPS + 1)
     finite = run.log_likelihood[run.log_likelihood.isfinite()].to(target.dtype)
+    error = with_rounding(float(simulated.std()), finite)
+    rounded, diagnostics["rounded_share"] = rounding_problems(target, run.position, run.log_weights, error)
+    problems += rounded
     return Evidence(
         "nested_sampling",
         run.log_evidence,
-        with_rounding(float(simulated.std()), finite),
+        error,
         run.num_evaluations + climbed,
         tuple(problems),
         diagnostics,

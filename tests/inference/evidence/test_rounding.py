@@ -1,0 +1,96 @@
+"""Estimates are refused where values that are rounded to an end of their support can move them, and only there."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy.special import betaln
+
+import bayeskit as bk
+from bayeskit.inference import evidence
+from bayeskit.inference.evidence.rounding import rounding_problems
+
+F64 = torch.float64
+LIMIT = 4.42  # standard errors, at a failure rate of 1e-5
+
+
+def model(y, a):
+    p = pyro.sample("p", dist.Beta(torch.full((), a, dtype=y.dtype), torch.full((), a, dtype=y.dtype)))
+    with pyro.plate("n", len(y)):
+        pyro.sample("y", dist.Bernoulli(p), obs=y)
+
+
+def target_of(y, a, dtype=F64):
+    return bk.Target.from_pyro(model, torch.tensor(y, dtype=dtype), a, compile=False)
+
+
+def exact(y, a):
+    return float(betaln(a + sum(y), a + len(y) - sum(y)) - betaln(a, a))
+
+
+@pytest.mark.parametrize(("dtype", "a"), [(F64, 1e-16), (torch.float32, 1e-7)])
+def test_a_likelihood_that_goes_on_to_change_is_refused(dtype, a):
+    """Half of the prior lies where p is one, which has the probability of a rounding unit and should have none."""
+    found = evidence.naive_monte_carlo(target_of([1.0, 0.0], a, dtype), num_draws=2000)
+    (problem,) = [w for w in found.warnings if "rounded to an end" in w]
+    assert "'p'" in problem and "logits" in problem and not found.trusted
+
+
+def test_a_likelihood_with_a_limit_is_trusted():
+    y, a = [1.0, 1.0, 1.0], 0.05
+    found = evidence.naive_monte_carlo(target_of(y, a))
+    assert found.trusted and abs(found.log_evidence - exact(y, a)) < LIMIT * found.standard_error
+
+
+def test_posterior_draws_within_are_no_reason_to_refuse():
+    y, a = [1.0, 0.0], 0.01
+    target = target_of(y, a)
+    draws = bk.sample(target, num_warmup=200, num_samples=300, progress=False)
+    found = evidence.bridge_sampling(target, draws)
+    assert found.trusted and found.diagnostics["rounded_share"] == 0
+    assert abs(found.log_evidence - exact(y, a)) < LIMIT * found.standard_error
+
+
+def test_the_share_counts_weights():
+    target = target_of([0.0], 0.5)
+    points = torch.tensor([[0.0], [50.0], [60.0], [-800.0]], dtype=F64)
+    log_weights = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=F64).log()
+    problems, share = rounding_problems(target, points, log_weights, 0.1)
+    assert share == pytest.approx(0.5 * (0.25 + 0.15)) and len(problems) == 1  # log 2 a unit; none at p = 0
+    assert rounding_problems(target, points, log_weights, 0.21)[0] == []
+
+
+def scales(y):
+    scale = pyro.sample("scale", dist.InverseGamma(torch.tensor(1e-3, dtype=F64), torch.tensor(1.0, dtype=F64)))
+    share = pyro.sample("share", dist.Dirichlet(torch.full((3,), 1e-3, dtype=F64)))
+    place = pyro.sample("place", dist.Uniform(torch.tensor(2.0, dtype=F64), torch.tensor(5.0, dtype=F64)))
+    pyro.sample("y", dist.Normal(0.0, scale + place), obs=y)
+    pyro.sample("n", dist.Poisson(share[..., 1:].sum()), obs=torch.tensor(1.0, dtype=F64))
+
+
+@pytest.mark.parametrize(
+    ("u", "rounded"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], ()),
+        ([-720.0, 0.0, 0.0, 0.0], ("scale",)),
+        ([720.0, 0.0, 0.0, 0.0], ("scale",)),
+        ([0.0, 750.0, 0.0, 0.0], ("share",)),
+        ([0.0, 40.0, 0.0, 0.0], ()),  # the other pieces are small and known
+        ([0.0, 0.0, 0.0, 40.0], ("place",)),
+        ([0.0, 0.0, 0.0, -40.0], ("place",)),
+    ],
+)
+def test_ends_of_all_supports_are_seen(u, rounded):
+    target = bk.Target.from_pyro(scales, torch.tensor(0.3, dtype=F64), compile=False)
+    change, found = target.rounding(torch.tensor(u, dtype=F64))
+    assert tuple(name for name, value in found.items() if bool(value)) == rounded
+    assert change.isfinite() and (rounded or float(change) == 0)
+
+
+def test_a_target_of_functions_rounds_nothing():
+    target = bk.Target.from_functions(lambda u: -u.square().sum(-1), lambda u: 0 * u.sum(-1), 2)
+    change, rounded = target.rounding(torch.full((3, 2), 900.0, dtype=F64))
+    assert change.tolist() == [0.0] * 3 and rounded == {}
+    assert math.isfinite(float(change.sum()))
