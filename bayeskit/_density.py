@@ -10,9 +10,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from bayeskit._pyro import Site, tensors_in
+from bayeskit._evaluation import with_gradient_loop
+from bayeskit._pyro import Site, place_of, tensors_in
 from bayeskit._torch import validation_kept
-from bayeskit._tracing import UNTRACEABLE
+from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import BayeskitError, ModelError
 
 
@@ -104,4 +105,20 @@ def raise_if_broken(density: Density, u: Tensor) -> None:
         raise ModelError(
             f"the model runs, but its density cannot be evaluated: {error}; a loop over enumerated sites "
             "needs pyro.markov around its range"
+        ) from error
+
+
+def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
+    """Raise a typed error if the gradient at a single vector fails where the value does not."""
+    try:
+        with_gradient_loop(density.joint)(u.unsqueeze(0), torch.ones_like(u[:1]))
+    except BayeskitError:
+        raise
+    except UNTRACEABLE as error:
+        if isinstance(error, torch.linalg.LinAlgError):
+            return
+        raise ModelError(
+            f"the gradient of the model's density fails{place_of(error)}: {first_line(error)}; often a tensor was "
+            "changed in place after it was used: write x = x + y for x.add_(y), and torch.stack for assignments to "
+            "elements"
         ) from error

@@ -49,5 +49,39 @@ def as_numbers(name: str, value: Any) -> Tensor:
     return torch.from_numpy(np.array(array, order="C", copy=True, dtype=array.dtype.newbyteorder("=")))
 
 
+def arrays_as_tensors(data: Any) -> Any:
+    """Return arguments of a model with arrays and columns of tables as tensors, and everything else as it is.
+
+    An array that meets a tensor in arithmetic loses the gradient without a word.
+    """
+    if isinstance(data, (np.ndarray, np.number)) or hasattr(data, "to_numpy"):
+        try:
+            return as_numbers("data", data)
+        except DataError:
+            return data  # of strings, for example
+    return _within(arrays_as_tensors, data)
+
+
+def lists_as_tensors(data: Any) -> Any:
+    """Return arguments of a model with lists of numbers, nested ones too, as tensors."""
+    if isinstance(data, (list, tuple)) and data:
+        try:
+            return as_numbers("data", data)
+        except DataError:
+            pass
+    return _within(lists_as_tensors, data)
+
+
+def _within(function: Any, data: Any) -> Any:
+    """Apply a function to what plain containers hold; a container in which nothing changes is returned itself."""
+    if type(data) is dict:
+        changed: Any = {key: function(value) for key, value in data.items()}
+        return data if all(changed[key] is data[key] for key in data) else changed
+    if type(data) in (list, tuple):
+        changed = type(data)(function(value) for value in data)
+        return data if all(new is old for new, old in zip(changed, data, strict=True)) else changed
+    return data
+
+
 def _kind(value: Any, array: np.ndarray) -> str:
     return f"of type {type(value).__name__}" if array.ndim == 0 else f"an array of {array.dtype.name}"

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from bayeskit import _evaluation
 from bayeskit._batches import first_rows, gather, lift
-from bayeskit._density import Constrained, Density, FunctionDensity, fingerprint, raise_if_broken
+from bayeskit._density import (
+    Constrained,
+    Density,
+    FunctionDensity,
+    fingerprint,
+    raise_if_broken,
+    raise_if_not_differentiable,
+)
 from bayeskit._engine import Compile, Engine
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro import PyroDensity, Site, place_of
@@ -111,6 +118,8 @@ class Target:
         target = cls(density, batched=False, sample_prior=None, compile=compile)
         density.check_repeatable(new_generator(seed))
         target._loops = not target._can_be_batched(density, new_generator(seed))
+        if not target._loops:
+            density.check_parameters(new_generator(seed))
         return target
 
     @classmethod
@@ -176,14 +185,17 @@ class Target:
     def _can_be_batched(self, density: PyroDensity, generator: torch.Generator) -> bool:
         with global_stream(generator):
             probe = density.prior_vector({}).to(self.dtype).detach()
+        both = torch.stack([probe, probe])
         try:
-            torch.func.vmap(density.joint)(torch.stack([probe, probe]))
+            # With its gradient: what can be made a target can be sampled.
+            _evaluation.with_gradient(torch.func.vmap(density.joint))(both, torch.ones_like(both[:, 0]))
         except UNTRACEABLE as error:
             raise_if_broken(density, probe)
+            raise_if_not_differentiable(density, probe)
             warnings.warn(
                 f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
-                "many times slower; replace Python control flow on sampled values by torch.where, or the "
-                "distribution by one that can be batched",
+                "many times slower; replace Python control flow on sampled values by torch.where, what assigns to "
+                "elements by torch.stack, or the distribution by one that can be batched",
                 SlowModelWarning,
                 stacklevel=3,
             )

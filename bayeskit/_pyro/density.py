@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from bayeskit._enumeration import Enumeration, Factor, align, couplings, eliminate, pack, sum_product
-from bayeskit._pyro.batching import batchable_distributions
+from bayeskit._inputs import arrays_as_tensors, lists_as_tensors
+from bayeskit._pyro.batching import AugmentedAssignment, batchable_distributions
 from bayeskit._pyro.draws import draw
 from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, unsteady
+from bayeskit._pyro.parameters import DomainCheck
 from bayeskit._pyro.reader import Constants, Coordinate, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
 from bayeskit._tracing import UNTRACEABLE
@@ -46,6 +48,26 @@ class Site:
     stop: int
 
 
+def refuse_discrete(name: str, fn: Any, place: str = "") -> None:
+    """Refuse a latent site that has to be summed out, and nobody has said so.
+
+    Raises
+    ------
+    UnsupportedSiteError
+        With what to write instead.
+    """
+    if not fn.support.is_discrete:
+        return
+    raise UnsupportedSiteError(
+        f"site {name!r} is discrete{place}; "
+        + (
+            'mark it with infer={"enumerate": "parallel"} to have it summed out'
+            if fn.has_enumerate_support
+            else "its support is infinite, so integrate it out by hand or truncate it"
+        )
+    )
+
+
 class PyroDensity:
     """A Pyro model with its arguments, read as a density over one unconstrained vector.
 
@@ -64,11 +86,12 @@ class PyroDensity:
                 f"a Pyro model is a callable that calls pyro.sample; got {type(model).__name__}. "
                 "For plain densities use Target.from_functions"
             )
-        self._model, self._args, self._kwargs = model, args, kwargs
-        self.dtype, self.device = dtype_and_device((model, args, kwargs))
+        self._model = model
+        self._args, self._kwargs = arrays_as_tensors(args), arrays_as_tensors(kwargs)
+        self.dtype, self.device = dtype_and_device((model, self._args, self._kwargs))
         self._first_available_dim = -1
-        self._enumerates = False
-        records, drawn = self._prototype(generator)
+        self._enumerates = self._augments = False
+        records, drawn = self._first_prototype(generator)
         observed = {n: r for n, r in records.items() if r.kind == "observed"}
         seen = [r.value for r in observed.values()] + [r.log_prob for r in records.values() if r.kind == "latent"]
         dtype, device = dtype_and_device(seen, self.dtype, self.device)
@@ -81,7 +104,8 @@ class PyroDensity:
         self._enumerates = any(r.kind == "enumerated" for r in records.values())
         self._first_available_dim = -1 - depth
         self.observed_sites = tuple(observed)
-        self.data = [r.value for r in records.values() if r.kind == "observed"] + tensors_in((model, args, kwargs))
+        arguments = (model, self._args, self._kwargs)
+        self.data = [r.value for r in records.values() if r.kind == "observed"] + tensors_in(arguments)
         self._deterministic_shapes = {n: r.value.shape for n, r in records.items() if r.kind == "deterministic"}
         self.sites = self._layout(records, drawn)
         self.dim = self.sites[-1].stop if self.sites else 0
@@ -90,6 +114,25 @@ class PyroDensity:
         self._by_name = {s.name: s for s in self.sites}
 
     # -- building ---------------------------------------------------------------------------
+
+    def _first_prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
+        """Run the model with its arguments as they are, or else with lists of numbers as tensors."""
+        try:
+            return self._prototype(generator)
+        except ModelError:
+            args = tuple(lists_as_tensors(value) for value in self._args)
+            kwargs = {name: lists_as_tensors(value) for name, value in self._kwargs.items()}
+            pairs = zip((*args, *kwargs.values()), (*self._args, *self._kwargs.values()), strict=True)
+            if all(new is old for new, old in pairs):
+                raise
+            given = self._args, self._kwargs, self.dtype, self.device
+            self._args, self._kwargs = args, kwargs
+            self.dtype, self.device = dtype_and_device((self._model, args, kwargs))
+            try:
+                return self._prototype(generator)
+            except ModelError:
+                self._args, self._kwargs, self.dtype, self.device = given
+            raise
 
     def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
         """Run the model until a prior draw admits the data, whose support may depend on it."""
@@ -114,18 +157,21 @@ class PyroDensity:
             return self._draw(fn), None
 
         self._constants = Constants()
-        reader = Reader(draw, self._constants, first_run=True)
+        reader, augmented = Reader(draw, self._constants, first_run=True), AugmentedAssignment()
         try:
-            with global_stream(generator), self._globals(validate=True), reader:
+            with global_stream(generator), self._globals(validate=True), reader, augmented:
                 self._model(*self._args, **self._kwargs)
         except ModelError:
             raise
         except UNTRACEABLE as error:
             if isinstance(error, DataError):
                 raise
+            for name, fn in drawn.items():
+                refuse_discrete(name, fn, culprit(error))
             self._explain_nan_arguments()
             place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
             raise ModelError(f"running the model once failed {place}{culprit(error)}: {error}") from error
+        self._augments |= augmented.seen
         return reader.records, drawn
 
     def _check(self, records: dict[str, Record]) -> None:
@@ -168,15 +214,7 @@ class PyroDensity:
                 continue
             fn = drawn[record.name]
             try:
-                if fn.support.is_discrete:
-                    raise UnsupportedSiteError(
-                        f"site {record.name!r} is discrete; "
-                        + (
-                            'mark it with infer={"enumerate": "parallel"} to have it summed out'
-                            if fn.has_enumerate_support
-                            else "its support is infinite, so integrate it out by hand or truncate it"
-                        )
-                    )
+                refuse_discrete(record.name, fn)
                 transform = bijection(support_of(fn))
                 unconstrained = transform.inverse_shape(record.value.shape)
                 transform.inv(record.value)
@@ -218,7 +256,8 @@ class PyroDensity:
         reader = Reader(supply, self._constants)
         enumerating = self._enumerates and enumerate_sites
         outer = Enumeration(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
-        with self._globals(validate=False), batchable_distributions(), outer, reader:
+        augmented = AugmentedAssignment() if self._augments else nullcontext()
+        with self._globals(validate=False), batchable_distributions(), outer, reader, augmented:
             returned = self._model(*self._args, **self._kwargs)
         return reader.records, returned
 
@@ -302,6 +341,31 @@ class PyroDensity:
                 f"{float(second.sum()):.6g}: something random is left in it, such as a site behind poutine.block, "
                 "dropout, or torch.rand; make it a site, or fix it"
             )
+
+    def check_parameters(self, generator: torch.Generator) -> None:
+        """Refuse a model in which a draw from the prior takes a parameter, such as a scale, out of its domain."""
+        try:
+            vectors = self.prior_vectors(PROTOTYPE_DRAWS, generator, True)
+            check = DomainCheck()
+
+            def outside(u: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+                nonlocal check
+                with DomainCheck() as check:
+                    self._run(self._from_vector(u))
+                return list(check.excess.values()), list(check.values.values())
+
+            excess, values = torch.func.vmap(outside, chunk_size=self._prior_draws_at_once())(vectors)
+        except UNTRACEABLE:
+            return  # a model that cannot be batched is told elsewhere
+        for (name, parameter), far, value in zip(check.excess, excess, values, strict=True):
+            bad = far > 0
+            if bool(bad.any()):
+                raise ModelError(
+                    f"the {parameter} of site {name!r} leaves its domain{check.places[name]}: it is "
+                    f"{float(value[bad][0]):.4g} at {int(bad.sum())} of {len(bad)} draws from the prior; give what it "
+                    "depends on a prior of the right sign, such as HalfNormal or LogNormal for a scale, or transform "
+                    "it by exp() or sigmoid()"
+                )
 
     def _factors(
         self, records: dict[str, Record]

@@ -6,9 +6,14 @@ import copy
 from typing import Any
 
 import torch
+from pyro.distributions import ImproperUniform
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Distribution, LKJCholesky
+
+from bayeskit._transforms import bijection
+
+FLAT_DRAWS = 2.0
 
 
 def draw(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
@@ -17,8 +22,13 @@ def draw(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
     The correlation matrices of torch 2.13 and before, and with them those of Pyro, do not follow their density from
     dimension three on: the squared length of the off-diagonal part of row ``i`` of the factor, counted from zero,
     should be ``Beta(i / 2, ...)`` and is ``Beta(i - 1 / 2, ...)``. Here they are drawn anew, wherever in ``fn`` they
-    are wrapped; of any other distribution, these are its own draws.
+    are wrapped; of any other distribution, these are its own draws. A flat one has none: values of a plausible size,
+    uniform in the unconstrained coordinate, stand for them.
     """
+    if isinstance(fn, ImproperUniform):
+        transform = bijection(fn.support)
+        whole = torch.Size(shape) + transform.inverse_shape(fn.batch_shape + fn.event_shape)
+        return transform(2 * FLAT_DRAWS * torch.rand(whole) - FLAT_DRAWS)
     value: Tensor = mended(fn).sample(torch.Size(shape))
     return value
 

@@ -20,12 +20,15 @@ from bayeskit.errors import BayeskitError, ModelError
 
 def culprit(error: Exception) -> str:
     """Quote the user's own line that failed: a distribution is built before its site has a name."""
-    # Not the whole package: models of ours are a user's code like any other.
-    libraries = (*torch.__path__, *pyro.__path__, str(Path(__file__).parent))
     for frame in reversed(extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(libraries):
+        if not is_of_a_library(frame.filename):
             return f", in line {frame.lineno} of {frame.name} ({frame.line})"
     return ""
+
+
+def is_of_a_library(filename: str) -> bool:
+    """Whether a file is torch's, Pyro's or of this room; models of ours are a user's code like any other."""
+    return filename.startswith((*torch.__path__, *pyro.__path__, str(Path(__file__).parent)))
 
 
 def place_of(error: Exception) -> str:

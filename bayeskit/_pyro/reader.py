@@ -15,6 +15,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
+from bayeskit._inputs import as_numbers
 from bayeskit._pyro.batching import MaskedFill, naming
 from bayeskit._pyro.draws import draw
 from bayeskit._pyro.unclamped import unclamped
@@ -110,6 +111,8 @@ class Reader(Messenger):
                 "use a distribution with finite support"
             )
         if msg["is_observed"]:
+            if not isinstance(msg["value"], Tensor) and not is_deterministic(msg):
+                msg["value"] = as_numbers(f"the data of observed site {name!r}", msg["value"])
             if self.first_run and not is_deterministic(msg):
                 self._hide_masked_nan(msg)
             msg["value"] = self.constants.observed.get(name, msg["value"])
@@ -127,7 +130,7 @@ class Reader(Messenger):
 
     def _note_improper(self, msg: Any) -> None:
         name, layers = msg["name"], _layers(msg["fn"])
-        flat = any(getattr(fn, "is_improper", False) for fn in layers)
+        flat = any(isinstance(fn, ImproperUniform) or getattr(fn, "is_improper", False) for fn in layers)
         masks = [mask for fn in layers if (mask := vars(fn).get("_mask")) is not None]
         left_out = any(not bool(torch.as_tensor(mask).all()) for mask in masks)
         if flat or left_out or (msg["mask"] is False and not is_enumerated(msg)):
@@ -233,15 +236,10 @@ def _refuse_inexact_sum(msg: Any) -> None:
 
 
 def _refuse_improper(msg: Any) -> None:
-    """Refuse priors that do not integrate to one: no evidence exists under them."""
+    """Refuse what has no density, and priors that are scaled on purpose; a flat one may have a posterior."""
     if isinstance(_layers(msg["fn"])[-1], Delta):
         raise UnsupportedSiteError(
             f"latent site {msg['name']!r} is a Delta, which has no density; name its value by pyro.deterministic"
-        )
-    if isinstance(msg["fn"], ImproperUniform):
-        raise UnsupportedSiteError(
-            f"site {msg['name']!r} has an improper prior, under which no marginal likelihood exists; "
-            "give it a proper one"
         )
     scale = msg["scale"]
     if not (isinstance(scale, (int, float)) and scale == 1) and bool((torch.as_tensor(scale) != 1).any()):
