@@ -128,6 +128,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     )
 
 
+_FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 _FUNCTIONS = (
     "the likelihood is a function, so the evidence is relative to the constants in it; nothing can show one that was "
     "left out"
@@ -142,8 +143,8 @@ def _of_prior(
     if target.can_sample_prior:
         try:
             draws = target.sample_prior(2 * num_draws, seed).detach().to("cpu", torch.float64)
-        except (BayeskitError, NotImplementedError):
-            draws = None  # an improper prior has no draws
+        except _FAILURES:
+            draws = None  # an improper prior has none; whatever else went wrong, those who need draws will meet it
     if draws is not None:
         draws = draws[draws.isfinite().all(-1)]
         if len(draws) < num_draws:

@@ -245,7 +245,9 @@ def only_a_factor(y):
     ("make", "reason"),
     [
         (
-            lambda: bk.Target.from_functions(lambda u: -u.square().sum(-1), lambda u: u.sum(-1), 1),
+            lambda: bk.Target.from_functions(
+                lambda u: -u.square().sum(-1) - 0.5 * math.log(math.pi), lambda u: u.sum(-1), 1
+            ),
             "made from functions",
         ),
         (lambda: bk.Target.from_pyro(only_a_factor, Y), "'all' is one term for all data"),

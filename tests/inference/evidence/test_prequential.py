@@ -83,7 +83,7 @@ def test_the_sum_is_the_same_in_any_order(order, limit):
 
 def test_errors_are_right(limit, monkeypatch):
     unsearched = lambda estimate, *arguments, **settings: estimate  # noqa: E731
-    monkeypatch.setitem(prequential.__globals__, "with_missed_peak", unsearched)
+    monkeypatch.setitem(prequential.__wrapped__.__globals__, "with_missed_peak", unsearched)
     target, truth = bk.Target.from_pyro(coin, TOSSES[:3]), float(_succession(TOSSES[:3]).sum())
     scores = []
     for seed in range(24):
@@ -120,7 +120,7 @@ def test_one_site_comes_after_the_others(limit):
 
 def test_moves_that_forget_the_data_are_noticed(limit, monkeypatch):
     """The mutation: particles move as if nothing had been seen."""
-    data = prequential.__globals__["_Data"]
+    data = prequential.__wrapped__.__globals__["_Data"]
     seen = data.seen
     monkeypatch.setattr(data, "seen", lambda self, weights, n: seen(self, torch.zeros_like(weights), n))
     target, tosses = bk.Target.from_pyro(coin, torch.ones(16, dtype=F64)), torch.ones(16, dtype=F64)

@@ -17,6 +17,7 @@ from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
+from bayeskit.inference.evidence.posterior.normal_fit import normal_fit
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
@@ -29,7 +30,8 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     """Bridge between the posterior and a normal distribution fitted to it.
 
     The proposal is fitted, in unconstrained space, to the first half of each chain
-    and the bridge evaluated on the second half. The standard error is that of Micaletto
+    and the bridge evaluated on the second half. In more than 50 dimensions, of which
+    the draws know no covariance, it takes that of the curvature at their mean. The standard error is that of Micaletto
     and Vehtari: on the log scale, the variance of the numerator's independent terms
     plus the variance of the denominator's terms over their effective sample size.
 
@@ -90,12 +92,14 @@ class Halves(NamedTuple):
     draws : Draws
         Both halves of the chains that have a finite density.
     fitted : MultivariateNormal
-        With mean and covariance of the first half.
+        To the first half.
     unconstrained : Tensor
         The second half, ``(chains, draws, d)``.
     log_density : Tensor
         Of the second half, ``(chains, draws)``.
     num_proposals : int
+    num_evaluations : int
+        Spent on the fit.
     """
 
     draws: Draws
@@ -103,6 +107,7 @@ class Halves(NamedTuple):
     unconstrained: Tensor
     log_density: Tensor
     num_proposals: int
+    num_evaluations: int
 
 
 def halved(target: Target, draws: Draws, num_proposals: int | None) -> Halves:
@@ -120,16 +125,16 @@ def halved(target: Target, draws: Draws, num_proposals: int | None) -> Halves:
         num_proposals = whole_number("num_proposals", num_proposals, least=2)
     draws = finite_chains(draws)
     half = draws.num_draws // 2
-    fit = draws.unconstrained[:, :half].flatten(0, 1)
     d = target.dim
-    if half < 8 or len(fit) < 2 * d:
+    if half < 8 or half * draws.num_chains < 2 * d:
         raise DrawsError(
             f"{draws.num_chains} chains of {draws.num_draws} draws are too few to fit a {d}-dimensional proposal; "
             f"give at least 16 draws a chain and {4 * d} in all"
         )
     log_density = draws.log_prior[:, half:] + draws.log_likelihood[:, half:]
     count = num_proposals or log_density.numel()
-    return Halves(draws, _fit(fit), draws.unconstrained[:, half:], log_density, count)
+    fitted, spent = normal_fit(target, draws.unconstrained[:, :half])
+    return Halves(draws, fitted, draws.unconstrained[:, half:], log_density, count, spent)
 
 
 def bridged(
@@ -145,7 +150,7 @@ def bridged(
         Log unnormalised posterior minus log proposal at draws from the posterior, ``(chains, draws)``, and at draws
         from the proposal, ``(count,)``.
     num_evaluations : int
-        Evaluations of the density beside those of the draws.
+        Evaluations of the density beside those of the draws and of the fit.
     """
     # In double precision, where the iteration can converge whatever the model's own precision.
     posterior_ratio, proposal_ratio = posterior_ratio.to(torch.float64), proposal_ratio.to(torch.float64)
@@ -169,7 +174,7 @@ def bridged(
         method,
         log_z,
         with_rounding(math.sqrt(variance), halves.log_density),
-        halves.draws.num_gradients + num_evaluations,
+        halves.draws.num_gradients + halves.num_evaluations + num_evaluations,
         tuple(problems),
         diagnostics,
     )
@@ -185,17 +190,6 @@ def _relative_variance(terms: Tensor, effective: float) -> float:
     kurtosis = float(squares.square().mean() / squares.mean().square().clamp(min=torch.finfo(terms.dtype).tiny))
     own_error = math.sqrt(max(kurtosis - 1, 0.0) / effective)
     return float(terms.var() / terms.mean().square()) / effective * (1 + own_error)
-
-
-def _fit(x: Tensor) -> MultivariateNormal:
-    covariance = torch.cov(x.T).reshape(x.shape[1], x.shape[1])
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    if bool(failed) or not bool(factor.isfinite().all()):
-        raise DrawsError(
-            "the covariance of the draws is singular: a coordinate does not move, or two move as one; "
-            "check the chains and the model"
-        )
-    return MultivariateNormal(x.mean(0), scale_tril=factor, validate_args=False)
 
 
 def terms(posterior: Tensor, proposal: Tensor, log_z: float, effective: float) -> tuple[Tensor, Tensor]:
