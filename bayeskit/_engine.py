@@ -31,9 +31,12 @@ class Engine:
         ``(n, d) -> log_prior (n,), log_likelihood (n,)``.
     dim, dtype, device
         Of the vectors.
+    data_bytes : int, default 0
+        Size of the data that each call reads.
     """
 
-    def __init__(self, joint: Joint, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, joint: Joint, dim: int, dtype: torch.dtype, device: torch.device, data_bytes: int = 0) -> None:
+        self._data_bytes = data_bytes
         self._joint, self._dim, self._dtype, self._device = joint, dim, dtype, device
         self._eager: Evaluator | None = None
         self._cost: Cost | None = None
@@ -73,7 +76,8 @@ class Engine:
             u = torch.zeros(1, self._dim, dtype=self._dtype, device=self._device)
             try:
                 with one_thread():
-                    self._cost = Cost(*recorded(_evaluation.with_gradient(self._joint), u, torch.ones_like(u[:, 0])))
+                    evaluate = _evaluation.with_gradient(self._joint)
+                    self._cost = Cost(*recorded(evaluate, u, torch.ones_like(u[:, 0])), self._data_bytes)
             except UNTRACEABLE as error:
                 self._give_up(error)
                 self._cost = Cost(0, 2**20)
@@ -97,7 +101,9 @@ class Engine:
         return _evaluation.in_chunks(self._calls[key], num_vectors, chunk)
 
     def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
-        return _evaluation.trace(self._joint, num_vectors, self._dim, self._dtype, self._device)
+        graph = _evaluation.trace(self._joint, num_vectors, self._dim, self._dtype, self._device)
+        _evaluation.fold_constants(graph)
+        return graph
 
     def _give_up(self, error: Exception) -> Evaluator:
         if self._eager is None:

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,8 @@ Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A batched joint density: ``(n, d) -> log_prior (n,), log_likelihood (n,)``."""
 
 CHUNK_BYTES = 48 * 2**20
+CHUNK_OF_DATA = 8  # times the bytes of the data: beyond any cache, reading the data again costs more than intermediates
+MAX_FOLDED_BYTES = 2**27
 COMPILE_SECONDS, COMPILE_SECONDS_PER_NODE = 5.0, 0.01
 
 
@@ -57,14 +59,16 @@ Evaluator = Callable[[Tensor, Tensor], Evaluation]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one vector costs, read off its traced graph."""
+    """What one vector costs, read off its traced graph; ``data_bytes`` are read once a call, however many vectors."""
 
     num_nodes: int
     num_bytes: int
+    data_bytes: int = field(default=0, compare=False)
 
     def chunk_size(self, num_vectors: int) -> int:
         """Return how many vectors keep their intermediates within the budget, in equal powers of two."""
-        fitting = max(1, CHUNK_BYTES // max(self.num_bytes, 1))
+        budget = max(CHUNK_BYTES, CHUNK_OF_DATA * self.data_bytes)
+        fitting = max(1, budget // max(self.num_bytes, 1))
         if fitting >= num_vectors:
             return num_vectors
         return 1 << (fitting.bit_length() - 1)  # whole vector registers, no ragged tail in compiled loops
@@ -176,6 +180,54 @@ def _fold_masks(graph: GraphModule) -> None:
                 with graph.graph.inserting_before(node):
                     indices.append(graph.graph.get_attr(name))
         node.args = (node.args[0], indices, *node.args[2:])
+
+
+def fold_constants(graph: GraphModule) -> None:
+    """Compute once what a graph makes of its constants alone, such as ``2 * y - 1`` of the data ``y``.
+
+    What a later operation may change in place is left as it is.
+    """
+    changed: set[Node] = set()
+    for node in reversed(graph.graph.nodes):
+        if node in changed or (node.op == "call_function" and _is_mutable(node)):
+            changed.update(node.all_input_nodes)
+            changed.add(node)
+    values: dict[Node, Any] = {}
+    with torch.no_grad(), one_thread():
+        for node in graph.graph.nodes:
+            if node.op == "get_attr":
+                values[node] = getattr(graph, str(node.target))
+            elif _is_foldable(node) and node not in changed and all(i in values for i in node.all_input_nodes):
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    kept: set[Node] = set()  # still computed in each call
+    for node in reversed(graph.graph.nodes):
+        needed = any(user in kept or user not in values for user in node.users)
+        if node.op == "get_attr" or not needed:
+            continue
+        value = values.get(node)
+        size = value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+        if not isinstance(value, Tensor) or not value.is_contiguous() or size > MAX_FOLDED_BYTES:
+            kept.add(node)  # a view costs nothing
+            continue
+        name = f"_folded_{node.name}"
+        graph.register_buffer(name, value)
+        with graph.graph.inserting_before(node):
+            constant = graph.graph.get_attr(name)
+        constant.meta.update(node.meta)
+        node.replace_all_uses_with(constant)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _is_mutable(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or schema.is_mutable
+
+
+def _is_foldable(node: Node) -> bool:
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return node.op == "call_function" and not random and not _is_mutable(node)
 
 
 def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:

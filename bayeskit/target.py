@@ -74,7 +74,8 @@ class Target:
         self.dim, self.dtype, self.device = density.dim, density.dtype, density.device
         self.sites = density.sites
         self._loops = False
-        self._engine = Engine(self._joint_of_batch, self.dim, self.dtype, self.device)
+        data_bytes = sum(x.numel() * x.element_size() for x in density.data)
+        self._engine = Engine(self._joint_of_batch, self.dim, self.dtype, self.device, data_bytes)
 
     # -- making one -------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Constants:
     indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, readable in a loop and plain
     looped: set[str] = field(default_factory=set)  # plates that the model loops over
     improper: set[str] = field(default_factory=set)  # sites whose prior does not integrate to one
+    relaxed: set[str] = field(default_factory=set)  # observed sites of zeros and ones, whose data are in between
 
 
 class Indices(Tensor):
@@ -182,6 +183,13 @@ class Reader(Messenger):
             kind = "deterministic"
         else:
             kind = "observed" if msg["is_observed"] else "enumerated" if is_enumerated(msg) else "latent"
+            if (
+                self.first_run
+                and kind == "observed"
+                and fn.support.is_discrete
+                and bool((value != value.round()).any())
+            ):
+                self.constants.relaxed.add(name)
             mask = msg["mask"]
             if kind == "enumerated" or (kind == "latent" and isinstance(mask, Tensor)):
                 # Masked elements (padding, or the observed part of a partially observed site) reach no
@@ -193,7 +201,8 @@ class Reader(Messenger):
                 log_prob = coordinate.log_density
             else:
                 with nullcontext() if self.first_run else _batchable(name, fn):
-                    seen = unclamped(fn, finite=True) if kind == "observed" else fn
+                    exact = kind == "observed" and name not in self.constants.relaxed
+                    seen = unclamped(fn, finite=True) if exact else fn
                     log_prob = scale_and_mask(seen.log_prob(value), msg["scale"], mask)
                 if coordinate is not None:
                     log_prob = log_prob + coordinate.jacobian

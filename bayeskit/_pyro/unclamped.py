@@ -10,13 +10,15 @@ from pyro.distributions import Bernoulli, Binomial
 from pyro.ops.special import log_binomial
 from torch import Tensor
 from torch.distributions import Categorical
+from torch.nn.functional import logsigmoid
 
 
 def unclamped(fn: Any, *, finite: bool = False) -> Any:
     """Return a distribution whose log probabilities are those of the probabilities it was given, ``-inf`` at zero.
 
-    With ``finite``, probabilities are kept off zero and one by the smallest distance that a number can have, so that
-    gradients stay finite, too.
+    With ``finite``, for observed data, probabilities are kept off zero and one by the smallest distance that a number
+    can have, so that gradients stay finite, too, and the logits of a Bernoulli distribution meet zeros and ones in a
+    formula of two operations in place of nine.
 
     torch raises probabilities to the rounding unit before it takes logarithms, so that these stay finite. Bernoulli,
     Binomial, NegativeBinomial, Categorical, OneHotCategorical and Multinomial are known, also repeated, masked or
@@ -27,6 +29,8 @@ def unclamped(fn: Any, *, finite: bool = False) -> Any:
         return _changed(fn, base_dist=unclamped(fn.base_dist, finite=finite))
     if "_categorical" in parts:
         return _changed(fn, _categorical=unclamped(fn._categorical, finite=finite))
+    if finite and isinstance(fn, torch.distributions.Bernoulli) and parts.get("logits") is parts["_param"]:
+        return _BernoulliOfLogits(logits=parts["logits"], validate_args=fn._validate_args)
     probability = parts.get("probs")
     if probability is None or probability is not parts.get("_param"):  # torch has made them of logits
         return fn
@@ -49,6 +53,13 @@ class _Bernoulli(Bernoulli):  # type: ignore[misc]
         if self._validate_args:
             self._validate_sample(value)
         return _log_bits(self.probs, value, 1 - value)
+
+
+class _BernoulliOfLogits(Bernoulli):  # type: ignore[misc]
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        return logsigmoid((2 * value - 1) * self.logits)
 
 
 class _Binomial(Binomial):  # type: ignore[misc]
