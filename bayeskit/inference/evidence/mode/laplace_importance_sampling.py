@@ -27,7 +27,11 @@ from bayeskit.inference.evidence.modes import Mode, find_mode, require_draws
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
-MAX_ROUNDS, PILOT_DRAWS = 15, 4000
+MAX_ROUNDS, PILOT_DRAWS, MAX_PILOT_DRAWS = 15, 4000, 10_000
+#: More dimensions than this are many: there the radius of heavy tails hides what shape the proposal has.
+FEW_DIMENSIONS = 50
+#: There a last refit is taken if the noise of its draws costs no more than so many nats.
+MAX_LOSS = 0.1
 #: Independent sets of quasi-random draws, and of how many draws at least.
 NUM_SETS, LEAST_SET = 32, 8
 MIN_SHARE = 0.01
@@ -39,6 +43,7 @@ PROBE_WIDTHS, NUM_PROBES = (3.0, 6.0, 10.0), 500
 #: much there, in standard errors of the estimate, and so much of it is left further out, more than of a power of -3.
 FAR, MIN_TAIL, MIN_LEFT = (30.0, 100.0), 0.1, 0.1
 CHOICES = (3.0, 5.0, 10.0, 20.0, 50.0, 200.0)
+MANY_CHOICES = (*CHOICES, 1000.0, 10_000.0)
 
 
 class _Pilot(NamedTuple):
@@ -170,8 +175,10 @@ def _adapted(
     target: Target, mode: Mode, degrees_of_freedom: float | None, generator: torch.Generator
 ) -> tuple[StudentT | DefensiveStudentT, int]:
     """Return a proposal that pilot rounds have fitted to the posterior, and the evaluations they took."""
-    num_draws = max(PILOT_DRAWS, 40 * target.dim)
-    start = StudentT(mode.position, scale_factor(mode.precision), degrees_of_freedom or GUARD_DF)
+    d = target.dim
+    num_draws = max(PILOT_DRAWS, min(40 * d, MAX_PILOT_DRAWS))
+    tails = GUARD_DF if d <= FEW_DIMENSIONS else d / 4
+    start = StudentT(mode.position, scale_factor(mode.precision), degrees_of_freedom or tails)
     best = last = _pilot(target, start, num_draws, generator)
     rounds, stalls = 1, 0
     while rounds < MAX_ROUNDS and stalls < 3 and best.share < 0.5:
@@ -179,7 +186,8 @@ def _adapted(
         last = _pilot(target, last.refitted, num_draws, generator)
         stalls = 0 if last.share > 1.1 * best.share else stalls + 1
         best = last if last.share > best.share else best
-    chosen = best.proposal if stalls else best.refitted
+    too_few = d > FEW_DIMENSIONS and d * (d + 3) > 4 * MAX_LOSS * best.share * num_draws
+    chosen = best.proposal if stalls or too_few else best.refitted
     return chosen if degrees_of_freedom is not None else _with_tails(chosen, best), rounds * num_draws
 
 
@@ -246,14 +254,19 @@ def _with_tails(fitted: StudentT, pilot: _Pilot) -> StudentT | DefensiveStudentT
     The third moment, unlike the second, is mostly that of the tail: where it is small, the normal distribution that a
     standard error speaks of is near. A part of the draws goes where the choice has too few.
     """
+    many = len(fitted.location) > FEW_DIMENSIONS
     covariance = fitted.factor * math.sqrt(fitted.df / (fitted.df - 2))
     log_density = pilot.log_weights + pilot.proposal.log_prob(pilot.x)
     lowest = math.inf
     chosen: StudentT | DefensiveStudentT = fitted
-    for df in CHOICES:
+    for df in MANY_CHOICES if many else CHOICES:
         main = StudentT(fitted.location, covariance * math.sqrt((df - 2) / df), df)
-        lacking = _refit(pilot.x, pilot.log_weights + log_density - main.log_prob(pilot.x), pilot.proposal)
-        guard = StudentT(lacking.location, GUARD_WIDTH * lacking.factor, lacking.df)
+        if many:
+            # Of the draws that the choice lacks there are too few for a fit, and twice as wide is nowhere near.
+            guard = StudentT(fitted.location, fitted.factor, GUARD_DF)
+        else:
+            lacking = _refit(pilot.x, pilot.log_weights + log_density - main.log_prob(pilot.x), pilot.proposal)
+            guard = StudentT(lacking.location, GUARD_WIDTH * lacking.factor, lacking.df)
         candidate = DefensiveStudentT(main, guard, GUARD_SHARE)
         log_ratio = log_density - candidate.log_prob(pilot.x)
         moment = float((pilot.log_weights + 2 * log_ratio).logsumexp(0))

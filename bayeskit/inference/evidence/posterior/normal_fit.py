@@ -21,8 +21,8 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
 
     In few dimensions with the mean and the covariance of the draws. In many, ``n`` draws know a covariance so badly
     that the fit is some ``d (d + 3) / 4 n`` nats from the posterior, however many proposals are then drawn. There the
-    curvature of the log density at the mean of the draws says what the covariance is, and the draws say in which few
-    directions it is another: where the posterior is skewed, or has heavier tails.
+    curvature of the log density at the mean of the draws says what the covariance is, and the draws say in which
+    directions it is another: where the posterior is skewed, has heavier tails, or curves upwards at its mean.
 
     Parameters
     ----------
@@ -40,9 +40,10 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
     if d > FEW_DIMENSIONS and d * (d + 3) > 4 * MAX_LOSS * len(flat):
         centre = flat.mean(0)
         precision, spent = curvature(target, centre)
-        root, failed = torch.linalg.cholesky_ex(precision)
-        if not bool(failed) and bool(root.isfinite().all()):
-            return MultivariateNormal(centre, scale_tril=_corrected(x, centre, root), validate_args=False), spent
+        if bool(precision.isfinite().all() & (flat.var(0) > 0).all()):
+            factor, failed = torch.linalg.cholesky_ex(_corrected(flat - centre, precision))
+            if not bool(failed) and bool(factor.isfinite().all()):
+                return MultivariateNormal(centre, scale_tril=factor, validate_args=False), spent
     covariance = torch.cov(flat.T).reshape(d, d)
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool(failed) or not bool(factor.isfinite().all()):
@@ -53,19 +54,24 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
     return MultivariateNormal(flat.mean(0), scale_tril=factor, validate_args=False), spent
 
 
-def _corrected(x: Tensor, centre: Tensor, root: Tensor) -> Tensor:
-    """Return the Cholesky factor ``(d, d)`` of a covariance, ``root`` being that of the negative Hessian.
+def _corrected(x: Tensor, precision: Tensor) -> Tensor:
+    """Return a covariance ``(d, d)`` from the negative Hessian at the mean of draws, and the draws about it ``(n, d)``.
 
-    Were the posterior normal, the draws would be white once multiplied by ``root``. The directions in which half of
-    them vary the most and the least are mostly noise, so that the other half says by how much.
+    Along each eigenvector of the Hessian the draws know the variance well, so that theirs counts where the two differ.
+    Multiplied by the root of what comes out of that, the draws of a normal posterior are white. The directions in which
+    half of them still vary the most and the least are mostly noise, so that the other half says by how much.
     """
-    white = ((x - centre) @ root).flatten(0, 1)
+    scale = x.square().mean(0).sqrt()
+    values, vectors = torch.linalg.eigh(scale[:, None] * precision * scale)
+    along = (x / scale) @ vectors
+    spread = along.square().mean(0)
+    differs = ~((values * spread).log().abs() <= NOTABLE)
+    variance = torch.where(differs, spread, 1 / values)
+    white, basis = along / variance.sqrt(), scale[:, None] * vectors * variance.sqrt()
     seen, other = white.tensor_split(2)
     vectors = torch.linalg.eigh(seen.T @ seen)[1]
     ends = torch.cat([vectors[:, :NUM_DIRECTIONS], vectors[:, -NUM_DIRECTIONS:]], 1)
-    level = white.square().mean()
-    variance = (other @ ends).square().mean(0) / level
-    ends, variance = (part[..., variance.log().abs() > NOTABLE] for part in (ends, variance))
-    inverse = torch.linalg.solve_triangular(root.mT, ends, upper=True)
-    whole = torch.cholesky_inverse(root) + (inverse * (variance - 1)) @ inverse.mT
-    return torch.linalg.cholesky(level * whole)
+    more = (other @ ends).square().mean(0)
+    ends, more = (part[..., more.log().abs() > NOTABLE] for part in (ends, more))
+    ends = basis @ ends
+    return basis @ basis.mT + (ends * (more - 1)) @ ends.mT
