@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 
 from bayeskit._settings import whole_number
+
+
+# Other random numbers from the same seeds, in this process and its workers: whether a test hangs on its seed.
+_SHIFT = os.environ.get("BAYESKIT_SEED_SHIFT", "")
 
 
 @contextmanager
@@ -88,7 +93,7 @@ def new_generator(seed: int | torch.Generator, device: torch.device | str = "cpu
     """
     if isinstance(seed, torch.Generator):
         return seed
-    digest = hashlib.sha256(f"{stream}:{whole_number('seed', seed)}".encode()).digest()
+    digest = hashlib.sha256(f"{stream}:{whole_number('seed', seed)}{_SHIFT}".encode()).digest()
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return generator
