@@ -29,6 +29,8 @@ from bayeskit.target import Target
 
 #: Fewer chains than by default, which in many dimensions cost the more and are needed the less.
 BUDGET = evidence.Budget(num_chains=16, num_warmup=300, num_samples=300, ladder_chains=8, ladder_samples=300)
+SMALL = evidence.Budget(num_chains=8, num_warmup=200, num_samples=200)
+MANY = 1500
 METHODS = {
     "regression": ("laplace_importance_sampling", "bridge_sampling", "warp_bridge_sampling"),
     "hierarchy": ("bridge_sampling", "warp_bridge_sampling", "generalised_stepping_stone"),
@@ -91,7 +93,8 @@ def report(case: str, size: int, methods: tuple[str, ...], seed: int) -> None:
     """Compare the methods on one case and print a row for each."""
     target, exact = CASES[case](size)
     begin = time.process_time()
-    table = evidence.compare(target, methods, seed, budget=BUDGET, progress=False)
+    budget = SMALL if target.dim > MANY else BUDGET
+    table = evidence.compare(target, methods, seed, budget=budget, progress=False)
     print(f"\n{case} of {size}, {target.dim} parameters: exact {exact:.4f}, {time.process_time() - begin:.0f} CPU s")
     for z in table:
         off = (z.log_evidence - exact) / z.standard_error

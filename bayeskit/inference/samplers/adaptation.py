@@ -20,6 +20,9 @@ from bayeskit.target import Target
 MetricKind = Literal["auto", "diagonal", "dense"]
 MAX_DENSE_DIMENSION = 128
 FLOOR = 0.1  # of an acceptance rate, or one chain in trouble would set the step size of all
+# Of a trajectory in a dense metric, a little over a quarter period of a standard normal: means are then negatively
+# correlated and squares hardly, and what is not normal gets its time.
+LEAST_LENGTH = 1.75
 FIRST_CAREFUL = 2  # the window from which on divergences count: earlier ones are signs of a metric that is a guess
 MAX_DIVERGING = 1e-3  # share of a window's transitions
 FIRST_STEPS = 8  # leapfrogs at most in the first window, twice as many in each that follows
@@ -192,7 +195,10 @@ class Adaptation:
             limit = float(min(self.max_steps, FIRST_STEPS << closed))
             if int(state.iteration) >= self._windows()[1][-1]:
                 limit = float(self.max_steps)
-            steps = (state.trajectory.log_length.exp() / state.step.step_size).median()
+            length = state.trajectory.log_length.exp()
+            if state.factor.dim() == 3:
+                length = length.clamp(min=LEAST_LENGTH)
+            steps = (length / state.step.step_size).median()
             changes["num_steps"] = min(max(float(steps), 1.0), limit)
         return self.planned(state).with_settings(**changes)
 

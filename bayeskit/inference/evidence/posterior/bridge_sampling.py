@@ -17,7 +17,7 @@ from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.peaks import with_missed_peak
-from bayeskit.inference.evidence.posterior.normal_fit import normal_fit
+from bayeskit.inference.evidence.posterior.normal_fit import FEW_DIMENSIONS, normal_fit
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.target import Target
 
@@ -39,7 +39,7 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``, at least ``4 * dim`` of them.
+        From the posterior of ``target``, at least ``4 * dim`` of them, or 200 in more than 50 dimensions.
     num_proposals : int, optional
         Draws from the proposal, at least two; by default as many as posterior draws evaluated.
     seed : int, default 0
@@ -126,10 +126,12 @@ def halved(target: Target, draws: Draws, num_proposals: int | None) -> Halves:
     draws = finite_chains(draws)
     half = draws.num_draws // 2
     d = target.dim
-    if half < 8 or half * draws.num_chains < 2 * d:
+    # Where they are many, curvature stands in for the draws.
+    least = 2 * min(d, FEW_DIMENSIONS)
+    if half < 8 or half * draws.num_chains < least:
         raise DrawsError(
             f"{draws.num_chains} chains of {draws.num_draws} draws are too few to fit a {d}-dimensional proposal; "
-            f"give at least 16 draws a chain and {4 * d} in all"
+            f"give at least 16 draws a chain and {2 * least} in all"
         )
     log_density = draws.log_prior[:, half:] + draws.log_likelihood[:, half:]
     count = num_proposals or log_density.numel()

@@ -34,7 +34,7 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``, at least ``4 * dim`` of them.
+        From the posterior of ``target``, at least ``4 * dim`` of them, or 200 in more than 50 dimensions.
     num_proposals : int, optional
         Draws from the standard normal, at least two; by default as many as posterior draws evaluated.
     seed : int, default 0
