@@ -11,7 +11,6 @@ import torch
 
 from bayeskit._settings import whole_number
 
-
 # Other random numbers from the same seeds, in this process and its workers: whether a test hangs on its seed.
 _SHIFT = os.environ.get("BAYESKIT_SEED_SHIFT", "")
 

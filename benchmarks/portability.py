@@ -1,6 +1,6 @@
 """Run tests, doctests and pages on several kinds of processor, without a compiler, and with other seeds.
 
-    python benchmarks/portability.py [--rows native shift-1 ...] [--tests tests/inference ...] [--processes 2] [--out DIR]
+    python benchmarks/portability.py [--rows native shift-1] [--tests tests/inference] [--processes 2] [--out DIR]
 
 A test that passes here and fails there has a tolerance by luck. Each row of the table is one run of pytest:
 

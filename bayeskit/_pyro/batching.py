@@ -17,6 +17,7 @@ import pyro
 import torch
 from pyro.distributions import Categorical, DirichletMultinomial, OrderedLogistic, Poisson
 from pyro.distributions.distribution import COERCIONS
+from pyro.ops.special import safe_log
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.overrides import TorchFunctionMode
@@ -102,13 +103,47 @@ _OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def batchable_distributions() -> Iterator[None]:
-    """Let the model's own calls make distributions that can be batched, by Pyro's hook for such changes."""
+    """Let the model's own calls make distributions that can be batched, by Pyro's hook for such changes.
+
+    Parts of Pyro's hidden Markov models and coalescents have no such hook and are exchanged meanwhile.
+    """
     COERCIONS.append(_coerce)
+    for (module, name), (_, ours) in _EXCHANGED.items():
+        setattr(module, name, ours)
     try:
         with nullcontext() if get_proxy_mode() is None else NumbersFromData():
             yield
     finally:
         COERCIONS.remove(_coerce)
+        for (module, name), (theirs, _) in _EXCHANGED.items():
+            setattr(module, name, theirs)
+
+
+def _safe_logarithm(x: Tensor) -> Tensor:
+    """Return ``log(x)``, whose slope is at most one over the rounding unit, as Pyro's ``safe_log``.
+
+    That is a function of autograd without a rule for batches. Here the slope is that of a line below the rounding unit,
+    and the value is put in its place.
+    """
+    least = torch.finfo(x.dtype).eps
+    above = x.clamp(min=least)
+    line = above.log() + (x - above) / least
+    return line + (x.log() - line).detach()
+
+
+def _log_matrix_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return ``log(exp(x) @ exp(y))``, as Pyro's ``_logmatmulexp``, which clamps its maxima in place."""
+    least = torch.finfo(x.dtype).min
+    largest_x = x.detach().amax(-1, keepdim=True).clamp(min=least)
+    largest_y = y.detach().amax(-2, keepdim=True).clamp(min=least)
+    product = _safe_logarithm(torch.matmul((x - largest_x).exp(), (y - largest_y).exp()))
+    return product + largest_x + largest_y
+
+
+_EXCHANGED: dict[tuple[Any, str], tuple[Any, Any]] = {
+    (pyro.distributions.hmm, "_logmatmulexp"): (pyro.distributions.hmm._logmatmulexp, _log_matrix_product),
+    (pyro.distributions.coalescent, "safe_log"): (safe_log, _safe_logarithm),
+}
 
 
 def _coerce(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
