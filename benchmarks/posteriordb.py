@@ -1,4 +1,4 @@
-"""Posteriors with reference draws (posteriordb): are draws at the defaults right, and what does a good one cost?
+"""Draws at the defaults from posteriors with reference draws (posteriordb): are they right, and what do they cost.
 
     python benchmarks/posteriordb.py --data data/posteriordb --out results
     python benchmarks/posteriordb.py --data data/posteriordb --out results --peers --environments environments

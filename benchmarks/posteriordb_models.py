@@ -338,7 +338,9 @@ POSTERIORS: dict[str, Posterior] = {
     ),
     "diamonds-diamonds": Posterior(diamonds, centred_diamonds, ("b", "Intercept", "sigma")),
     **{
-        f"earnings-logearn_{kind}": Posterior(normal_regression, lambda data, kind=kind: earnings(data, kind), REGRESSION)
+        f"earnings-logearn_{kind}": Posterior(
+            normal_regression, lambda data, kind=kind: earnings(data, kind), REGRESSION
+        )
         for kind in ("height", "interaction", "interaction_z", "logheight_male")
     },
     "eight_schools-eight_schools_centered": Posterior(eight_schools_centered, columns_of("y", "sigma"), SCHOOLS),
@@ -351,7 +353,9 @@ POSTERIORS: dict[str, Posterior] = {
         lotka_volterra, columns_of("ts", "y_init", "y"), ("theta", "z_init", "sigma")
     ),
     **{
-        f"kidiq-kidscore_{kind}": Posterior(normal_regression, lambda data, kind=kind: child_scores(data, kind), REGRESSION)
+        f"kidiq-kidscore_{kind}": Posterior(
+            normal_regression, lambda data, kind=kind: child_scores(data, kind), REGRESSION
+        )
         for kind in ("interaction", "momhs", "momhsiq")
     },
     **{
