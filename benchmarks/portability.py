@@ -91,10 +91,8 @@ def main() -> None:
             file.write_text(json.dumps(result, indent=1))
         counts = result["counts"]
         wrong = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
-        print(
-            f"{name:12s} {counts.get('passed', 0):7d} {wrong:7d} {counts.get('skipped', 0):8d} {result['minutes']:8.1f}",
-            flush=True,
-        )
+        passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
+        print(f"{name:12s} {passed:7d} {wrong:7d} {skipped:8d} {result['minutes']:8.1f}", flush=True)
         for test in result["failed"]:
             print(f"             {test}", flush=True)
 

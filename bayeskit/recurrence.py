@@ -1,0 +1,280 @@
+"""Recurrences in time: states that are made of those before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from bayeskit._tracing import UNTRACEABLE
+from bayeskit.errors import ModelError, SettingsError, ShapeError
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+MAX_AFFINE_STATES = 16  # numbers of a state, beyond which products of matrices cost more than a loop
+
+
+def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) -> tuple[Any, Any]:
+    r"""Apply a step again and again: the new state is that of the next step.
+
+    A step whose new state is an affine function of the old one, ``A x + b`` with any ``A`` and ``b`` made of inputs and
+    parameters, is found out and all times are computed at once, in a number of operations that grows with the logarithm
+    of the length: autoregressions, moving averages, exponential smoothing, the variance of a GARCH process. Any other
+    step runs in a loop. Works in a Pyro model, under ``torch.func`` and where a model is traced; the step may use
+    parameters from outside of it.
+
+    Parameters
+    ----------
+    step : callable
+        ``(state, input) -> (state, output)``. Without side effects, and without ``pyro.sample``.
+    state : Tensor, or tuple, list or dict of them
+        The first one. Shapes and dtypes stay as they are.
+    inputs : Tensor, or tuple, list or dict of them, optional
+        Of all times, which are the first dimension, of length ``T``.
+    length : int, optional
+        ``T``, where there are no inputs.
+
+    Returns
+    -------
+    state
+        The last one.
+    outputs
+        Stacked, times first; None where the step returns None.
+
+    Raises
+    ------
+    ShapeError
+        If inputs differ in length, or the step changes the shape or dtype of the state.
+    SettingsError
+        If neither inputs nor a length are given.
+    ModelError
+        If the step has a Pyro site.
+
+    References
+    ----------
+    Blelloch, G. E. (1990). Prefix sums and their applications. Carnegie Mellon University, CMU-CS-90-190.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> y = torch.tensor([1.0, 2.0, 4.0])
+    >>> def smooth(level, y):
+    ...     level = 0.5 * level + 0.5 * y
+    ...     return level, level
+    >>> bk.scan(smooth, torch.tensor(0.0), y)
+    (tensor(2.6250), tensor([0.5000, 1.2500, 2.6250]))
+    """
+    state = _as_tensors("state", state)
+    inputs = _as_tensors("inputs", inputs)
+    times = _length(inputs, length)
+    if times == 0:
+        return state, None
+    with _NoSites(), _Degrees(state) as degrees:
+        found = step(state, _at(inputs, 0))
+    _check(found, state)
+    numbers = sum(leaf.numel() for leaf in tree_flatten(state)[0])
+    if times > 1 and numbers <= MAX_AFFINE_STATES and degrees.is_affine(found[0]):
+        try:
+            return _all_at_once(step, state, inputs, times)
+        except UNTRACEABLE:
+            pass  # a step that branches on its inputs
+    return _one_by_one(step, state, inputs, times)
+
+
+def _one_by_one(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, Any]:
+    outputs = []
+    for t in range(times):
+        state, output = step(state, _at(inputs, t))
+        outputs.append(output)
+    leaves, spec = tree_flatten(outputs[0])
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        return state, outputs[0]
+    columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
+    return state, tree_unflatten([torch.stack(list(column)) for column in columns], spec)
+
+
+def _all_at_once(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, Any]:
+    """Compute all states from the matrices and offsets of all times."""
+    leaves, spec = tree_flatten(state)
+    shapes = [leaf.shape for leaf in leaves]
+    first = torch.cat([leaf.reshape(-1) for leaf in leaves])
+    columns, layout = tree_flatten(inputs)
+
+    def flat_step(x: Tensor, *at: Tensor) -> Tensor:
+        new, _ = step(_unpacked(x, shapes, spec), tree_unflatten(list(at), layout))
+        return torch.cat([leaf.reshape(-1) for leaf in tree_flatten(new)[0]])
+
+    def affine(*at: Tensor) -> tuple[Tensor, Tensor]:
+        zero = torch.zeros_like(first)
+        offset, pull_back = torch.func.vjp(lambda x: flat_step(x, *at), zero)
+        identity = torch.eye(len(first), dtype=first.dtype, device=first.device)
+        return torch.func.vmap(lambda row: pull_back(row)[0])(identity), offset
+
+    def outputs_of(x: Tensor, *at: Tensor) -> Any:
+        _, output = step(_unpacked(x, shapes, spec), tree_unflatten(list(at), layout))
+        return output
+
+    if columns:
+        matrices, offsets = torch.func.vmap(affine)(*columns)
+    else:
+        one_matrix, one_offset = affine()
+        matrices, offsets = one_matrix.expand(times, -1, -1), one_offset.expand(times, -1)
+    states = _prefix(matrices, offsets, first)
+    before = torch.cat([first.unsqueeze(0), states[:-1]])
+    _, sample_output = step(state, _at(inputs, 0))
+    outputs = sample_output
+    if any(isinstance(leaf, Tensor) for leaf in tree_flatten(sample_output)[0]):
+        outputs = torch.func.vmap(outputs_of)(before, *columns)
+    return _unpacked(states[-1], shapes, spec), outputs
+
+
+def _prefix(matrices: Tensor, offsets: Tensor, first: Tensor) -> Tensor:
+    """Return ``x[t] = A[t] x[t - 1] + b[t]`` for all times, ``(T, k, k), (T, k), (k,) -> (T, k)``.
+
+    In each round every time takes in as many times before it as the rounds before have covered.
+    """
+    times, k = offsets.shape
+    offset = torch.cat([(matrices[0] @ first + offsets[0]).unsqueeze(0), offsets[1:]])
+    # What comes before the first time is left out: its offset holds the first state already.
+    matrix = torch.cat([torch.zeros_like(matrices[:1]), matrices[1:]])
+    if k == 1:
+        matrix = matrix.squeeze(-1)
+    reach = 1
+    while reach < times:
+        earlier = _later(offset, reach)
+        before = _later(matrix, reach)
+        if k == 1:
+            offset, matrix = offset + matrix * earlier, matrix * before
+        else:
+            offset, matrix = offset + (matrix @ earlier.unsqueeze(-1)).squeeze(-1), matrix @ before
+        reach *= 2
+    return offset
+
+
+def _later(x: Tensor, times: int) -> Tensor:
+    """Return what was so many times before, and zero where there was nothing, ``(T, ...) -> (T, ...)``."""
+    return pad(x[:-times], (0, 0) * (x.dim() - 1) + (times, 0))
+
+
+class _Degrees(TorchFunctionMode):
+    """Follow one step and tell which tensors are affine functions of the state: each is made of it by known rules."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self._followed: dict[int, Tensor] = {id(leaf): leaf for leaf in tree_flatten(state)[0]}  # kept alive, for ids
+        self._beyond: dict[int, Tensor] = {}  # that depend on the state in another way
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        if any(id(x) in self._beyond for x in tensors):
+            kept = self._beyond
+        elif any(id(x) in self._followed for x in tensors):
+            kept = self._followed if self._is_affine_rule(func, args) else self._beyond
+        else:
+            return result
+        for leaf in tree_flatten(result)[0]:
+            if isinstance(leaf, Tensor):
+                kept[id(leaf)] = leaf
+        return result
+
+    def _is_affine_rule(self, func: Any, args: tuple[Any, ...]) -> bool:
+        name = getattr(func, "__name__", "").strip("_")
+        follows = [
+            any(isinstance(leaf, Tensor) and id(leaf) in self._followed for leaf in tree_flatten(argument)[0])
+            for argument in args
+        ]
+        if name in _LINEAR:
+            return True
+        if name in _PRODUCTS:
+            return follows[:2].count(True) == 1
+        if name in _QUOTIENTS:
+            return not follows[1]
+        return name in _CHOICES and not follows[0]
+
+    def is_affine(self, state: Any) -> bool:
+        """Tell whether every part of a new state is an affine function of the old one."""
+        return not any(id(leaf) in self._beyond for leaf in tree_flatten(state)[0])
+
+
+# Names of functions and methods of torch, without underscores: of what is linear in all of its arguments together, in
+# each of two, in the first, and in all but the condition.
+_LINEAR = frozenset(
+    "add radd sub rsub neg positive stack cat concatenate getitem unsqueeze squeeze reshape view flatten sum mean "
+    "expand clone unbind permute transpose movedim t contiguous cumsum roll flip diff select narrow get".split()
+)
+_PRODUCTS = frozenset("mul rmul multiply matmul rmatmul mv mm dot".split())
+_QUOTIENTS = frozenset("truediv div divide".split())
+_CHOICES = frozenset(["where"])
+
+
+class _NoSites(Messenger):
+    """Refuse sites in a step: their number would depend on how often it is run."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        raise ModelError(
+            f"site {msg['name']!r} is in the step of a scan; draw all times before it, in a plate or as one vector, "
+            "give them as inputs, and observe the outputs after it"
+        )
+
+
+def _as_tensors(name: str, data: Any) -> Any:
+    leaves, spec = tree_flatten(data)
+    for leaf in leaves:
+        if leaf is not None and not isinstance(leaf, (Tensor, int, float)):
+            raise ShapeError(f"the {name} of a scan are tensors, not {type(leaf).__name__}; use torch.as_tensor")
+    like = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    made = [
+        leaf
+        if leaf is None or isinstance(leaf, Tensor)
+        else torch.as_tensor(float(leaf), dtype=None if like is None else like.dtype)
+        for leaf in leaves
+    ]
+    return tree_unflatten(made, spec)
+
+
+def _length(inputs: Any, length: int | None) -> int:
+    sizes = {len(leaf) if leaf.dim() else None for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)}
+    if None in sizes:
+        raise ShapeError("an input of a scan has no dimension for time; its first one is time")
+    if length is not None:
+        sizes.add(length)
+    if not sizes:
+        raise SettingsError("a scan needs inputs, or length=")
+    if len(sizes) > 1:
+        raise ShapeError(f"the inputs of a scan differ in length: {sorted(s for s in sizes if s is not None)}")
+    return int(sizes.pop() or 0)
+
+
+def _at(inputs: Any, t: int) -> Any:
+    leaves, spec = tree_flatten(inputs)
+    return tree_unflatten([leaf if leaf is None else leaf[t] for leaf in leaves], spec)
+
+
+def _unpacked(x: Tensor, shapes: list[torch.Size], spec: TreeSpec) -> Any:
+    parts = x.split([shape.numel() for shape in shapes])
+    return tree_unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)], spec)
+
+
+def _check(found: Any, state: Any) -> None:
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ShapeError("the step of a scan returns (state, output); return (state, None) where there is no output")
+    old, new = tree_flatten(state), tree_flatten(found[0])
+    if old[1] != new[1]:
+        raise ShapeError(f"the step of a scan changes the structure of its state, from {old[1]} to {new[1]}")
+    for place, (before, after) in enumerate(zip(old[0], new[0], strict=True)):
+        if not isinstance(after, Tensor) or before.shape != after.shape or before.dtype != after.dtype:
+            now = f"{tuple(after.shape)}, {after.dtype}" if isinstance(after, Tensor) else type(after).__name__
+            raise ShapeError(
+                f"part {place} of the state of a scan has shape {tuple(before.shape)}, {before.dtype}, and after one "
+                f"step {now}; start with what the step returns"
+            )
+
+
+__all__ = ["scan"]
