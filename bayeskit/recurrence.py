@@ -120,7 +120,7 @@ def _all_at_once(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, 
         return output
 
     if columns:
-        matrices, offsets = torch.func.vmap(affine)(*columns)
+        matrices, offsets = torch.func.vmap(affine)(*columns)  # type: ignore[misc]
     else:
         one_matrix, one_offset = affine()
         matrices, offsets = one_matrix.expand(times, -1, -1), one_offset.expand(times, -1)
