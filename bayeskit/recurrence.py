@@ -111,7 +111,7 @@ def _all_at_once(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, 
 
     def affine(*at: Tensor) -> tuple[Tensor, Tensor]:
         zero = torch.zeros_like(first)
-        offset, pull_back = torch.func.vjp(lambda x: flat_step(x, *at), zero)
+        offset, pull_back = torch.func.vjp(lambda x: flat_step(x, *at), zero)  # type: ignore[misc]
         identity = torch.eye(len(first), dtype=first.dtype, device=first.device)
         return torch.func.vmap(lambda row: pull_back(row)[0])(identity), offset
 
@@ -120,7 +120,7 @@ def _all_at_once(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, 
         return output
 
     if columns:
-        matrices, offsets = torch.func.vmap(affine)(*columns)  # type: ignore[misc]
+        matrices, offsets = torch.func.vmap(affine)(*columns)
     else:
         one_matrix, one_offset = affine()
         matrices, offsets = one_matrix.expand(times, -1, -1), one_offset.expand(times, -1)
