@@ -98,8 +98,8 @@ assert z.trusted and abs(z.log_evidence - exact) < 4.5 * z.standard_error
 # %%
 # A failure on purpose
 # --------------------
-# One of Chib's models has a common variance, and other numbers in its prior. From one starting point all chains find
-# the same mode. They agree with each other perfectly, and a bridge fitted to them takes that mode for the whole
+# One of Chib's models has a common variance, and other numbers in its prior. From one draw of one chain all chains stay
+# in the same mode. They agree with each other perfectly, and a bridge fitted to them takes that mode for the whole
 # posterior: its evidence lacks :math:`\log 3!`. Only a search that starts elsewhere notices. A proposal that is
 # averaged over all labellings needs no chain to switch. (Both estimates rest on the same draws. The error of their
 # difference is computed as if they did not, which if anything makes it too large.)
@@ -109,7 +109,8 @@ chibs = GaussianMixture(y, 3, chibs_prior, equal_scales=True)
 target = bk.Target.from_pyro(chibs)
 labels = Labels(target, chibs.exchangeable)
 size = {"num_warmup": 150, "num_samples": 250} if is_small() else {"num_warmup": 500, "num_samples": 2000}
-draws = bk.sample(target, 4, seed=0, initial=chibs.start(1, seed=1)[0], progress=False, **size)
+pilot = bk.sample(target, 1, 150, 50, seed=0, initial=chibs.start(1, seed=1)[0], progress=False)
+draws = bk.sample(target, 4, seed=0, initial=pilot.unconstrained[0, -1], progress=False, **size)
 plain, right = bridge_sampling(target, draws, seed=0), symmetrised_bridge(draws, labels, seed=0)
 difference, error = right.log_evidence - plain.log_evidence, math.hypot(right.standard_error, plain.standard_error)
 print(f"R-hat {plain.diagnostics['r_hat']:.3f}, divergent transitions {plain.diagnostics['diverging']:.1%}")

@@ -310,13 +310,17 @@ def not_a_maximum(target: Target, objective: Objective, end: Tensor, precision: 
     steps = torch.logspace(-8, 2, 21, dtype=end.dtype, device=end.device)[:, None, None]
     reached = objective.value((end + steps * torch.stack(directions)).flatten(0, 1))
     gain = float((reached - value).nan_to_num(nan=-torch.inf).max())
-    running = bool(((end.abs() > FAR) & (size > MAX_SLOPE)).any())
+    away = (end.abs() > FAR) & (size > MAX_SLOPE)
+    running = bool(away.any())
     spent = objective.cost + len(reached)
     limit = MAX_GAIN + 100 * torch.finfo(end.dtype).eps * abs(float(value))
     if gain <= limit and not running and bool(size.isfinite().all()):
         return [], spent
+    # What a coordinate can gain by itself: one on its way to infinity makes others steep, but narrow.
+    curvature = precision.diagonal().abs().nan_to_num(nan=0.0).clamp(min=1e-4)
+    place = int((away if running else size.square() / curvature).double().argmax())
     problem = (
-        f"the search did not end at a maximum, most of all in {target.names[int(size.argmax())]}: it may grow without "
+        f"the search did not end at a maximum, most of all in {target.names[place]}: it may grow without "
         "bound there; look at that coordinate's prior, or pass posterior draws to start from"
     )
     return [problem], spent

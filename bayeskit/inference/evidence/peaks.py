@@ -12,7 +12,7 @@ from bayeskit._statistics import effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.evidence.mode.missed import same_likelihood
+from bayeskit.inference.evidence.mode.missed import is_more_than, same_likelihood
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
@@ -23,6 +23,10 @@ from bayeskit.target import Target
 PRIOR_STARTS = 6
 #: A missing share of the posterior is said if it is larger than this.
 MIN_MISSING = 0.01
+#: Part of the width of the draws in each coordinate that their tails may reach beyond.
+MARGIN = 0.25
+#: Standard deviations of the distributions that are drawn from to look beyond, in units of that of the draws.
+WIDER, LOOKS = (2.0, 4.0, 8.0, 16.0, 32.0), 200
 #: What makes a search fail where the density itself may be fine at the draws.
 _FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 _SEED = 0  # one for all estimators, so that none depends on which was asked before
@@ -80,6 +84,38 @@ def find_peaks(target: Target, draws: Draws) -> Peaks:
     return known[draws]
 
 
+def _mass_outside(target: Target, draws: Draws, estimate: Evidence) -> tuple[list[str], int]:
+    """Look for mass around the box that the posterior draws fill, by draws from wider normal distributions.
+
+    Chains that all start in a narrow spike never leave it; the broad part around it is no peak that a climb ends at.
+    """
+    x = draws.unconstrained.reshape(-1, target.dim)
+    low, high, deviation = x.amin(0), x.amax(0), x.std(0)
+    if not bool((deviation > 0).all()):
+        return [], 0
+    margin = MARGIN * (high - low)
+    generator = new_generator(_SEED, target.device, "mass outside of draws")
+    wider = torch.tensor(WIDER, dtype=x.dtype, device=x.device).repeat_interleave(LOOKS)
+    scale = wider.unsqueeze(-1) * deviation
+    noise = torch.randn(scale.shape, generator=generator, dtype=x.dtype, device=x.device)
+    at = x.mean(0) + scale * noise
+    try:
+        log_density = target.log_density(at)
+    except _FAILURES:
+        return [], 0  # the estimate stands; only this look at it is not to be had
+    log_proposal = torch.distributions.Normal(x.mean(0), scale).log_prob(at).sum(-1)
+    log_terms = (log_density - log_proposal).nan_to_num(nan=-torch.inf) - estimate.log_evidence
+    outside = ((at < low - margin) | (at > high + margin)).any(-1)
+    log_terms = torch.where(outside, log_terms, -torch.inf).reshape(len(WIDER), LOOKS)
+    least = max(estimate.standard_error, MIN_MISSING)
+    if not any(is_more_than(terms, LOOKS, least) for terms in log_terms):
+        return [], len(at)
+    return [
+        "there is mass around the posterior draws that they do not reach, so they miss a part of the posterior; use "
+        "nested_sampling, stepping_stone or smc"
+    ], len(at)
+
+
 def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_bias: float = 0.0) -> Evidence:
     """Return the estimate, with a warning if a peak holds more of the posterior than of the draws, or none shows any.
 
@@ -122,20 +158,23 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_
         warnings=(*estimate.warnings, *same_likelihood(draws.log_likelihood), *rounded),
         diagnostics=estimate.diagnostics | {"rounded_share": share_rounded},
     )
-    worst, problems = math.nan, estimate.warnings
+    worst, problems, spent, said = math.nan, estimate.warnings, peaks.num_evaluations, False
     if math.isfinite(estimate.log_evidence):
+        outside, looks = _mass_outside(target, last, estimate)
+        problems, spent = (*problems, *outside), spent + looks
         for peak in peaks.found:
             expected, share, chance, relative_error = _in_peak(peak, estimate, last, known_bias)
             worst = expected - share if math.isnan(worst) else max(worst, expected - share)
             missed = is_missed(expected, share, chance, relative_error, MIN_MISSING)
-            if missed and problems == estimate.warnings:
+            if missed and not said:
+                said = True
                 problems += (
                     f"a peak that holds {expected:.3g} times the estimate has {100 * share:.2g} % of the draws: they "
                     "miss a part of the posterior; use nested_sampling or laplace_importance_sampling",
                 )
     return replace(
         estimate,
-        num_evaluations=estimate.num_evaluations + peaks.num_evaluations,
+        num_evaluations=estimate.num_evaluations + spent,
         warnings=problems,
         diagnostics=estimate.diagnostics | {"missed_share": worst},
     )

@@ -21,8 +21,8 @@ BUDGET = Budget(
     250,
     num_temperatures=30,
     ladder_chains=8,
-    ladder_warmup=120,
-    ladder_samples=150,
+    ladder_warmup=200,
+    ladder_samples=300,
     num_replicates=16,
     num_live=100,
 )

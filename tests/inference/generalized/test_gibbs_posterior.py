@@ -121,7 +121,8 @@ def test_bridge_sampling_normalizes_the_absolute_loss_under_a_flat_prior(weight,
     x = torch.tensor([0.0, 1.0], dtype=torch.float64)
     target = GibbsPosterior(Flat(), losses.Absolute(), x, weight, compile=False)
     draws = bk.sample(target, num_warmup=300, num_samples=800, seed=3, progress=False)
-    z = evidence.bridge_sampling(target, draws)
+    # The integral of prior times likelihood: no marginal likelihood, as which it is refused.
+    z = evidence.bridge_sampling.__wrapped__(target, draws)
     assert abs(z.log_evidence - math.log(math.exp(-weight) * (1 + 1 / weight))) < limit(2) * z.standard_error
     assert z.standard_error < 0.02
 
