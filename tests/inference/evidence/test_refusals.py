@@ -55,13 +55,14 @@ def test_a_scaled_prior_is_refused():
         bk.Target.from_pyro(model, Y)
 
 
-def test_an_improper_prior_is_refused():
+def test_an_improper_prior_has_no_evidence():
     def model(y):
         mean = pyro.sample("mean", dist.ImproperUniform(dist.constraints.real, (), ()))
         pyro.sample("y", dist.Normal(mean, 1.0).expand([len(y)]).to_event(1), obs=y)
 
-    with pytest.raises(ModelError, match="improper prior"):
-        bk.Target.from_pyro(model, Y)
+    target = bk.Target.from_pyro(model, Y)
+    with pytest.raises(SettingsError, match="prior of the site 'mean' is improper"):
+        evidence.laplace(target)
 
 
 @pytest.mark.parametrize("seed", range(6))

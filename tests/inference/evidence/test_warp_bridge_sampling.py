@@ -14,7 +14,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
-from bayeskit.inference.evidence.peaks import find_peaks
+from bayeskit.inference.evidence.peaks import LOOKS, WIDER, find_peaks
 from bayeskit.inference.evidence.posterior import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence.posterior.bridge_sampling import _relative_variance
 
@@ -105,7 +105,7 @@ def test_it_agrees_with_the_exact_answer_and_is_better_where_the_posterior_is_sk
     assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
     ratio = z.standard_error / bridge_sampling(target, draws).standard_error
     assert ratio < (1.2 if name == "linreg10" else 0.85)
-    search = find_peaks(target, draws).num_evaluations
+    search = find_peaks(target, draws).num_evaluations + len(WIDER) * LOOKS
     assert z.num_evaluations == draws.num_gradients + 3 * 4 * 300 + search
 
 
@@ -180,7 +180,7 @@ def test_single_precision(limit):
 def test_seeds_and_proposals():
     target, _, draw = skewed()
     draws = draw(0)
-    search = find_peaks(target, draws).num_evaluations
+    search = find_peaks(target, draws).num_evaluations + len(WIDER) * LOOKS
     first, same, other = (warp_bridge_sampling(target, draws, seed=s).log_evidence for s in (0, 0, 1))
     assert first == same != other
     assert warp_bridge_sampling(target, draws, num_proposals=50).num_evaluations == 100 + 4 * 125 + search
