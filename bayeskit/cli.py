@@ -15,7 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bayeskit._console import new_console, new_table, print_calibration, print_evidence, print_exam, print_files
+from bayeskit._console import (
+    new_console,
+    new_table,
+    print_calibration,
+    print_evidence,
+    print_exam,
+    print_files,
+    print_generated_exam,
+)
 from bayeskit._usage import ExplainedCommands
 from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError
 
@@ -292,17 +300,28 @@ def exam(
         int | None, typer.Option(min=2, help="Of each case, for the table of calibration; 20 by default.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Replicates under way at a time; 1 by default.")] = None,
+    generated: Annotated[int | None, typer.Option(min=1, help="So many random problems in place of the cases.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Let every method answer every problem whose exact evidence is known.
 
+    With --generated, random problems from extreme ranges, whose answers are computed by other means, and a table by
+    method; exits with 1 where more than 0.2 % of the answers are trusted and four errors off, or one failed.
     Exits with 1 where a method trusted an answer more than three standard errors away, with 2 where there was no answer
     at all. With --table calibration, every case is answered many times, on a small budget, and the table says whether
     the error bars are right. With --out, writes exam.csv, or calibration.csv and calibration.svg and a folder a case.
     """
     from bayeskit._files import as_output_folder
-    from bayeskit.workflows.exam import SMALL, run_exam
+    from bayeskit.workflows.exam import (
+        FAILED,
+        FALSE_COMFORT,
+        GENERATED_METHODS,
+        MAX_FALSE_COMFORT,
+        SMALL,
+        run_exam,
+        run_generated_exam,
+    )
 
     if table not in ("answers", "calibration"):
         raise SettingsError(f"--table is 'answers' or 'calibration', not {table!r}")
@@ -330,6 +349,15 @@ def exam(
         if given is not None:
             raise SettingsError(f"{option} is for --table calibration; the table of answers has one run of each case")
     folder = None if out is None else as_output_folder(out)
+    if generated is not None:
+        asked = GENERATED_METHODS if methods == "all" else what
+        exam = run_generated_exam(generated, asked, seed, budget=SMALL if small else None, progress=not quiet)
+        if folder is not None:
+            exam.to_csv(folder / "exam.csv")
+        print_generated_exam(exam, folder)
+        if exam.count(FALSE_COMFORT) > MAX_FALSE_COMFORT * len(exam.rows) or exam.count(FAILED):
+            raise typer.Exit(FALSE_COMFORT_FOUND)
+        return
     result = run_exam(what, which, seed, budget=SMALL if small else None, progress=not quiet)
     if folder is not None:
         result.to_csv(folder / "exam.csv")

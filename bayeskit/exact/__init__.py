@@ -17,6 +17,7 @@ from bayeskit.exact.eight_schools import eight_schools, eight_schools_centered_m
 from bayeskit.exact.enumerate_latents import enumerate_latents
 from bayeskit.exact.enumerated_posterior import EnumeratedPosterior, Marginal
 from bayeskit.exact.gaussian_shells import gaussian_shells, gaussian_shells_model
+from bayeskit.exact.generated import FAMILIES, Family, generate, shrink
 from bayeskit.exact.linear_regression import linear_regression, linear_regression_model
 from bayeskit.exact.neals_funnel import neals_funnel, neals_funnel_model
 from bayeskit.exact.pima import pima, pima_model
@@ -34,6 +35,8 @@ from bayeskit.exact.three_taxon_tree import (
 __all__ = [
     "CASES",
     "EASY",
+    "FAMILIES",
+    "Family",
     "PATTERN_CLASSES",
     "EnumeratedPosterior",
     "ExactCase",
@@ -49,6 +52,7 @@ __all__ = [
     "enumerate_latents",
     "gaussian_shells",
     "gaussian_shells_model",
+    "generate",
     "get",
     "linear_regression",
     "linear_regression_model",
@@ -59,6 +63,7 @@ __all__ = [
     "pima_model",
     "radiata_pine",
     "radiata_pine_model",
+    "shrink",
     "spike_and_slab",
     "spike_and_slab_model",
     "three_taxon_sequences",

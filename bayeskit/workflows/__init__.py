@@ -1,7 +1,7 @@
 """What joins models with inference: runs that leave their results in a folder, and the exam."""
 
 from bayeskit.workflows.calibration import calibration_in_folder
-from bayeskit.workflows.exam import Exam, ExamRow, run_exam
+from bayeskit.workflows.exam import Exam, ExamRow, run_exam, run_generated_exam
 from bayeskit.workflows.folder import evidence_in_folder, posterior_in_folder, save_netcdf
 from bayeskit.workflows.mixtures import TemperingBudget, compare_num_components, mixture_evidence, symmetrised_bridge
 from bayeskit.workflows.model_comparison import ModelComparison, compare_models
@@ -21,6 +21,7 @@ __all__ = [
     "evidence_in_folder",
     "posterior_in_folder",
     "run_exam",
+    "run_generated_exam",
     "save_netcdf",
     "sbc",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +14,21 @@ import pandas as pd
 from bayeskit import exact
 from bayeskit._files import write_atomically
 from bayeskit._progress import progress_bar
-from bayeskit.errors import UnknownNameError
+from bayeskit._settings import whole_number
+from bayeskit._torch import derived_seed
+from bayeskit.errors import BayeskitError, SamplingWarning, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, compare, select
 
 PASS, SELF_FLAGGED, FALSE_COMFORT, FAILED = "pass", "self-flagged", "FALSE COMFORT", "failed"
 REFUSED = "does not apply"
 MAX_Z = 3.0
+GENERATED_MAX_Z, MAX_PROBLEMS = 4.0, 1_000_000
+MAX_FALSE_COMFORT = 0.002  # share of generated answers
+GENERATED_METHODS = (
+    *("naive_monte_carlo", "laplace_importance_sampling", "variational_importance_sampling"),
+    *("bridge_sampling", "warp_bridge_sampling", "stabilised_harmonic_mean", "generalised_stepping_stone"),
+    *("stepping_stone", "path_sampling", "modified_path_sampling", "smc", "adaptive_smc"),
+)
 SMALL = Budget(
     8,
     150,
@@ -47,6 +57,8 @@ class ExamRow:
         The right answer, in nats.
     exact_error : float, default 0
         The standard error of the right answer.
+    limit : float, default 3
+        Errors off the right answer from which on an answer is wrong.
 
     Examples
     --------
@@ -60,6 +72,7 @@ class ExamRow:
     evidence: Evidence
     exact: float
     exact_error: float = 0.0
+    limit: float = MAX_Z
 
     @property
     def z(self) -> float:
@@ -75,13 +88,13 @@ class ExamRow:
         """``"pass"``, ``"self-flagged"``, ``"failed"`` or ``"FALSE COMFORT"``.
 
         A method that says it cannot be trusted is honest, however wrong it is; one that claims to be trusted
-        and is more than three standard errors away gives false comfort. One without an estimate failed.
+        and is more than ``limit`` standard errors away gives false comfort. One without an estimate failed.
         """
         if math.isnan(self.evidence.log_evidence):
             return FAILED
         if not self.evidence.trusted:
             return SELF_FLAGGED
-        return PASS if abs(self.z) <= MAX_Z else FALSE_COMFORT
+        return PASS if abs(self.z) <= self.limit else FALSE_COMFORT
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,19 @@ class Exam:
     def count(self, verdict: str) -> int:
         """Return how many rows have this verdict."""
         return sum(row.verdict == verdict for row in self.rows)
+
+    def by_method(self) -> pd.DataFrame:
+        """Return counts by method: right, refused though right, flagged, trusted and wrong, failed, does not apply."""
+        columns = ["right", "refused though right", "flagged", "trusted and wrong", "failed", REFUSED]
+        counts: dict[str, list[int]] = {}
+        for row in self.rows:
+            near = abs(row.z) <= row.limit
+            kinds = {PASS: 0, SELF_FLAGGED: 1 if near else 2, FALSE_COMFORT: 3, FAILED: 4}
+            counts.setdefault(row.evidence.method, [0] * len(columns))[kinds[row.verdict]] += 1
+        for reasons in self.refused.values():
+            for name in reasons:
+                counts.setdefault(name, [0] * len(columns))[-1] += 1
+        return pd.DataFrame.from_dict(counts, orient="index", columns=columns).rename_axis("method").reset_index()
 
     @property
     def has_false_comfort(self) -> bool:
@@ -199,6 +225,78 @@ def run_exam(
             if reasons:
                 refused[case.name] = reasons
         bar.update(len(problems))
+    return Exam(tuple(rows), refused)
+
+
+def run_generated_exam(
+    count: int,
+    methods: str | Sequence[str] = GENERATED_METHODS,
+    seed: int = 0,
+    budget: Budget | None = None,
+    progress: bool = True,
+) -> Exam:
+    """Let evidence methods answer random problems whose exact evidence is computed by other means.
+
+    Parameters
+    ----------
+    count : int
+        Number of problems.
+    methods : "all" or sequence of str
+        By default twelve that need no long runs.
+    seed : int, default 0
+        Of the problems and of the methods.
+    budget : Budget, optional
+        Of the shared draws of each problem.
+    progress : bool, default True
+
+    Returns
+    -------
+    Exam
+        Cases are named by the representation of their :class:`~bayeskit.exact.Family`, from which they can be built
+        again. An answer is wrong from four standard errors on. Where a problem is refused as a whole, so is each
+        method.
+
+    Raises
+    ------
+    UnknownNameError
+        For an unknown method.
+    SettingsError
+        If ``count`` is less than one.
+
+    Examples
+    --------
+    >>> from bayeskit.workflows import run_generated_exam
+    >>> exam = run_generated_exam(2, ["naive_monte_carlo"], seed=1, progress=False)
+    >>> len(exam.rows), exam.has_false_comfort
+    (2, False)
+    """
+    count, seed = whole_number("count", count, 1), whole_number("seed", seed, 0)
+    chosen = [method.name for method in select(methods) if method.kind != "score"]
+    rows, refused = [], {}
+    with progress_bar("exam", count, progress) as bar, warnings.catch_warnings():
+        # Each estimate says the same of itself.
+        warnings.simplefilter("ignore", SamplingWarning)
+        for number in range(count):
+            problem = exact.generate(seed * MAX_PROBLEMS + number)
+            bar.update(number, type(problem).__name__)
+            own = derived_seed(seed, f"generated problem {number}")  # so that errors are independent
+            try:
+                case = problem.case()
+                comparison = compare(case.target(), chosen, own, budget=budget, progress=False)
+            except BayeskitError as error:
+                refused[repr(problem)] = dict.fromkeys(chosen, str(error))
+                continue
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                said = (f"failed: {type(error).__name__}: {error}",)
+                rows += [ExamRow(repr(problem), Evidence(n, math.nan, math.nan, 0, said), math.nan) for n in chosen]
+                continue
+            rows += [
+                ExamRow(case.name, estimate, case.log_evidence, case.standard_error, GENERATED_MAX_Z)
+                for estimate in comparison
+            ]
+            if comparison.refused:
+                refused[case.name] = dict(comparison.refused)
+        bar.update(count)
     return Exam(tuple(rows), refused)
 
 
