@@ -157,7 +157,7 @@ class BetaBernoulli(Family):
 
 def _counts_model(y: Tensor, shape: Tensor, rate: Tensor, seen: Tensor) -> None:
     value = pyro.sample("rate", dist.Gamma(shape, rate))
-    with pyro.plate("data", len(y)), poutine.mask(mask=seen > 0):
+    with pyro.plate("data", len(y)), poutine.mask(mask=seen > 0):  # type: ignore[call-overload]
         pyro.sample("y", dist.Poisson(value), obs=y)
 
 
@@ -530,7 +530,8 @@ class TwoMeans(Family):
     def simpler(self) -> Iterator[Family]:
         """Yield the same with half of the data, a prior of one, or equal shares."""
         for form in super().simpler():
-            yield replace(form, share=0.5) if getattr(form, "share", 0.5) >= 1 else form
+            if isinstance(form, TwoMeans):
+                yield replace(form, share=0.5) if form.share >= 1 else form
 
 
 def _groups_model(y: Tensor, errors: Tensor, prior: Tensor, width: Tensor) -> None:
