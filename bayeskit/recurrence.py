@@ -55,6 +55,11 @@ def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) 
     ModelError
         If the step has a Pyro site.
 
+    Notes
+    -----
+    Of an affine step the products of all its matrices are computed. Where these overflow although the states do not,
+    such as by ``1e200 * x`` from zero, the result is not a number.
+
     References
     ----------
     Blelloch, G. E. (1990). Prefix sums and their applications. Carnegie Mellon University, CMU-CS-90-190.
@@ -72,13 +77,15 @@ def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) 
     state = _as_tensors("state", state)
     inputs = _as_tensors("inputs", inputs)
     times = _length(inputs, length)
-    if times == 0:
-        return state, None
     with _NoSites(), _Degrees(state) as degrees:
-        found = step(state, _at(inputs, 0))
+        found = step(state, _at(inputs, 0) if times else _nothing(inputs))
     _check(found, state)
-    numbers = sum(leaf.numel() for leaf in tree_flatten(state)[0])
-    if times > 1 and numbers <= MAX_AFFINE_STATES and degrees.is_affine(found[0]):
+    if times == 0:
+        return state, _map(lambda leaf: _as_tensor(leaf).new_empty(0, *_as_tensor(leaf).shape), found[1])
+    leaves = tree_flatten(state)[0]
+    alike = leaves[0].is_floating_point() and len({leaf.dtype for leaf in leaves}) == 1
+    small = sum(leaf.numel() for leaf in leaves) <= MAX_AFFINE_STATES
+    if times > 1 and small and alike and degrees.is_affine(found[0]):
         try:
             return _all_at_once(step, state, inputs, times)
         except UNTRACEABLE:
@@ -91,11 +98,10 @@ def _one_by_one(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, A
     for t in range(times):
         state, output = step(state, _at(inputs, t))
         outputs.append(output)
-    leaves, spec = tree_flatten(outputs[0])
-    if not any(isinstance(leaf, Tensor) for leaf in leaves):
-        return state, outputs[0]
+    spec = tree_flatten(outputs[0])[1]
     columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
-    return state, tree_unflatten([torch.stack(list(column)) for column in columns], spec)
+    stacked = [None if column[0] is None else torch.stack([_as_tensor(v) for v in column]) for column in columns]
+    return state, tree_unflatten(stacked, spec)
 
 
 def _all_at_once(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, Any]:
@@ -126,9 +132,8 @@ def _all_at_once(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, 
         matrices, offsets = one_matrix.expand(times, -1, -1), one_offset.expand(times, -1)
     states = _prefix(matrices, offsets, first)
     before = torch.cat([first.unsqueeze(0), states[:-1]])
-    _, sample_output = step(state, _at(inputs, 0))
-    outputs = sample_output
-    if any(isinstance(leaf, Tensor) for leaf in tree_flatten(sample_output)[0]):
+    outputs = step(state, _at(inputs, 0))[1]
+    if any(leaf is not None for leaf in tree_flatten(outputs)[0]):
         outputs = torch.func.vmap(outputs_of)(before, *columns)
     return _unpacked(states[-1], shapes, spec), outputs
 
@@ -162,56 +167,65 @@ def _later(x: Tensor, times: int) -> Tensor:
 
 
 class _Degrees(TorchFunctionMode):
-    """Follow one step and tell which tensors are affine functions of the state: each is made of it by known rules."""
+    """Follow one step and tell whether its new state is an affine function of the old one, by rules that are known.
+
+    A step that reads a number of what depends on the state, assigns to it or changes it in place is not followed.
+    """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self._followed: dict[int, Tensor] = {id(leaf): leaf for leaf in tree_flatten(state)[0]}  # kept alive, for ids
         self._beyond: dict[int, Tensor] = {}  # that depend on the state in another way
+        self._lost = False
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        if any(id(x) in self._beyond for x in tensors):
-            kept = self._beyond
-        elif any(id(x) in self._followed for x in tensors):
-            kept = self._followed if self._is_affine_rule(func, args) else self._beyond
-        else:
+        followed, beyond = self._depends((args, kwargs), self._followed), self._depends((args, kwargs), self._beyond)
+        if not followed and not beyond:
             return result
-        for leaf in tree_flatten(result)[0]:
-            if isinstance(leaf, Tensor):
-                kept[id(leaf)] = leaf
+        made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
+        whole = getattr(func, "__name__", "")
+        name = func.__self__.__name__ if whole == "__get__" else whole.strip("_")
+        changes = whole.endswith("_") and not whole.endswith("__")
+        if changes or "out" in kwargs or (not made and name not in _QUERIES):
+            self._lost = True
+        plain = not self._depends(kwargs, self._followed) and "rounding_mode" not in kwargs
+        is_affine = not beyond and plain and self._is_affine_rule(name, args)
+        kept = self._followed if is_affine else self._beyond
+        kept.update((id(leaf), leaf) for leaf in made)
         return result
 
-    def _is_affine_rule(self, func: Any, args: tuple[Any, ...]) -> bool:
-        name = getattr(func, "__name__", "").strip("_")
-        follows = [
-            any(isinstance(leaf, Tensor) and id(leaf) in self._followed for leaf in tree_flatten(argument)[0])
-            for argument in args
-        ]
-        if name in _LINEAR:
+    @staticmethod
+    def _depends(data: Any, known: dict[int, Tensor]) -> bool:
+        return any(isinstance(leaf, Tensor) and id(leaf) in known for leaf in tree_flatten(data)[0])
+
+    def _is_affine_rule(self, name: str, args: tuple[Any, ...]) -> bool:
+        follows = [self._depends(argument, self._followed) for argument in args]
+        if name in _SUMS:
             return True
         if name in _PRODUCTS:
-            return follows[:2].count(True) == 1
-        if name in _QUOTIENTS:
-            return not follows[1]
-        return name in _CHOICES and not follows[0]
+            return follows.count(True) == 1
+        if name in _OF_FIRST:
+            return follows.count(True) == 1 and follows[0]
+        return name == "where" and len(args) == 3 and not follows[0]
 
     def is_affine(self, state: Any) -> bool:
         """Tell whether every part of a new state is an affine function of the old one."""
-        return not any(id(leaf) in self._beyond for leaf in tree_flatten(state)[0])
+        return not self._lost and not self._depends(state, self._beyond)
 
 
-# Names of functions and methods of torch, without underscores: of what is linear in all of its arguments together, in
-# each of two, in the first, and in all but the condition.
-_LINEAR = frozenset(
-    "add radd sub rsub neg positive stack cat concatenate getitem unsqueeze squeeze reshape view flatten sum mean "
-    "expand clone unbind permute transpose movedim t contiguous cumsum roll flip diff select narrow get".split()
-)
+# Names of functions, methods and attributes of torch, without underscores: what is linear in all arguments together, in
+# one factor, in its first argument alone, and what tells no number of a tensor.
+_SUMS = frozenset("add radd sub rsub stack cat concatenate".split())
 _PRODUCTS = frozenset("mul rmul multiply matmul rmatmul mv mm dot".split())
-_QUOTIENTS = frozenset("truediv div divide".split())
-_CHOICES = frozenset(["where"])
+_OF_FIRST = frozenset(
+    "neg positive getitem unsqueeze squeeze reshape view flatten sum mean expand clone unbind permute transpose movedim "
+    "t contiguous cumsum roll flip diff select narrow truediv div divide T mT".split()
+)
+_QUERIES = frozenset(
+    "size dim numel len shape ndim dtype device layout stride requires_grad is_floating_point is_contiguous".split()
+)
 
 
 class _NoSites(Messenger):
@@ -253,8 +267,25 @@ def _length(inputs: Any, length: int | None) -> int:
 
 
 def _at(inputs: Any, t: int) -> Any:
-    leaves, spec = tree_flatten(inputs)
-    return tree_unflatten([leaf if leaf is None else leaf[t] for leaf in leaves], spec)
+    return _map(lambda leaf: leaf[t], inputs)
+
+
+def _nothing(inputs: Any) -> Any:
+    """Return inputs of one time where there is none."""
+    return _map(lambda leaf: leaf.new_zeros(leaf.shape[1:]), inputs)
+
+
+def _map(function: Callable[[Any], Any], data: Any) -> Any:
+    leaves, spec = tree_flatten(data)
+    return tree_unflatten([leaf if leaf is None else function(leaf) for leaf in leaves], spec)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """Return an output as a tensor; numbers may be outputs, too."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"an output of a scan is a {type(value).__name__}, not a tensor or a number") from error
 
 
 def _unpacked(x: Tensor, shapes: list[torch.Size], spec: TreeSpec) -> Any:

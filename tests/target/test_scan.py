@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
 from bayeskit import recurrence
-from bayeskit.errors import ModelError, SettingsError, ShapeError
+from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
 
 F64 = torch.float64
 Y = torch.randn(37, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -136,6 +136,74 @@ def test_a_model_with_a_scan_has_few_operations():
     assert float(target.log_likelihood(u)[0]) == pytest.approx(float(exact), rel=1e-12)
 
 
+def branching(x, y):
+    return (0.5 * x + y if x > 0.2 else x - y), None
+
+
+def assigning(x, y):
+    new = torch.zeros(2, dtype=F64)
+    new[0] = x[0] * x[0] + y
+    return new, None
+
+
+def assigning_through_a_view(x, y):
+    new = torch.zeros(2, dtype=F64)
+    new.view(-1).copy_(x * x + y)
+    return new, None
+
+
+NOT_AFFINE = {
+    "branch": (branching, torch.tensor(0.3, dtype=F64)),
+    "branch with output": (lambda x, y: (branching(x, y)[0], x), torch.tensor(0.3, dtype=F64)),
+    "number": (lambda x, y: (0.5 * x + float(x) ** 2 / 10, None), torch.tensor(1.0, dtype=F64)),
+    "item": (lambda x, y: (0.5 * x + y * x.item(), None), torch.tensor(1.0, dtype=F64)),
+    "data": (lambda x, y: (0.5 * x.data + y, None), torch.tensor(1.0, dtype=F64)),
+    "detached": (lambda x, y: (0.5 * x.detach() + y, None), torch.tensor(1.0, dtype=F64)),
+    "rounded": (lambda x, y: (torch.div(x, 2, rounding_mode="floor") + y, x), torch.tensor(1.0, dtype=F64)),
+    "keyword": (lambda x, y: (torch.div(x, other=2.0) + y, x), torch.tensor(1.0, dtype=F64)),
+    "keyword state": (lambda x, y: (torch.mul(y, other=x) + torch.pow(y, exponent=x), x), torch.tensor(1.0, dtype=F64)),
+    "assignment": (assigning, torch.tensor([0.3, 0.1], dtype=F64)),
+    "view": (assigning_through_a_view, torch.tensor([0.3, 0.1], dtype=F64)),
+    "index": (lambda x, y: (torch.arange(3.0, dtype=F64)[x.long() % 3] + y.abs(), None), torch.tensor(1.0, dtype=F64)),
+    "condition": (lambda x, y: (x.where(x > 0, -x) + y, None), torch.tensor(1.0, dtype=F64)),
+    "denominator": (lambda x, y: (y / (2 + x * x), None), torch.tensor(1.0, dtype=F64)),
+    "square": (lambda x, y: (x * x + y, None), torch.tensor(0.1, dtype=F64)),
+    "in place": (lambda x, y: (x.clone().mul_(x).add_(y), None), torch.tensor(0.1, dtype=F64)),
+    "mixed": (lambda x, y: ((0.5 * x[0] + y, x[1] + 1), None), (torch.tensor(1.0, dtype=F64), torch.tensor(0))),
+    "precisions": (
+        lambda x, y: ((0.5 * x[0] + y, 0.5 * x[1]), None),
+        (torch.tensor(1.0, dtype=F64), torch.tensor(1.0)),
+    ),
+    "number as output": (lambda x, y: (0.5 * x + y, {"x": x, "k": 1.0}), torch.tensor(1.0, dtype=F64)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_AFFINE)
+def test_what_only_seems_affine_runs_in_a_loop(name):
+    step, state = NOT_AFFINE[name]
+    found = bk.scan(step, state, Y[:9].abs())
+    exact = recurrence._one_by_one(step, state, Y[:9].abs(), 9)
+    torch.testing.assert_close(found, exact, rtol=1e-13, atol=1e-13)
+
+
+def test_a_branch_on_the_state_in_a_model_is_right():
+    start = torch.tensor(1.0, dtype=F64)
+
+    def model(y):
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        last, _ = bk.scan(lambda x, v: (0.5 * x + b if x > 0.8 else x - v * b, None), start, y)
+        pyro.sample("z", dist.Normal(last, 1.0), obs=y[0])
+
+    with pytest.warns(SlowModelWarning):
+        target = bk.Target.from_pyro(model, Y[:9])
+    for b in (0.3, 1.2):
+        x = start
+        for v in Y[:9]:
+            x = 0.5 * x + b if x > 0.8 else x - v * b
+        exact = dist.Normal(x, 1.0).log_prob(Y[0])
+        assert float(target.log_likelihood(torch.tensor([b], dtype=F64))) == pytest.approx(float(exact), rel=1e-12)
+
+
 def test_growing_states_stay_exact():
     """A root outside of the unit circle, over as many steps as a number can hold."""
     grow = torch.tensor(2.0, dtype=F64)
@@ -151,7 +219,8 @@ def test_single_precision_stays():
 def test_no_outputs_and_no_times():
     state = torch.tensor(1.0, dtype=F64)
     assert bk.scan(lambda x, _: (0.5 * x, None), state, length=3) == (torch.tensor(0.125, dtype=F64), None)
-    assert bk.scan(lambda x, y: (x + y, x), state, torch.zeros(0, dtype=F64)) == (state, None)
+    last, outputs = bk.scan(lambda x, y: (x + y, {"x": x, "none": None}), state, torch.zeros(0, dtype=F64))
+    assert last is state and outputs["x"].shape == (0,) and outputs["none"] is None
 
 
 def test_a_step_may_branch_on_its_inputs():
