@@ -220,8 +220,8 @@ class _Degrees(TorchFunctionMode):
 _SUMS = frozenset("add radd sub rsub stack cat concatenate".split())
 _PRODUCTS = frozenset("mul rmul multiply matmul rmatmul mv mm dot".split())
 _OF_FIRST = frozenset(
-    "neg positive getitem unsqueeze squeeze reshape view flatten sum mean expand clone unbind permute transpose movedim "
-    "t contiguous cumsum roll flip diff select narrow truediv div divide T mT".split()
+    "neg positive getitem unsqueeze squeeze reshape view flatten sum mean expand clone unbind permute transpose "
+    "movedim t contiguous cumsum roll flip diff select narrow truediv div divide T mT".split()
 )
 _QUERIES = frozenset(
     "size dim numel len shape ndim dtype device layout stride requires_grad is_floating_point is_contiguous".split()

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+import bayeskit as bk
+
 FLAT = "improper"
 WIDE_SCALE = 1e4
 STEPS_A_YEAR = 20  # of Runge and Kutta's fourth order, for the populations of lynx and hare
@@ -46,18 +48,6 @@ def flat_positive(name: str) -> Tensor:
     if FLAT == "improper":
         return pyro.sample(name, dist.ImproperUniform(constraints.positive, (), ()))
     return pyro.sample(name, dist.HalfNormal(WIDE_SCALE))
-
-
-def loop(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the last state and the stacked outputs of ``state, output = step(state, input)``."""
-    outputs = []
-    for one in inputs:
-        state, output = step(state, one)
-        outputs.append(output)
-    return state, torch.stack(outputs)
-
-
-SCAN = loop
 
 
 def normal_regression(x, y, sigma_scale=None):
@@ -128,7 +118,7 @@ def garch(y, first_sigma):
         return variance, variance
 
     first = first_sigma.square() + 0 * mu
-    _, later = SCAN(step, first, y[:-1])
+    _, later = bk.scan(step, first, y[:-1])
     sigma = torch.cat([first[None], later]).sqrt()
     with pyro.plate("time", len(y)):
         pyro.sample("y", dist.Normal(mu, sigma), obs=y)
@@ -190,19 +180,11 @@ def mixture(y):
         pyro.sample("y", dist.MixtureSameFamily(weights, dist.Normal(mu, sigma)), obs=y)
 
 
-def forward_probability(theta: Tensor, emissions: Tensor) -> Tensor:
-    """Return the log likelihood of a hidden Markov chain; its first state has no prior probability, as in Stan.
-
-    `theta` are transition probabilities ``(K, K)``, `emissions` log densities ``(N, K)``.
-    """
-    transitions = theta.log()
-
-    def step(forward, emission):
-        forward = torch.logsumexp(forward[:, None] + transitions, 0) + emission
-        return forward, forward.new_zeros(())
-
-    last, _ = SCAN(step, emissions[0], emissions[1:])
-    return torch.logsumexp(last, -1)
+def hidden_chain(theta: Tensor, emission: Any, length: int) -> dist.DiscreteHMM:
+    """Return the distribution of a hidden Markov chain whose first state is either one, `theta` ``(K, K)``."""
+    free = torch.zeros_like(theta).unsqueeze(0)
+    transitions = torch.cat([free, theta.log().expand(length - 1, -1, -1)])
+    return dist.DiscreteHMM(torch.zeros_like(theta[0]), transitions, emission, duration=length)
 
 
 def hidden_markov(y):
@@ -210,8 +192,7 @@ def hidden_markov(y):
     theta1 = pyro.sample("theta1", dist.Dirichlet(ones))
     theta2 = pyro.sample("theta2", dist.Dirichlet(ones))
     mu = ordered_pair("mu", positive_normal("mu_lower", 3.0, 1.0), dist.Normal(10.0, 1.0))
-    emissions = dist.Normal(mu, 1.0).log_prob(y[:, None])
-    pyro.factor("y", forward_probability(torch.stack([theta1, theta2]), emissions))
+    pyro.sample("y", hidden_chain(torch.stack([theta1, theta2]), dist.Normal(mu, 1.0), len(y)), obs=y)
 
 
 def basketball(u, v, alpha):
@@ -219,8 +200,9 @@ def basketball(u, v, alpha):
     theta2 = pyro.sample("theta2", dist.Dirichlet(alpha[1]))
     phi = ordered_pair("phi", pyro.sample("phi_lower", dist.HalfNormal(1.0)), dist.Normal(3.0, 1.0))
     rate = ordered_pair("lambda", pyro.sample("lambda_lower", dist.HalfNormal(1.0)), dist.Normal(3.0, 1.0))
-    emissions = dist.Exponential(phi).log_prob(u[:, None]) + dist.Exponential(rate).log_prob(v[:, None])
-    pyro.factor("uv", forward_probability(torch.stack([theta1, theta2]), emissions))
+    emission = dist.Exponential(torch.stack([phi, rate], -1)).to_event(1)
+    chain = hidden_chain(torch.stack([theta1, theta2]), emission, len(u))
+    pyro.sample("uv", chain, obs=torch.stack([u, v], -1))
 
 
 def lotka_volterra(times, first, y):
@@ -249,7 +231,7 @@ def lotka_volterra(times, first, y):
         return z, z
 
     widths = torch.diff(times, prepend=times.new_zeros(1)).repeat_interleave(STEPS_A_YEAR) / STEPS_A_YEAR
-    _, path = SCAN(step, start, widths)
+    _, path = bk.scan(step, start, widths)
     z = path[STEPS_A_YEAR - 1 :: STEPS_A_YEAR]
     pyro.sample("y_init", dist.LogNormal(start.log(), sigma).to_event(1), obs=first)
     with pyro.plate("years", len(y)):
