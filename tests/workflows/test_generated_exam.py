@@ -1,0 +1,92 @@
+"""The exam on generated problems counts what each method says against answers computed by other means."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bayeskit import cli, exact
+from bayeskit.errors import DataError, SettingsError
+from bayeskit.inference.evidence import Evidence
+from bayeskit.workflows import exam as exam_module
+from bayeskit.workflows import run_generated_exam
+from bayeskit.workflows.exam import SMALL, Exam, ExamRow
+
+
+def test_methods_that_draw_from_the_prior_are_right_or_say_that_they_are_not():
+    exam = run_generated_exam(6, ["naive_monte_carlo", "laplace_importance_sampling"], seed=5, progress=False)
+    counts = exam.by_method().set_index("method")
+    assert (counts.sum(axis=1) == 6).all() and (counts[["trusted and wrong", "failed"]] == 0).all(axis=None)
+    assert counts.loc["laplace_importance_sampling", "right"] >= 3
+    for row in exam.rows:
+        assert eval(row.case, vars(exact.generated)).case().log_evidence == row.exact  # noqa: S307  our own names
+
+
+def test_the_same_seed_gives_the_same_exam_and_another_one_others():
+    one, same, other = (
+        run_generated_exam(2, ["naive_monte_carlo"], seed=seed, progress=False).rows for seed in (1, 1, 2)
+    )
+    assert one == same and [row.case for row in one] != [row.case for row in other]
+
+
+def row(estimate, error, warnings=()):
+    return ExamRow("case", Evidence("method", estimate, error, 1, tuple(warnings)), 0.0, 0.0, 4.0)
+
+
+def test_answers_are_counted_by_kind():
+    rows = (row(0.3, 0.1), row(0.3, 0.1, ["no"]), row(0.5, 0.1, ["no"]), row(0.5, 0.1), row(math.nan, math.nan, ["no"]))
+    counts = Exam(rows, {"other": {"method": "why"}}).by_method()
+    assert counts.iloc[0].tolist() == ["method", 1, 1, 1, 1, 1, 1]
+
+
+def test_an_error_that_is_not_ours_fails_its_problem_alone(monkeypatch):
+    right = exam_module.compare
+
+    def broken(target, *given, **named):
+        if target.dim == 1 and not broken.done:
+            broken.done = True
+            raise RuntimeError("not ours")
+        return right(target, *given, **named)
+
+    broken.done = False
+    monkeypatch.setattr(exam_module, "compare", broken)
+    exam = run_generated_exam(3, ["naive_monte_carlo"], seed=1, progress=False)
+    assert exam.count("failed") == 1 and len(exam.rows) == 3
+
+
+def test_a_problem_without_an_answer_is_refused(monkeypatch):
+    def unknown(self):
+        raise DataError("known to 1 nats only")
+
+    first = exact.generate(1 * exam_module.MAX_PROBLEMS)
+    monkeypatch.setattr(type(first), "log_evidence", unknown)
+    exam = run_generated_exam(1, ["naive_monte_carlo"], seed=1, progress=False)
+    assert exam.refused == {repr(first): {"naive_monte_carlo": str(exam.refused[repr(first)]["naive_monte_carlo"])}}
+
+
+def test_a_biased_method_is_found(monkeypatch):
+    """A mutation: every estimate half a nat too high, with its error unchanged."""
+    right = exam_module.compare
+
+    def biased(*given, **named):
+        table = right(*given, **named)
+        return replace(
+            table, results={k: replace(v, log_evidence=v.log_evidence + 0.5) for k, v in table.results.items()}
+        )
+
+    monkeypatch.setattr(exam_module, "compare", biased)
+    assert run_generated_exam(4, ["laplace_importance_sampling"], seed=5, progress=False).has_false_comfort
+
+
+def test_from_the_command_line(tmp_path, monkeypatch, capsys):
+    arguments = ["exam", "--generated", "2", "--seed", "1", "--methods", "naive_monte_carlo", "--quiet"]
+    monkeypatch.setattr("sys.argv", ["bayeskit", *arguments, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert "naive_monte_carlo" in capsys.readouterr().out and (tmp_path / "out" / "exam.csv").exists()
+
+
+def test_no_problems_are_refused():
+    with pytest.raises(SettingsError):
+        run_generated_exam(0, budget=SMALL, progress=False)
