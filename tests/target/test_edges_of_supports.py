@@ -321,6 +321,14 @@ def test_traced_and_compiled_densities_are_the_eager_ones_at_the_edges(compile):
     torch.testing.assert_close(found.log_density, log_prior, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("u", [0.3, 19.0, 21.0, -25.0, 300.0])
+def test_the_jacobian_of_an_interval_is_right_beyond_twenty(u):
+    transform = bijection(constraints.interval(-1.0, 2.0))
+    x = number(u)
+    exact = mp.log(3) + log_sigmoid(mpf(u)) + log_sigmoid(mpf(-u))
+    assert float(transform.log_abs_det_jacobian(x, transform(x))) == pytest.approx(float(exact), rel=1e-14)
+
+
 def test_a_density_or_draws_of_the_users_own_are_kept():
     class Own(dist.Beta):
         def log_prob(self, value):
