@@ -57,7 +57,7 @@ def log_density(fn: Any, x: Tensor) -> Tensor | None:
     if isinstance(fn, plain.Independent):
         inner = log_density(fn.base_dist, x)
         return None if inner is None else _sum_rightmost(inner, fn.reinterpreted_batch_ndims)
-    if isinstance(fn, dist.ExpandedDistribution):
+    if isinstance(fn, dist.ExpandedDistribution) or _is_unmasked(fn):
         return log_density(fn.base_dist, x)
     form = _form(fn)
     return None if form is None else form.log_density(fn, x)
@@ -65,7 +65,7 @@ def log_density(fn: Any, x: Tensor) -> Tensor | None:
 
 def draw(fn: Any, shape: torch.Size) -> Tensor | None:
     """Draw coordinates with the global stream, ``(*shape, *batch, *event)``; None where ``fn`` is not known."""
-    if isinstance(fn, plain.Independent):
+    if isinstance(fn, plain.Independent) or _is_unmasked(fn):
         return draw(fn.base_dist, shape)
     form = _form(fn)
     if form is None or not (_is_library(fn, "sample") and _is_library(fn, "rsample")):
@@ -78,6 +78,11 @@ def _form(fn: Any) -> Form | None:
     """Return the first form of the kind of ``fn``, unless a subclass from elsewhere has a density of its own."""
     form = next((form for form in _FORMS if isinstance(fn, form.kind)), None)
     return form if form is not None and _is_library(fn, "log_prob") else None
+
+
+def _is_unmasked(fn: Any) -> bool:
+    """Whether a mask leaves everything as it is."""
+    return isinstance(fn, dist.MaskedDistribution) and fn._mask is True
 
 
 def _is_library(fn: Any, method: str) -> bool:
@@ -187,6 +192,21 @@ def _folded(fn: Any, x: Tensor) -> Tensor | None:
     return torch.logaddexp(*sides) + x
 
 
+def _folded_draw(fn: Any, shape: torch.Size) -> Tensor | None:
+    base = fn.base_dist
+    if isinstance(base, (plain.Normal, plain.Laplace, dist.Logistic)):
+        return base.sample(shape).abs().clamp(min=_tiny(base.loc)).log()  # type: ignore[no-any-return]
+    if not isinstance(base, (plain.StudentT, plain.Cauchy)):
+        return None
+    half = 0.5 * (base.df if isinstance(base, plain.StudentT) else torch.ones_like(base.loc))
+    normal = torch.randn(shape + base.loc.shape, dtype=base.loc.dtype, device=base.loc.device)
+    log_ratio = 0.5 * (half.log() - _log_gamma_draw(half, shape))
+    log_far = normal.abs().clamp(min=_tiny(normal)).log() + log_ratio + base.scale.log()
+    far = log_far > 0.5 * math.log(torch.finfo(normal.dtype).max)  # where the location is lost in rounding
+    near = base.loc + base.scale * normal * torch.where(far, 0.0, log_ratio).exp()
+    return torch.where(far, log_far, near.abs().clamp(min=_tiny(normal)).log())
+
+
 def _heavy_tailed(base: Any, x: Tensor, sign: float) -> Tensor:
     """Return the log density of a Student-t or Cauchy distribution at ``sign * exp(x)``, which may overflow."""
     df = base.df if isinstance(base, plain.StudentT) else torch.ones_like(base.loc)
@@ -241,6 +261,31 @@ def _kumaraswamy_draw(fn: Any, shape: torch.Size) -> Tensor:
     log_v = _log_complement(-t) / a
     far = t > -SMALL
     return log_v - torch.where(far, -t - a.log(), _log_complement(log_v.clamp(max=-_tiny(log_v))))
+
+
+def _continuous_bernoulli(fn: Any, x: Tensor) -> Tensor:
+    """Return the density by the logit of the parameter, which torch holds away from zero and one."""
+    logit, size = _logit_and_size(fn)
+    far = torch.where(logit > 0, (-x).sigmoid(), x.sigmoid())  # from the end at which the mass is
+    log_normalizer = (size / (0.5 * size).tanh()).log() - (-size).exp().log1p()
+    return log_normalizer - size * far + logsigmoid(x) + logsigmoid(-x)
+
+
+def _continuous_bernoulli_draw(fn: Any, shape: torch.Size) -> Tensor:
+    logit, size = _logit_and_size(fn)
+    size = size.expand(fn.batch_shape)
+    uniform = torch.rand(shape + size.shape, dtype=size.dtype, device=size.device)
+    far = -torch.log1p(uniform * torch.expm1(-size)) / size
+    far = far.clamp(_tiny(far), 1 - torch.finfo(far.dtype).eps / 2)
+    x = far.log() - torch.log1p(-far)
+    return torch.where(logit > 0, -x, x)
+
+
+def _logit_and_size(fn: Any) -> tuple[Tensor, Tensor]:
+    """Return the logit of a parameter, and its absolute value, held away from zero."""
+    given = fn._param  # what was not given may have been computed, and is held away from the ends
+    logit = given if vars(fn).get("logits") is given else given.log() - torch.log1p(-given)
+    return logit, logit.abs().clamp(min=1e-30)
 
 
 # -- simplices, correlations and covariances ---------------------------------------------------------
@@ -298,6 +343,17 @@ def _wishart(fn: Any, x: Tensor) -> Tensor:
     )
 
 
+def _wishart_draw(fn: Any, shape: torch.Size) -> Tensor:
+    """Draw the Cholesky factor row by row (Bartlett 1933), the diagonal in logarithms."""
+    scale, n = fn._unbroadcasted_scale_tril, fn.event_shape[-1]
+    whole = shape + fn.batch_shape
+    half = 0.5 * (fn.df.unsqueeze(-1) - torch.arange(n, dtype=scale.dtype, device=scale.device))
+    log_diagonal = 0.5 * (LOG_2 + _log_gamma_draw(half.expand(*fn.batch_shape, n), shape))
+    normal = torch.randn(*whole, n, n, dtype=scale.dtype, device=scale.device).tril(-1)
+    below = LowerTriangle("one").inv(scale @ (normal + torch.diag_embed(log_diagonal.exp())))
+    return torch.cat([torch.diagonal(scale, dim1=-2, dim2=-1).log() + log_diagonal, below], -1)
+
+
 # -- made of others ---------------------------------------------------------------------------------
 
 
@@ -326,55 +382,74 @@ def _has_own_bounds(components: Any) -> bool:
 
     A bound that is a number, or a tensor without dimensions, is the same for all.
     """
-    support = support_of(components)
-    while isinstance(support, independent):
-        support = support.base_constraint
+    support = _innermost(support_of(components))
     ends = [getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound")]
     return any(isinstance(end, Tensor) and end.dim() > 0 for end in ends)
 
 
 def _transformed(fn: Any, x: Tensor) -> Tensor | None:
-    """Go back through the transforms in logarithms until the base distribution can say its density."""
-    chain, base = fn.transforms, fn.base_dist
-    last, log_scale = chain[-1], torch.zeros_like(x)
-    if len(chain) == 1 and _is_bijection(last, fn):
-        density: Tensor = base.log_prob(x)
-        return density
-    if len(chain) == 1 and isinstance(last, transforms.TanhTransform):
-        return base.log_prob(0.5 * x) - LOG_2  # type: ignore[no-any-return]
-    if len(chain) == 1 and isinstance(last, (transforms.SoftplusTransform, dist.transforms.SoftplusTransform)):
-        return _softplus_of(base, x)
-    for transform in reversed(chain):
-        if isinstance(transform, transforms.PowerTransform):
-            power = torch.as_tensor(transform.exponent, dtype=x.dtype, device=x.device)
-            x, log_scale = x / power, log_scale - power.abs().log()
-        elif isinstance(transform, transforms.AffineTransform) and isinstance(fn, plain.Weibull):
-            x = x - torch.as_tensor(transform.scale, dtype=x.dtype, device=x.device).log()
-        else:
-            return None
-    inner = log_density(base, x)
-    return None if inner is None else inner + log_scale
+    """Go back through the last transform, to what has a density of its own or a logarithm for its coordinate."""
+    last, before = _last(fn)
+    if _is_bijection(last, fn):
+        return before.log_prob(x)  # type: ignore[no-any-return]
+    if isinstance(last, transforms.TanhTransform):
+        return before.log_prob(0.5 * x) - LOG_2 * math.prod(fn.event_shape)  # type: ignore[no-any-return]
+    if isinstance(last, _SOFTPLUS):
+        w, log_slope = _before_softplus(x)
+        return before.log_prob(w) + _sum_rightmost(log_slope, fn.event_dim)  # type: ignore[no-any-return]
+    line = _line(fn, last, before)
+    if line is None:
+        return None
+    slope, shift = line
+    inner = log_density(before, (x - shift) / slope)
+    log_slope = slope.abs().log().expand_as(x)
+    return None if inner is None else inner - _sum_rightmost(log_slope, fn.event_dim)
 
 
 def _transformed_draw(fn: Any, shape: torch.Size) -> Tensor | None:
-    chain, base = fn.transforms, fn.base_dist
-    if len(chain) == 1 and _is_bijection(chain[0], fn):
-        return base.sample(shape)  # type: ignore[no-any-return]
-    if len(chain) == 1 and isinstance(chain[0], transforms.TanhTransform):
-        return 2 * base.sample(shape)  # type: ignore[no-any-return]
-    if not all(isinstance(transform, transforms.PowerTransform) for transform in chain[:1]):
+    last, before = _last(fn)
+    if _is_bijection(last, fn):
+        return before.sample(shape)  # type: ignore[no-any-return]
+    if isinstance(last, transforms.TanhTransform):
+        return 2 * before.sample(shape)  # type: ignore[no-any-return]
+    if isinstance(last, _SOFTPLUS):
+        w = before.sample(shape)
+        # Far below zero log(1 + exp(w)) is exp(w).
+        return torch.where(w < SMALL, w, _softplus(w.clamp(min=SMALL)).log())
+    line = _line(fn, last, before)
+    x = None if line is None else draw(before, shape)
+    return None if line is None or x is None else line[0] * x + line[1]
+
+
+_SOFTPLUS = (transforms.SoftplusTransform, dist.transforms.SoftplusTransform)
+
+
+def _last(fn: Any) -> tuple[Any, Any]:
+    """Return the last transform and the distribution of what it is applied to."""
+    parts = [part for t in fn.transforms for part in (t.parts if isinstance(t, transforms.ComposeTransform) else [t])]
+    if len(parts) < 2:
+        return parts[0] if parts else None, fn.base_dist
+    return parts[-1], dist.TransformedDistribution(fn.base_dist, parts[:-1], validate_args=False)
+
+
+def _line(fn: Any, last: Any, before: Any) -> tuple[Tensor, Tensor] | None:
+    """Return ``(slope, shift)`` of the logarithm after a transform in that before it; None if it is no line.
+
+    The coordinate before is a logarithm only where the support is all positive numbers: that of a power of a beta
+    variable is not.
+    """
+    if isinstance(last, transforms.PowerTransform):
+        slope = torch.as_tensor(last.exponent)
+        shift = torch.zeros_like(slope)
+    elif isinstance(last, transforms.AffineTransform) and isinstance(fn, plain.Weibull):
+        shift = torch.as_tensor(last.scale).log()
+        slope = torch.ones_like(shift)
+    else:
         return None
-    x = draw(base, shape)
-    for transform in chain:
-        if x is None:
-            return None
-        if isinstance(transform, transforms.PowerTransform):
-            x = x * transform.exponent
-        elif isinstance(transform, transforms.AffineTransform) and isinstance(fn, plain.Weibull):
-            x = x + torch.as_tensor(transform.scale, dtype=x.dtype, device=x.device).log()
-        else:
-            return None
-    return x
+    ends = vars(_innermost(support_of(before)))
+    lower = ends.get("lower_bound")
+    whole = "upper_bound" not in ends and isinstance(lower, int | float) and lower == 0
+    return (slope, shift) if whole else None
 
 
 def _is_bijection(transform: Any, fn: Any) -> bool:
@@ -386,17 +461,22 @@ def _is_bijection(transform: Any, fn: Any) -> bool:
         transforms.CorrCholeskyTransform,
         dist.transforms.OrderedTransform,
     )
-    return type(transform) in known and fn.support == transform.codomain
+    return type(transform) in known and _innermost(fn.support) == _innermost(transform.codomain)
 
 
-def _softplus_of(base: Any, x: Tensor) -> Tensor:
-    """Return the log density of ``x`` where ``exp(x) = log(1 + exp(w))`` and ``base`` is that of ``w``."""
+def _innermost(support: Any) -> Any:
+    while isinstance(support, independent):
+        support = support.base_constraint
+    return support
+
+
+def _before_softplus(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``w`` and the logarithm of its slope in ``x``, where ``exp(x) = log(1 + exp(w))``."""
     small, large = x < SMALL, x > -SMALL
     v = torch.where(small | large, 0.0, x).exp()
     log_share = torch.log(-torch.expm1(-v))  # of 1 - exp(-v)
     w = torch.where(small, x, torch.where(large, x.exp(), v + log_share))
-    slope = torch.where(small, 0.0, torch.where(large, x, x - log_share))
-    return base.log_prob(w) + slope  # type: ignore[no-any-return]
+    return w, torch.where(small, 0.0, torch.where(large, x, x - log_share))
 
 
 def _relaxed_bernoulli(fn: Any, x: Tensor) -> Tensor:
@@ -412,11 +492,12 @@ _FORMS: tuple[Form, ...] = (
     Form(plain.HalfCauchy, _half_cauchy, _half_cauchy_draw),
     Form(plain.Pareto, _pareto, _pareto_draw),
     Form(plain.FisherSnedecor, _fisher_snedecor, _fisher_snedecor_draw),
-    Form(dist.FoldedDistribution, _folded, lambda fn, n: None),
+    Form(dist.FoldedDistribution, _folded, _folded_draw),
     Form(plain.Beta, _beta, _beta_draw),
     Form(dist.AffineBeta, _affine_beta, lambda fn, n: draw(fn.base_dist, n)),
     Form(plain.Uniform, _uniform, _uniform_draw),
     Form(plain.Kumaraswamy, _kumaraswamy, _kumaraswamy_draw),
+    Form(plain.ContinuousBernoulli, _continuous_bernoulli, _continuous_bernoulli_draw),
     Form(plain.RelaxedBernoulli, _relaxed_bernoulli, lambda fn, n: fn.base_dist.sample(n)),
     Form(plain.Dirichlet, _dirichlet, _dirichlet_draw),
     Form(
@@ -426,7 +507,7 @@ _FORMS: tuple[Form, ...] = (
     ),
     Form(plain.LKJCholesky, _lkj, _lkj_draw),
     Form(dist.LKJ, lambda fn, x: _lkj(fn.base_dist, x), lambda fn, n: _lkj_draw(fn.base_dist, n)),
-    Form(plain.Wishart, _wishart, lambda fn, n: None),
+    Form(plain.Wishart, _wishart, _wishart_draw),
     Form(plain.MixtureSameFamily, _mixture, _mixture_draw),
     Form(plain.TransformedDistribution, _transformed, _transformed_draw),
 )

@@ -197,7 +197,7 @@ class Reader(Messenger):
                 # or too large by the number of values that are summed.
                 mask = None
             coordinate = self.coordinates.get(name)
-            if coordinate is not None and coordinate.log_density is not None and mask is None:
+            if coordinate is not None and coordinate.log_density is not None and (mask is None or mask is True):
                 log_prob = coordinate.log_density
             else:
                 with nullcontext() if self.first_run else _batchable(name, fn):

@@ -87,6 +87,11 @@ def relaxed_bernoulli(u, temperature):
     return mp.log(temperature) + z - 2 * mp.log1p(mp.exp(z))
 
 
+def continuous_bernoulli(u, a):
+    v = 1 / (1 + mp.exp(-u))
+    return mp.log(a / mp.tanh(a / 2)) - a * v - mp.log1p(mp.exp(-a)) + log_sigmoid(u) + log_sigmoid(-u)
+
+
 #: By name: the distribution, and its log density at ``u`` with the Jacobian; both of two parameters.
 FAMILIES = {
     "beta": (dist.Beta, lambda u, a, b: a * log_sigmoid(u) + b * log_sigmoid(-u) - log_beta(a, b)),
@@ -107,6 +112,16 @@ FAMILIES = {
     "exponential": (lambda a, b: dist.Exponential(a), lambda u, s, _: mp.log(s) + u - s * mp.exp(u)),
     "log-normal": (dist.LogNormal, lambda u, m, s: normal((u - m) / s) - mp.log(s)),
     "uniform": (lambda a, b: dist.Uniform(-a, b), lambda u, a, b: log_sigmoid(u) + log_sigmoid(-u)),
+    "continuous bernoulli": (
+        lambda a, b: dist.ContinuousBernoulli(logits=-a),
+        lambda u, a, _: continuous_bernoulli(u, a),
+    ),
+    "affine, then exponential": (
+        lambda a, b: dist.TransformedDistribution(
+            dist.Normal(a, b), [dist.transforms.AffineTransform(1.0, 3.0), dist.transforms.ExpTransform()]
+        ),
+        lambda u, m, s: normal((u - 1 - 3 * m) / (3 * s)) - mp.log(3 * s),
+    ),
     "folded student": (lambda a, b: dist.FoldedDistribution(dist.StudentT(a, 0.3, b)), folded_student),
     "softplus": (
         lambda a, b: dist.TransformedDistribution(dist.Normal(a, b), [dist.transforms.SoftplusTransform()]),
@@ -237,6 +252,70 @@ def test_covariance_matrices_have_the_density_of_torch_where_that_is_right():
     torch.testing.assert_close(log_density(fn, x), theirs, rtol=1e-10, atol=1e-10)
 
 
+SQUARE = [dist.transforms.PowerTransform(number(2.0))]
+THREE = number([0.5, 2.0, 3.0])
+SEVERAL = {
+    "tanh": (lambda p: dist.Normal(p, 2 * p), [dist.transforms.TanhTransform()]),
+    "softplus": (lambda p: dist.Normal(p, 2 * p), [dist.transforms.SoftplusTransform()]),
+    "exponential": (lambda p: dist.Normal(p, 2 * p), [dist.transforms.ExpTransform()]),
+    "power": (lambda p: dist.Gamma(p, 2 * p), SQUARE),
+    "power of exponential": (lambda p: dist.Normal(p, 2 * p), [dist.transforms.ExpTransform(), *SQUARE]),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_transforms_of_one_event_have_the_density_of_its_elements(name):
+    """The slope of a transform counts once for each element of an event, whatever the base distribution calls one."""
+    base, chain = SEVERAL[name]
+    together = dist.TransformedDistribution(base(THREE).to_event(1), chain)
+    x = coordinates_of(3, 2)  # where no value is rounded
+    transform = bijection(together.support)
+    value = transform(x)
+    theirs = together.log_prob(value) + transform.log_abs_det_jacobian(x, value)
+    assert theirs.shape == (3,)
+    torch.testing.assert_close(log_density(together, x), theirs, rtol=1e-9, atol=1e-9)
+    far = coordinates_of(3, 100)
+    alone = sum(log_density(dist.TransformedDistribution(base(p), chain), far[:, i]) for i, p in enumerate(THREE))
+    torch.testing.assert_close(log_density(together, far), alone, rtol=1e-13, atol=1e-13)
+    with global_stream(new_generator(0)):
+        assert draw(together, torch.Size([5])).shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        dist.Beta(number(2.0), number(3.0)),
+        dist.Uniform(number(0.0), number(1.0)),
+        dist.Pareto(number(1.5), number(3.0)),
+    ],
+    ids=lambda base: type(base).__name__,
+)
+def test_a_power_of_what_is_not_all_positive_numbers_is_not_taken_for_a_logarithm(base):
+    fn = dist.TransformedDistribution(base, SQUARE)
+    assert log_density(fn, number(0.3)) is None and draw(fn, torch.Size([2])) is None
+
+
+def test_parameters_of_a_continuous_bernoulli_are_not_held_away_from_the_ends():
+    for logit in (0.0, 1e-12, 3.0, -45.0):
+        x = number([-50.0, 0.3, 50.0])
+        flat = [log_sigmoid(mpf(t)) + log_sigmoid(-mpf(t)) for t in x.tolist()]
+        exact = [continuous_bernoulli(mpf(t), mpf(-logit)) for t in x.tolist()] if logit else flat
+        found = log_density(dist.ContinuousBernoulli(logits=number(logit)), x)
+        assert found.tolist() == pytest.approx([float(e) for e in exact], rel=1e-12)
+    fn = dist.ContinuousBernoulli(probs=number(0.3))
+    before = log_density(fn, number(1.0))
+    fn.log_prob(number(0.2))  # which computes the logits, too
+    assert log_density(fn, number(1.0)) == before
+
+
+def test_a_mask_that_leaves_all_leaves_the_density():
+    fn, x = dist.Beta(number(0.05), number(0.05)), number([60.0, -60.0])
+    assert torch.equal(log_density(fn.mask(True), x), log_density(fn, x))
+    masked = pyro.poutine.mask(beta_bernoulli, mask=True)
+    target = bk.Target.from_pyro(masked, number([1.0]), 0.05, compile=False)
+    assert torch.equal(target.log_prior(x.unsqueeze(-1)), log_density(fn, x))
+
+
 # -- draws --------------------------------------------------------------------------------------------------------
 
 DRAWN = {
@@ -275,6 +354,20 @@ def test_draws_follow_the_density(name):
     for parameters in PARAMETERS:
         found = probability_of_draws(FAMILIES[name][0](*map(number, parameters)))
         assert found is None or found > FAILURE_RATE / len(PARAMETERS), parameters
+
+
+@pytest.mark.filterwarnings("ignore:Low df values")
+@pytest.mark.parametrize("df", [1.05, 4.5])
+def test_draws_of_covariances_have_the_mean_determinant(df):
+    covariance, n = number([[2.0, 0.5], [0.5, 1.0]]), 4000
+    with global_stream(new_generator(0)):
+        x = draw(dist.Wishart(number(df), covariance_matrix=covariance), torch.Size([n]))
+    log_det = 2 * x[:, :2].sum(-1)
+    exact = 2 * math.log(2) + math.log(1.75) + sum(float(mp.digamma(mpf(df - i) / 2)) for i in range(2))
+    assert abs(float(log_det.mean()) - exact) < 4.42 * float(log_det.std()) / math.sqrt(n)
+    matrix = bijection(constraints.positive_definite)(x)
+    error = 4.7 * matrix.std(0) / math.sqrt(n)  # three different elements
+    assert bool(((matrix.mean(0) - df * covariance).abs() < error).all())
 
 
 def test_draws_that_are_clamped_are_noticed():

@@ -273,3 +273,18 @@ def test_bad_input_is_named(make, error, message):
     with pytest.raises(error, match=message) as caught:
         make()
     assert "Remedy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        JC69(),
+        HKY85(kappa=2.0, base_frequencies=FREQUENCIES),
+        GTR(exchangeabilities=EXCHANGEABILITIES, base_frequencies=FREQUENCIES),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_infinite_branches_have_the_stationary_frequencies(model):
+    lengths = torch.tensor([1.0, torch.inf], dtype=torch.float64)
+    found = model.transition_matrices(lengths)
+    torch.testing.assert_close(found[1], model.frequencies(lengths).expand(4, 4), rtol=1e-13, atol=1e-14)

@@ -97,7 +97,8 @@ class GTR(SubstitutionModel):
             If a parameter has no value.
         """
         # Differences of almost equal numbers give rare changes along short branches: single precision loses them.
-        lengths = branch_lengths.double()
+        # Along more than this nothing of the start is left, and infinity times an eigenvalue of zero is no number.
+        lengths = branch_lengths.double().clamp(max=1e100)
         roots = self.frequencies(lengths).sqrt()
         scaling = roots[..., None, :] / roots[..., :, None]
         symmetric = self.rate_matrix(lengths) / scaling
