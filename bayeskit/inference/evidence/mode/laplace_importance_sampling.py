@@ -19,9 +19,17 @@ from bayeskit._statistics import (
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.coverage import missed_draws
+from bayeskit.inference.evidence.coverage import MIN_MISSED_SHARE, missed_draws
 from bayeskit.inference.evidence.judgement import estimator
-from bayeskit.inference.evidence.mode.missed import is_more_than, missed_mass, same_likelihood, without_infinity
+from bayeskit.inference.evidence.mode.missed import (
+    NUM_MOVED,
+    is_more_than,
+    missed_mass,
+    moved_draws,
+    same_likelihood,
+    share_beyond,
+    without_infinity,
+)
 from bayeskit.inference.evidence.mode.student_t import DefensiveStudentT, StudentT, scale_factor
 from bayeskit.inference.evidence.modes import Mode, find_mode, require_draws
 from bayeskit.inference.evidence.result import Evidence
@@ -34,9 +42,11 @@ FEW_DIMENSIONS = 50
 MAX_LOSS = 0.1
 #: Independent sets of quasi-random draws, and of how many draws at least.
 NUM_SETS, LEAST_SET = 32, 8
-MIN_SHARE = 0.01
-#: Tails of the pilot rounds and of the share of the draws that guards against tails heavier than those chosen.
-GUARD_DF, GUARD_SHARE, GUARD_WIDTH = 5.0, 0.1, 2.0
+#: A smaller share of effective draws is refused; one below the larger number is looked at by draws that move.
+MIN_SHARE, MAX_SHARE = 0.01, 0.5
+#: Tails of the pilot rounds and of the draws that guard against heavier ones than those chosen; their share and how much
+#: wider they are than what is lacking, where the proposal fits and where it does not.
+GUARD_DF, GUARD, GUARD_OF_MISFIT = 5.0, (0.1, 2.0), (0.5, 1.5)
 #: How many times wider than the proposal the draws are that look for mass outside it, and their number at each width.
 PROBE_WIDTHS, NUM_PROBES = (3.0, 6.0, 10.0), 500
 #: How many standard deviations from the middle tails are compared along the axes; they count if the posterior holds so
@@ -74,8 +84,11 @@ def laplace_importance_sampling(
     t to their own weighted draws as long as that helps, which repairs a skewed
     posterior or a mode far from the mass (the scale of a hierarchical model). They
     also choose how heavy the tails are; a tenth of the draws then comes from a wider
-    t with 5 degrees of freedom, placed where the choice has too few. The estimate
-    comes from the last proposal alone.
+    t with 5 degrees of freedom, placed where the choice has too few; half of them
+    where no t is like the posterior. There, some draws move by Hamiltonian Monte
+    Carlo to see what the proposal lacks, and whether the posterior lies where the
+    final weights are larger than any that were drawn. The estimate comes from the
+    last proposal alone.
 
     Parameters
     ----------
@@ -148,7 +161,14 @@ def laplace_importance_sampling(
     counted = _smoothed(log_weights) if smoothed else log_weights
     log_z = float(log_mean_exp(counted))
     sets = log_mean_exp(counted.reshape(num_sets, 1, size)) - log_z
-    error = with_rounding(float(replicates_log_mean_error(sets.unsqueeze(0))[0]), log_density)
+    error = float(replicates_log_mean_error(sets.unsqueeze(0))[0])
+    beyond, moves = 0.0, 0
+    if effective < MAX_SHARE * len(x):
+        beyond, moves = share_beyond(target, x, log_weights[0], proposal.log_prob, seed=seed)
+        # What lies beyond the largest weight is missing in the estimate, and smoothing draws in what is before it.
+        certain = max(0.0, beyond - math.sqrt(beyond * (1 - beyond) / NUM_MOVED))
+        error = math.hypot(error, certain, log_z - float(log_mean_exp(log_weights)))
+    error = with_rounding(error, log_density)
     missed, looks = missed_mass(
         target, x, log_weights[0], log_z, error, log_prob=proposal.log_prob, others=mode.others, seed=seed
     )
@@ -160,12 +180,17 @@ def laplace_importance_sampling(
             "use bridge sampling"
         )
     problems += (infinite or weight_problems(shape, effective)) + around + missed
+    if beyond > MIN_MISSED_SHARE:
+        problems.append(
+            f"{100 * beyond:.2g} % of the posterior lies where weights are larger than any that were drawn: use bridge "
+            "sampling or stepping stone"
+        )
     problems += same_likelihood(log_likelihood) + missed_draws(proposal.log_prob, draws, largest)
     return Evidence(
         "laplace_importance_sampling",
         log_z,
         error,
-        len(x) + spent + pilots + looks + probes,
+        len(x) + spent + pilots + looks + probes + moves,
         tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective, "degrees_of_freedom": _main(proposal).df},
     )
@@ -188,7 +213,16 @@ def _adapted(
         best = last if last.share > best.share else best
     too_few = d > FEW_DIMENSIONS and d * (d + 3) > 4 * MAX_LOSS * best.share * num_draws
     chosen = best.proposal if stalls or too_few else best.refitted
-    return chosen if degrees_of_freedom is not None else _with_tails(chosen, best), rounds * num_draws
+    spent = rounds * num_draws
+    if degrees_of_freedom is not None:
+        return chosen, spent
+    if best.share >= MAX_SHARE:
+        log_density = best.log_weights + best.proposal.log_prob(best.x)
+        return _with_tails(chosen, best.proposal, best.x, best.log_weights, log_density, *GUARD), spent
+    # What the proposal lacks, its own draws hardly show.
+    x, log_density, moves = moved_draws(target, best.x, best.log_weights, generator)
+    equal = torch.zeros_like(log_density)
+    return _with_tails(chosen, best.proposal, x, equal, log_density, *GUARD_OF_MISFIT), spent + moves
 
 
 def _pilot(target: Target, proposal: StudentT, num_draws: int, generator: torch.Generator) -> _Pilot:
@@ -248,7 +282,15 @@ def _missed_around(
     return [], spent
 
 
-def _with_tails(fitted: StudentT, pilot: _Pilot) -> StudentT | DefensiveStudentT:
+def _with_tails(
+    fitted: StudentT,
+    current: StudentT,
+    x: Tensor,
+    log_weights: Tensor,
+    log_density: Tensor,
+    guard_share: float,
+    guard_width: float,
+) -> StudentT | DefensiveStudentT:
     """Choose the degrees of freedom under which the weights have the smallest third moment.
 
     The third moment, unlike the second, is mostly that of the tail: where it is small, the normal distribution that a
@@ -256,7 +298,6 @@ def _with_tails(fitted: StudentT, pilot: _Pilot) -> StudentT | DefensiveStudentT
     """
     many = len(fitted.location) > FEW_DIMENSIONS
     covariance = fitted.factor * math.sqrt(fitted.df / (fitted.df - 2))
-    log_density = pilot.log_weights + pilot.proposal.log_prob(pilot.x)
     lowest = math.inf
     chosen: StudentT | DefensiveStudentT = fitted
     for df in MANY_CHOICES if many else CHOICES:
@@ -265,11 +306,11 @@ def _with_tails(fitted: StudentT, pilot: _Pilot) -> StudentT | DefensiveStudentT
             # Of the draws that the choice lacks there are too few for a fit, and twice as wide is nowhere near.
             guard = StudentT(fitted.location, fitted.factor, GUARD_DF)
         else:
-            lacking = _refit(pilot.x, pilot.log_weights + log_density - main.log_prob(pilot.x), pilot.proposal)
-            guard = StudentT(lacking.location, GUARD_WIDTH * lacking.factor, lacking.df)
-        candidate = DefensiveStudentT(main, guard, GUARD_SHARE)
-        log_ratio = log_density - candidate.log_prob(pilot.x)
-        moment = float((pilot.log_weights + 2 * log_ratio).logsumexp(0))
+            lacking = _refit(x, log_weights + log_density - main.log_prob(x), current)
+            guard = StudentT(lacking.location, guard_width * lacking.factor, lacking.df)
+        candidate = DefensiveStudentT(main, guard, guard_share)
+        log_ratio = log_density - candidate.log_prob(x)
+        moment = float((log_weights + 2 * log_ratio).logsumexp(0))
         if moment < lowest:
             lowest, chosen = moment, candidate
     return chosen

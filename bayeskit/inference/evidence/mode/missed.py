@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
 from bayeskit.inference.evidence.modes import posterior
 from bayeskit.inference.evidence.rounding import rounding_problems
+from bayeskit.inference.samplers.smc.pilot import learn_metric
+from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, PopulationHMC
 from bayeskit.target import Target
 
 #: Prior draws that are looked at; climbs from the best of them, from some of them, and from the heaviest draws.
@@ -30,6 +33,9 @@ MIN_SAME = 0.999
 #: By so much a log weight may exceed the largest of the proposal before it counts as not covered: where the proposal is
 #: the posterior, all are the same but for rounding.
 ROUNDING = 0.01
+#: Draws that move away from where the proposal has put them, how often, and how far each time in units of the metric.
+NUM_MOVED, NUM_MOVES, TRAJECTORY, MAX_STEPS = 500, 20, 1.5, 8
+TARGET_ACCEPTANCE = 0.8
 _FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 
 
@@ -151,6 +157,89 @@ def _missed_peak(
                 "so they miss a part of the posterior: use nested_sampling or stepping_stone"
             ], spent
     return [], spent
+
+
+def share_beyond(
+    target: Target, x: Tensor, log_weights: Tensor, log_prob: Callable[[Tensor], Tensor], *, seed: int = 0
+) -> tuple[float, int]:
+    """Return the share of the posterior that lies where weights are larger than any that were drawn.
+
+    The largest weights of few draws do not tell of a region that the proposal visits too seldom to have visited it.
+    So some of the draws, resampled by their weights, move by Hamiltonian Monte Carlo as draws of the posterior do, and
+    are weighted where they come to.
+
+    Parameters
+    ----------
+    target : Target
+    x : Tensor
+        Draws, unconstrained, shape ``(n, d)``.
+    log_weights : Tensor
+        Of the draws, shape ``(n,)``.
+    log_prob : callable
+        Log density of the proposal, ``(n, d) -> (n,)``.
+    seed : int, default 0
+
+    Returns
+    -------
+    share : float
+    num_evaluations : int
+        Gradients among them.
+
+    Examples
+    --------
+    A proposal that is twice as wide as a normal distribution, and one that is half as wide:
+
+    >>> import bayeskit as bk, torch
+    >>> from bayeskit.inference.evidence.mode.missed import share_beyond
+    >>> target = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u[..., 0], 2)
+    >>> x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> for scale in (2.0, 0.5):
+    ...     log_prob = torch.distributions.Normal(torch.zeros(2), scale).log_prob
+    ...     log_weights = target.log_density(scale * x) - log_prob(scale * x).sum(-1)
+    ...     share, _ = share_beyond(target, scale * x, log_weights, lambda u: log_prob(u).sum(-1))
+    ...     print(share > 0.01)
+    False
+    True
+    """
+    moved, log_density, spent = moved_draws(target, x, log_weights, new_generator(seed, x.device, stream="moved"))
+    above = log_density - log_prob(moved) > log_weights.max() + ROUNDING
+    return float(above.to(torch.float64).mean()), spent
+
+
+def moved_draws(
+    target: Target, x: Tensor, log_weights: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor, int]:
+    """Resample draws by their weights and move them by Hamiltonian Monte Carlo, as draws of the posterior do.
+
+    Parameters
+    ----------
+    target : Target
+    x : Tensor
+        Unconstrained, shape ``(n, d)``.
+    log_weights : Tensor
+        Shape ``(n,)``.
+    generator : torch.Generator
+
+    Returns
+    -------
+    x : Tensor
+        Shape ``(500, d)``.
+    log_density : Tensor
+        Shape ``(500,)``.
+    num_evaluations : int
+        Gradients among them.
+    """
+    normalised = log_weights.log_softmax(0)
+    start = x[torch.multinomial(normalised.exp(), NUM_MOVED, replacement=True, generator=generator)]
+    kernel = PopulationHMC(0.2 * TRAJECTORY, 1, learn_metric(x, normalised), 1.0)
+    state, num_calls = kernel.init(target, start), 1
+    for _ in range(NUM_MOVES):
+        num_steps = min(MAX_STEPS, max(1, round(TRAJECTORY / kernel.step_size)))
+        state, info = replace(kernel, num_steps=num_steps).step(target, state, generator=generator)
+        change = math.exp(float(info.acceptance_rate.mean()) - TARGET_ACCEPTANCE)
+        kernel = replace(kernel, step_size=min(kernel.step_size * change, TRAJECTORY))
+        num_calls += GRADIENTS_PER_STEP * num_steps
+    return state.position, state.log_density, NUM_MOVED * num_calls
 
 
 def is_more_than(log_terms: Tensor, num_draws: int, standard_error: float) -> bool:
