@@ -222,7 +222,7 @@ def test_the_share_beyond_the_largest_weight():
     ids=lambda groups: f"{len(groups.y)} groups",
 )
 def test_ridges_of_a_hierarchy_are_not_seen_too_small(groups):
-    """Shared means of groups lie on curved ridges, whose ends were missed: 3 and 3.7 errors too low on average.
+    """Means of groups lie on curved ridges, whose ends were missed: 3 and 3.7 errors too low on average.
 
     Over 150 seeds z has mean -.8 and -1.0, and a standard deviation of 1.1 and 1.0.
     """

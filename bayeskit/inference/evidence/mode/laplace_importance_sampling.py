@@ -44,8 +44,8 @@ MAX_LOSS = 0.1
 NUM_SETS, LEAST_SET = 32, 8
 #: A smaller share of effective draws is refused; one below the larger number is looked at by draws that move.
 MIN_SHARE, MAX_SHARE = 0.01, 0.5
-#: Tails of the pilot rounds and of the draws that guard against heavier ones than those chosen; their share and how much
-#: wider they are than what is lacking, where the proposal fits and where it does not.
+#: Tails of the pilot rounds and of the draws that guard against heavier ones than those chosen; their share, and how
+#: much wider they are than what is lacking, where the proposal fits and where it does not.
 GUARD_DF, GUARD, GUARD_OF_MISFIT = 5.0, (0.1, 2.0), (0.5, 1.5)
 #: How many times wider than the proposal the draws are that look for mass outside it, and their number at each width.
 PROBE_WIDTHS, NUM_PROBES = (3.0, 6.0, 10.0), 500
