@@ -53,7 +53,8 @@ def run(name: str, tests: list[str], processes: int, folder: Path) -> dict[str, 
     """Run pytest in the environment of one row; what is compiled is kept by kind of processor, for the next row."""
     environment = os.environ | ROWS[name] | {"OMP_NUM_THREADS": "1"}
     if name == "no-compiler":
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")  # an empty one, so that nothing is found compiled
+        # An empty one, so that nothing is found compiled.
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
         (folder / "bin").mkdir()
         environment["PATH"] = path_without_compilers(folder / "bin")
     selected = [f"--doctest-modules {test}" if test == "bayeskit" else test for test in tests]
