@@ -142,7 +142,7 @@ def print_generated_exam(result: Exam, folder: Path | None) -> None:
             console.print(Text(f"{answer.verdict}: {e.method}: {said}\n  {answer.case}", style="red"))
     console.print(str(result))
     if folder is not None:
-        print_files(folder)
+        print_files(folder, [folder / "exam.csv"])
 
 
 def print_exam(result: Exam, folder: Path | None) -> None:

@@ -299,7 +299,9 @@ def exam(
     replicates: Annotated[
         int | None, typer.Option(min=2, help="Of each case, for the table of calibration; 20 by default.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Replicates under way at a time; 1 by default.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Replicates or random problems under way at a time; 1 by default.")
+    ] = None,
     generated: Annotated[int | None, typer.Option(min=1, help="So many random problems in place of the cases.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
@@ -307,7 +309,8 @@ def exam(
     """Let every method answer every problem whose exact evidence is known.
 
     With --generated, random problems from extreme ranges, whose answers are computed by other means, and a table by
-    method; exits with 1 where more than 0.2 % of the answers are trusted and four errors off, or one failed.
+    method; exits with 1 where more than 0.2 % of the answers are trusted and four errors off, or one failed. With
+    --out, a killed run resumes with the same command.
     Exits with 1 where a method trusted an answer more than three standard errors away, with 2 where there was no answer
     at all. With --table calibration, every case is answered many times, on a small budget, and the table says whether
     the error bars are right. With --out, writes exam.csv, or calibration.csv and calibration.svg and a folder a case.
@@ -328,6 +331,8 @@ def exam(
     which, what = _names(cases), _names(methods)
     if not what:
         raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
+    if generated is not None and (table == "calibration" or cases != "all" or replicates is not None):
+        raise SettingsError("--generated makes its own problems; leave out --cases, --replicates, --table calibration")
     if table == "calibration":
         from bayeskit.inference.evidence.calibration import SMALL as LESS
         from bayeskit.workflows.calibration import calibrations
@@ -345,17 +350,24 @@ def exam(
         )
         print_calibration(found, out, one_folder=False)
         return
-    for option, given in (("--replicates", replicates), ("--jobs", jobs)):
+    for option, given in (("--replicates", replicates), ("--jobs", jobs if generated is None else None)):
         if given is not None:
             raise SettingsError(f"{option} is for --table calibration; the table of answers has one run of each case")
     folder = None if out is None else as_output_folder(out)
     if generated is not None:
-        asked = GENERATED_METHODS if methods == "all" else what
-        exam = run_generated_exam(generated, asked, seed, budget=SMALL if small else None, progress=not quiet)
+        answers = run_generated_exam(
+            generated,
+            GENERATED_METHODS if methods == "all" else what,
+            seed,
+            budget=SMALL if small else None,
+            progress=not quiet,
+            num_jobs=1 if jobs is None else jobs,
+            checkpoint=None if folder is None else folder / "generated",
+        )
         if folder is not None:
-            exam.to_csv(folder / "exam.csv")
-        print_generated_exam(exam, folder)
-        if exam.count(FALSE_COMFORT) > MAX_FALSE_COMFORT * len(exam.rows) or exam.count(FAILED):
+            answers.to_csv(folder / "exam.csv")
+        print_generated_exam(answers, folder)
+        if answers.count(FALSE_COMFORT) > MAX_FALSE_COMFORT * len(answers.rows) or answers.count(FAILED):
             raise typer.Exit(FALSE_COMFORT_FOUND)
         return
     result = run_exam(what, which, seed, budget=SMALL if small else None, progress=not quiet)

@@ -30,7 +30,7 @@ from bayeskit.exact.case import ExactCase
 
 MAX_ERROR = 1e-7  # of a quadrature, in nats
 NEGLIGIBLE = 60.0  # nats below the maximum, where an integrand is cut off
-NODES, PIECES = 48, 60
+NODES, PIECES, DOUBLINGS = 48, 60, 6
 
 Numbers = tuple[float, ...]
 
@@ -90,23 +90,26 @@ def tensors(*values: Any) -> tuple[Tensor, ...]:
 def log_integral(log_f: Callable[[np.ndarray], np.ndarray], low: float, high: float) -> tuple[float, float]:
     """Return the logarithm of the integral of ``exp(log_f)`` over an interval, and a bound of its error.
 
-    Pieces lie where the integrand is within 60 nats of its maximum, which a grid finds.
+    Pieces lie where the integrand is within 60 nats of its maximum, which a grid finds; their number is doubled until
+    the integral stays.
 
     Raises
     ------
     DataError
-        If two numbers of pieces disagree, so that the integrand is rougher than this can integrate.
+        If the largest numbers of pieces disagree, so that the integrand is rougher than this can integrate.
     """
     for _ in range(3):  # twice nearer to where the integrand is large
         grid = np.linspace(low, high, 20_001)
         values = log_f(grid)
         large = np.flatnonzero(values > np.nanmax(values) - NEGLIGIBLE)
         low, high = grid[max(0, large[0] - 1)], grid[min(len(grid) - 1, large[-1] + 1)]
-    coarse, fine = (_gauss_legendre(log_f, low, high, pieces) for pieces in (PIECES, 2 * PIECES))
-    error = abs(fine - coarse) + 1e-12 * (1 + abs(fine))
-    if not error <= MAX_ERROR:
-        raise DataError(f"the quadrature of a generated problem is known to {error:.1g} nats only; draw another one")
-    return fine, error
+    fine = _gauss_legendre(log_f, low, high, PIECES)
+    for doubling in range(1, DOUBLINGS + 1):
+        coarse, fine = fine, _gauss_legendre(log_f, low, high, PIECES * 2**doubling)
+        error = abs(fine - coarse) + 1e-12 * (1 + abs(fine))
+        if error <= MAX_ERROR:
+            return fine, error
+    raise DataError(f"the quadrature of a generated problem is known to {error:.1g} nats only; draw another one")
 
 
 def _gauss_legendre(log_f: Callable[[np.ndarray], np.ndarray], low: float, high: float, pieces: int) -> float:

@@ -18,6 +18,7 @@ from bayeskit._settings import whole_number
 from bayeskit._torch import derived_seed
 from bayeskit.errors import BayeskitError, SamplingWarning, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, compare, select
+from bayeskit.parallel import map_tasks
 
 PASS, SELF_FLAGGED, FALSE_COMFORT, FAILED = "pass", "self-flagged", "FALSE COMFORT", "failed"
 REFUSED = "does not apply"
@@ -234,6 +235,9 @@ def run_generated_exam(
     seed: int = 0,
     budget: Budget | None = None,
     progress: bool = True,
+    *,
+    num_jobs: int = 1,
+    checkpoint: str | Path | None = None,
 ) -> Exam:
     """Let evidence methods answer random problems whose exact evidence is computed by other means.
 
@@ -248,6 +252,10 @@ def run_generated_exam(
     budget : Budget, optional
         Of the shared draws of each problem.
     progress : bool, default True
+    num_jobs : int, default 1
+        Problems under way at a time; see :func:`bayeskit.parallel.map_tasks`.
+    checkpoint : path, optional
+        Folder that keeps the answers to finished problems, from which a later call with the same arguments goes on.
 
     Returns
     -------
@@ -262,6 +270,10 @@ def run_generated_exam(
         For an unknown method.
     SettingsError
         If ``count`` is less than one.
+    CheckpointError
+        If the checkpoint belongs to another exam.
+    OutputError
+        If the checkpoint cannot be written.
 
     Examples
     --------
@@ -271,33 +283,50 @@ def run_generated_exam(
     (2, False)
     """
     count, seed = whole_number("count", count, 1), whole_number("seed", seed, 0)
-    chosen = [method.name for method in select(methods) if method.kind != "score"]
-    rows, refused = [], {}
-    with progress_bar("exam", count, progress) as bar, warnings.catch_warnings():
+    chosen = tuple(method.name for method in select(methods) if method.kind != "score")
+    parts = map_tasks(
+        _answer_generated,
+        [_Generated(seed, number, chosen, budget) for number in range(count)],
+        num_jobs=num_jobs,
+        checkpoint=checkpoint,
+        result_types=(ExamRow, Evidence),
+        progress=progress,
+        description="exam",
+    )
+    rows = tuple(row for answered, _ in parts for row in answered)
+    return Exam(rows, {case: reasons for _, refused in parts for case, reasons in refused.items()})
+
+
+@dataclass(frozen=True)
+class _Generated:
+    """One problem of a generated exam: its number, and who is asked."""
+
+    seed: int
+    number: int
+    methods: tuple[str, ...]
+    budget: Budget | None
+
+
+def _answer_generated(task: _Generated) -> tuple[tuple[ExamRow, ...], dict[str, dict[str, str]]]:
+    """Return the rows of one problem and, by its name, why methods do not apply."""
+    problem = exact.generate(task.seed * MAX_PROBLEMS + task.number)
+    own = derived_seed(task.seed, f"generated problem {task.number}")  # so that errors are independent
+    with warnings.catch_warnings():
         # Each estimate says the same of itself.
         warnings.simplefilter("ignore", SamplingWarning)
-        for number in range(count):
-            problem = exact.generate(seed * MAX_PROBLEMS + number)
-            bar.update(number, type(problem).__name__)
-            own = derived_seed(seed, f"generated problem {number}")  # so that errors are independent
-            try:
-                case = problem.case()
-                comparison = compare(case.target(), chosen, own, budget=budget, progress=False)
-            except BayeskitError as error:
-                refused[repr(problem)] = dict.fromkeys(chosen, str(error))
-                continue
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                said = (f"failed: {type(error).__name__}: {error}",)
-                rows += [ExamRow(repr(problem), Evidence(n, math.nan, math.nan, 0, said), math.nan) for n in chosen]
-                continue
-            rows += [
-                ExamRow(case.name, estimate, case.log_evidence, case.standard_error, GENERATED_MAX_Z)
-                for estimate in comparison
-            ]
-            if comparison.refused:
-                refused[case.name] = dict(comparison.refused)
-        bar.update(count)
-    return Exam(tuple(rows), refused)
+        try:
+            case = problem.case()
+            comparison = compare(case.target(), task.methods, own, budget=task.budget, progress=False)
+        except BayeskitError as error:
+            return (), {repr(problem): dict.fromkeys(task.methods, str(error))}
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            said = (f"failed: {type(error).__name__}: {error}",)
+            failed = (Evidence(name, math.nan, math.nan, 0, said) for name in task.methods)
+            return tuple(ExamRow(repr(problem), evidence, math.nan) for evidence in failed), {}
+    rows = tuple(
+        ExamRow(case.name, estimate, case.log_evidence, case.standard_error, GENERATED_MAX_Z) for estimate in comparison
+    )
+    return rows, {case.name: dict(comparison.refused)} if comparison.refused else {}
 
 
 def selected_cases(cases: str | Sequence[str]) -> list[str]:

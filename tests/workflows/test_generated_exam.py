@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
+import pandas as pd
 import pytest
 
 from bayeskit import cli, exact
-from bayeskit.errors import DataError, SettingsError
+from bayeskit.errors import CheckpointError, DataError, SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.workflows import exam as exam_module
 from bayeskit.workflows import run_generated_exam
@@ -84,7 +86,42 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code
-    assert "naive_monte_carlo" in capsys.readouterr().out and (tmp_path / "out" / "exam.csv").exists()
+    printed = capsys.readouterr().out
+    assert "naive_monte_carlo" in printed and printed.rstrip().endswith("exam.csv")
+    assert (tmp_path / "out" / "exam.csv").exists()
+
+
+def test_a_killed_exam_goes_on_where_it_was(tmp_path, monkeypatch):
+    methods, right, asked = ["naive_monte_carlo", "smc"], exam_module.compare, []
+    whole = run_generated_exam(3, methods, seed=1, budget=SMALL, progress=False)
+
+    def killed_at_the_third(*given, **named):
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(given)
+        return right(*given, **named)
+
+    run = partial(run_generated_exam, 3, methods, seed=1, budget=SMALL, progress=False, checkpoint=tmp_path / "kept")
+    monkeypatch.setattr(exam_module, "compare", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    monkeypatch.setattr(exam_module, "compare", lambda *a, **k: asked.append(a) or right(*a, **k))
+    for _ in range(2):
+        table = run().to_pandas()  # where what is not a number equals itself
+        pd.testing.assert_frame_equal(
+            *(t.drop(columns="seconds") for t in (table, whole.to_pandas())), check_exact=True
+        )
+        assert len(asked) == 3
+    with pytest.raises(CheckpointError):
+        run_generated_exam(3, methods, seed=2, budget=SMALL, progress=False, checkpoint=tmp_path / "kept")
+
+
+@pytest.mark.parametrize("ignored", [["--cases", "linreg10"], ["--table", "calibration"], ["--replicates", "3"]])
+def test_options_that_it_would_ignore_are_refused(ignored, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bayeskit", "exam", "--generated", "2", *ignored])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == cli.BAD_INPUT and "leave out" in capsys.readouterr().err
 
 
 def test_no_problems_are_refused():
