@@ -18,6 +18,7 @@ MAX_MEMORY = 40  # steps that tell of the curvature
 MAX_DENSE = 128  # dimensions up to which the covariance is given in full
 MAX_CHAINS = 64  # whose covariances are averaged
 VARIANCE_DRAWS = 100
+NEGLIGIBLE = 20.0  # nats, and one more a dimension, by which a hill is below the best one of its temperature
 
 
 class Start(NamedTuple):
@@ -34,8 +35,9 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     Every chain climbs by L-BFGS from its own point. Curvature seen on the way gives a normal approximation at each
     place; a few draws from it measure its evidence lower bound, and the chain starts at one of the draws from the best.
     That is neither the mode, which in many dimensions is far from all draws and in a funnel infinitely high,
-    nor a place shared by all chains: chains that climb different hills stay on them. A chain with no
-    place better than its point keeps it.
+    nor a place shared by all chains: chains that climb different hills stay on them, unless the lower bound of the one
+    is so far below that of another, by 20 nats and one a dimension, that no draw would be on it: such a chain starts on
+    one of the others. Where no chain has a place better than its point, all keep theirs.
 
     Parameters
     ----------
@@ -66,14 +68,30 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     spent = path[-1].num_evaluations
     draws, bound, num_drawn = _approximations(target, path, beta, scale, generator)
     best = bound.max(0)
-    home = best.values.isfinite()
-    chosen = torch.where(home, best.indices, 0)
+    whose = _hills(best.values, beta, NEGLIGIBLE + d, generator)
+    home, chosen = best.values[whose].isfinite(), best.indices[whose]
+    ours = draws[chosen, :, whose]  # (n, DRAWS, d)
+    for row in (home & (whose != torch.arange(n, device=whose.device))).nonzero().flatten().tolist():
+        place, hill = path[int(chosen[row])], whose[row : row + 1]
+        ours[row] = place.position[hill] + scale * place.curvature.of(hill).draws(DRAWS, generator)[:, 0]
     # The median, so that no chain starts in a tail, nor all of them at the top.
-    ours = draws[chosen, :, torch.arange(n, device=chosen.device)]  # (n, DRAWS, d)
     middle = _density(target, ours, beta.unsqueeze(-1)).argsort(-1)[:, DRAWS // 2]
     ours = ours[torch.arange(n, device=chosen.device), middle]
     position = torch.where(home.unsqueeze(-1), ours, points)
-    return Start(position, _covariance(path, chosen, home, scale, generator), spent + num_drawn + n * DRAWS)
+    covariance = _covariance(path, chosen, whose, home, scale, generator)
+    return Start(position, covariance, spent + num_drawn + n * DRAWS)
+
+
+def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Generator) -> Tensor:
+    """Return the chain, ``(n,)``, on whose hill each starts, given lower bounds ``(n,)``: its own or a higher one's."""
+    same = beta.unsqueeze(-1) == beta
+    bounds = torch.where(same, bound, -torch.inf)  # row by row, those of the same temperature
+    high = same & (bounds >= bounds.amax(-1, keepdim=True) - negligible)
+    whose = torch.arange(len(bound), device=bound.device)
+    low = ~high.diagonal()
+    if low.any():
+        whose[low] = torch.multinomial(high[low].to(bound), 1, generator=generator).squeeze(-1)
+    return whose
 
 
 def _approximations(
@@ -115,7 +133,7 @@ def _density(target: Target, u: Tensor, beta: Tensor) -> Tensor:
 
 
 def _covariance(
-    path: list[Place], chosen: Tensor, home: Tensor, scale: Tensor, generator: torch.Generator
+    path: list[Place], chosen: Tensor, whose: Tensor, home: Tensor, scale: Tensor, generator: torch.Generator
 ) -> Tensor | None:
     """Return the mean covariance of the approximations that the chains chose, ``(d, d)``, or variances, ``(d,)``."""
     d = len(scale)
@@ -124,7 +142,7 @@ def _covariance(
         return None
     total = scale.new_zeros((d, d) if d <= MAX_DENSE else (d,))
     for step in chosen[rows].unique().tolist():
-        curvature: Curvature = path[step].curvature.of(rows[chosen[rows] == step])
+        curvature: Curvature = path[step].curvature.of(whose[rows[chosen[rows] == step]])
         if d <= MAX_DENSE:
             identity = torch.eye(d, dtype=scale.dtype, device=scale.device)
             total += curvature.times(identity.unsqueeze(1).expand(d, len(curvature.ratio), d)).sum(1)

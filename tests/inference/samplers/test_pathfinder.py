@@ -131,6 +131,26 @@ def test_chains_climb_the_hill_that_they_stand_on():
     assert float((start.position.abs() - 30).abs().max()) < 6
 
 
+@pytest.mark.parametrize("low", [40.0, 10.0])
+def test_chains_leave_a_hill_on_which_no_draw_would_be(low):
+    """Two hills, one lower by `low` nats: by more than 22 it is left, by less it is kept, at every temperature."""
+
+    def log_likelihood(u):
+        return torch.logaddexp(-0.5 * (u - 30).square().sum(-1), -0.5 * (u + 30).square().sum(-1) - low)
+
+    target = bk.Target.from_functions(lambda u: 0 * u.sum(-1), log_likelihood, 2)
+    points = torch.tensor([[25.0, 40.0], [-20.0, -33.0], [31.0, 12.0], [-40.0, -40.0], [-28.0, -31.0]], dtype=DOUBLE)
+    scale = torch.full((2,), 10.0, dtype=DOUBLE)
+    # The last chain is the only one of its temperature, and stays where it is.
+    beta = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.9], dtype=DOUBLE)
+    start = pathfinder(target, points, beta, scale, new_generator(0))
+    side = torch.ones(5, dtype=DOUBLE) if low == 40 else points[:, 0].sign()
+    side[4] = -1
+    assert torch.equal(start.position.sign(), side.unsqueeze(-1).expand(5, 2))
+    assert len(start.position.unique(dim=0)) == 5
+    assert float((start.position.abs() - 30).abs().max()) < 6
+
+
 def test_a_funnel_is_not_climbed_to_its_end():
     """Neal's funnel grows without limit towards minus infinity, where there is no mass."""
 
