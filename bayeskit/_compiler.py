@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import threading
 import time
@@ -22,6 +23,7 @@ from bayeskit._interruption import look
 from bayeskit._torch import one_thread, validation_kept
 
 COMPILE_SECONDS = 300.0
+UNPROBED = {"cpp.vec_isa_ok": True}
 _POLL_SECONDS = 0.05
 _FAREWELL_SECONDS = 0.5
 _FAREWELLS = 10
@@ -49,13 +51,30 @@ class _Compilation(threading.Thread):
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             try:
                 with one_thread(), torch.no_grad(), _remembered():
-                    compiled = torch._inductor.compile(self._graph, list(self._examples), options=self._options)
-                    compiled(*self._examples)
-                self._compiled = compiled
+                    self._compiled = self._compile()
             except BaseException as error:  # raised again where somebody waits
                 self._error = error
             finally:
                 self._over.set()
+
+    def _compile(self) -> Compiled:
+        """Compile, and call it once.
+
+        Which vector instructions the processor has torch knows; that the compiler knows them as well inductor finds out
+        by several programs, which take longer than a small density. So they are asked only where it fails.
+        """
+        examples = list(self._examples)
+        try:
+            compiled = torch._inductor.compile(copy.deepcopy(self._graph), examples, options=self._options | UNPROBED)
+        except RuntimeError as error:
+            if "C++ compile error" not in str(error):
+                raise
+            from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+            valid_vec_isa_list.cache_clear()
+            compiled = torch._inductor.compile(copy.deepcopy(self._graph), examples, options=self._options)
+        compiled(*self._examples)
+        return compiled
 
     def wait(self) -> None:
         """Wait for the end, but no longer than Ctrl-C, a time budget or the limit."""
@@ -130,7 +149,7 @@ def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], option
     Parameters
     ----------
     graph : GraphModule
-        Belongs to the compiler from now on.
+        Left as it is.
     examples : sequence of Tensor
         Their shapes, strides and dtypes are fixed in the code.
     options : dict

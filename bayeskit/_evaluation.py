@@ -6,13 +6,10 @@ chunks whose intermediates stay near the cache, and calls one graph a chunk.
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -270,26 +267,6 @@ def has_compiler() -> bool:
     return any(name and shutil.which(name) for name in candidates)
 
 
-def warm_up_compiler() -> threading.Thread:
-    """Let inductor probe the machine's vector instructions in the background.
-
-    The probe runs the C++ compiler a few times, seconds on a machine's first
-    compilation; meanwhile the model can be read and traced. Returns the thread.
-    """
-
-    def probe() -> None:
-        # Whatever fails here fails again, with a message, when the density is compiled.
-        with suppress(RuntimeError, OSError, ImportError):
-            from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-            pick_vec_isa()
-
-    thread = threading.Thread(target=probe, name="bayeskit-compiler-probe", daemon=True)
-    if has_compiler():
-        thread.start()
-    return thread
-
-
 def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     """Compile ``graph``; where that fails or takes minutes, warn once and return the graph itself.
 
@@ -308,7 +285,7 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
         )
         return graph
     try:
-        return compile_with_inductor(copy.deepcopy(graph), (u.clone(), beta.clone()), {"size_asserts": False})
+        return compile_with_inductor(graph, (u.clone(), beta.clone()), {"size_asserts": False})
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError) as error:
         warnings.warn(
             f"the density could not be compiled ({type(error).__name__}: {str(error)[:200]}); "

@@ -153,7 +153,6 @@ def evidence(
     _check_choice(name, alignment, tree)
     if jobs > 1 and replicates == 1:
         raise SettingsError("--jobs says how many replicates are under way at a time; give --replicates as well")
-    from bayeskit._evaluation import warm_up_compiler
     from bayeskit._files import as_output_folder
     from bayeskit.gallery import get, is_page, tree_target
     from bayeskit.inference.evidence import compare, select
@@ -169,7 +168,6 @@ def evidence(
     entry = None if name is None else get(name)
     if out is not None:
         as_output_folder(out)  # said before a model is built, let alone run
-    warm_up_compiler()
     budget = _budget(
         {} if entry is None else entry.budget,
         num_chains=chains,

@@ -67,7 +67,7 @@ def run(name: str, tests: list[str], processes: int, folder: Path) -> dict[str, 
         closing = output.strip().splitlines()[-1] if output.strip() else ""
         for count, kind in RESULT.findall(closing):
             counts[kind] = counts.get(kind, 0) + int(count)
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", lines, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", lines, re.MULTILINE)
     return {"counts": counts, "failed": failed, "minutes": (time.monotonic() - begin) / 60, "tests": tests}
 
 

@@ -12,6 +12,7 @@ import bayeskit as bk
 
 # The compiler's own deprecations are not ours; that it gave up would be.
 pytestmark = [
+    pytest.mark.compiler,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error::bayeskit.errors.CompilationWarning"),
 ]

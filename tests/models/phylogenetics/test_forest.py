@@ -22,8 +22,7 @@ from bayeskit.models.phylogenetics.substitution import GTR, HKY85
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
 AMBIGUOUS = "ACGTACGTRYKMSWBDHVN-?"
-has_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
-BOTH = [pytest.param(True, id="compiled", marks=has_compiler), pytest.param(False, id="tensors")]
+BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 
 
 @dataclass(frozen=True)

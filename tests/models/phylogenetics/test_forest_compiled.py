@@ -1,6 +1,5 @@
 """The compiled passes over many topologies: made anew, changed, damaged, and missing."""
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from bayeskit.models.phylogenetics.substitution import HKY85
 from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.trees.topologies import Topologies
 
-has_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
 ROWS = {
     "A": "ACGTACCARG",
     "B": "ACGTACCCAG",
@@ -91,7 +89,7 @@ def stand_in(monkeypatch) -> list[Path]:
     return made
 
 
-@has_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("mutated", [False, True])
 def test_code_made_anew_is_right_and_a_mutation_is_caught(mutated, problem, compiled_anew, monkeypatch, tmp_path):
     alignment, topologies, lengths = problem
@@ -107,7 +105,7 @@ def test_code_made_anew_is_right_and_a_mutation_is_caught(mutated, problem, comp
     assert len(kept(tmp_path / "bayeskit")) == 1
 
 
-@has_compiler
+@pytest.mark.compiler
 def test_a_mutation_of_the_exponents_of_single_rows_is_caught(problem, compiled_anew, monkeypatch, tmp_path):
     alignment, topologies, lengths = problem
     rates = InvariantSites(0.2, GammaRates(0.5))
@@ -117,7 +115,7 @@ def test_a_mutation_of_the_exponents_of_single_rows_is_caught(problem, compiled_
     assert all(relative_error(one, other) > 1e-3 for one, other in zip(found, expected, strict=True))
 
 
-@has_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("mutated", [False, True])
 def test_mutations_of_the_ends_of_the_numbers_are_caught(mutated, problem, compiled_anew, monkeypatch, tmp_path):
     alignment, topologies, lengths = problem
@@ -149,7 +147,7 @@ def test_without_a_compiler_the_tensor_operations_are_used(compiler, reason, pro
     assert torch.equal(forest.log_likelihood(topologies, lengths), expected)
 
 
-@has_compiler
+@pytest.mark.compiler
 def test_the_user_s_line_is_named_and_arguments_of_another_size_are_refused(problem, compiled_anew, monkeypatch):
     alignment, topologies, lengths = problem
     stand_in(monkeypatch)
@@ -160,7 +158,7 @@ def test_the_user_s_line_is_named_and_arguments_of_another_size_are_refused(prob
     assert torch.equal(values, ForestLikelihood(alignment, compile=False).log_likelihood(topologies, lengths))
 
 
-@has_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("size", [0, 3000])
 def test_code_that_was_cut_short_is_made_anew(size, compiled_anew, monkeypatch, tmp_path):
     made = stand_in(monkeypatch)
@@ -177,7 +175,7 @@ def test_code_that_was_cut_short_is_made_anew(size, compiled_anew, monkeypatch, 
     assert [path.stat().st_size for path in kept(tmp_path / "bayeskit")] == [len(whole)]
 
 
-@has_compiler
+@pytest.mark.compiler
 def test_where_the_cache_cannot_be_written_code_is_kept_among_temporary_files(compiled_anew, monkeypatch, tmp_path):
     made = stand_in(monkeypatch)
     (tmp_path / "bayeskit").write_text("no folder")
@@ -193,7 +191,7 @@ def test_where_the_cache_cannot_be_written_code_is_kept_among_temporary_files(co
         assert forest_library.load(8) is None
 
 
-@has_compiler
+@pytest.mark.compiler
 def test_a_user_without_a_home_has_temporary_files(compiled_anew, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")

@@ -1,7 +1,6 @@
 """The likelihood of many topologies at the ends of the numbers: negative ones, and such as are hardly above zero."""
 
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from bayeskit.models.phylogenetics.forest import passes as forest_passes
 from bayeskit.models.phylogenetics.forest.plan import SubPatterns, make_plan
 from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates
 
-has_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
-BOTH = [pytest.param(True, id="compiled", marks=has_compiler), pytest.param(False, id="tensors")]
+BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 TREE = Tree.from_newick("((A,B),C,D);")
 FOUR = Topologies.from_trees([TREE], "ABCD")
 

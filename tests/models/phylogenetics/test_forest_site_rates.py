@@ -18,8 +18,7 @@ from bayeskit.models.phylogenetics.forest.mixture import Mixed, mix_rows
 from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69
 from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates, InvariantSites
 
-has_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
-BOTH = [pytest.param(True, id="compiled", marks=has_compiler), pytest.param(False, id="tensors")]
+BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]
 SUBSTITUTIONS = {
     "JC69": JC69(),

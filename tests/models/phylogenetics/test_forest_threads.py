@@ -3,7 +3,6 @@
 import copy
 import itertools
 import pickle
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -16,8 +15,7 @@ from bayeskit.models.phylogenetics.forest import evaluation as forest_evaluation
 from bayeskit.models.phylogenetics.forest import plan as forest_plan
 from bayeskit.models.phylogenetics.forest.plan import SubPatterns, make_plan
 
-has_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
-BOTH = [pytest.param(True, id="compiled", marks=has_compiler), pytest.param(False, id="tensors")]
+BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 TAXA = "ABCDEFG"
 PARTNER_SECONDS = 0.2
 

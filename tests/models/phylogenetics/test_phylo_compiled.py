@@ -1,6 +1,5 @@
 """The likelihood under functorch transforms, tracing and compilation."""
 
-import shutil
 
 import pytest
 import torch
@@ -123,7 +122,7 @@ def test_tracing(model):
         assert_same(value, reference)
 
 
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+@pytest.mark.compiler
 # torch raises this one about its own code when the compiler is first imported.
 @pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script_method. is:DeprecationWarning")
 def test_compiled_code_agrees_with_eager(small_model, undisturbed_globals):

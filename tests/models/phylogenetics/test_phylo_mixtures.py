@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import shutil
 
 import pyro.distributions as dist
 import pytest
@@ -324,7 +323,7 @@ def test_target_of_a_model_with_all_parameters():
     torch.testing.assert_close(slope, differences, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+@pytest.mark.compiler
 @pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script_method. is:DeprecationWarning")
 def test_compiled_target_agrees_with_the_traced_one():
     # As small as can be, for compiling takes long: three taxa, and rates that are known.
