@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from bayeskit._evaluation import Evaluation
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.target import Target
@@ -137,14 +139,20 @@ class HMC:
         beta = self._beta(q)
         evaluate = target.evaluator(n, self.planned_calls)
 
-        p = noise
-        energy_before = 0.5 * p.square().sum(-1) - state.log_density
-        p = torch.addcmul(p, step, metric.to_momentum(state.gradient), value=0.5)
+        energy_before = 0.5 * noise.square().sum(-1) - state.log_density
+        start = torch.addcmul(noise, step, metric.to_momentum(state.gradient), value=0.5)
+        p, lowest, quality = start, state.log_density, torch.ones_like(uniform[0])
         for i in range(num_steps):
             q = torch.addcmul(q, step, metric.to_position(p))
             evaluation = evaluate(q, beta)
+            lowest = torch.minimum(lowest, evaluation.log_density)
             force = metric.to_momentum(evaluation.gradient)
             p = torch.addcmul(p, step, force, value=1.0 if i < num_steps - 1 else 0.5)
+        spent = num_steps
+        walled = (lowest == -torch.inf) & (state.log_density > -torch.inf)
+        if bool(walled.any()):
+            q, p, evaluation, quality = self._bouncing(state, start, step, metric, evaluate, num_steps, walled)
+            spent = 2 * num_steps
         energy_after = 0.5 * p.square().sum(-1) - evaluation.log_density
 
         error = energy_after - energy_before
@@ -154,8 +162,46 @@ class HMC:
         accept = uniform[1] < probability
         state = choose(accept, HMCState(q, *evaluation, state.iteration + 1), state)
         energy = torch.where(accept, energy_after, energy_before)
-        steps = torch.full((n,), num_steps, dtype=torch.int64, device=q.device)
-        return state, HMCInfo(probability, diverging, energy, steps, q, p)
+        steps = torch.full((n,), spent, dtype=torch.int64, device=q.device)
+        return state, HMCInfo(torch.minimum(probability, quality), diverging, energy, steps, q, p)
+
+    def _bouncing(
+        self,
+        state: HMCState,
+        p: Tensor,
+        step: Tensor,
+        metric: Metric,
+        evaluate: Callable[..., Evaluation],
+        num_steps: int,
+        walled: Tensor,
+    ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
+        """Go the same way, but turn round where there is no density; ``p (n, d)`` is a half step on.
+
+        A step that would end where the density is zero leaves the position as it is and reverses the momentum. Such a
+        step is its own inverse but for the sign of the momentum, and keeps volumes, as a leapfrog step does; so the
+        path is reversible, and walls cost no rejections. Returns position, momentum and evaluation at the end,
+        and what step sizes are judged by, ``(n,)``: a path that explodes into a wall and comes back by the way it went,
+        or that only turns round, is accepted, but it was not well integrated.
+        """
+        q, here = state.position, Evaluation(*state[1:5])
+        beta = self._beta(q)
+        force = metric.to_momentum(here.gradient)
+        energy = 0.5 * (p - 0.5 * step * force).square().sum(-1) - here.log_density
+        highest, turns = energy, torch.zeros_like(energy)
+        for _ in range(num_steps):
+            moved = torch.addcmul(q, step, metric.to_position(p))
+            there = evaluate(moved, beta)
+            bounced = walled & (there.log_density == -torch.inf)
+            turns = turns + bounced
+            column = bounced.unsqueeze(-1)
+            q, p = torch.where(column, q, moved), torch.where(column, -p, p)
+            here = choose(~bounced, there, here)
+            force = torch.where(column, force, metric.to_momentum(there.gradient))
+            end = torch.addcmul(p, step, force, value=0.5)
+            highest = torch.maximum(highest, 0.5 * end.square().sum(-1) - here.log_density)
+            p = torch.addcmul(p, step, force)
+        quality = (energy - highest).exp().nan_to_num(nan=0.0) * (1 - turns / num_steps)
+        return q, end, here, torch.where(walled, quality, 1.0)
 
     def with_settings(self, **changes: object) -> HMC:
         """Return a copy with some settings replaced."""
@@ -184,13 +230,16 @@ def require_temperature(beta: Tensor) -> None:
         raise SettingsError(f"beta must lie in [0, 1], not {beta}")
 
 
-def choose(accept: Tensor, new: HMCState, old: HMCState) -> HMCState:
+Chains = TypeVar("Chains", HMCState, Evaluation)
+
+
+def choose(accept: Tensor, new: Chains, old: Chains) -> Chains:
     """Take each chain's new state where it is accepted, ``(n,)``."""
     columns = (
         a if a.dim() == 0 else torch.where(accept.unsqueeze(-1) if a.dim() == 2 else accept, a, b)
         for a, b in zip(new, old, strict=True)
     )
-    return HMCState(*columns)
+    return type(new)(*columns)
 
 
 def _van_der_corput(index: int) -> float:

@@ -74,8 +74,11 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     for row in (home & (whose != torch.arange(n, device=whose.device))).nonzero().flatten().tolist():
         place, hill = path[int(chosen[row])], whose[row : row + 1]
         ours[row] = place.position[hill] + scale * place.curvature.of(hill).draws(DRAWS, generator)[:, 0]
-    # The median, so that no chain starts in a tail, nor all of them at the top.
-    middle = _density(target, ours, beta.unsqueeze(-1)).argsort(-1)[:, DRAWS // 2]
+    # The median of those with a density, so that no chain starts in a tail, nor all of them at the top.
+    density = _density(target, ours, beta.unsqueeze(-1))
+    inside = density.isfinite().sum(-1)
+    home = home & (inside > 0)
+    middle = density.argsort(-1, descending=True)[torch.arange(n, device=chosen.device), inside // 2]
     ours = ours[torch.arange(n, device=chosen.device), middle]
     position = torch.where(home.unsqueeze(-1), ours, points)
     covariance = _covariance(path, chosen, whose, home, scale, generator)
@@ -121,8 +124,12 @@ def _approximations(
     at = draws.movedim(1, 2)[where]  # (k, DRAWS, d)
     if len(at):
         power = beta.expand(where.shape)[where].unsqueeze(-1)
-        mean = _density(target, at, power).mean(-1)
-        bound[where] = (bound[where] + mean).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        density = _density(target, at, power)
+        inside = density.isfinite()
+        share = inside.to(density).mean(-1)
+        # Where the density is zero beyond a wall, the bound is that of the normal distribution this side of it.
+        mean = torch.where(inside, density, 0.0).mean(-1) / share
+        bound[where] = (bound[where] + mean + share.log()).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
     return draws, bound, len(at) * DRAWS
 
 
