@@ -185,8 +185,9 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     def forward(step: Step, layout: _Layout, *operands: Tensor) -> tuple[Tensor, ...]:
+        eager = get_proxy_mode() is None
         with disable_proxy_modes_tracing():
-            program, source, constants = _texts(step, layout, [x.detach() for x in operands], get_proxy_mode() is None)
+            program, source, constants = _texts(step, layout, [x.detach() for x in operands], eager)
         s, i = layout.num_states, layout.in_turn
         times_first = [
             x.movedim(1, 0) if batched else x for x, batched in zip(operands[s:i], layout.batched[s:i], strict=True)

@@ -186,6 +186,8 @@ class _Writer:
         if not numbers and torch.Tag.nondeterministic_seeded not in node.target.tags:
             return self._constant(node.target(*args, **kwargs))
         if name in _MOVES:
+            if len({x.dtype for x in numbers}) > 1 or kwargs.get("dtype") is not None:
+                raise _NoNativeCode
             return self._moved(node.target, args, kwargs, numbers[0].dtype)
         if name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"):
             fill = {"full_like": 1, "new_full": 2}.get(name)
@@ -209,8 +211,6 @@ class _Writer:
     def _moved(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
         """Carry out what moves elements on their positions."""
         args, kwargs = torch.utils._pytree.tree_map_only(_Numbers, lambda x: x.positions, (args, kwargs))
-        if kwargs.pop("dtype", None) is not None:
-            raise _NoNativeCode
         found = target(*args, **kwargs)
         return torch.utils._pytree.tree_map_only(Tensor, lambda x: _Numbers(x, dtype), found)
 
