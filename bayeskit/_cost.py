@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from bayeskit._loop import num_operations
+from bayeskit._operations import num_operations
 
 
 def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from bayeskit._compiler import compile_with_inductor, settle
-from bayeskit._loop import run_natively
+from bayeskit._operations import run_natively
 from bayeskit._torch import one_thread
 from bayeskit._tracing import fail_apart
 from bayeskit.errors import CompilationWarning

@@ -1,4 +1,4 @@
-"""A loop over time as one operation of torch, with gradients that need no loop.
+"""A loop over time under batching, gradients and tracing, with gradients that need no loop.
 
 The states are computed one after another. Given all of them, the slopes of all steps are computed at once, and the
 gradient goes back through time as an affine recurrence.
@@ -6,11 +6,8 @@ gradient goes back through time as an affine recurrence.
 
 from __future__ import annotations
 
-import ctypes
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,143 +17,14 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 from torch.nn.functional import pad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from bayeskit._native import native_source
+from bayeskit._native import gradient_source, loop_source
+from bayeskit._operations import loop, loop_gradient
 from bayeskit._tracing import fail_apart
-from bayeskit.errors import CompilationWarning
 
 MAX_DENSE_STATES = 16  # numbers of a state, beyond which products of matrices cost more than a loop
 
 Step = Callable[..., tuple[Tensor, ...]]
 """``(*states, *inputs, *others) -> states`` of one time."""
-
-
-# -- the operation ------------------------------------------------------------------------------
-
-
-@torch.library.custom_op("bayeskit::loop", mutates_args=())
-def loop(
-    states: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    others: Sequence[Tensor],
-    program: str,
-    source: str,
-    times: int,
-    batch: int,
-    native: bool,
-) -> list[Tensor]:
-    """Return the states after each of ``times`` steps, stacked, times first.
-
-    Parameters
-    ----------
-    states : sequence of Tensor
-        The first ones.
-    inputs : sequence of Tensor
-        Times first.
-    others : sequence of Tensor
-        The same at all times.
-    program : str
-        A step as Python.
-    source : str
-        All of the loop as C++, or nothing.
-    times, batch : int
-        ``batch`` is 0 where there is none; else what is batched has it as its first dimension, inputs as their second.
-    native : bool
-        Whether the C++ is compiled and run.
-    """
-    library = _library(source) if native and source else None
-    if library is not None:
-        given = [x.contiguous() for x in (*states, *inputs, *others)]
-        paths = [state.new_empty(times, *state.shape) for state in states]
-        pointers = (ctypes.c_void_p * (len(given) + len(paths)))(*(x.data_ptr() for x in (*given, *paths)))
-        library.loop(pointers, ctypes.c_int64(times), ctypes.c_int64(max(batch, 1)))
-        return paths
-    step, now, found = _function(program), list(states), []
-    for t in range(times):
-        now = step(None, *now, *(x[t] for x in inputs), *others)
-        found.append(now)
-    return [torch.stack(path) for path in zip(*found, strict=True)]
-
-
-@loop.register_fake
-def _(
-    states: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    others: Sequence[Tensor],
-    program: str,
-    source: str,
-    times: int,
-    batch: int,
-    native: bool,
-) -> list[Tensor]:
-    return [state.new_empty(times, *state.shape) for state in states]
-
-
-@lru_cache(maxsize=128)
-def _function(program: str) -> Callable[..., list[Tensor]]:
-    scope: dict[str, Any] = {
-        "torch": torch,
-        "device": torch.device,
-        "inf": torch.inf,
-        "nan": torch.nan,
-        "NoneType": type(None),
-    }
-    exec(program, scope)  # what torch.fx has written
-    function: Callable[..., list[Tensor]] = scope["forward"]
-    return function
-
-
-@lru_cache(maxsize=128)
-def _library(source: str) -> Any:
-    """Compile C++, or find it compiled by another process; None where that fails."""
-    from torch._inductor import config
-    from torch._inductor.codecache import CppCodeCache
-
-    try:
-        with config.patch({"cpp.vec_isa_ok": True}):
-            return CppCodeCache.load(source)
-    except (RuntimeError, OSError, AttributeError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-        warnings.warn(
-            f"a loop could not be compiled ({reason}) and runs in Python, slower", CompilationWarning, stacklevel=2
-        )
-        return None
-
-
-def run_natively(graph: GraphModule) -> None:
-    """Let the loops of a graph run as compiled code."""
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.bayeskit.loop.default):
-        node.args = (*node.args[:7], True)
-
-
-def num_operations(operation: Any, arguments: Sequence[Any]) -> int:
-    """Return how many operations a loop makes in Python; zero for what is no loop."""
-    if operation is not torch.ops.bayeskit.loop.default:
-        return 0
-    program, times = arguments[3], arguments[5]
-    return int(times) * program.count("torch.ops.")
-
-
-# -- its gradient -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How many of the operands are states and inputs, and which of them have a batch as their first dimension."""
-
-    num_states: int
-    num_inputs: int
-    times: int
-    batch: int
-    batched: tuple[bool, ...]
-
-    @property
-    def in_turn(self) -> int:
-        """How many operands differ from time to time."""
-        return self.num_states + self.num_inputs
-
-    def dims(self) -> tuple[int | None, ...]:
-        """Return the dimensions of the operands that are mapped over."""
-        return tuple(0 if yes else None for yes in self.batched)
 
 
 def paths(step: Step, affine: bool, times: int, num_states: int, num_inputs: int, *operands: Tensor) -> Any:
@@ -174,97 +42,199 @@ def paths(step: Step, affine: bool, times: int, num_states: int, num_inputs: int
     """
     if has_torch_function(operands):
         return handle_torch_function(paths, operands, step, affine, times, num_states, num_inputs, *operands)
-    if affine:
-        return affine_paths(step, times, num_states, num_inputs, *operands)
-    layout = _Layout(num_states, num_inputs, times, 0, (False,) * len(operands))
-    return _Loop.apply(step, layout, *operands)
+    return _Loop.apply(_Plan(step, affine, times, num_states, num_inputs, 0, (False,) * len(operands)), *operands)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is done to the operands, and which of them have a batch as their first dimension."""
+
+    step: Step
+    affine: bool
+    times: int
+    num_states: int
+    num_inputs: int
+    batch: int
+    batched: tuple[bool, ...]
+
+    @property
+    def in_turn(self) -> int:
+        """How many operands differ from time to time."""
+        return self.num_states + self.num_inputs
+
+    @property
+    def num_operands(self) -> int:
+        return len(self.batched)
+
+    @property
+    def dims(self) -> tuple[int | None, ...]:
+        """The dimensions of the operands that are mapped over."""
+        return tuple(0 if yes else None for yes in self.batched)
+
+    def times_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Exchange batch and times of operands, paths and cotangents that have both, forth and back."""
+        n = self.num_operands
+        return [
+            x.movedim(1, 0) if self.batch and (place >= n or (self.is_input(place) and self.batched[place])) else x
+            for place, x in enumerate(tensors)
+        ]
+
+    def is_input(self, place: int) -> bool:
+        return self.num_states <= place < self.in_turn
+
+    def at_one_time(self, operands: Sequence[Tensor], batch: bool) -> list[Tensor]:
+        """Return the operands of the first time, of the first member of the batch or of all."""
+        found = []
+        for place, x in enumerate(operands):
+            if self.batched[place] and not batch:
+                x = x[0]
+            found.append(x.select(int(batch and self.batched[place]), 0) if self.is_input(place) else x)
+        return found
+
+    def in_batch(self, function: Callable[..., Any], more: int = 0) -> Callable[..., Any]:
+        """Return a function of single operands, and of ``more`` that are batched, as one of batches."""
+        return torch.func.vmap(function, in_dims=(*self.dims, *(0,) * more)) if self.batch else function
+
+    def merged(self, size: int, dims: Sequence[int | None], tensors: Sequence[Tensor], forced: Sequence[int]) -> Any:
+        """Take another batch in, before the one that is there; ``forced`` operands must have it."""
+        old, found, batched = max(self.batch, 1), [], []
+        for place, (x, dim) in enumerate(zip(tensors, dims, strict=True)):
+            before = self.batched[place] if place < self.num_operands else bool(self.batch)
+            now = dim is not None or place < self.num_states or place >= self.num_operands or place in forced
+            if now or before:
+                x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+                x = x if before else x.unsqueeze(1).expand(size, old, *x.shape[1:])
+                x = x.reshape(size * old, *x.shape[2:])
+            found.append(x)
+            batched.append(now or before)
+        return replace(self, batch=size * old, batched=tuple(batched[: self.num_operands])), found
 
 
 class _Loop(torch.autograd.Function):
     """States one after another, as functorch and autograd see them."""
 
     @staticmethod
-    def forward(step: Step, layout: _Layout, *operands: Tensor) -> tuple[Tensor, ...]:
-        eager = get_proxy_mode() is None
+    def forward(plan: _Plan, *operands: Tensor) -> tuple[Tensor, ...]:
+        traced = get_proxy_mode() is not None
+        at_once = plan.in_batch(lambda *x: affine_paths(plan.step, plan.times, plan.num_states, plan.num_inputs, *x))
+        if plan.affine and not traced:
+            return tuple(at_once(*operands))
+        given = plan.times_first(operands)
+
+        def exchange(path: Tensor) -> Tensor:
+            return path.movedim(1, 0) if plan.batch else path
+
         with disable_proxy_modes_tracing():
-            program, source, constants = _texts(step, layout, [x.detach() for x in operands], eager)
-        s, i = layout.num_states, layout.in_turn
-        times_first = [
-            x.movedim(1, 0) if batched else x for x, batched in zip(operands[s:i], layout.batched[s:i], strict=True)
-        ]
-        others = [*operands[i:], *constants]
-        found = loop(operands[:s], times_first, others, program, source, layout.times, layout.batch, False)
-        return tuple(path.movedim(0, 1) if layout.batch else path for path in found)
+            single = plan.at_one_time([x.detach() for x in operands], False)
+            if plan.affine:
+                program, constants = _text(lambda *x: [exchange(path) for path in at_once(*plan.times_first(x))], given)
+            else:
+                program, constants = _text(plan.in_batch(plan.step), plan.at_one_time(operands, True))
+            source = loop_source(plan.step, single, plan.batched, plan.num_states, plan.num_inputs) if traced else ""
+        numbers = plan.num_states, plan.num_inputs, plan.times, plan.batch
+        found = loop([*given, *constants], *numbers, program, plan.affine, source, False)
+        return tuple(exchange(path) for path in found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.step, ctx.layout, *operands = inputs
+        ctx.plan, *operands = inputs
         ctx.mark_non_differentiable(*(x for x in output if not x.is_floating_point()))
         ctx.save_for_backward(*operands, *output)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        step, layout = ctx.step, ctx.layout
-        operands, found = ctx.saved_tensors[: -layout.num_states], ctx.saved_tensors[-layout.num_states :]
-        wanted = [place for place, needs in enumerate(ctx.needs_input_grad[2:]) if needs]
-
-        def pulled(*given: Tensor) -> tuple[Tensor, ...]:
-            parts = given[: len(operands)], given[len(operands) : -layout.num_states], given[-layout.num_states :]
-            return _pull_back(step, layout, wanted, *parts)
-
-        if layout.batch:
-            pulled = torch.func.vmap(pulled, in_dims=(*layout.dims(), *(0,) * 2 * layout.num_states))
-        gradients: list[Tensor | None] = [None] * len(operands)
-        for place, gradient in zip(wanted, pulled(*operands, *found, *cotangents), strict=True):
-            gradients[place] = gradient.sum(0) if layout.batch and not layout.batched[place] else gradient
-        return (None, None, *gradients)
+        plan, tensors = ctx.plan, (*ctx.saved_tensors, *cotangents)
+        wanted = tuple(place for place, needs in enumerate(ctx.needs_input_grad[1:]) if needs)
+        if get_proxy_mode() is None:
+            found = _pulled_back(plan, wanted, *tensors)
+        else:
+            found = _Gradient.apply(plan, wanted, *tensors)
+        gradients = dict(zip(wanted, found, strict=True))
+        return (None, *(gradients.get(place) for place in range(plan.num_operands)))
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], step: Step, layout: _Layout, *operands: Tensor
-    ) -> tuple[Any, Any]:
-        size, merged, batched = info.batch_size, [], []
-        old = max(layout.batch, 1)
-        for place, (x, dim) in enumerate(zip(operands, in_dims[2:], strict=True)):
-            before, now = layout.batched[place], dim is not None or place < layout.num_states
-            if before or now:
-                x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-                if not before:
-                    x = x.unsqueeze(1).expand(size, old, *x.shape[1:])
-                x = x.reshape(size * old, *x.shape[2:])
-            merged.append(x)
-            batched.append(before or now)
-        new = _Layout(layout.num_states, layout.num_inputs, layout.times, size * old, tuple(batched))
-        found = _Loop.apply(step, new, *merged)
-        if layout.batch:
-            found = tuple(x.reshape(size, old, *x.shape[1:]) for x in found)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], plan: _Plan, *operands: Tensor) -> tuple[Any, Any]:
+        new, merged = plan.merged(info.batch_size, in_dims[1:], operands, ())
+        found = _Loop.apply(new, *merged)
+        if plan.batch:
+            found = tuple(x.reshape(info.batch_size, plan.batch, *x.shape[1:]) for x in found)
         return found, (0,) * len(found)
 
 
-def _pull_back(
-    step: Step,
-    layout: _Layout,
-    wanted: Sequence[int],
-    operands: Sequence[Tensor],
-    found: Sequence[Tensor],
-    cotangents: Sequence[Tensor],
-) -> tuple[Tensor, ...]:
-    """Return the gradients by the ``wanted`` operands, without a batch."""
-    s, i = layout.num_states, layout.in_turn
-    floats = [place for place in range(s) if operands[place].is_floating_point()]
-    moving = floats + [place for place in wanted if place >= s]
-    before = [torch.cat([first.unsqueeze(0), path[:-1]]) for first, path in zip(operands, found, strict=False)]
-    at = [*before, *operands[s:]]
-    over_time = torch.func.vmap(step, in_dims=(*(0,) * i, *(None,) * (len(operands) - i)))
+class _Gradient(torch.autograd.Function):
+    """Gradients of a loop as one operation of a graph."""
 
-    def moved(*values: Tensor) -> tuple[Tensor, ...]:
-        given = list(at)
-        for place, value in zip(moving, values, strict=True):
-            given[place] = value
-        new = over_time(*given)
-        return tuple(new[place] for place in floats)
+    @staticmethod
+    def forward(plan: _Plan, wanted: tuple[int, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = plan.times_first(tensors)
+        with disable_proxy_modes_tracing():
+            single = plan.at_one_time([x.detach() for x in tensors[: plan.num_operands]], False)
 
-    _, pull = torch.func.vjp(moved, *(at[place] for place in moving))
+            def gradient(*x: Tensor) -> list[Tensor]:
+                found = dict(zip(wanted, _pulled_back(plan, wanted, *plan.times_first(x)), strict=True))
+                back = plan.times_first([found.get(place, x[place]) for place in range(plan.num_operands)])
+                return [back[place] for place in wanted]
+
+            program, constants = _text(gradient, given)
+            floats = [place for place in range(plan.num_states) if single[place].is_floating_point()]
+            step = _PulledBack(plan.step, tuple(floats), wanted, plan.num_operands)
+            source = gradient_source(step, single, plan.batched, plan.num_states, plan.num_inputs, floats, wanted)
+        found = loop_gradient([*given, *constants], wanted, plan.times, plan.batch, program, source, False)
+        return tuple(
+            x.movedim(1, 0) if plan.is_input(place) and plan.batched[place] else x
+            for place, x in zip(wanted, found, strict=True)
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.plan, ctx.wanted, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        tensors = list(ctx.saved_tensors)
+        moving = [place for place, x in enumerate(tensors) if x.is_floating_point()]
+
+        def gradients(*values: Tensor) -> tuple[Tensor, ...]:
+            for place, value in zip(moving, values, strict=True):
+                tensors[place] = value
+            return _pulled_back(ctx.plan, ctx.wanted, *tensors)
+
+        _, pull = torch.func.vjp(gradients, *(tensors[place] for place in moving))  # type: ignore[misc]
+        found = dict(zip(moving, pull(cotangents), strict=True))
+        return (None, None, *(found.get(place) for place in range(len(tensors))))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], plan: _Plan, wanted: tuple[int, ...], *tensors: Tensor
+    ) -> tuple[Any, Any]:
+        new, merged = plan.merged(info.batch_size, in_dims[2:], tensors, wanted)
+        found = _Gradient.apply(new, wanted, *merged)
+        if plan.batch:
+            parts = (x.reshape(info.batch_size, plan.batch, *x.shape[1:]) for x in found)
+            found = tuple(x if plan.batched[place] else x.sum(1) for place, x in zip(wanted, parts, strict=True))
+        return found, (0,) * len(found)
+
+
+# -- gradients ----------------------------------------------------------------------------------
+
+
+def _pulled_back(plan: _Plan, wanted: Sequence[int], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients by the ``wanted`` operands, given the operands, all states and their cotangents."""
+    found = plan.in_batch(lambda *x: _single_pulled_back(plan, wanted, *x), 2 * plan.num_states)(*tensors)
+    return tuple(
+        x.sum(0) if plan.batch and not plan.batched[place] else x for place, x in zip(wanted, found, strict=True)
+    )
+
+
+def _single_pulled_back(plan: _Plan, wanted: Sequence[int], *tensors: Tensor) -> tuple[Tensor, ...]:
+    n, s, i = plan.num_operands, plan.num_states, plan.in_turn
+    operands, found, cotangents = tensors[:n], tensors[n : n + s], tensors[n + s :]
+    floats = tuple(place for place in range(s) if operands[place].is_floating_point())
+    moving = floats + tuple(place for place in wanted if place >= s)
+    at = [*_before(operands, found), *operands[s:]]
+    over_time = torch.func.vmap(plan.step, in_dims=(*(0,) * i, *(None,) * (n - i)))
+    _, pull = torch.func.vjp(_Partial(over_time, floats, moving, tuple(at)), *(at[place] for place in moving))  # type: ignore[misc]
     shapes = [operands[place].shape for place in floats]
     incoming = _packed([cotangents[place] for place in floats])
     if incoming.shape[1] <= MAX_DENSE_STATES:
@@ -273,48 +243,74 @@ def _pull_back(
         back = torch.cat([torch.zeros_like(back[:1]), back[:-1]])
         adjoint = _unpacked(prefix(back, incoming.flip(0), torch.zeros_like(incoming[0])).flip(0), shapes)
     else:
-        adjoint = _adjoint_in_turn(step, layout, floats, at, cotangents)
+        adjoint = _adjoint_in_turn(plan, floats, at, cotangents)
     gradients = dict(zip(moving, pull(tuple(adjoint)), strict=True))
     return tuple(gradients[place][0] if place < s else gradients[place] for place in wanted)
 
 
+def _before(first: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
+    """Return the states before each step."""
+    return [torch.cat([x.unsqueeze(0), path[:-1]]) for x, path in zip(first, found, strict=False)]
+
+
 @dataclass(frozen=True)
-class _Adjoint:
-    """A step back in time: what the later state's gradient and this time's own make together."""
+class _Partial:
+    """New states that are no integers as a function of some of the operands."""
 
     step: Step
     floats: tuple[int, ...]
+    moving: tuple[int, ...]
+    at: tuple[Tensor, ...]
+
+    def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
+        given = list(self.at)
+        for place, value in zip(self.moving, values, strict=True):
+            given[place] = value
+        new = self.step(*given)
+        return tuple(new[place] for place in self.floats)
+
+
+@dataclass(frozen=True)
+class _PulledBack:
+    """One step back: from operands and the gradients by the new states to those by the old states and by ``wanted``."""
+
+    step: Step
+    floats: tuple[int, ...]
+    wanted: tuple[int, ...]
+    num_operands: int
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        at, later = tensors[: self.num_operands], tensors[self.num_operands :]
+        moving = self.floats + tuple(place for place in self.wanted if place not in self.floats)
+        _, pull = torch.func.vjp(_Partial(self.step, self.floats, moving, at), *(at[place] for place in moving))  # type: ignore[misc]
+        gradients: tuple[Tensor, ...] = pull(later)
+        return gradients
+
+
+@dataclass(frozen=True)
+class _Adjoint:
+    """A step back in time as that of a loop: what a later state's gradient and this time's own make together."""
+
+    back: _PulledBack
     in_turn: int
 
     def __call__(self, *operands: Tensor) -> tuple[Tensor, ...]:
-        k = len(self.floats)
-        later, at, own, others = (
-            operands[:k],
-            list(operands[k : k + self.in_turn]),
-            operands[k + self.in_turn : 2 * k + self.in_turn],
-            operands[2 * k + self.in_turn :],
-        )
-
-        def moved(*values: Tensor) -> tuple[Tensor, ...]:
-            for place, value in zip(self.floats, values, strict=True):
-                at[place] = value
-            new = self.step(*at, *others)
-            return tuple(new[place] for place in self.floats)
-
-        _, pull = torch.func.vjp(moved, *(at[place] for place in self.floats))
-        return tuple(g + mine for g, mine in zip(pull(later), own, strict=True))
+        k = len(self.back.floats)
+        end = k + self.in_turn
+        later, at, own, others = operands[:k], operands[k:end], operands[end : end + k], operands[end + k :]
+        return tuple(x + y for x, y in zip(self.back(*at, *others, *later), own, strict=True))
 
 
 def _adjoint_in_turn(
-    step: Step, layout: _Layout, floats: Sequence[int], at: Sequence[Tensor], cotangents: Sequence[Tensor]
+    plan: _Plan, floats: tuple[int, ...], at: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor]:
     last = [cotangents[place][-1] for place in floats]
-    if layout.times == 1:
+    if plan.times == 1:
         return [x.unsqueeze(0) for x in last]
-    i = layout.in_turn
+    i = plan.in_turn
     inputs = [*(x[1:].flip(0) for x in at[:i]), *(cotangents[place][:-1].flip(0) for place in floats)]
-    back = _Adjoint(step, tuple(floats), i)
-    earlier = paths(back, False, layout.times - 1, len(last), len(inputs), *last, *inputs, *at[i:])
+    step = _Adjoint(_PulledBack(plan.step, floats, (), plan.num_operands), i)
+    earlier = paths(step, False, plan.times - 1, len(last), len(inputs), *last, *inputs, *at[i:])
     return [torch.cat([x.unsqueeze(0), path]).flip(0) for x, path in zip(last, earlier, strict=True)]
 
 
@@ -323,30 +319,24 @@ def _adjoint_in_turn(
 
 def affine_paths(step: Step, times: int, num_states: int, num_inputs: int, *operands: Tensor) -> tuple[Tensor, ...]:
     """Compute all states from the matrices and offsets of all times."""
-    firsts, inputs = operands[:num_states], operands[num_states : num_states + num_inputs]
-    others = operands[num_states + num_inputs :]
-    shapes = [x.shape for x in firsts]
-    first = torch.cat([x.reshape(-1) for x in firsts])
-
-    def moved(*values: Tensor) -> tuple[Tensor, ...]:
-        return torch.func.vmap(step, in_dims=(*(0,) * (num_states + num_inputs), *(None,) * len(others)))(
-            *values, *inputs, *others
-        )
-
-    offsets, pull = torch.func.vjp(moved, *(x.new_zeros(times, *x.shape) for x in firsts))
-    offset = _packed(offsets)
-    return tuple(_unpacked(prefix(_slopes(lambda *e: pull(e), shapes, offset), offset, first), shapes))
+    i = num_states + num_inputs
+    first = operands[:num_states]
+    over_time = torch.func.vmap(step, in_dims=(*(0,) * i, *(None,) * (len(operands) - i)))
+    zeros = [x.new_zeros(times, *x.shape) for x in first]
+    offsets, pull = torch.func.vjp(lambda *x: over_time(*x, *operands[num_states:]), *zeros)  # type: ignore[misc]
+    offset, shapes = _packed(offsets), [x.shape for x in first]
+    start = torch.cat([x.reshape(-1) for x in first])
+    return tuple(_unpacked(prefix(_slopes(lambda *e: pull(e), shapes, offset), offset, start), shapes))
 
 
 def _slopes(pull: Callable[..., Sequence[Tensor]], shapes: Sequence[torch.Size], like: Tensor) -> Tensor:
     """Return the matrices of slopes of all times, ``(T, k, k)``, from a product with them that goes over all times."""
     times, k = like.shape
     identity = torch.eye(k, dtype=like.dtype, device=like.device)
-
-    def row(direction: Tensor) -> Tensor:
-        return _packed(pull(*_unpacked(direction.expand(times, k), shapes)))
-
-    return torch.func.vmap(row, out_dims=1)(identity)
+    rows: Tensor = torch.func.vmap(
+        lambda direction: _packed(pull(*_unpacked(direction.expand(times, k), shapes))), out_dims=1
+    )(identity)
+    return rows
 
 
 def prefix(matrices: Tensor, offsets: Tensor, first: Tensor) -> Tensor:
@@ -391,33 +381,11 @@ def _unpacked(x: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 # -- texts --------------------------------------------------------------------------------------
 
 
-def _texts(step: Step, layout: _Layout, operands: list[Tensor], eager: bool) -> tuple[str, str, list[Tensor]]:
-    """Write a step as Python for the whole batch, and all of the loop as C++ unless it runs but once."""
-    i = layout.in_turn
-
-    def at_first(x: Tensor, place: int, batch: bool) -> Tensor:
-        if layout.batched[place] and not batch:
-            x = x[0]
-        if layout.num_states <= place < i:
-            x = x.select(int(batch and layout.batched[place]), 0)
-        return x
-
-    single = [at_first(x, place, False) for place, x in enumerate(operands)]
-    whole = single
-    mapped: Step = step
-    if layout.batch:
-        whole = [at_first(x, place, True) for place, x in enumerate(operands)]
-        mapped = torch.func.vmap(step, in_dims=layout.dims())
-    graph, constants = _traced(mapped, whole)
-    if eager or any(x.device.type != "cpu" for x in operands):
-        return graph.code, "", constants
-    return graph.code, native_source(step, single, layout.batched, layout.num_states, layout.num_inputs), constants
-
-
-def _traced(step: Step, operands: list[Tensor]) -> tuple[GraphModule, list[Tensor]]:
-    """Trace a step; its constants become arguments."""
+def _text(function: Callable[..., Sequence[Tensor]], operands: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
+    """Write a function as Python; its constants become arguments."""
     with torch.no_grad():
-        graph = make_fx(lambda *x: [y.clone() if any(y is z for z in x) else y for y in step(*x)])(*operands)
+        whole = make_fx(lambda *x: [y.clone(memory_format=torch.contiguous_format) for y in function(*x)])
+        graph: GraphModule = whole(*(x.detach() for x in operands))
     fail_apart(graph)
     constants: list[Tensor] = []
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
@@ -429,7 +397,7 @@ def _traced(step: Step, operands: list[Tensor]) -> tuple[GraphModule, list[Tenso
         graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return graph, constants
+    return graph.code, constants
 
 
-__all__ = ["MAX_DENSE_STATES", "affine_paths", "loop", "num_operations", "paths", "run_natively"]
+__all__ = ["MAX_DENSE_STATES", "affine_paths", "paths"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class _NoNativeCode(Exception):
     """A step that is not made of a few numbers and known operations."""
 
 
-def native_source(
+def loop_source(
     step: Callable[..., tuple[Tensor, ...]],
     operands: Sequence[Tensor],
     batched: Sequence[bool],
@@ -94,12 +95,160 @@ def native_source(
         A function ``loop(void** pointers, int64_t times, int64_t batch)`` of the operands and then of the states of all
         times; the dimensions are times, batch, and the tensor's own.
     """
-    try:
-        with torch.no_grad():
-            graph = make_fx(lambda *x: step(*x), decomposition_table=core_aten_decompositions())(*operands)
-            return _Writer(operands, batched, num_states, num_inputs).written(graph)
-    except (*UNTRACEABLE, _NoNativeCode, AttributeError, KeyError):
+    if not _are_suited(operands):
         return ""
+    writer = _Writer()
+    names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
+    found = writer.made(step, operands, names)
+    if found is None:
+        return ""
+    frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
+    inputs = [line for p in range(num_states, frame.in_turn) for line in frame.read(f"x{p}", p, p, True)]
+    new = [frame.results(f"n{p}", found[p], p) for p in range(num_states)]
+    stored = [line for p in range(num_states) for line in frame.write(f"n{p}", p, len(operands) + p, True, "=")]
+    body = [*inputs, *writer.lines, *sum(new, []), *stored]
+    body += [f"x{p}_{e} = n{p}_{e};" for p in range(num_states) for e in range(operands[p].numel())]
+    states = [line for p in range(num_states) for line in frame.read(f"x{p}", p, p, False, constant="")]
+    return frame.written([*states, *frame.others(), "for (int64_t t = 0; t < times; ++t) {", *body, "}"])
+
+
+def gradient_source(
+    step: Callable[..., tuple[Tensor, ...]],
+    operands: Sequence[Tensor],
+    batched: Sequence[bool],
+    num_states: int,
+    num_inputs: int,
+    floats: Sequence[int],
+    wanted: Sequence[int],
+) -> str:
+    """Return the way back through a loop as C++, or nothing as in :func:`loop_source`.
+
+    Parameters
+    ----------
+    step : callable
+        ``(*operands, *later) -> gradients`` by the states ``floats`` and then by the other ``wanted`` operands;
+        ``later`` are gradients by the new states ``floats``.
+    operands, batched, num_states, num_inputs
+        As there.
+    floats, wanted : sequence of int
+
+    Returns
+    -------
+    str
+        A function as there of the operands, the states of all times, their cotangents, and of the gradients by
+        ``wanted``, which begin as zeros.
+    """
+    if not _are_suited(operands):
+        return ""
+    writer, count = _Writer(), len(operands)
+    names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
+    later = [writer.operand(f"m{place}", operands[place]) for place in floats]
+    found = writer.made(step, [*operands, *(operands[place] for place in floats)], [*names, *later])
+    if found is None:
+        return ""
+    frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
+    moving = [*floats, *(place for place in wanted if place not in floats)]
+    outputs = {place: count + 2 * num_states + position for position, place in enumerate(wanted)}
+    body = []
+    for p in range(num_states):
+        body += frame.read(f"x{p}", p, p, False, later=count + p)
+    for p in range(num_states, frame.in_turn):
+        body += frame.read(f"x{p}", p, p, True)
+    for p in floats:
+        body += frame.read(f"c{p}", p, count + num_states + p, True)
+        body += [f"const {frame.kind(p)} m{p}_{e} = l{p}_{e} + c{p}_{e};" for e in frame.elements(p)]
+    body += writer.lines
+    for p, numbers in zip(moving, found, strict=True):
+        body += frame.results(f"g{p}", numbers, p)
+    for p in floats:
+        body += [f"l{p}_{e} = g{p}_{e};" for e in frame.elements(p)]
+    for p in moving[len(floats) :]:
+        if p < frame.in_turn:
+            body += frame.write(f"g{p}", p, outputs[p], True, "+=")
+        else:
+            body += [f"l{p}_{e} += g{p}_{e};" for e in frame.elements(p)]
+    sums = [p for p in moving if p in floats or p >= frame.in_turn]
+    zeros = [f"{frame.kind(p)} l{p}_{e} = 0;" for p in sums for e in frame.elements(p)]
+    last = [line for p in sums if p in outputs for line in frame.write(f"l{p}", p, outputs[p], False, "+=")]
+    return frame.written([*frame.others(), *zeros, "for (int64_t t = times - 1; t >= 0; --t) {", *body, "}", *last])
+
+
+def _are_suited(operands: Sequence[Tensor]) -> bool:
+    few = sum(x.numel() for x in operands) <= MAX_LINES
+    return few and all(x.dtype in _TYPES and x.device.type == "cpu" for x in operands)
+
+
+class _Frame:
+    """Writes what is around the statements of a step: where numbers come from and where they go."""
+
+    def __init__(
+        self, writer: _Writer, operands: Sequence[Tensor], batched: Sequence[bool], num_states: int, in_turn: int
+    ) -> None:
+        self._writer, self._operands, self._batched = writer, operands, batched
+        self._num_states, self.in_turn = num_states, in_turn
+
+    def kind(self, place: int) -> str:
+        return _TYPES[self._operands[place].dtype]
+
+    def elements(self, place: int) -> range:
+        return range(self._operands[place].numel())
+
+    def others(self) -> list[str]:
+        """Read what is the same at all times."""
+        places = range(self.in_turn, len(self._operands))
+        return [line for place in places for line in self.read(f"x{place}", place, place, False)]
+
+    def read(
+        self,
+        name: str,
+        place: int,
+        pointer: int,
+        over_time: bool,
+        constant: str = "const ",
+        later: int | None = None,
+    ) -> list[str]:
+        """Read a tensor; from the second time on the one at ``later``, a time before."""
+        kind = self.kind(place)
+        lines = []
+        for element in self.elements(place):
+            value = f"((const {kind}*)pointers[{pointer}])[{self._offset(place, over_time)} + {element}]"
+            if later is not None:
+                path = f"((const {kind}*)pointers[{later}])[{self._offset(place, True, '(t - 1)')} + {element}]"
+                value = f"t > 0 ? {path} : {value}"
+            lines.append(f"{constant}{kind} {name}_{element} = {value};")
+        return lines
+
+    def write(self, name: str, place: int, pointer: int, over_time: bool, assign: str) -> list[str]:
+        target = f"(({self.kind(place)}*)pointers[{pointer}])[{self._offset(place, over_time)}"
+        return [f"{target} + {element}] {assign} {name}_{element};" for element in self.elements(place)]
+
+    def results(self, name: str, numbers: _Numbers, place: int) -> list[str]:
+        values = self._writer.values(numbers)
+        return [f"const {self.kind(place)} {name}_{element} = {value};" for element, value in enumerate(values)]
+
+    def _offset(self, place: int, over_time: bool, time: str = "t") -> str:
+        size = self._operands[place].numel()
+        if over_time:
+            return f"({time} * batch + b) * {size}" if self._batched[place] else f"{time} * {size}"
+        return f"b * {size}" if self._batched[place] else "0"
+
+    def written(self, lines: Sequence[str]) -> str:
+        """Return the whole function, without what is read but never used."""
+        names = re.findall(r"\b[xc]\d+_\d+\b", "\n".join(lines))
+        once = {name for name, count in Counter(names).items() if count == 1}
+        declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
+        kept = [line for line in lines if (m := declared.match(line)) is None or m[1] not in once]
+        return "\n".join(
+            [
+                "#include <cmath>",
+                "#include <cstdint>",
+                'extern "C" void loop(void** pointers, int64_t times, int64_t batch) {',
+                "for (int64_t b = 0; b < batch; ++b) {",
+                *kept,
+                "}}",
+                "",
+            ]
+        )
 
 
 class _Numbers:
@@ -112,28 +261,37 @@ class _Numbers:
 class _Writer:
     """Writes one loop."""
 
-    def __init__(self, operands: Sequence[Tensor], batched: Sequence[bool], num_states: int, num_inputs: int) -> None:
-        self._operands, self._batched = operands, batched
-        self._num_states, self._in_turn = num_states, num_states + num_inputs
+    def __init__(self) -> None:
+        self.lines: list[str] = []
         self._names: list[str] = []
         self._types: list[str] = []
-        self._places: dict[int, tuple[int, int]] = {}  # of an expression: operand and element
-        self._lines: list[str] = []
         self._literals: dict[tuple[str, torch.dtype], int] = {}
 
-    def written(self, graph: torch.fx.GraphModule) -> str:
+    def made(
+        self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], operands: Sequence[_Numbers]
+    ) -> list[_Numbers] | None:
+        """Write what a function makes of the operands; None where that is large or not known here."""
+        try:
+            with torch.no_grad():
+                table = cast(dict[Any, Any], core_aten_decompositions())
+                graph = make_fx(lambda *x: function(*x), decomposition_table=table)(*examples)
+            return self._followed(graph, operands)
+        except (*UNTRACEABLE, _NoNativeCode):
+            return None
+
+    def _followed(self, graph: torch.fx.GraphModule, operands: Sequence[_Numbers]) -> list[_Numbers]:
         values: dict[Node, Any] = {}
-        operands = iter(enumerate(self._operands))
+        given = iter(operands)
         for node in graph.graph.nodes:
             if node.op == "placeholder":
-                values[node] = self._operand(*next(operands))
+                values[node] = next(given)
             elif node.op == "get_attr":
                 values[node] = self._constant(getattr(graph, str(node.target)))
             elif node.op == "call_function":
                 args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = self._called(node, args, kwargs)
             else:
-                return self._program([values[result] for result in node.args[0]])
+                return [values[result] for result in cast(Sequence[Node], node.args[0])]
         raise _NoNativeCode
 
     # -- numbers --------------------------------------------------------------------------------
@@ -143,11 +301,14 @@ class _Writer:
         self._types.append(_TYPES[dtype])
         return len(self._names) - 1
 
-    def _operand(self, place: int, x: Tensor) -> _Numbers:
-        start = len(self._names)
-        for element in range(x.numel()):
-            self._places[self._add(f"x{place}_{element}", x.dtype)] = place, element
-        return _Numbers(torch.arange(start, start + x.numel()).reshape(x.shape), x.dtype)
+    def operand(self, name: str, x: Tensor) -> _Numbers:
+        """Name the elements of a tensor."""
+        found = [self._add(f"{name}_{element}", x.dtype) for element in range(x.numel())]
+        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
+
+    def values(self, numbers: _Numbers) -> list[str]:
+        """Return the C++ expressions of the elements of a tensor."""
+        return [self._names[position] for position in numbers.positions.reshape(-1).tolist()]
 
     def _constant(self, x: Tensor) -> _Numbers:
         if x.numel() > MAX_LINES:
@@ -167,10 +328,10 @@ class _Writer:
         return self._literals[key]
 
     def _statement(self, expression: str, dtype: torch.dtype) -> int:
-        if len(self._lines) >= MAX_LINES:
+        if len(self.lines) >= MAX_LINES:
             raise _NoNativeCode
-        name = f"v{len(self._lines)}"
-        self._lines.append(f"const {_TYPES[dtype]} {name} = {expression};")
+        name = f"v{len(self.lines)}"
+        self.lines.append(f"const {_TYPES[dtype]} {name} = {expression};")
         return self._add(name, dtype)
 
     # -- operations -----------------------------------------------------------------------------
@@ -279,55 +440,5 @@ class _Writer:
                 x = self._elementwise(function, (x, given[limit]), meta.shape, meta.dtype)
         return x
 
-    # -- the whole ------------------------------------------------------------------------------
 
-    def _program(self, states: Sequence[_Numbers]) -> str:
-        new = []
-        for place, (old, now) in enumerate(zip(self._operands, states, strict=False)):
-            for element, position in enumerate(now.positions.reshape(-1).tolist()):
-                new.append((place, element, old.numel(), f"n{place}_{element}", self._names[position]))
-        last = [
-            *(f"const {_TYPES[self._operands[place].dtype]} {name} = {value};" for place, _, _, name, value in new),
-            *(f"x{place}_{element} = {name};" for place, element, _, name, _ in new),
-            *(
-                f"(({_TYPES[self._operands[place].dtype]}*)pointers[{len(self._operands) + place}])"
-                f"[{self._offset(place, size, True)} + {element}] = {name};"
-                for place, element, size, name, _ in new
-            ),
-        ]
-        body = [*self._lines, *last]
-        text = "\n".join(body)
-        used = set(re.findall(r"\bx\d+_\d+\b", text))
-        first, each = [], []
-        for position, (place, element) in self._places.items():
-            name, kind = self._names[position], self._types[position]
-            if name in used:
-                in_turn = self._num_states <= place < self._in_turn
-                offset = self._offset(place, self._operands[place].numel(), in_turn)
-                constant = "" if place < self._num_states else "const "
-                line = f"{constant}{kind} {name} = ((const {kind}*)pointers[{place}])[{offset} + {element}];"
-                (each if in_turn else first).append(line)
-        return "\n".join(
-            [
-                "#include <cmath>",
-                "#include <cstdint>",
-                'extern "C" void loop(void** pointers, int64_t times, int64_t batch) {',
-                "for (int64_t b = 0; b < batch; ++b) {",
-                *first,
-                "for (int64_t t = 0; t < times; ++t) {",
-                *each,
-                text,
-                "}}}",
-                "",
-            ]
-        )
-
-    def _offset(self, place: int, size: int, over_time: bool) -> str:
-        """Return where a tensor begins; that of a state over all times is the state's path."""
-        batched = self._batched[place]
-        if over_time:
-            return f"(t * batch + b) * {size}" if batched else f"t * {size}"
-        return f"b * {size}" if batched else "0"
-
-
-__all__ = ["native_source"]
+__all__ = ["gradient_source", "loop_source"]
