@@ -143,7 +143,7 @@ def gradient_source(
     writer, count = _Writer(), len(operands)
     names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
     later = [writer.operand(f"m{place}", operands[place]) for place in floats]
-    found = writer.made(step, [*operands, *(operands[place] for place in floats)], [*names, *later])
+    found = writer.made(step, [*operands, *(operands[place].clone() for place in floats)], [*names, *later])
     if found is None:
         return ""
     frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
@@ -342,7 +342,7 @@ class _Writer:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise _NoNativeCode
         name = node.target._schema.name.split("::")[1]
-        meta = node.meta.get("tensor_meta")
+        meta: Any = node.meta.get("tensor_meta")
         numbers = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, _Numbers)]
         if not numbers and torch.Tag.nondeterministic_seeded not in node.target.tags:
             return self._constant(node.target(*args, **kwargs))

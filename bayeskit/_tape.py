@@ -124,8 +124,9 @@ class Tape(TorchFunctionMode):
         if not all(isinstance(leaf, Tensor) for leaf in results):
             self.lost |= depends and name not in QUERIES
             return result
-        call = len(self._calls)
-        self._record.append((func, layout, [self._place(leaf) for leaf in leaves]))
+        entry = func, layout, [self._place(leaf) for leaf in leaves]
+        call = len(self._calls) if depends else self._same(entry)
+        self._record.append(entry)
         self._calls.append((func, layout, leaves, results))
         self._kept += results
         for place, made in enumerate(results):
@@ -134,6 +135,13 @@ class Tape(TorchFunctionMode):
             if depends:
                 self._depends.add(id(made))
         return result
+
+    def _same(self, entry: Any) -> int:
+        """Return the number of the first call that was the same one, or of the next."""
+        try:
+            return self._record.index(entry)
+        except (ValueError, RuntimeError, TypeError):
+            return len(self._calls)
 
     def _place(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -178,9 +186,10 @@ class Tape(TorchFunctionMode):
                 calls.append(call)
                 needed -= {id(x) for x in results}
                 needed |= {id(x) for x in leaves if isinstance(x, Tensor)} - set(slots)
-        by_id = {id(x): x for x in self._kept} | {id(x): x for x in wanted}
-        others = [by_id[number] for number in dict.fromkeys(by_id) if number in needed]
-        slots |= {id(x): len(given) + place for place, x in enumerate(others)}
+        by_place = {self._place(x): x for x in reversed((*self._kept, *wanted)) if id(x) in needed}
+        others = list(by_place.values())
+        order = {place: len(given) + number for number, place in enumerate(by_place)}
+        slots |= {number: order[self._made[number]] for number in needed}
         num_arguments = len(given) + len(others)
         count, made = num_arguments, []
         for function, layout, leaves, results in reversed(calls):
