@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 from torch.nn.functional import pad
@@ -42,6 +43,7 @@ def paths(step: Step, affine: bool, times: int, num_states: int, num_inputs: int
     """
     if has_torch_function(operands):
         return handle_torch_function(paths, operands, step, affine, times, num_states, num_inputs, *operands)
+    operands = unwrap_dead_wrappers(operands)
     return _Loop.apply(_Plan(step, affine, times, num_states, num_inputs, 0, (False,) * len(operands)), *operands)
 
 
@@ -143,7 +145,7 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        plan, tensors = ctx.plan, (*ctx.saved_tensors, *cotangents)
+        plan, tensors = ctx.plan, unwrap_dead_wrappers((*ctx.saved_tensors, *cotangents))
         wanted = tuple(place for place, needs in enumerate(ctx.needs_input_grad[1:]) if needs)
         if get_proxy_mode() is None:
             found = _pulled_back(plan, wanted, *tensors)
@@ -192,7 +194,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        tensors = list(ctx.saved_tensors)
+        tensors = list(unwrap_dead_wrappers(ctx.saved_tensors))
         moving = [place for place, x in enumerate(tensors) if x.is_floating_point()]
 
         def gradients(*values: Tensor) -> tuple[Tensor, ...]:
@@ -333,10 +335,8 @@ def _slopes(pull: Callable[..., Sequence[Tensor]], shapes: Sequence[torch.Size],
     """Return the matrices of slopes of all times, ``(T, k, k)``, from a product with them that goes over all times."""
     times, k = like.shape
     identity = torch.eye(k, dtype=like.dtype, device=like.device)
-    rows: Tensor = torch.func.vmap(
-        lambda direction: _packed(pull(*_unpacked(direction.expand(times, k), shapes))), out_dims=1
-    )(identity)
-    return rows
+    rows: Tensor = torch.func.vmap(lambda e: _packed(pull(*_unpacked(e.expand(times, k), shapes))))(identity)
+    return rows.movedim(0, 1)
 
 
 def prefix(matrices: Tensor, offsets: Tensor, first: Tensor) -> Tensor:

@@ -274,7 +274,7 @@ class _Writer:
         try:
             with torch.no_grad():
                 table = cast(dict[Any, Any], core_aten_decompositions())
-                graph = make_fx(lambda *x: function(*x), decomposition_table=table)(*examples)
+                graph = make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
             return self._followed(graph, operands)
         except (*UNTRACEABLE, _NoNativeCode):
             return None
