@@ -1,12 +1,13 @@
 """Distributions that ``torch.func.vmap`` refuses as they are written, in forms that it takes.
 
-Some densities of torch and Pyro assign in place where a batched model needs a new tensor. The values are the same
-either way, to the last bit.
+Some densities of torch and Pyro assign in place where a batched model needs a new tensor, or branch on values. The
+values are the same either way, to rounding.
 """
 
 from __future__ import annotations
 
 import dis
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,10 +15,12 @@ from types import FrameType
 from typing import Any
 
 import pyro
+import pyro.infer.reparam.stable
 import torch
 from pyro.distributions import Categorical, DirichletMultinomial, OrderedLogistic, Poisson
 from pyro.distributions.distribution import COERCIONS
-from pyro.ops.special import safe_log
+from pyro.distributions.stable import RADIUS
+from pyro.ops.tensor_utils import safe_cholesky
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.overrides import TorchFunctionMode
@@ -105,7 +108,7 @@ _OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
 def batchable_distributions() -> Iterator[None]:
     """Let the model's own calls make distributions that can be batched, by Pyro's hook for such changes.
 
-    Parts of Pyro's hidden Markov models and coalescents have no such hook and are exchanged meanwhile.
+    Functions that Pyro's distributions and reparameterisers call have no such hook and are exchanged meanwhile.
     """
     COERCIONS.append(_coerce)
     for (module, name), (_, ours) in _EXCHANGED.items():
@@ -131,6 +134,55 @@ def _safe_logarithm(x: Tensor) -> Tensor:
     return line + (x.log() - line).detach()
 
 
+class _SafeLogarithm:
+    """Stands in for Pyro's function of autograd."""
+
+    apply = staticmethod(_safe_logarithm)
+
+
+def _safe_cholesky(x: Tensor) -> Tensor:
+    """Return a Cholesky factor, as Pyro's ``safe_cholesky``, which adds to the diagonal in place."""
+    jitter = pyro.ops.tensor_utils.CHOLESKY_RELATIVE_JITTER * torch.finfo(x.dtype).eps
+    if x.size(-1) == 1 or not jitter:
+        return safe_cholesky(x)
+    return torch.linalg.cholesky(x + (jitter * x.detach().abs().amax(-1)).diag_embed())
+
+
+def _unsafe_standard_stable(alpha: Tensor, beta: Any, v: Tensor, w: Tensor, coords: str) -> Tensor:
+    """Transform noise to a stable variable, as Pyro's function of that name, which clears what is no number in place.
+
+    References
+    ----------
+    Chambers, J. M., Mallows, C. L. and Stuck, B. W. (1976). A method for simulating stable random variables. Journal
+    of the American Statistical Association 71, 340-344.
+    """
+    half_pi, eps = math.pi / 2, torch.finfo(v.dtype).eps
+    v = v.clamp(min=2 * eps - half_pi, max=half_pi - 2 * eps)
+    b = beta * (half_pi * alpha).tan()
+    turned = b.atan() - half_pi * alpha + alpha * (v + half_pi)
+    root = ((1 + b * b).rsqrt() * v.cos()).pow(alpha.reciprocal())
+    z = turned.sin() / root * ((turned - v).cos().clamp(min=eps) / w).pow(alpha.reciprocal() - 1)
+    z = torch.where(z.isnan(), 0.0, z)
+    return z - b if coords == "S0" else z
+
+
+def _standard_stable(alpha: Tensor, beta: Tensor, v: Tensor, w: Tensor, coords: str) -> Tensor:
+    """Transform noise to a stable variable, as Pyro's function of that name, which branches on values.
+
+    Around the hole at one it is interpolated between the ends of the hole; elsewhere both ends are where it is.
+    """
+    if coords == "S":
+        z = _standard_stable(alpha, beta, v, w, "S0")
+        return torch.where(alpha == 1, z, z + beta * (math.pi / 2 * alpha).tan())
+    near = ((alpha - 1).abs() <= RADIUS).unsqueeze(-1)
+    here = alpha.unsqueeze(-1).expand(*alpha.shape, 2)
+    ends = torch.where(near, torch.tensor([1 - RADIUS, 1 + RADIUS], dtype=alpha.dtype, device=alpha.device), here)
+    weights = torch.where(near, 1 - (ends - here).abs() / (2 * RADIUS), 0.5).detach()
+    used = here + (ends - here).detach()
+    pair = _unsafe_standard_stable(used, beta.unsqueeze(-1), v.unsqueeze(-1), w.unsqueeze(-1), "S0")
+    return (pair * weights).sum(-1)
+
+
 def _log_matrix_product(x: Tensor, y: Tensor) -> Tensor:
     """Return ``log(exp(x) @ exp(y))``, as Pyro's ``_logmatmulexp``, which clamps its maxima in place."""
     least = torch.finfo(x.dtype).min
@@ -141,8 +193,16 @@ def _log_matrix_product(x: Tensor, y: Tensor) -> Tensor:
 
 
 _EXCHANGED: dict[tuple[Any, str], tuple[Any, Any]] = {
-    (pyro.distributions.hmm, "_logmatmulexp"): (pyro.distributions.hmm._logmatmulexp, _log_matrix_product),
-    (pyro.distributions.coalescent, "safe_log"): (safe_log, _safe_logarithm),
+    (module, name): (getattr(module, name), ours)
+    for module, name, ours in (
+        (pyro.ops.special, "_SafeLog", _SafeLogarithm),
+        (pyro.ops.gaussian, "safe_cholesky", _safe_cholesky),
+        (pyro.distributions.hmm, "safe_cholesky", _safe_cholesky),
+        (pyro.distributions.hmm, "_logmatmulexp", _log_matrix_product),
+        (pyro.distributions.stable, "_standard_stable", _standard_stable),
+        (pyro.infer.reparam.stable, "_standard_stable", _standard_stable),
+        (pyro.infer.reparam.stable, "_unsafe_standard_stable", _unsafe_standard_stable),
+    )
 }
 
 
