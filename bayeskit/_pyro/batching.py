@@ -125,13 +125,12 @@ def batchable_distributions() -> Iterator[None]:
 def _safe_logarithm(x: Tensor) -> Tensor:
     """Return ``log(x)``, whose slope is at most one over the rounding unit, as Pyro's ``safe_log``.
 
-    That is a function of autograd without a rule for batches. Here the slope is that of a line below the rounding unit,
-    and the value is put in its place.
+    That is a function of autograd without a rule for batches. Here the slope below the rounding unit is that of a line.
     """
     least = torch.finfo(x.dtype).eps
-    above = x.clamp(min=least)
-    line = above.log() + (x - above) / least
-    return line + (x.log() - line).detach()
+    below = x < least
+    line = x.detach().log() + (x - x.detach()) / least
+    return torch.where(below, line, torch.where(below, least, x).log())
 
 
 class _SafeLogarithm:
@@ -166,20 +165,33 @@ def _unsafe_standard_stable(alpha: Tensor, beta: Any, v: Tensor, w: Tensor, coor
     return z - b if coords == "S0" else z
 
 
-def _standard_stable(alpha: Tensor, beta: Tensor, v: Tensor, w: Tensor, coords: str) -> Tensor:
-    """Transform noise to a stable variable, as Pyro's function of that name, which branches on values.
+def _around_the_hole(alpha: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Return two values to interpolate between and their weights, ``(*, 2)``: the ends of a hole at one around it.
 
-    Around the hole at one it is interpolated between the ends of the hole; elsewhere both ends are where it is.
+    Elsewhere both are ``alpha`` itself. Gradients flow to ``alpha`` either way, as in Pyro's functions that branch.
     """
+    near = ((alpha - 1).abs() <= radius).unsqueeze(-1)
+    here = alpha.unsqueeze(-1).expand(*alpha.shape, 2)
+    ends = torch.where(near, torch.tensor([1 - radius, 1 + radius], dtype=alpha.dtype, device=alpha.device), here)
+    weights = torch.where(near, 1 - (ends - here).abs() / (2 * radius), 0.5)
+    return here + (ends - here).detach(), weights.detach()
+
+
+def _standard_stable(alpha: Tensor, beta: Tensor, v: Tensor, w: Tensor, coords: str) -> Tensor:
+    """Transform noise to a stable variable, as Pyro's function of that name, which branches on values."""
     if coords == "S":
         z = _standard_stable(alpha, beta, v, w, "S0")
         return torch.where(alpha == 1, z, z + beta * (math.pi / 2 * alpha).tan())
-    near = ((alpha - 1).abs() <= RADIUS).unsqueeze(-1)
-    here = alpha.unsqueeze(-1).expand(*alpha.shape, 2)
-    ends = torch.where(near, torch.tensor([1 - RADIUS, 1 + RADIUS], dtype=alpha.dtype, device=alpha.device), here)
-    weights = torch.where(near, 1 - (ends - here).abs() / (2 * RADIUS), 0.5).detach()
-    used = here + (ends - here).detach()
+    used, weights = _around_the_hole(alpha, RADIUS)
     pair = _unsafe_standard_stable(used, beta.unsqueeze(-1), v.unsqueeze(-1), w.unsqueeze(-1), "S0")
+    return (pair * weights).sum(-1)
+
+
+def _safe_shift(alpha: Tensor, skew: Tensor, t_scale: Tensor, skew_abs: Tensor) -> Tensor:
+    """Return the shift of a stable variable's reparameterisation, as Pyro's function, which branches on values."""
+    used, weights = _around_the_hole(alpha, 0.005)
+    scale = skew_abs.unsqueeze(-1).pow(used.reciprocal())
+    pair = (skew.sign().unsqueeze(-1) * scale - skew.unsqueeze(-1)) * (math.pi / 2 * used).tan()
     return (pair * weights).sum(-1)
 
 
@@ -200,6 +212,7 @@ _EXCHANGED: dict[tuple[Any, str], tuple[Any, Any]] = {
         (pyro.distributions.hmm, "safe_cholesky", _safe_cholesky),
         (pyro.distributions.hmm, "_logmatmulexp", _log_matrix_product),
         (pyro.distributions.stable, "_standard_stable", _standard_stable),
+        (pyro.infer.reparam.stable, "_safe_shift", _safe_shift),
         (pyro.infer.reparam.stable, "_standard_stable", _standard_stable),
         (pyro.infer.reparam.stable, "_unsafe_standard_stable", _unsafe_standard_stable),
     )
