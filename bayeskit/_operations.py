@@ -119,9 +119,13 @@ def _library(source: str) -> Any:
 
 def run_natively(graph: GraphModule) -> None:
     """Let the loops of a graph run as compiled code."""
+    changed = False
     for operation in (torch.ops.bayeskit.loop.default, torch.ops.bayeskit.loop_gradient.default):
         for node in graph.graph.find_nodes(op="call_function", target=operation):
             node.args = (*node.args[:-1], True)
+            changed = True
+    if changed:
+        graph.recompile()
 
 
 def num_operations(operation: Any, arguments: Sequence[Any]) -> int:

@@ -114,7 +114,7 @@ class _Run:
         _check(self.found, state)
         small = sum(leaf.numel() for leaf in self.state) <= MAX_DENSE_STATES
         alike = self.state[0].is_floating_point() and len({leaf.dtype for leaf in self.state}) == 1
-        self.is_affine = small and alike and degrees.is_affine(self.found[0])
+        self.is_affine = small and alike and not self.tape.lost and degrees.is_affine(self.found[0])
 
     def agrees(self, other: _Run) -> bool:
         """Tell whether both were computed in the same way, which the tape holds all of."""

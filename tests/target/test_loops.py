@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy.stats import t
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
@@ -19,6 +20,7 @@ Y = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=F64)
 POINTS = torch.tensor([0.3, 0.6, -0.4], dtype=F64) + 0.1 * torch.randn(
     4, 3, generator=torch.Generator().manual_seed(1), dtype=F64
 )
+FAILURE_RATE = 1e-5
 LOOP, GRADIENT = torch.ops.bayeskit.loop.default, torch.ops.bayeskit.loop_gradient.default
 
 
@@ -148,6 +150,8 @@ def close(found, exact, tolerance=1e-11):
     torch.testing.assert_close(found, exact, rtol=tolerance, atol=tolerance)
 
 
+# Which torch's own forward derivatives raise.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("make", ALL)
 def test_gradients_and_curvature_are_those_of_a_plain_loop(make):
     exact = chains(plain(make))(POINTS)
@@ -290,16 +294,17 @@ def test_what_a_tape_cannot_hold_is_unrolled(change):
     def make(p, y):
         return (lambda x, v: (torch.sin(change(x * p[0], v)),) * 2), p[1], y[:7]
 
-    graph = traced(chains(ours(make)))
-    assert not of_kind(graph, LOOP)
-    close(graph(POINTS), chains(plain(make, Y[:7]))(POINTS))
+    close(chains(ours(make))(POINTS), chains(plain(make, Y[:7]))(POINTS))
+    if change is not read_input:  # which cannot be traced, but where a model is
+        assert not of_kind(traced(chains(ours(make))), LOOP)
 
 
 def test_random_numbers_in_a_step_differ_from_time_to_time():
     def noise(p):
         return bk.scan(lambda x, _: (x.sin() + torch.rand(()), x), p, length=5)[1]
 
-    paths = torch.func.vmap(noise, randomness="different")(POINTS[:, 0])
+    with torch.random.fork_rng():
+        paths = torch.func.vmap(noise, randomness="different")(POINTS[:, 0])
     steps = paths[:, 1:] - paths[:, :-1].sin()
     assert steps.flatten().unique().numel() == steps.numel()
 
@@ -321,25 +326,23 @@ def other_population(y):
         pyro.sample("y", dist.Normal(size, 0.2), obs=y)
 
 
-def exact_moments():
+def exact_mean():
     grid = torch.linspace(-2, 3, 4001, dtype=F64)
     n, log_density = torch.full_like(grid, 0.1), dist.Normal(0.5, 0.5).log_prob(grid)
     for y in COUNTS:
         log_density = log_density + dist.Normal(n, 0.2).log_prob(y)
         n = n * (grid * (1 - n)).exp()
     weights = log_density.softmax(0)
-    mean = (weights * grid).sum()
-    return float(mean), float((weights * (grid - mean).square()).sum().sqrt())
+    return float((weights * grid).sum())
 
 
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.compiler)])
-def test_a_population_is_sampled(limit, compile):
+def test_a_population_is_sampled(compile):
     target = bk.Target.from_pyro(population, COUNTS, compile=compile)
-    draws = bk.sample(target, num_draws=500, seed=1)
-    growth = draws.values()["growth"] if callable(getattr(draws, "values", None)) else draws["growth"]
-    mean, deviation = exact_moments()
-    z = (float(growth.mean()) - mean) / (deviation / 400**0.5)
-    assert abs(z) < limit()
+    assert not target._loops
+    means = bk.sample(target, 32, 100, 100, seed=1, progress=False).values()["growth"].mean(1)
+    z = (float(means.mean()) - exact_mean()) / (float(means.std()) / 32**0.5)
+    assert abs(z) < t.isf(FAILURE_RATE / 2, 31)
 
 
 def test_targets_with_loops_travel_and_are_told_apart():
