@@ -84,7 +84,7 @@ def loops_in_a_loop(p, y):
         last, _ = bk.scan(lambda z, v: (torch.sin(z * p[0]) + v * p[1], None), x, row)
         return last, last * p[2]
 
-    return step, p[0], y.reshape(5, 4)
+    return step, p[0], y.reshape(-1, 4)
 
 
 def augmented(p, y):
@@ -154,13 +154,16 @@ def close(found, exact, tolerance=1e-11):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("make", ALL)
 def test_gradients_and_curvature_are_those_of_a_plain_loop(make):
-    exact = chains(plain(make))(POINTS)
-    close(chains(ours(make))(POINTS), exact)
-    close(torch.func.vmap(torch.func.grad(ours(make)))(POINTS), exact[1])
-    curvature = torch.func.vmap(torch.func.jacrev(torch.func.grad(plain(make))))(POINTS)
-    close(torch.func.vmap(torch.func.jacrev(torch.func.grad(ours(make))))(POINTS), curvature, 1e-10)
-    close(make_fx(torch.func.vmap(torch.func.jacrev(torch.func.grad(ours(make)))))(POINTS)(POINTS), curvature, 1e-10)
-    close(torch.func.vmap(torch.func.hessian(ours(make)))(POINTS), curvature, 1e-10)
+    few, short = POINTS[:2], Y[:8]
+    found, exact = ours(make, short), plain(make, short)
+    close(chains(found)(few), chains(exact)(few))
+    close(torch.func.vmap(torch.func.grad(found))(few), chains(exact)(few)[1])
+    curvature = torch.func.vmap(torch.func.jacrev(torch.func.grad(exact)))(few)
+    in_reverse = torch.func.vmap(torch.func.jacrev(torch.func.grad(found)))
+    close(in_reverse(few), curvature, 1e-10)
+    close(torch.func.vmap(torch.func.hessian(found))(few), curvature, 1e-10)
+    if make in (dicts_and_integers, many_states):
+        close(make_fx(in_reverse)(few)(few), curvature, 1e-10)
 
 
 def traced(function):
