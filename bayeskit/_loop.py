@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from bayeskit._native import gradient_source, loop_source
 from bayeskit._operations import loop, loop_gradient
@@ -117,7 +118,7 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     def forward(plan: _Plan, *operands: Tensor) -> tuple[Tensor, ...]:
-        traced = get_proxy_mode() is not None
+        traced = _is_followed()
         at_once = plan.in_batch(lambda *x: affine_paths(plan.step, plan.times, plan.num_states, plan.num_inputs, *x))
         if plan.affine and not traced:
             return tuple(at_once(*operands))
@@ -126,7 +127,7 @@ class _Loop(torch.autograd.Function):
         def exchange(path: Tensor) -> Tensor:
             return path.movedim(1, 0) if plan.batch else path
 
-        with disable_proxy_modes_tracing():
+        with _disable_current_modes():
             single = plan.at_one_time([x.detach() for x in operands], False)
             if plan.affine:
                 program, constants = _text(lambda *x: [exchange(path) for path in at_once(*plan.times_first(x))], given)
@@ -147,7 +148,7 @@ class _Loop(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         plan, tensors = ctx.plan, unwrap_dead_wrappers((*ctx.saved_tensors, *cotangents))
         wanted = tuple(place for place, needs in enumerate(ctx.needs_input_grad[1:]) if needs)
-        if get_proxy_mode() is None:
+        if not _is_followed():
             found = _pulled_back(plan, wanted, *tensors)
         else:
             found = _Gradient.apply(plan, wanted, *tensors)
@@ -169,7 +170,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(plan: _Plan, wanted: tuple[int, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         given = plan.times_first(tensors)
-        with disable_proxy_modes_tracing():
+        with _disable_current_modes():
             single = plan.at_one_time([x.detach() for x in tensors[: plan.num_operands]], False)
 
             def gradient(*x: Tensor) -> list[Tensor]:
@@ -376,6 +377,11 @@ def _unpacked(x: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     """Return the parts of the last dimension in their own shapes, ``(T, k) -> [(T, *shape)]``."""
     parts = x.split([shape.numel() for shape in shapes], -1)
     return [part.reshape(*x.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _is_followed() -> bool:
+    """Tell whether operations are traced, or counted, so that a loop has to be one of them."""
+    return bool(_get_current_dispatch_mode_stack())
 
 
 # -- texts --------------------------------------------------------------------------------------
