@@ -24,11 +24,15 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) -> tuple[Any, Any]:
     r"""Apply a step again and again: the new state is that of the next step.
 
+    The step is traced once, not once a time, where a model is made a target: in its graph the loop is one operation, and
+    what goes back through it for the gradient is another, both compiled where the density is. The step may use
+    parameters from outside of it, and has second derivatives. Works in a Pyro model, and under ``torch.func``.
+
     A step whose new state is an affine function of the old one, ``A x + b`` with any ``A`` and ``b`` made of inputs and
-    parameters, is found out and all times are computed at once, in a number of operations that grows with the logarithm
-    of the length: autoregressions, moving averages, exponential smoothing, the variance of a GARCH process. Any other
-    step runs in a loop. Works in a Pyro model, under ``torch.func`` and where a model is traced; the step may use
-    parameters from outside of it.
+    parameters, is found out, and without a compiler all times are computed at once, in a number of operations that
+    grows with the logarithm of the length: autoregressions, moving averages, exponential smoothing, the variance of a
+    GARCH process. A step that branches on values, changes tensors in place, or runs a transform of ``torch.func`` is
+    unrolled: its graph grows with the length.
 
     Parameters
     ----------
@@ -59,8 +63,9 @@ def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) 
 
     Notes
     -----
-    Of an affine step the products of all its matrices are computed. Where these overflow although the states do not,
-    such as by ``1e200 * x`` from zero, the result is not a number.
+    Of an affine step the products of all its matrices are computed, and for gradients those of the slopes of any step.
+    Where these overflow although the states do not, such as by ``1e200 * x`` from zero, the result is not a number,
+    unless it is compiled.
 
     References
     ----------
