@@ -24,8 +24,8 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) -> tuple[Any, Any]:
     r"""Apply a step again and again: the new state is that of the next step.
 
-    The step is traced once, not once a time, where a model is made a target: in its graph the loop is one operation, and
-    what goes back through it for the gradient is another, both compiled where the density is. The step may use
+    The step is traced once, not once a time, where a model is made a target: in its graph the loop is one operation,
+    and what goes back through it for the gradient is another, both compiled where the density is. The step may use
     parameters from outside of it, and has second derivatives. Works in a Pyro model, and under ``torch.func``.
 
     A step whose new state is an affine function of the old one, ``A x + b`` with any ``A`` and ``b`` made of inputs and

@@ -359,11 +359,11 @@ def test_targets_with_loops_travel_and_are_told_apart():
 
 
 def test_costs_tell_what_is_made_again_in_python():
-    few = bk.Target.from_pyro(population, COUNTS).cost
-    many = bk.Target.from_pyro(population, COUNTS.repeat(10)).cost
-    assert many.num_repeated > 5 * few.num_repeated > 0
-    assert many.num_nodes < few.num_nodes + 100
-    assert many.compile_seconds < few.compile_seconds + 1 < many.seconds(1) * 1e6
+    costs = [bk.Target.from_pyro(population, COUNTS.repeat(k)).cost for k in (1, 10, 19)]
+    few, more, most = (cost.num_repeated for cost in costs)
+    # The way back takes a logarithmic number of rounds, which the loop itself outweighs.
+    assert few > 0 and 72 <= more - few and abs((most - more) - (more - few)) < 0.2 * (more - few)
+    assert costs[0].num_nodes == costs[2].num_nodes
 
 
 def test_a_loop_that_does_not_compile_runs_in_python(monkeypatch):
