@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -159,9 +158,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        with tempfile.TemporaryDirectory() as cache:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-            main()
-            sys.exit()
-    main()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        main()
