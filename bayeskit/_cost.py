@@ -11,8 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from bayeskit._operations import num_operations
 
-def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int]:
+
+def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int, int]:
     """Return the number of operations that make the results of a function, and the bytes that they write.
 
     Counted is what a traced graph without its dead code would hold; the two differ where tracing rewrites a graph, by
@@ -26,7 +28,8 @@ def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> t
 
     Returns
     -------
-    num_operations, num_bytes : int
+    num_operations, num_bytes, num_repeated : int
+        The last are the operations of loops in Python, each of which is one operation otherwise.
 
     Examples
     --------
@@ -34,7 +37,7 @@ def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> t
     ...     x.exp()  # of which nothing is made
     ...     return (x * x + 1,)
     >>> recorded(squares, torch.zeros(5, dtype=torch.float64))
-    (2, 80)
+    (2, 80, 0)
     """
     with _Recorder() as recorder:
         results = function(*arguments)
@@ -48,6 +51,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self._sources: list[list[int]] = []
         self._bytes: list[int] = []
+        self._repeated: list[int] = []
         self._kept: list[int] = []  # what graphs keep although nothing seems made of it
         self._made_by = WeakIdKeyDictionary()
 
@@ -64,6 +68,7 @@ class _Recorder(TorchDispatchMode):
             number = self._note(sources, result)
         else:
             number = self._note(sources)
+            self._repeated[number] = num_operations(operation, args)
             for part in tree_leaves(result):
                 if isinstance(part, Tensor):  # taken out of a tuple, which is an operation, too
                     self._note([number], part)
@@ -71,15 +76,16 @@ class _Recorder(TorchDispatchMode):
             self._kept.append(number)
         return result
 
-    def behind(self, results: Iterable[Tensor]) -> tuple[int, int]:
-        """Return the number of operations that ``results`` were made by, and the bytes that these wrote."""
+    def behind(self, results: Iterable[Tensor]) -> tuple[int, int, int]:
+        """Return the number of operations that ``results`` were made by, the bytes they wrote, and those in loops."""
         found, waiting = set[int](), self._makers(results) + self._kept
         while waiting:
             number = waiting.pop()
             if number not in found:
                 found.add(number)
                 waiting += self._sources[number]
-        return len(found), sum(self._bytes[number] for number in found)
+        num_bytes, num_repeated = (sum(column[number] for number in found) for column in (self._bytes, self._repeated))
+        return len(found), num_bytes, num_repeated
 
     def _makers(self, values: Iterable[Any]) -> list[int]:
         return [self._made_by[x] for x in values if isinstance(x, Tensor) and x in self._made_by]
@@ -87,6 +93,7 @@ class _Recorder(TorchDispatchMode):
     def _note(self, sources: list[int], result: Tensor | None = None) -> int:
         number = len(self._sources)
         self._sources.append(sources)
+        self._repeated.append(0)
         self._bytes.append(0 if result is None else result.numel() * result.dtype.itemsize)
         if result is not None:
             self._made_by[result] = number

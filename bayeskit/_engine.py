@@ -77,7 +77,8 @@ class Engine:
             try:
                 with one_thread():
                     evaluate = _evaluation.with_gradient(self._joint)
-                    self._cost = Cost(*recorded(evaluate, u, torch.ones_like(u[:, 0])), self._data_bytes)
+                    counts = recorded(evaluate, u, torch.ones_like(u[:, 0]))
+                    self._cost = Cost(*counts, data_bytes=self._data_bytes)
             except UNTRACEABLE as error:
                 self._give_up(error)
                 self._cost = Cost(0, 2**20)

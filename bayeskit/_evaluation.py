@@ -22,7 +22,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from bayeskit._compiler import compile_with_inductor, settle
+from bayeskit._operations import run_natively
 from bayeskit._torch import one_thread
+from bayeskit._tracing import fail_apart
 from bayeskit.errors import CompilationWarning
 
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -56,10 +58,15 @@ Evaluator = Callable[[Tensor, Tensor], Evaluation]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one vector costs, read off its traced graph; ``data_bytes`` are read once a call, however many vectors."""
+    """What one vector costs, read off its traced graph.
+
+    ``num_repeated`` operations are made by loops in Python, beyond the nodes; ``data_bytes`` are read once a call,
+    however many vectors.
+    """
 
     num_nodes: int
     num_bytes: int
+    num_repeated: int = 0
     data_bytes: int = field(default=0, compare=False)
 
     def chunk_size(self, num_vectors: int) -> int:
@@ -72,7 +79,7 @@ class Cost:
 
     def seconds(self, chunk: int) -> float:
         """Estimate one call of the traced graph: 2.5 microseconds a node plus 5 GB/s of memory traffic."""
-        return 2.5e-6 * self.num_nodes + 2e-10 * self.num_bytes * chunk
+        return 2.5e-6 * (self.num_nodes + self.num_repeated) + 2e-10 * self.num_bytes * chunk
 
     @property
     def compile_seconds(self) -> float:
@@ -126,24 +133,6 @@ def _pin_dtypes(graph: GraphModule) -> None:
             continue
         if any(argument.name == "dtype" for argument in schema.arguments) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": made.dtype}
-
-
-def _fail_apart(graph: GraphModule) -> None:
-    """Let a matrix that cannot be factorised give NaN to its own vector instead of an error to all of them."""
-    aten = torch.ops.aten
-    for check in list(graph.graph.find_nodes(op="call_function", target=aten._linalg_check_errors.default)):
-        info = check.args[0]
-        for result in list(info.args[0].users):
-            meta = result.meta.get("tensor_meta")
-            if result is info or not hasattr(meta, "dtype") or not meta.dtype.is_floating_point:
-                continue
-            with graph.graph.inserting_before(check):
-                failed = graph.graph.call_function(aten.ne.Scalar, (info, 0))
-                for _ in range(len(meta.shape) - len(info.meta["tensor_meta"].shape)):
-                    failed = graph.graph.call_function(aten.unsqueeze.default, (failed, -1))
-                masked = graph.graph.call_function(aten.masked_fill.Scalar, (result, failed, torch.nan))
-            result.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
-        graph.graph.erase_node(check)
 
 
 def _fold_masks(graph: GraphModule) -> None:
@@ -240,7 +229,7 @@ def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Ten
     shared = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
     with one_thread(), tracing(shared):
         graph = make_fx(lambda *inputs: tuple(evaluate(*inputs)))(*arguments)
-    _fail_apart(graph)
+    fail_apart(graph)
     _fold_masks(graph)
     graph.graph.eliminate_dead_code()
     _pin_dtypes(graph)
@@ -284,6 +273,7 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
             stacklevel=3,
         )
         return graph
+    run_natively(graph)
     try:
         return compile_with_inductor(graph, (u.clone(), beta.clone()), {"size_asserts": False})
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError) as error:

@@ -8,25 +8,31 @@ from typing import Any
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bayeskit._loop import MAX_DENSE_STATES, affine_paths, paths
+from bayeskit._pyro.batching import AugmentedAssignment
+from bayeskit._tape import QUERIES, Tape, changes_in_place, name_of
 from bayeskit._tracing import UNTRACEABLE
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
-MAX_AFFINE_STATES = 16  # numbers of a state, beyond which products of matrices cost more than a loop
 
 
 def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) -> tuple[Any, Any]:
     r"""Apply a step again and again: the new state is that of the next step.
 
+    The step is traced once, not once a time, where a model is made a target: in its graph the loop is one operation,
+    and what goes back through it for the gradient is another, both compiled where the density is. The step may use
+    parameters from outside of it, and has second derivatives. Works in a Pyro model, and under ``torch.func``.
+
     A step whose new state is an affine function of the old one, ``A x + b`` with any ``A`` and ``b`` made of inputs and
-    parameters, is found out and all times are computed at once, in a number of operations that grows with the logarithm
-    of the length: autoregressions, moving averages, exponential smoothing, the variance of a GARCH process. Any other
-    step runs in a loop. Works in a Pyro model, under ``torch.func`` and where a model is traced; the step may use
-    parameters from outside of it.
+    parameters, is found out, and without a compiler all times are computed at once, in a number of operations that
+    grows with the logarithm of the length: autoregressions, moving averages, exponential smoothing, the variance of a
+    GARCH process. A step that branches on values, changes tensors in place, or runs a transform of ``torch.func`` is
+    unrolled: its graph grows with the length.
 
     Parameters
     ----------
@@ -57,8 +63,9 @@ def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) 
 
     Notes
     -----
-    Of an affine step the products of all its matrices are computed. Where these overflow although the states do not,
-    such as by ``1e200 * x`` from zero, the result is not a number.
+    Of an affine step the products of all its matrices are computed, and for gradients those of the slopes of any step.
+    Where these overflow although the states do not, such as by ``1e200 * x`` from zero, the result is not a number,
+    unless it is compiled.
 
     References
     ----------
@@ -77,27 +84,82 @@ def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) 
     state = _as_tensors("state", state)
     inputs = _as_tensors("inputs", inputs)
     times = _length(inputs, length)
-    with _NoSites(), _Degrees(state) as degrees:
-        found = step(state, _at(inputs, 0) if times else _nothing(inputs))
-    _check(found, state)
+    run = _Run(step, state, _at(inputs, 0) if times else _nothing(inputs))
     if times == 0:
-        return state, _map(lambda leaf: _as_tensor(leaf).new_empty(0, *_as_tensor(leaf).shape), found[1])
-    leaves = tree_flatten(state)[0]
-    alike = leaves[0].is_floating_point() and len({leaf.dtype for leaf in leaves}) == 1
-    small = sum(leaf.numel() for leaf in leaves) <= MAX_AFFINE_STATES
-    if times > 1 and small and alike and degrees.is_affine(found[0]):
+        return state, _map(lambda leaf: _as_tensor(leaf).new_empty(0, *_as_tensor(leaf).shape), run.found[1])
+    if times > 1:
         try:
-            return _all_at_once(step, state, inputs, times)
+            if _is_transformed() and run.agrees(_Run(step, run.found[0], _at(inputs, 1))):
+                return _replayed(run, state, inputs, times)
+            if run.is_affine:
+                return _all_at_once(step, state, inputs, times)
         except UNTRACEABLE:
             pass  # a step that branches on its inputs
     return _one_by_one(step, state, inputs, times)
 
 
+def _is_transformed() -> bool:
+    """Tell whether functorch batches or differentiates, in reverse alone, or something is traced."""
+    kinds = [layer.key() for layer in torch._C._functorch.get_interpreter_stack() or ()]
+    forward = torch._C._functorch.TransformType.Jvp in kinds or torch.autograd.forward_ad._current_level >= 0
+    return (bool(kinds) or get_proxy_mode() is not None) and not forward
+
+
+class _Run:
+    """One run of a step, its tape, and whether the new state is an affine function of the old one."""
+
+    def __init__(self, step: Step, state: Any, inputs: Any) -> None:
+        # Tensors of their own, or one that the step also uses from outside of it could not be told apart.
+        state, inputs = _map(lambda leaf: leaf.view_as(leaf), state), _map(lambda leaf: leaf.view_as(leaf), inputs)
+        self.state = tree_leaves(state)
+        self.inputs = [leaf for leaf in tree_leaves(inputs) if leaf is not None]
+        self.tape = Tape([*self.state, *self.inputs])
+        with _NoSites(), self.tape, _Degrees(state) as degrees, AugmentedAssignment():
+            self.found = step(state, inputs)
+        _check(self.found, state)
+        small = sum(leaf.numel() for leaf in self.state) <= MAX_DENSE_STATES
+        alike = self.state[0].is_floating_point() and len({leaf.dtype for leaf in self.state}) == 1
+        self.is_affine = small and alike and not self.tape.lost and degrees.is_affine(self.found[0])
+
+    def agrees(self, other: _Run) -> bool:
+        """Tell whether both were computed in the same way, which the tape holds all of."""
+        return self.tape.agrees(other.tape, tree_leaves(self.found), tree_leaves(other.found))
+
+
+def _replayed(run: _Run, state: Any, inputs: Any, times: int) -> tuple[Any, Any]:
+    """Compute the states by the tape of one step, and then all outputs at once."""
+    new = tree_leaves(run.found[0])
+    first, spec = tree_flatten(state)
+    columns = [leaf for leaf in tree_leaves(inputs) if leaf is not None]
+    step, others = run.tape.program([*run.state, *run.inputs], new)
+    after = paths(step, run.is_affine, times, len(first), len(columns), *first, *columns, *others)
+    known = {id(x): path for x, path in zip(new, after, strict=True)}
+    leaves, layout = tree_flatten(run.found[1])
+    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in known]
+    if wanted:
+        output, others = run.tape.program([*run.state, *run.inputs, *new], wanted)
+        before = [torch.cat([x.unsqueeze(0), path[:-1]]) for x, path in zip(first, after, strict=True)]
+        in_turn = [*before, *columns, *after]
+        dims = (*(0,) * len(in_turn), *(None,) * len(others))
+        made = torch.func.vmap(output, in_dims=dims)(*in_turn, *others)
+        known |= {id(x): path for x, path in zip(wanted, made, strict=True)}
+    outputs = [
+        leaf
+        if leaf is None
+        else known[id(leaf)]
+        if isinstance(leaf, Tensor)
+        else _as_tensor(leaf).expand(times, *_as_tensor(leaf).shape)
+        for leaf in leaves
+    ]
+    return tree_unflatten([path[-1] for path in after], spec), tree_unflatten(outputs, layout)
+
+
 def _one_by_one(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, Any]:
     outputs = []
-    for t in range(times):
-        state, output = step(state, _at(inputs, t))
-        outputs.append(output)
+    with AugmentedAssignment():
+        for t in range(times):
+            state, output = step(state, _at(inputs, t))
+            outputs.append(output)
     spec = tree_flatten(outputs[0])[1]
     columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
     stacked = [None if column[0] is None else torch.stack([_as_tensor(v) for v in column]) for column in columns]
@@ -107,63 +169,22 @@ def _one_by_one(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, A
 def _all_at_once(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, Any]:
     """Compute all states from the matrices and offsets of all times."""
     leaves, spec = tree_flatten(state)
-    shapes = [leaf.shape for leaf in leaves]
-    first = torch.cat([leaf.reshape(-1) for leaf in leaves])
+    k = len(leaves)
     columns, layout = tree_flatten(inputs)
 
-    def flat_step(x: Tensor, *at: Tensor) -> Tensor:
-        new, _ = step(_unpacked(x, shapes, spec), tree_unflatten(list(at), layout))
-        return torch.cat([leaf.reshape(-1) for leaf in tree_flatten(new)[0]])
+    def flat_step(*leaves: Tensor) -> tuple[Tensor, ...]:
+        new, _ = step(tree_unflatten(leaves[:k], spec), tree_unflatten(leaves[k:], layout))
+        return tuple(tree_leaves(new))
 
-    def affine(*at: Tensor) -> tuple[Tensor, Tensor]:
-        zero = torch.zeros_like(first)
-        offset, pull_back = torch.func.vjp(lambda x: flat_step(x, *at), zero)  # type: ignore[misc]
-        identity = torch.eye(len(first), dtype=first.dtype, device=first.device)
-        return torch.func.vmap(lambda row: pull_back(row)[0])(identity), offset
+    def output_of(*leaves: Tensor) -> Any:
+        return step(tree_unflatten(leaves[:k], spec), tree_unflatten(leaves[k:], layout))[1]
 
-    def outputs_of(x: Tensor, *at: Tensor) -> Any:
-        _, output = step(_unpacked(x, shapes, spec), tree_unflatten(list(at), layout))
-        return output
-
-    if columns:
-        matrices, offsets = torch.func.vmap(affine)(*columns)
-    else:
-        one_matrix, one_offset = affine()
-        matrices, offsets = one_matrix.expand(times, -1, -1), one_offset.expand(times, -1)
-    states = _prefix(matrices, offsets, first)
-    before = torch.cat([first.unsqueeze(0), states[:-1]])
+    states = affine_paths(flat_step, times, k, len(columns), *leaves, *columns)
     outputs = step(state, _at(inputs, 0))[1]
-    if any(leaf is not None for leaf in tree_flatten(outputs)[0]):
-        outputs = torch.func.vmap(outputs_of)(before, *columns)
-    return _unpacked(states[-1], shapes, spec), outputs
-
-
-def _prefix(matrices: Tensor, offsets: Tensor, first: Tensor) -> Tensor:
-    """Return ``x[t] = A[t] x[t - 1] + b[t]`` for all times, ``(T, k, k), (T, k), (k,) -> (T, k)``.
-
-    In each round every time takes in as many times before it as the rounds before have covered.
-    """
-    times, k = offsets.shape
-    offset = torch.cat([(matrices[0] @ first + offsets[0]).unsqueeze(0), offsets[1:]])
-    # What comes before the first time is left out: its offset holds the first state already.
-    matrix = torch.cat([torch.zeros_like(matrices[:1]), matrices[1:]])
-    if k == 1:
-        matrix = matrix.squeeze(-1)
-    reach = 1
-    while reach < times:
-        earlier = _later(offset, reach)
-        before = _later(matrix, reach)
-        if k == 1:
-            offset, matrix = offset + matrix * earlier, matrix * before
-        else:
-            offset, matrix = offset + (matrix @ earlier.unsqueeze(-1)).squeeze(-1), matrix @ before
-        reach *= 2
-    return offset
-
-
-def _later(x: Tensor, times: int) -> Tensor:
-    """Return what was so many times before, and zero where there was nothing, ``(T, ...) -> (T, ...)``."""
-    return pad(x[:-times], (0, 0) * (x.dim() - 1) + (times, 0))
+    if any(leaf is not None for leaf in tree_leaves(outputs)):
+        before = [torch.cat([x.unsqueeze(0), path[:-1]]) for x, path in zip(leaves, states, strict=True)]
+        outputs = torch.func.vmap(output_of)(*before, *columns)
+    return tree_unflatten([path[-1] for path in states], spec), outputs
 
 
 class _Degrees(TorchFunctionMode):
@@ -185,10 +206,8 @@ class _Degrees(TorchFunctionMode):
         if not followed and not beyond:
             return result
         made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
-        whole = getattr(func, "__name__", "")
-        name = func.__self__.__name__ if whole == "__get__" else whole.strip("_")
-        changes = whole.endswith("_") and not whole.endswith("__")
-        if changes or "out" in kwargs or (not made and name not in _QUERIES):
+        name = name_of(func)
+        if changes_in_place(func, kwargs) or (not made and name not in QUERIES):
             self._lost = True
         plain = not self._depends(kwargs, self._followed) and "rounding_mode" not in kwargs
         is_affine = not beyond and plain and self._is_affine_rule(name, args)
@@ -216,15 +235,12 @@ class _Degrees(TorchFunctionMode):
 
 
 # Names of functions, methods and attributes of torch, without underscores: what is linear in all arguments together, in
-# one factor, in its first argument alone, and what tells no number of a tensor.
+# one factor, and in its first argument alone.
 _SUMS = frozenset("add radd sub rsub stack cat concatenate".split())
 _PRODUCTS = frozenset("mul rmul multiply matmul rmatmul mv mm dot".split())
 _OF_FIRST = frozenset(
     "neg positive getitem unsqueeze squeeze reshape view flatten sum mean expand clone unbind permute transpose "
     "movedim t contiguous cumsum roll flip diff select narrow truediv div divide T mT".split()
-)
-_QUERIES = frozenset(
-    "size dim numel len shape ndim dtype device layout stride requires_grad is_floating_point is_contiguous".split()
 )
 
 
@@ -286,11 +302,6 @@ def _as_tensor(value: Any) -> Tensor:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(f"an output of a scan is a {type(value).__name__}, not a tensor or a number") from error
-
-
-def _unpacked(x: Tensor, shapes: list[torch.Size], spec: TreeSpec) -> Any:
-    parts = x.split([shape.numel() for shape in shapes])
-    return tree_unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)], spec)
 
 
 def _check(found: Any, state: Any) -> None:

@@ -1,12 +1,13 @@
 """Distributions that ``torch.func.vmap`` refuses as they are written, in forms that it takes.
 
-Some densities of torch and Pyro assign in place where a batched model needs a new tensor. The values are the same
-either way, to the last bit.
+Some densities of torch and Pyro assign in place where a batched model needs a new tensor, or branch on values. The
+values are the same either way, to rounding.
 """
 
 from __future__ import annotations
 
 import dis
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,10 +15,12 @@ from types import FrameType
 from typing import Any
 
 import pyro
+import pyro.infer.reparam.stable
 import torch
 from pyro.distributions import Categorical, DirichletMultinomial, OrderedLogistic, Poisson
 from pyro.distributions.distribution import COERCIONS
-from pyro.ops.special import safe_log
+from pyro.distributions.stable import RADIUS
+from pyro.ops.tensor_utils import safe_cholesky
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.overrides import TorchFunctionMode
@@ -105,7 +108,7 @@ _OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
 def batchable_distributions() -> Iterator[None]:
     """Let the model's own calls make distributions that can be batched, by Pyro's hook for such changes.
 
-    Parts of Pyro's hidden Markov models and coalescents have no such hook and are exchanged meanwhile.
+    Functions that Pyro's distributions and reparameterisers call have no such hook and are exchanged meanwhile.
     """
     COERCIONS.append(_coerce)
     for (module, name), (_, ours) in _EXCHANGED.items():
@@ -122,13 +125,74 @@ def batchable_distributions() -> Iterator[None]:
 def _safe_logarithm(x: Tensor) -> Tensor:
     """Return ``log(x)``, whose slope is at most one over the rounding unit, as Pyro's ``safe_log``.
 
-    That is a function of autograd without a rule for batches. Here the slope is that of a line below the rounding unit,
-    and the value is put in its place.
+    That is a function of autograd without a rule for batches. Here the slope below the rounding unit is that of a line.
     """
     least = torch.finfo(x.dtype).eps
-    above = x.clamp(min=least)
-    line = above.log() + (x - above) / least
-    return line + (x.log() - line).detach()
+    below = x < least
+    line = x.detach().log() + (x - x.detach()) / least
+    return torch.where(below, line, torch.where(below, least, x).log())
+
+
+class _SafeLogarithm:
+    """Stands in for Pyro's function of autograd."""
+
+    apply = staticmethod(_safe_logarithm)
+
+
+def _safe_cholesky(x: Tensor) -> Tensor:
+    """Return a Cholesky factor, as Pyro's ``safe_cholesky``, which adds to the diagonal in place."""
+    jitter = pyro.ops.tensor_utils.CHOLESKY_RELATIVE_JITTER * torch.finfo(x.dtype).eps
+    if x.size(-1) == 1 or not jitter:
+        return safe_cholesky(x)
+    return torch.linalg.cholesky(x + (jitter * x.detach().abs().amax(-1)).diag_embed())
+
+
+def _unsafe_standard_stable(alpha: Tensor, beta: Any, v: Tensor, w: Tensor, coords: str) -> Tensor:
+    """Transform noise to a stable variable, as Pyro's function of that name, which clears what is no number in place.
+
+    References
+    ----------
+    Chambers, J. M., Mallows, C. L. and Stuck, B. W. (1976). A method for simulating stable random variables. Journal
+    of the American Statistical Association 71, 340-344.
+    """
+    half_pi, eps = math.pi / 2, torch.finfo(v.dtype).eps
+    v = v.clamp(min=2 * eps - half_pi, max=half_pi - 2 * eps)
+    b = beta * (half_pi * alpha).tan()
+    turned = b.atan() - half_pi * alpha + alpha * (v + half_pi)
+    root = ((1 + b * b).rsqrt() * v.cos()).pow(alpha.reciprocal())
+    z = turned.sin() / root * ((turned - v).cos().clamp(min=eps) / w).pow(alpha.reciprocal() - 1)
+    z = torch.where(z.isnan(), 0.0, z)
+    return z - b if coords == "S0" else z
+
+
+def _around_the_hole(alpha: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Return two values to interpolate between and their weights, ``(*, 2)``: the ends of a hole at one around it.
+
+    Elsewhere both are ``alpha`` itself. Gradients flow to ``alpha`` either way, as in Pyro's functions that branch.
+    """
+    near = ((alpha - 1).abs() <= radius).unsqueeze(-1)
+    here = alpha.unsqueeze(-1).expand(*alpha.shape, 2)
+    ends = torch.where(near, torch.tensor([1 - radius, 1 + radius], dtype=alpha.dtype, device=alpha.device), here)
+    weights = torch.where(near, 1 - (ends - here).abs() / (2 * radius), 0.5)
+    return here + (ends - here).detach(), weights.detach()
+
+
+def _standard_stable(alpha: Tensor, beta: Tensor, v: Tensor, w: Tensor, coords: str) -> Tensor:
+    """Transform noise to a stable variable, as Pyro's function of that name, which branches on values."""
+    if coords == "S":
+        z = _standard_stable(alpha, beta, v, w, "S0")
+        return torch.where(alpha == 1, z, z + beta * (math.pi / 2 * alpha).tan())
+    used, weights = _around_the_hole(alpha, RADIUS)
+    pair = _unsafe_standard_stable(used, beta.unsqueeze(-1), v.unsqueeze(-1), w.unsqueeze(-1), "S0")
+    return (pair * weights).sum(-1)
+
+
+def _safe_shift(alpha: Tensor, skew: Tensor, t_scale: Tensor, skew_abs: Tensor) -> Tensor:
+    """Return the shift of a stable variable's reparameterisation, as Pyro's function, which branches on values."""
+    used, weights = _around_the_hole(alpha, 0.005)
+    scale = skew_abs.unsqueeze(-1).pow(used.reciprocal())
+    pair = (skew.sign().unsqueeze(-1) * scale - skew.unsqueeze(-1)) * (math.pi / 2 * used).tan()
+    return (pair * weights).sum(-1)
 
 
 def _log_matrix_product(x: Tensor, y: Tensor) -> Tensor:
@@ -141,8 +205,17 @@ def _log_matrix_product(x: Tensor, y: Tensor) -> Tensor:
 
 
 _EXCHANGED: dict[tuple[Any, str], tuple[Any, Any]] = {
-    (pyro.distributions.hmm, "_logmatmulexp"): (pyro.distributions.hmm._logmatmulexp, _log_matrix_product),
-    (pyro.distributions.coalescent, "safe_log"): (safe_log, _safe_logarithm),
+    (module, name): (getattr(module, name), ours)
+    for module, name, ours in (
+        (pyro.ops.special, "_SafeLog", _SafeLogarithm),
+        (pyro.ops.gaussian, "safe_cholesky", _safe_cholesky),
+        (pyro.distributions.hmm, "safe_cholesky", _safe_cholesky),
+        (pyro.distributions.hmm, "_logmatmulexp", _log_matrix_product),
+        (pyro.distributions.stable, "_standard_stable", _standard_stable),
+        (pyro.infer.reparam.stable, "_safe_shift", _safe_shift),
+        (pyro.infer.reparam.stable, "_standard_stable", _standard_stable),
+        (pyro.infer.reparam.stable, "_unsafe_standard_stable", _unsafe_standard_stable),
+    )
 }
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
-from bayeskit import recurrence
+from bayeskit import _loop, recurrence
 from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
 
 F64 = torch.float64
@@ -273,7 +273,7 @@ def sampling(x, y):
 
 def test_a_wrong_order_of_products_is_noticed(monkeypatch):
     """A mutation: the earlier matrix applied last."""
-    right = recurrence._prefix
-    monkeypatch.setattr(recurrence, "_prefix", lambda a, b, x: right(a.mT, b, x))
+    right = _loop.prefix
+    monkeypatch.setattr(_loop, "prefix", lambda a, b, x: right(a.mT, b, x))
     with pytest.raises(AssertionError):
         test_values_and_gradients_are_those_of_a_loop(rotation, 7)

@@ -71,8 +71,8 @@ def test_mutation_dead_code_is_counted(monkeypatch):
 def test_operations_below_a_gradient_are_seen():
     # The square of five numbers, its sum, and backwards: one to start with, expanded, the power, and two products.
     x = torch.ones(5, dtype=torch.float64)
-    values, _ = _cost.recorded(lambda x: (x.square().sum(),), x)
-    both, _ = _cost.recorded(lambda x: (torch.func.grad(lambda y: y.square().sum())(x),), x)
+    values, *_ = _cost.recorded(lambda x: (x.square().sum(),), x)
+    both, *_ = _cost.recorded(lambda x: (torch.func.grad(lambda y: y.square().sum())(x),), x)
     assert values == 2 < both
 
 

@@ -56,7 +56,7 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     inference. Journal of Machine Learning Research 23, 1-49.
     """
     n, d = points.shape
-    evaluate = target.evaluator(n)
+    evaluate = target.evaluator(n, MAX_CLIMB)
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
         found = evaluate(u, beta)

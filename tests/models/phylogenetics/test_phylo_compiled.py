@@ -1,6 +1,5 @@
 """The likelihood under functorch transforms, tracing and compilation."""
 
-
 import pytest
 import torch
 from torch.func import grad, grad_and_value, jacrev, vmap

@@ -1,0 +1,444 @@
+"""A loop over time as C++: every number of a step is a variable of its own."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+from bayeskit._tracing import UNTRACEABLE
+
+MAX_LINES = 4000  # beyond which a compiler takes long, and a loop in Python loses little
+_TYPES = {torch.float64: "double", torch.float32: "float", torch.int64: "int64_t", torch.bool: "bool"}
+
+_FUNCTIONS = "exp log log1p expm1 sqrt sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc lgamma"
+_EXPRESSIONS = {
+    **{name: f"std::{name}({{0}})" for name in _FUNCTIONS.split()},
+    **{
+        name: f"({{0}} {symbol} {{1}})"
+        for name, symbol in zip("eq ne lt le gt ge".split(), "== != < <= > >=".split(), strict=True)
+    },
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "neg": "(-{0})",
+    "abs": "std::abs({0})",
+    "round": "std::nearbyint({0})",
+    "reciprocal": "(1 / {0})",
+    "rsqrt": "(1 / std::sqrt({0}))",
+    "sigmoid": "(1 / (1 + std::exp(-{0})))",
+    "sign": "(({0} > 0) - ({0} < 0))",
+    "relu": "({0} < 0 ? 0 : {0})",
+    "pow": "std::pow({0}, {1})",
+    "atan2": "std::atan2({0}, {1})",
+    "fmod": "std::fmod({0}, {1})",
+    "maximum": "({0} != {0} || {0} > {1} ? {0} : {1})",
+    "minimum": "({0} != {0} || {0} < {1} ? {0} : {1})",
+    "where": "({0} ? {1} : {2})",
+    "isnan": "std::isnan({0})",
+    "isinf": "std::isinf({0})",
+    "logical_not": "(!{0})",
+    "logical_and": "({0} && {1})",
+    "logical_or": "({0} || {1})",
+    "bitwise_and": "({0} & {1})",
+    "bitwise_or": "({0} | {1})",
+    "bitwise_xor": "({0} ^ {1})",
+    "_to_copy": "{0}",
+}
+_MOVES = frozenset(
+    "select slice permute unsqueeze squeeze expand view _unsafe_view reshape clone alias detach cat stack unbind split "
+    "split_with_sizes t transpose diagonal repeat flip roll lift_fresh lift_fresh_copy select_scatter "
+    "slice_scatter".split()
+)
+_KEYWORDS = {"add": {"alpha"}, "sub": {"alpha"}, "_to_copy": {"dtype", "layout", "device"}}
+_FOLDS = {"sum": "add", "amax": "maximum", "amin": "minimum", "prod": "mul"}
+
+
+class _NoNativeCode(Exception):
+    """A step that is not made of a few numbers and known operations."""
+
+
+def loop_source(
+    step: Callable[..., tuple[Tensor, ...]],
+    operands: Sequence[Tensor],
+    batched: Sequence[bool],
+    num_states: int,
+    num_inputs: int,
+) -> str:
+    """Return a loop over a step as C++, or nothing where the step is large, or does what is not known here.
+
+    Parameters
+    ----------
+    step : callable
+        ``(*states, *inputs, *others) -> states``
+    operands : sequence of Tensor
+        Of one time, without the batch.
+    batched : sequence of bool
+        Which of them have a batch in the loop.
+    num_states, num_inputs : int
+
+    Returns
+    -------
+    str
+        A function ``loop(void** pointers, int64_t times, int64_t batch)`` of the operands and then of the states of all
+        times; the dimensions are times, batch, and the tensor's own.
+    """
+    if not _are_suited(operands):
+        return ""
+    writer = _Writer()
+    names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
+    found = writer.made(step, operands, names)
+    if found is None:
+        return ""
+    frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
+    inputs = [line for p in range(num_states, frame.in_turn) for line in frame.read(f"x{p}", p, p, True)]
+    new = [frame.results(f"n{p}", found[p], p) for p in range(num_states)]
+    stored = [line for p in range(num_states) for line in frame.write(f"n{p}", p, len(operands) + p, True, "=")]
+    body = [*inputs, *writer.lines, *sum(new, []), *stored]
+    body += [f"x{p}_{e} = n{p}_{e};" for p in range(num_states) for e in range(operands[p].numel())]
+    states = [line for p in range(num_states) for line in frame.read(f"x{p}", p, p, False, constant="")]
+    return frame.written([*states, *frame.others(), "for (int64_t t = 0; t < times; ++t) {", *body, "}"])
+
+
+def gradient_source(
+    step: Callable[..., tuple[Tensor, ...]],
+    operands: Sequence[Tensor],
+    batched: Sequence[bool],
+    num_states: int,
+    num_inputs: int,
+    floats: Sequence[int],
+    wanted: Sequence[int],
+) -> str:
+    """Return the way back through a loop as C++, or nothing as in :func:`loop_source`.
+
+    Parameters
+    ----------
+    step : callable
+        ``(*operands, *later) -> gradients`` by the states ``floats`` and then by the other ``wanted`` operands;
+        ``later`` are gradients by the new states ``floats``.
+    operands, batched, num_states, num_inputs
+        As there.
+    floats, wanted : sequence of int
+
+    Returns
+    -------
+    str
+        A function as there of the operands, the states of all times, their cotangents, and of the gradients by
+        ``wanted``, which begin as zeros.
+    """
+    if not _are_suited(operands):
+        return ""
+    writer, count = _Writer(), len(operands)
+    names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
+    later = [writer.operand(f"m{place}", operands[place]) for place in floats]
+    found = writer.made(step, [*operands, *(operands[place].clone() for place in floats)], [*names, *later])
+    if found is None:
+        return ""
+    frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
+    moving = [*floats, *(place for place in wanted if place not in floats)]
+    outputs = {place: count + 2 * num_states + position for position, place in enumerate(wanted)}
+    body = []
+    for p in range(num_states):
+        body += frame.read(f"x{p}", p, p, False, later=count + p)
+    for p in range(num_states, frame.in_turn):
+        body += frame.read(f"x{p}", p, p, True)
+    for p in floats:
+        body += frame.read(f"c{p}", p, count + num_states + p, True)
+        body += [f"const {frame.kind(p)} m{p}_{e} = l{p}_{e} + c{p}_{e};" for e in frame.elements(p)]
+    body += writer.lines
+    for p, numbers in zip(moving, found, strict=True):
+        body += frame.results(f"g{p}", numbers, p)
+    for p in floats:
+        body += [f"l{p}_{e} = g{p}_{e};" for e in frame.elements(p)]
+    for p in moving[len(floats) :]:
+        if p < frame.in_turn:
+            body += frame.write(f"g{p}", p, outputs[p], True, "+=")
+        else:
+            body += [f"l{p}_{e} += g{p}_{e};" for e in frame.elements(p)]
+    sums = [p for p in moving if p in floats or p >= frame.in_turn]
+    zeros = [f"{frame.kind(p)} l{p}_{e} = 0;" for p in sums for e in frame.elements(p)]
+    last = [line for p in sums if p in outputs for line in frame.write(f"l{p}", p, outputs[p], False, "+=")]
+    return frame.written([*frame.others(), *zeros, "for (int64_t t = times - 1; t >= 0; --t) {", *body, "}", *last])
+
+
+def _are_suited(operands: Sequence[Tensor]) -> bool:
+    few = sum(x.numel() for x in operands) <= MAX_LINES
+    return few and all(x.dtype in _TYPES and x.device.type == "cpu" for x in operands)
+
+
+class _Frame:
+    """Writes what is around the statements of a step: where numbers come from and where they go."""
+
+    def __init__(
+        self, writer: _Writer, operands: Sequence[Tensor], batched: Sequence[bool], num_states: int, in_turn: int
+    ) -> None:
+        self._writer, self._operands, self._batched = writer, operands, batched
+        self._num_states, self.in_turn = num_states, in_turn
+
+    def kind(self, place: int) -> str:
+        return _TYPES[self._operands[place].dtype]
+
+    def elements(self, place: int) -> range:
+        return range(self._operands[place].numel())
+
+    def others(self) -> list[str]:
+        """Read what is the same at all times."""
+        places = range(self.in_turn, len(self._operands))
+        return [line for place in places for line in self.read(f"x{place}", place, place, False)]
+
+    def read(
+        self,
+        name: str,
+        place: int,
+        pointer: int,
+        over_time: bool,
+        constant: str = "const ",
+        later: int | None = None,
+    ) -> list[str]:
+        """Read a tensor; from the second time on the one at ``later``, a time before."""
+        kind = self.kind(place)
+        lines = []
+        for element in self.elements(place):
+            value = f"((const {kind}*)pointers[{pointer}])[{self._offset(place, over_time)} + {element}]"
+            if later is not None:
+                path = f"((const {kind}*)pointers[{later}])[{self._offset(place, True, '(t - 1)')} + {element}]"
+                value = f"t > 0 ? {path} : {value}"
+            lines.append(f"{constant}{kind} {name}_{element} = {value};")
+        return lines
+
+    def write(self, name: str, place: int, pointer: int, over_time: bool, assign: str) -> list[str]:
+        target = f"(({self.kind(place)}*)pointers[{pointer}])[{self._offset(place, over_time)}"
+        return [f"{target} + {element}] {assign} {name}_{element};" for element in self.elements(place)]
+
+    def results(self, name: str, numbers: _Numbers, place: int) -> list[str]:
+        values = self._writer.values(numbers)
+        return [f"const {self.kind(place)} {name}_{element} = {value};" for element, value in enumerate(values)]
+
+    def _offset(self, place: int, over_time: bool, time: str = "t") -> str:
+        size = self._operands[place].numel()
+        if over_time:
+            return f"({time} * batch + b) * {size}" if self._batched[place] else f"{time} * {size}"
+        return f"b * {size}" if self._batched[place] else "0"
+
+    def written(self, lines: Sequence[str]) -> str:
+        """Return the whole function, without what is read but never used."""
+        names = re.findall(r"\b[xc]\d+_\d+\b", "\n".join(lines))
+        once = {name for name, count in Counter(names).items() if count == 1}
+        declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
+        kept = [line for line in lines if (m := declared.match(line)) is None or m[1] not in once]
+        return "\n".join(
+            [
+                "#include <cmath>",
+                "#include <cstdint>",
+                'extern "C" void loop(void** pointers, int64_t times, int64_t batch) {',
+                "for (int64_t b = 0; b < batch; ++b) {",
+                *kept,
+                "}}",
+                "",
+            ]
+        )
+
+
+class _Numbers:
+    """A tensor of positions in a list of C++ expressions."""
+
+    def __init__(self, positions: Tensor, dtype: torch.dtype) -> None:
+        self.positions, self.dtype = positions, dtype
+
+
+class _Writer:
+    """Writes one loop."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._names: list[str] = []
+        self._types: list[str] = []
+        self._literals: dict[tuple[str, torch.dtype], int] = {}
+
+    def made(
+        self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], operands: Sequence[_Numbers]
+    ) -> list[_Numbers] | None:
+        """Write what a function makes of the operands; None where that is large or not known here."""
+        try:
+            with torch.no_grad():
+                table = cast(dict[Any, Any], core_aten_decompositions())
+                graph = make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
+            return self._followed(graph, operands)
+        except (*UNTRACEABLE, _NoNativeCode):
+            return None
+
+    def _followed(self, graph: torch.fx.GraphModule, operands: Sequence[_Numbers]) -> list[_Numbers]:
+        values: dict[Node, Any] = {}
+        given = iter(operands)
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = self._constant(getattr(graph, str(node.target)))
+            elif node.op == "call_function":
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = self._called(node, args, kwargs)
+            else:
+                return [values[result] for result in cast(Sequence[Node], node.args[0])]
+        raise _NoNativeCode
+
+    # -- numbers --------------------------------------------------------------------------------
+
+    def _add(self, name: str, dtype: torch.dtype) -> int:
+        self._names.append(name)
+        self._types.append(_TYPES[dtype])
+        return len(self._names) - 1
+
+    def operand(self, name: str, x: Tensor) -> _Numbers:
+        """Name the elements of a tensor."""
+        found = [self._add(f"{name}_{element}", x.dtype) for element in range(x.numel())]
+        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
+
+    def values(self, numbers: _Numbers) -> list[str]:
+        """Return the C++ expressions of the elements of a tensor."""
+        return [self._names[position] for position in numbers.positions.reshape(-1).tolist()]
+
+    def _constant(self, x: Tensor) -> _Numbers:
+        if x.numel() > MAX_LINES:
+            raise _NoNativeCode
+        found = [self._literal(value, x.dtype) for value in x.reshape(-1).tolist()]
+        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
+
+    def _literal(self, value: float | bool, dtype: torch.dtype) -> int:
+        if dtype.is_floating_point:
+            text = repr(float(value)) if math.isfinite(value) else "NAN" if value != value else "INFINITY"
+            text = f"{'-' if value == -math.inf else ''}{text}"
+        else:
+            text = str(value).lower() if dtype == torch.bool else f"INT64_C({int(value)})"
+        key = text, dtype
+        if key not in self._literals:
+            self._literals[key] = self._add(f"({_TYPES[dtype]})({text})", dtype)
+        return self._literals[key]
+
+    def _statement(self, expression: str, dtype: torch.dtype) -> int:
+        if len(self.lines) >= MAX_LINES:
+            raise _NoNativeCode
+        name = f"v{len(self.lines)}"
+        self.lines.append(f"const {_TYPES[dtype]} {name} = {expression};")
+        return self._add(name, dtype)
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def _called(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise _NoNativeCode
+        name = node.target._schema.name.split("::")[1]
+        meta: Any = node.meta.get("tensor_meta")
+        numbers = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, _Numbers)]
+        if not numbers and torch.Tag.nondeterministic_seeded not in node.target.tags:
+            return self._constant(node.target(*args, **kwargs))
+        if name in _MOVES:
+            if len({x.dtype for x in numbers}) > 1 or kwargs.get("dtype") is not None:
+                raise _NoNativeCode
+            return self._moved(node.target, args, kwargs, numbers[0].dtype)
+        if name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"):
+            fill = {"full_like": 1, "new_full": 2}.get(name)
+            number = args[fill] if fill else float("ones" in name)
+            return self._constant(torch.full(meta.shape, number, dtype=meta.dtype))
+        if name in _FOLDS:
+            return self._folded(name, args, kwargs, meta)
+        if name in ("mm", "bmm", "mv", "dot", "addmm"):
+            return self._product(name, args, kwargs, meta)
+        if name in ("clamp", "clamp_min", "clamp_max"):
+            return self._clamped(name, args, kwargs, meta)
+        if name in _EXPRESSIONS:
+            if set(kwargs) - _KEYWORDS.get(name, set()):
+                raise _NoNativeCode
+            if kwargs.get("alpha", 1) != 1:
+                scaled = self._elementwise("mul", (args[1], kwargs["alpha"]), args[1].positions.shape, meta.dtype)
+                args = args[0], scaled
+            return self._elementwise(name, args, meta.shape, meta.dtype)
+        raise _NoNativeCode
+
+    def _moved(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+        """Carry out what moves elements on their positions."""
+        args, kwargs = torch.utils._pytree.tree_map_only(_Numbers, lambda x: x.positions, (args, kwargs))
+        found = target(*args, **kwargs)
+        return torch.utils._pytree.tree_map_only(Tensor, lambda x: _Numbers(x, dtype), found)
+
+    def _elementwise(self, name: str, args: Sequence[Any], shape: torch.Size, dtype: torch.dtype) -> _Numbers:
+        tensors = [x for x in args[name == "where" :] if isinstance(x, _Numbers)]
+        common = reduce(torch.promote_types, [x.dtype for x in tensors]) if tensors else dtype
+        common = dtype if dtype.is_floating_point else common
+        if not common.is_floating_point and any(isinstance(x, float) for x in args):
+            common = torch.float64
+        if name == "pow" and args[1] in (2, 0.5, 1):
+            x = args[0]
+            if args[1] == 2:
+                return self._elementwise("mul", (x, x), shape, dtype)
+            return self._elementwise("sqrt", (x,), shape, dtype) if args[1] == 0.5 else x
+        columns = []
+        for place, x in enumerate(args):
+            if isinstance(x, (bool, int, float)):
+                x = self._constant(torch.tensor(x, dtype=common))
+            if not isinstance(x, _Numbers):
+                raise _NoNativeCode
+            wanted = x.dtype if name == "_to_copy" or (name == "where" and place == 0) else common
+            cast = "" if x.dtype == wanted else f"({_TYPES[wanted]})"
+            flat = torch.broadcast_to(x.positions, shape).reshape(-1).tolist()
+            columns.append([cast + self._names[position] for position in flat])
+        pattern = f"({_TYPES[dtype]}){_EXPRESSIONS[name]}"
+        made = [self._statement(pattern.format(*row), dtype) for row in zip(*columns, strict=True)]
+        return _Numbers(torch.tensor(made, dtype=torch.int64).reshape(shape), dtype)
+
+    def _folded(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> _Numbers:
+        x, dims = args[0], list(args[1]) if len(args) > 1 and isinstance(args[1], (list, tuple)) else None
+        if len(args) > 1 and isinstance(args[1], int):
+            dims = [args[1]]
+        rank = x.positions.dim()
+        dims = [d % rank for d in dims] if dims else list(range(rank))
+        kept = [d for d in range(rank) if d not in dims]
+        flat = x.positions.permute(*kept, *dims).reshape(*(x.positions.shape[d] for d in kept), -1)
+        parts = [_Numbers(part, x.dtype) for part in flat.unbind(-1)]
+        folded = reduce(lambda a, b: self._elementwise(_FOLDS[name], (a, b), a.positions.shape, meta.dtype), parts)
+        if folded.dtype != meta.dtype:
+            folded = self._elementwise("_to_copy", (folded,), folded.positions.shape, meta.dtype)
+        return _Numbers(folded.positions.reshape(meta.shape), meta.dtype)
+
+    def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> _Numbers:
+        if kwargs or args[-1].dtype != meta.dtype:
+            raise _NoNativeCode
+        a, b = args[-2].positions, args[-1].positions
+        if name in ("mv", "dot"):
+            b = b.unsqueeze(-1)
+        a = a.unsqueeze(0) if name == "dot" else a
+        shape = torch.broadcast_shapes(a.unsqueeze(-1).shape, b.unsqueeze(-3).shape)
+        terms = self._elementwise(
+            "mul", (_Numbers(a.unsqueeze(-1), meta.dtype), _Numbers(b.unsqueeze(-3), meta.dtype)), shape, meta.dtype
+        )
+        parts = [_Numbers(part, meta.dtype) for part in terms.positions.unbind(-2)]
+        total = reduce(lambda x, y: self._elementwise("add", (x, y), x.positions.shape, meta.dtype), parts)
+        if name == "addmm":
+            total = self._elementwise("add", (args[0], total), meta.shape, meta.dtype)
+        return _Numbers(total.positions.reshape(meta.shape), meta.dtype)
+
+    def _clamped(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:
+        limits = {"clamp_min": ["min"], "clamp_max": ["max"]}.get(name, ["min", "max"])
+        given = dict(zip(limits, args[1:], strict=False)) | kwargs
+        x = args[0]
+        for limit, function in (("min", "maximum"), ("max", "minimum")):
+            if given.get(limit) is not None:
+                x = self._elementwise(function, (x, given[limit]), meta.shape, meta.dtype)
+        return x
+
+
+__all__ = ["gradient_source", "loop_source"]
