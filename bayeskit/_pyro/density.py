@@ -290,7 +290,9 @@ class PyroDensity:
         return self._joint_of(u, self._from_vector(u))
 
     def rounding(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how the log likelihood changes if rounded values move one unit inside, and which sites have any.
+        """Return how the log density changes if rounded values move one unit inside, and which sites have any.
+
+        That of a prior in its coordinate does not; those of hierarchies, and of a user's own, may.
 
         Shapes ``()`` and ``(len(sites),)``, bool.
         """
@@ -302,8 +304,7 @@ class PyroDensity:
             moved[name] = (new != value).any()
             return new, coordinate
 
-        _, there = self._joint_of(u, nudged)
-        _, here = self.joint(u)
+        there, here = (torch.stack(parts).sum() for parts in (self._joint_of(u, nudged), self.joint(u)))
         return there - here, torch.stack([moved[site.name] for site in self.sites])
 
     def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
