@@ -304,8 +304,9 @@ class PyroDensity:
             moved[name] = (new != value).any()
             return new, coordinate
 
-        there, here = (torch.stack(parts).sum() for parts in (self._joint_of(u, nudged), self.joint(u)))
-        return there - here, torch.stack([moved[site.name] for site in self.sites])
+        there, here = (torch.stack(parts) for parts in (self._joint_of(u, nudged), self.joint(u)))
+        change = torch.where(there == here, 0.0, there - here).sum()  # infinities that stay are no change
+        return change, torch.stack([moved[site.name] for site in self.sites])
 
     def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
         records = self._run(supply)
