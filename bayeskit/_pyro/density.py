@@ -170,7 +170,8 @@ class PyroDensity:
                 refuse_discrete(name, fn, culprit(error))
             self._explain_nan_arguments()
             place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
-            raise ModelError(f"running the model once failed {place}{culprit(error)}: {error}") from error
+            what = str(error) or "something that it calls is not implemented, such as the density of a distribution"
+            raise ModelError(f"running the model once failed {place}{culprit(error)}: {what}") from error
         self._augments |= augmented.seen
         return reader.records, drawn
 
