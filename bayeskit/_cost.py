@@ -18,7 +18,7 @@ def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> t
     """Return the number of operations that make the results of a function, and the bytes that they write.
 
     Counted is what a traced graph without its dead code would hold; the two differ where tracing rewrites a graph, by
-    a few operations.
+    a few operations. A view of what was there before, such as a transposed matrix of data, writes nothing.
 
     Parameters
     ----------
@@ -44,6 +44,12 @@ def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> t
         return recorder.behind(results)
 
 
+def is_view(operation: Any) -> bool:
+    """Whether the result of an operation shares the memory of what it was made of, and neither is changed."""
+    returns, lifted = operation._schema.returns, operation is torch.ops.aten.lift_fresh.default  # which tracing copies
+    return bool(returns) and returns[0].alias_info is not None and not operation._schema.is_mutable and not lifted
+
+
 class _Recorder(TorchDispatchMode):
     """What each operation was made of and what it wrote, below gradients and batching."""
 
@@ -52,6 +58,7 @@ class _Recorder(TorchDispatchMode):
         self._sources: list[list[int]] = []
         self._bytes: list[int] = []
         self._repeated: list[int] = []
+        self._views: set[int] = set()  # of what was there before
         self._kept: list[int] = []  # what graphs keep although nothing seems made of it
         self._made_by = WeakIdKeyDictionary()
 
@@ -66,6 +73,8 @@ class _Recorder(TorchDispatchMode):
         sources = self._makers(tree_leaves((args, kwargs)))
         if isinstance(result, Tensor):
             number = self._note(sources, result)
+            if is_view(operation) and self._views.issuperset(sources):
+                self._views.add(number)
         else:
             number = self._note(sources)
             self._repeated[number] = num_operations(operation, args)
@@ -84,8 +93,8 @@ class _Recorder(TorchDispatchMode):
             if number not in found:
                 found.add(number)
                 waiting += self._sources[number]
-        num_bytes, num_repeated = (sum(column[number] for number in found) for column in (self._bytes, self._repeated))
-        return len(found), num_bytes, num_repeated
+        num_bytes = sum(self._bytes[number] for number in found - self._views)
+        return len(found), num_bytes, sum(self._repeated[number] for number in found)
 
     def _makers(self, values: Iterable[Any]) -> list[int]:
         return [self._made_by[x] for x in values if isinstance(x, Tensor) and x in self._made_by]

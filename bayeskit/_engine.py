@@ -65,8 +65,14 @@ class Engine:
         return calls * self.cost.seconds(chunk) > self.cost.compile_seconds
 
     def compiled(self, num_vectors: int) -> Evaluator | None:
-        """Return an evaluator over a graph that is compiled already and fits into ``num_vectors`` rows, if any."""
+        """Return an evaluator over a graph that is compiled already and fits into ``num_vectors`` rows, if any.
+
+        None, too, where each of its calls would read more of the data than it makes of them, and one of all rows would
+        not.
+        """
         chunk = max((size for size, done in self._calls if done and size <= num_vectors), default=None)
+        if chunk is not None and chunk < num_vectors and chunk * self.cost.num_bytes < self._data_bytes:
+            chunk = None
         return None if chunk is None else _evaluation.in_chunks(self._calls[chunk, True], num_vectors, chunk)
 
     @property

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from bayeskit._compiler import compile_with_inductor, settle
+from bayeskit._cost import is_view
 from bayeskit._operations import run_natively
 from bayeskit._torch import one_thread
 from bayeskit._tracing import fail_apart
@@ -240,12 +241,16 @@ def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Ten
 def cost(graph: GraphModule) -> Cost:
     """Count the nodes of a graph traced for one vector and the bytes that they write."""
     num_bytes = num_nodes = 0
+    given: set[Node] = set()  # and its views, which nothing is written for
     for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or (schema and is_view(node.target) and given.issuperset(node.all_input_nodes)):
+            given.add(node)
         if node.op != "call_function":
             continue
         num_nodes += 1
         meta = node.meta.get("tensor_meta")
-        if hasattr(meta, "shape"):
+        if hasattr(meta, "shape") and node not in given:
             num_bytes += meta.shape.numel() * meta.dtype.itemsize
     return Cost(num_nodes, num_bytes)
 

@@ -308,10 +308,18 @@ def is_misdeclared(fn: Any) -> bool:
     if type(fn).support is not dist.TransformedDistribution.support:
         return False
     images = [fn.base_dist.support, *(t.codomain for t in fn.transforms)]
-    return any(
-        _inner(t.domain) is constraints.real and _inner(image) is not constraints.real
-        for t, image in zip(fn.transforms, images, strict=False)
-    )
+    return any(not is_whole(_inner(t.domain), _inner(image)) for t, image in zip(fn.transforms, images, strict=False))
+
+
+def is_whole(domain: Any, image: Any) -> bool:
+    """Whether values reach all of a domain, as far as that is the real line or has bounds."""
+    if domain is constraints.real:
+        return image is constraints.real
+    names = ("lower_bound", "upper_bound")
+    if not any(hasattr(domain, name) for name in names):
+        return True
+    ends = ((getattr(domain, name, math.inf), getattr(image, name, math.inf)) for name in names)
+    return all(bool(torch.as_tensor(end == wanted).all()) for wanted, end in ends)
 
 
 def _inner(support: Any) -> Any:

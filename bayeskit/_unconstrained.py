@@ -18,10 +18,11 @@ from torch import Tensor
 from torch import distributions as plain
 from torch.distributions import transforms
 from torch.distributions.constraints import independent
+from torch.distributions.constraints import real as real_numbers
 from torch.distributions.utils import _sum_rightmost
 from torch.nn.functional import logsigmoid
 
-from bayeskit._transforms import LogSimplex, LowerTriangle, support_of
+from bayeskit._transforms import LogSimplex, LowerTriangle, is_whole, support_of
 
 LOG_2 = math.log(2.0)
 SMALL = -30.0
@@ -288,6 +289,40 @@ def _logit_and_size(fn: Any) -> tuple[Tensor, Tensor]:
     return logit, logit.abs().clamp(min=1e-30)
 
 
+#: Of a Polya-Gamma variable PG(1, 0): where Pyro truncates it, what lies beyond, and terms of its series.
+TRUNCATION, BEYOND, SERIES_TERMS, GAMMA_TERMS = 2.5, 5.584916780500388e-6, 6, 50
+
+
+def _truncated_polya_gamma(fn: Any, x: Tensor) -> Tensor:
+    """Return the density by the alternating series of a theta function, from the side on which it converges fast."""
+    log_v = math.log(TRUNCATION) + logsigmoid(x)
+    small = log_v < -math.log(2 * math.pi)
+    v, rate = log_v.exp(), (-log_v).exp()
+    first = torch.where(
+        small, -0.5 * math.log(2 * math.pi) - 1.5 * log_v - 0.125 * rate, math.log(2 * math.pi) - 0.5 * math.pi**2 * v
+    )
+    n = torch.arange(1.0, SERIES_TERMS, dtype=x.dtype, device=x.device)
+    decay = torch.where(small, 0.5 * rate, 2 * math.pi**2 * v).unsqueeze(-1)
+    rest = (1 - 2 * (n % 2)) * (2 * n + 1) * (-n * (n + 1) * decay).exp()
+    return first + torch.log1p(rest.sum(-1)) + log_v + logsigmoid(-x) - math.log1p(-BEYOND)
+
+
+def _truncated_polya_gamma_draw(fn: Any, shape: torch.Size) -> Tensor:
+    """Draw the sum of exponential variables that it is, as far as these are not constant but for rounding."""
+    n = torch.arange(GAMMA_TERMS, dtype=fn.prototype.dtype, device=fn.prototype.device)
+    weight = 0.5 / (math.pi * (n + 0.5)).square()
+    draws = -torch.log1p(-torch.rand(*shape, *fn.batch_shape, GAMMA_TERMS, dtype=n.dtype, device=n.device))
+    v = (weight * draws).sum(-1) + 0.25 - weight.sum()
+    v = torch.where(v < TRUNCATION, v, 0.5 * v)  # five in a million
+    return v.log() - (TRUNCATION - v).log()
+
+
+def _von_mises(fn: Any, x: Tensor) -> Tensor:
+    half = math.pi * (x.sigmoid() - 0.5) - 0.5 * fn.loc
+    peak = -2 * fn.concentration * half.sin().square() - torch.special.i0e(fn.concentration).log()
+    return peak + logsigmoid(x) + logsigmoid(-x)
+
+
 # -- simplices, correlations and covariances ---------------------------------------------------------
 
 
@@ -397,10 +432,12 @@ def _transformed(fn: Any, x: Tensor) -> Tensor | None:
     if isinstance(last, _SOFTPLUS):
         w, log_slope = _before_softplus(x)
         return before.log_prob(w) + _sum_rightmost(log_slope, fn.event_dim)  # type: ignore[no-any-return]
+    if _is_back(last, before):
+        return log_density(before, x)
     line = _line(fn, last, before)
     if line is None:
         return None
-    slope, shift = line
+    slope, shift = (torch.as_tensor(part, dtype=x.dtype, device=x.device) for part in line)
     inner = log_density(before, (x - shift) / slope)
     log_slope = slope.abs().log().expand_as(x)
     return None if inner is None else inner - _sum_rightmost(log_slope, fn.event_dim)
@@ -416,6 +453,8 @@ def _transformed_draw(fn: Any, shape: torch.Size) -> Tensor | None:
         w = before.sample(shape)
         # Far below zero log(1 + exp(w)) is exp(w).
         return torch.where(w < SMALL, w, _softplus(w.clamp(min=SMALL)).log())
+    if _is_back(last, before):
+        return draw(before, shape)
     line = _line(fn, last, before)
     x = None if line is None else draw(before, shape)
     return None if line is None or x is None else line[0] * x + line[1]
@@ -432,36 +471,38 @@ def _last(fn: Any) -> tuple[Any, Any]:
     return parts[-1], dist.TransformedDistribution(fn.base_dist, parts[:-1], validate_args=False)
 
 
-def _line(fn: Any, last: Any, before: Any) -> tuple[Tensor, Tensor] | None:
-    """Return ``(slope, shift)`` of the logarithm after a transform in that before it; None if it is no line.
+def _line(fn: Any, last: Any, before: Any) -> tuple[float | Tensor, float | Tensor] | None:
+    """Return ``(slope, shift)`` of the coordinate after a transform in that before it; None if it is no line.
 
-    The coordinate before is a logarithm only where the support is all positive numbers: that of a power of a beta
-    variable is not.
+    The coordinate of a real number is itself, that of a positive number its logarithm.
     """
     if isinstance(last, transforms.PowerTransform):
-        slope = torch.as_tensor(last.exponent)
-        shift = torch.zeros_like(slope)
-    elif isinstance(last, transforms.AffineTransform) and isinstance(fn, plain.Weibull):
-        shift = torch.as_tensor(last.scale).log()
-        slope = torch.ones_like(shift)
-    else:
+        return (last.exponent, 0.0) if is_whole(_innermost(last.domain), _innermost(before.support)) else None
+    if not isinstance(last, transforms.AffineTransform):
         return None
-    ends = vars(_innermost(support_of(before)))
-    lower = ends.get("lower_bound")
-    whole = "upper_bound" not in ends and isinstance(lower, int | float) and lower == 0
-    return (slope, shift) if whole else None
+    if isinstance(fn, plain.Weibull):
+        return 1.0, torch.as_tensor(last.scale).log()
+    return (last.scale, last.loc) if _innermost(before.support) is real_numbers else None
+
+
+_BIJECTIONS = (
+    transforms.ExpTransform,
+    transforms.SigmoidTransform,
+    transforms.StickBreakingTransform,
+    transforms.CorrCholeskyTransform,
+    dist.transforms.OrderedTransform,
+)
+
+
+def _is_back(transform: Any, before: Any) -> bool:
+    """Whether a transform leads from a support to our coordinate there."""
+    known = isinstance(transform, transforms._InverseTransform) and type(transform.inv) in _BIJECTIONS
+    return known and is_whole(_innermost(transform.domain), _innermost(before.support))
 
 
 def _is_bijection(transform: Any, fn: Any) -> bool:
     """Whether a transform of real numbers is the one that our coordinate belongs to."""
-    known = (
-        transforms.ExpTransform,
-        transforms.SigmoidTransform,
-        transforms.StickBreakingTransform,
-        transforms.CorrCholeskyTransform,
-        dist.transforms.OrderedTransform,
-    )
-    return type(transform) in known and _innermost(fn.support) == _innermost(transform.codomain)
+    return type(transform) in _BIJECTIONS and _innermost(fn.support) == _innermost(transform.codomain)
 
 
 def _innermost(support: Any) -> Any:
@@ -497,6 +538,8 @@ _FORMS: tuple[Form, ...] = (
     Form(dist.AffineBeta, _affine_beta, lambda fn, n: draw(fn.base_dist, n)),
     Form(plain.Uniform, _uniform, _uniform_draw),
     Form(plain.Kumaraswamy, _kumaraswamy, _kumaraswamy_draw),
+    Form(dist.TruncatedPolyaGamma, _truncated_polya_gamma, _truncated_polya_gamma_draw),
+    Form(plain.VonMises, _von_mises, lambda fn, n: None),
     Form(plain.ContinuousBernoulli, _continuous_bernoulli, _continuous_bernoulli_draw),
     Form(plain.RelaxedBernoulli, _relaxed_bernoulli, lambda fn, n: fn.base_dist.sample(n)),
     Form(plain.Dirichlet, _dirichlet, _dirichlet_draw),

@@ -61,8 +61,25 @@ class NumbersFromData(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
+            args = (args[0], _with_numbers(args[1]))
         with disable_proxy_modes_tracing() if func in self.READS else nullcontext():
             return func(*args, **(kwargs or {}))
+
+
+def _with_numbers(index: Any) -> Any:
+    """Return an index with numbers in place of tensors that hold one each, unless these are batched or not alone."""
+    parts = index if isinstance(index, tuple) else (index,)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if not tensors or not all(x.dim() == 0 and x.dtype == torch.long and not _is_batched(x) for x in tensors):
+        return index
+    with disable_proxy_modes_tracing():
+        numbers = tuple(int(part) if isinstance(part, Tensor) else part for part in parts)
+    return numbers if isinstance(index, tuple) else numbers[0]
+
+
+def _is_batched(x: Tensor) -> bool:
+    return bool(torch._C._functorch.is_batchedtensor(x))
 
 
 class AugmentedAssignment(TorchFunctionMode):

@@ -170,7 +170,8 @@ class PyroDensity:
                 refuse_discrete(name, fn, culprit(error))
             self._explain_nan_arguments()
             place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
-            raise ModelError(f"running the model once failed {place}{culprit(error)}: {error}") from error
+            what = str(error) or "something that it calls is not implemented, such as the density of a distribution"
+            raise ModelError(f"running the model once failed {place}{culprit(error)}: {what}") from error
         self._augments |= augmented.seen
         return reader.records, drawn
 
@@ -290,7 +291,9 @@ class PyroDensity:
         return self._joint_of(u, self._from_vector(u))
 
     def rounding(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how the log likelihood changes if rounded values move one unit inside, and which sites have any.
+        """Return how the log density changes if rounded values move one unit inside, and which sites have any.
+
+        That of a prior in its coordinate does not; those of hierarchies, and of a user's own, may.
 
         Shapes ``()`` and ``(len(sites),)``, bool.
         """
@@ -302,9 +305,9 @@ class PyroDensity:
             moved[name] = (new != value).any()
             return new, coordinate
 
-        _, there = self._joint_of(u, nudged)
-        _, here = self.joint(u)
-        return there - here, torch.stack([moved[site.name] for site in self.sites])
+        there, here = (torch.stack(parts) for parts in (self._joint_of(u, nudged), self.joint(u)))
+        change = torch.where(there == here, 0.0, there - here).sum()  # infinities that stay are no change
+        return change, torch.stack([moved[site.name] for site in self.sites])
 
     def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
         records = self._run(supply)

@@ -17,6 +17,7 @@ from bayeskit import _unconstrained
 from bayeskit._torch import global_stream, new_generator
 from bayeskit._transforms import bijection
 from bayeskit._unconstrained import draw, log_density
+from bayeskit.errors import UnsupportedSiteError
 
 FAILURE_RATE = 1e-5
 F64 = torch.float64
@@ -92,6 +93,26 @@ def continuous_bernoulli(u, a):
     return mp.log(a / mp.tanh(a / 2)) - a * v - mp.log1p(mp.exp(-a)) + log_sigmoid(u) + log_sigmoid(-u)
 
 
+def polya_gamma(u):
+    """The density of PG(1, 0) by its alternating series, over what of it lies below 2.5, by the dual series."""
+    v = mpf(2.5) / (1 + mp.exp(-u))
+    series = sum((-1) ** n * (2 * n + 1) * mp.exp(-mpf(n * (n + 1)) / (2 * v)) for n in range(40))
+    beyond = sum((-1) ** n * 4 / ((2 * n + 1) * mp.pi) * mp.exp(-5 * (n + mpf(0.5)) ** 2 * mp.pi**2) for n in range(9))
+    density = mp.log(series) - 1 / (8 * v) - mp.log(2 * mp.pi * v**3) / 2 - mp.log1p(-beyond)
+    return density + mp.log(v) + log_sigmoid(-u)
+
+
+def von_mises(u, concentration, loc):
+    angle = 2 * mp.pi / (1 + mp.exp(-u)) - mp.pi
+    density = concentration * mp.cos(angle - loc) - mp.log(mp.besseli(0, concentration))
+    return density + log_sigmoid(u) + log_sigmoid(-u)
+
+
+def stretched_logit_of_beta(u, a, b):
+    z = (u - 1) / 3
+    return a * log_sigmoid(z) + b * log_sigmoid(-z) - log_beta(a, b) - mp.log(3)
+
+
 #: By name: the distribution, and its log density at ``u`` with the Jacobian; both of two parameters.
 FAMILIES = {
     "beta": (dist.Beta, lambda u, a, b: a * log_sigmoid(u) + b * log_sigmoid(-u) - log_beta(a, b)),
@@ -131,6 +152,18 @@ FAMILIES = {
         lambda a, b: dist.TransformedDistribution(dist.Normal(a, b), [dist.transforms.TanhTransform()]),
         lambda u, m, s: normal((u / 2 - m) / s) - mp.log(s) - mp.log(2),
     ),
+    "logarithm of gamma": (
+        lambda a, b: dist.TransformedDistribution(dist.Gamma(a, b), [dist.transforms.ExpTransform().inv]),
+        lambda u, a, b: a * (mp.log(b) + u) - b * mp.exp(u) - mp.loggamma(a),
+    ),
+    "stretched logit of beta": (
+        lambda a, b: dist.TransformedDistribution(
+            dist.Beta(a, b), [dist.transforms.SigmoidTransform().inv, dist.transforms.AffineTransform(1.0, 3.0)]
+        ),
+        stretched_logit_of_beta,
+    ),
+    "polya-gamma": (lambda a, b: dist.TruncatedPolyaGamma(a), lambda u, _, __: polya_gamma(u)),
+    "von mises": (lambda a, b: dist.VonMises(b, a), von_mises),
     "relaxed bernoulli": (
         lambda a, b: dist.RelaxedBernoulli(b, probs=torch.tensor(0.3, dtype=b.dtype)),
         lambda u, _, t: relaxed_bernoulli(u, t),
@@ -290,9 +323,22 @@ def test_transforms_of_one_event_have_the_density_of_its_elements(name):
     ],
     ids=lambda base: type(base).__name__,
 )
-def test_a_power_of_what_is_not_all_positive_numbers_is_not_taken_for_a_logarithm(base):
+def test_a_power_of_what_is_not_all_positive_numbers_is_refused(base):
+    """The support of its powers is declared as all positive numbers."""
     fn = dist.TransformedDistribution(base, SQUARE)
     assert log_density(fn, number(0.3)) is None and draw(fn, torch.Size([2])) is None
+
+    def model():
+        value = pyro.sample("value", fn)
+        pyro.sample("y", dist.Normal(value, 1.0), obs=number(0.4))
+
+    with pytest.raises(UnsupportedSiteError, match="'value' has support .*reach a part.*reparameterise"):
+        bk.Target.from_pyro(model)
+
+
+def test_partial_transforms_of_an_unbounded_distribution_do_not_mislead():
+    """A Gumbel variable is the negative logarithm of that of a uniform one, of which the inner covers a half-line."""
+    assert log_density(dist.Gumbel(number(2.0), number(3.0)), number(0.3)) is None
 
 
 def test_parameters_of_a_continuous_bernoulli_are_not_held_away_from_the_ends():

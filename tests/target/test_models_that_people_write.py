@@ -193,6 +193,29 @@ def test_observations_may_be_arrays_and_lists(made):
         torch.testing.assert_close(found, exact)
 
 
+@pytest.mark.parametrize("compile", [False, True])
+def test_elements_that_data_point_to_in_a_loop_are_traced(compile):
+    """Indices that are numbers of data, one at a time; warnings would be errors here."""
+    pairs = torch.tensor([[0, 1], [1, 2], [2, 0], [0, 2]])
+    won = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=F64)
+
+    def looped():
+        skill = pyro.sample("skill", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        for i in pyro.plate("games", len(pairs)):
+            logits = skill[pairs[i, 0]] - skill[pairs[i, 1]]
+            pyro.sample(f"won_{i}", dist.Bernoulli(logits=logits), obs=won[i])
+
+    def together():
+        skill = pyro.sample("skill", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("games", len(pairs)):
+            pyro.sample("won", dist.Bernoulli(logits=skill[pairs[:, 0]] - skill[pairs[:, 1]]), obs=won)
+
+    u = torch.tensor([[0.1, -0.7, 1.2], [0.4, 0.2, -0.3]], dtype=F64)
+    results = [bk.Target.from_pyro(model, compile=compile).value_and_grad(u) for model in (looped, together)]
+    for found, exact in zip(*results, strict=True):
+        torch.testing.assert_close(found, exact)
+
+
 def test_sizes_that_are_lists_stay_lists():
     def model(shape, names):
         assert isinstance(shape, list) and names == ["a"]

@@ -120,6 +120,18 @@ BAD = {
         UnsupportedSiteError,
         "'site' has support Real.*reparameterise",
     ),
+    "no density": (
+        lambda: Target.from_pyro(
+            latent(
+                lambda: dist.TransformedDistribution(
+                    dist.Normal(torch.zeros(3), 1.0).to_event(1), dist.transforms.SoftmaxTransform()
+                )
+            ),
+            Y,
+        ),
+        ModelError,
+        "after site 'site'.*not implemented, such as the density",
+    ),
     "missing data": (
         lambda: Target.from_pyro(simple, HOLES),
         DataError,

@@ -1,5 +1,7 @@
 """What a gradient costs is counted without tracing it."""
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from target_models import CONTINUOUS
@@ -87,3 +89,32 @@ def test_random_numbers_and_changes_in_place_count_although_nothing_is_made_of_t
 
     # zeros, add_, rand, and the sum
     assert _cost.recorded(changes, torch.zeros(5))[0] == 4
+
+
+def linear(dim, num_data):
+    """A regression whose matrix of data is used transposed, for the value and for the gradient."""
+    x = torch.randn(num_data, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def model(x):
+        b = pyro.sample("b", dist.Normal(x.new_zeros(dim), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(b @ x.mT, 1.0).to_event(1), obs=x[:, 0])
+
+    return Target.from_pyro(model, x)
+
+
+def test_views_of_data_are_no_intermediates():
+    target = linear(300, 2000)
+    data_bytes = 2000 * 300 * 8
+    assert target.cost.data_bytes >= data_bytes > target.cost.num_bytes
+    assert target.cost == traced(target)
+    assert target.cost.chunk_size(64) == 64
+
+
+def test_many_vectors_do_not_read_much_data_again_and_again():
+    """A graph compiled for two vectors serves more of them only where reading the data is the smaller part."""
+    for dim, num_data, served in ((5, 20, True), (300, 2000, False)):
+        target = linear(dim, num_data)
+        assert (2 * target.cost.num_bytes >= target.cost.data_bytes) == served
+        target._engine._calls[2, True] = target._engine._trace(2)  # as if compiled
+        assert (target._engine.compiled(40) is not None) == served
+        assert target._engine.compiled(2) is not None

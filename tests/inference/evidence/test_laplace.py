@@ -17,7 +17,7 @@ from bayeskit.errors import DrawsError, SettingsError, ShapeError
 from bayeskit.inference.evidence import modes as search
 from bayeskit.inference.evidence.mode import find_mode, laplace, laplace_importance_sampling
 from bayeskit.inference.evidence.mode.laplace_importance_sampling import _smoothed
-from bayeskit.inference.evidence.mode.student_t import DefensiveStudentT, StudentT, log_constant
+from bayeskit.inference.evidence.mode.student_t import DefensiveStudentT, StudentT, log_constant, scale_factor
 
 DOUBLE = torch.float64
 FAILURE_RATE = 1e-5
@@ -288,3 +288,11 @@ def test_light_tails_are_those_of_a_normal_distribution(df, limit):
     student = StudentT(y, normal.scale_tril, df)
     points = y + x @ normal.scale_tril.T
     assert float((student.log_prob(points) - normal.log_prob(points)).abs().max()) < 100 / df + 1e-12
+
+
+def test_a_nearly_flat_direction_is_factorised_in_single_precision():
+    """Single precision alone cannot tell a covariance with such directions from a singular one."""
+    turn = torch.linalg.qr(torch.randn(20, 20, generator=torch.Generator().manual_seed(0)))[0]
+    precision = turn @ torch.diag(torch.logspace(-7, 3, 20)) @ turn.T
+    factor = scale_factor(0.5 * (precision + precision.T))
+    assert factor.dtype == torch.float32 and bool(factor.isfinite().all()) and bool((factor.diagonal() > 0).all())

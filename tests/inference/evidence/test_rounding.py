@@ -53,6 +53,26 @@ def test_posterior_draws_within_are_no_reason_to_refuse():
     assert abs(found.log_evidence - exact(y, a)) < LIMIT * found.standard_error
 
 
+def test_priors_that_see_rounded_values_only_are_refused_and_known_ones_are_not():
+    """Half of the values are one, where a density of one's own is evaluated, too: it is infinite there."""
+
+    class Own(dist.Beta):
+        def log_prob(self, value):
+            return super().log_prob(value) + 0.0
+
+    problems = {}
+    for kind in (dist.Beta, Own):
+
+        def prior(kind=kind):
+            p = pyro.sample("p", kind(torch.tensor(0.01, dtype=F64), torch.tensor(0.01, dtype=F64)))
+            pyro.sample("y", dist.Normal(p, 1.0), obs=torch.tensor(0.3, dtype=F64))
+
+        target = bk.Target.from_pyro(prior, compile=False)
+        points = torch.tensor([[60.0], [0.0], [45.0], [1.0]], dtype=F64)
+        problems[kind], _ = rounding_problems(target, points, None, 0.1)
+    assert problems[dist.Beta] == [] and "'p'" in problems[Own][0]
+
+
 def test_the_share_counts_weights():
     target = target_of([0.0], 0.5)
     points = torch.tensor([[0.0], [50.0], [60.0], [-800.0]], dtype=F64)

@@ -111,6 +111,7 @@ def scaled_curvature(precision: Tensor) -> tuple[Tensor, Tensor]:
 
 def scale_factor(precision: Tensor) -> Tensor:
     """Cholesky factor of the inverse of ``precision``; directions without curvature get a finite width."""
+    dtype, precision = precision.dtype, precision.double()  # single precision cannot factorise what is this narrow
     diagonal = precision.diagonal().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
     if not bool(precision.isfinite().all()):
         precision = torch.diag(diagonal)
@@ -121,4 +122,4 @@ def scale_factor(precision: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(scale[:, None] * precision * scale)
     floor = NARROWEST * values.abs().max().clamp(min=1.0)
     covariance = (vectors / values.clamp(min=floor)) @ vectors.T
-    return scale[:, None] * torch.linalg.cholesky(covariance)
+    return (scale[:, None] * torch.linalg.cholesky(covariance)).to(dtype)
