@@ -168,8 +168,8 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     chance = 1 / effective_within_chains(tempered).clamp(min=MIN_EFFECTIVE_WITHIN)
     if not bool((ranks.square() <= (2 * MAX_R_HAT - 1) ** 2 + chance).all()):
         problems.append(
-            f"chains at temperature {int(ranks.amax(1).argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder more "
-            "warm-up and samples; if the posterior has several modes, chains cannot weigh them"
+            f"chains at temperature {int(ranks.amax(1).argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder "
+            "more warm-up and samples; if the posterior has several modes, chains cannot weigh them"
         )
     effective = float(effective_sample_size(log_likelihood[1:]).min())
     if not effective >= MIN_EFFECTIVE:
