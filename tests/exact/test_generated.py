@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from mpmath import mp, mpf, workdps
-from scipy.integrate import nquad, quad
+from scipy.integrate import quad
 from scipy.special import logsumexp
-from scipy.stats import beta, expon, halfnorm, lognorm, multivariate_normal, norm, pareto, weibull_min
+from scipy.stats import beta, expon, halfnorm, lognorm, multivariate_normal, multivariate_t, norm, pareto, weibull_min
 
 from bayeskit import exact
 from bayeskit.errors import DataError, SettingsError
@@ -61,18 +61,16 @@ def test_the_answer_is_the_integral_of_the_target_over_two_coordinates(name):
         assert in_space(problem, [0.1, 0.1]) == pytest.approx(problem.log_evidence()[0], abs=1e-6), problem
 
 
-@pytest.mark.filterwarnings("ignore:Singular sample detected")  # torch says so of draws that are none
 @pytest.mark.parametrize(
     "problem",
     [
         generated.PoissonGroups(0.7, (3.0,)),
         generated.BetaBinomialGroups(0.6, 5, (2.0,)),
         generated.LocalLevel(0.5, (0.8,), -1),
-        generated.WishartNormal(3.5, 0.8, 2, (0.4, -1.0, 0.7, 0.2)),
     ],
 )
 def test_what_is_summed_out_is_the_integral_of_the_target(problem):
-    """With one group, one step or two dimensions, three coordinates are few enough to integrate over all of them."""
+    """With one group or one step, three coordinates are few enough to integrate over all of them."""
     assert in_space(problem, [0.1, 0.1, 0.1]) == pytest.approx(problem.log_evidence()[0], abs=1e-6)
 
 
@@ -94,13 +92,28 @@ def test_hidden_states_against_enumeration():
     problem = generated.HiddenMarkov(2.0, 1.5, 0.5, (0.4, -1.0, 1.3))
     paths = np.array(list(itertools.product((-1, 1), repeat=3)))
 
-    def f(height, stay):
-        stays = np.where(paths[:, 1:] == paths[:, :-1], stay, 1 - stay).prod(1)
-        terms = norm.pdf(np.array(problem.y), paths * height).prod(1)
-        return 0.5 * (stays * terms).sum() * beta.pdf(stay, 2.0, 1.5) * lognorm.pdf(height, 0.5)
+    t, log_height = (grid.ravel() for grid in np.meshgrid(np.linspace(-25, 25, 501), np.linspace(-5, 5, 401)))
+    stay = 1 / (1 + np.exp(-t))
+    value = np.zeros(len(t))
+    for path in paths:  # the rule of trapezoids is exact to rounding for what falls off on both sides
+        stays = np.prod([stay if one == other else 1 - stay for one, other in itertools.pairwise(path)], 0)
+        value += (
+            0.5
+            * stays
+            * np.prod([norm.pdf(y, s * np.exp(log_height)) for y, s in zip(problem.y, path, strict=True)], 0)
+        )
+    value *= beta.pdf(stay, 2.0, 1.5) * stay * (1 - stay) * norm.pdf(log_height, scale=0.5)
+    assert problem.log_evidence()[0] == pytest.approx(math.log(value.sum() * 0.1 * 0.025), abs=1e-7)
 
-    value = nquad(f, [(0, 12), (0, 1)], opts={"epsabs": 1e-11, "epsrel": 1e-9})[0]
-    assert problem.log_evidence()[0] == pytest.approx(math.log(value), abs=1e-7)
+
+def test_precision_matrices_against_one_predictive_density_after_another():
+    for problem in problems(generated.WishartNormal):
+        d, freedom, inverse, value = problem.dim, problem.freedom, np.eye(problem.dim) / problem.scale, 0.0
+        for y in np.array(problem.y).reshape(-1, d):
+            df = freedom - d + 1
+            value += multivariate_t.logpdf(y, np.zeros(d), inverse / df, df)
+            freedom, inverse = freedom + 1, inverse + np.outer(y, y)
+        assert problem.log_evidence()[0] == pytest.approx(value, abs=1e-9)
 
 
 def test_scales_and_correlations_against_adaptive_quadrature():
@@ -236,7 +249,7 @@ def test_problems_can_be_shrunk():
     smallest = shrink(problem, lambda form: form.a < 0.1)
     assert smallest == generated.BetaBernoulli(0.01, 1.0, 1.0, (1.0,))
     for family in FAMILIES:
-        for start in problems(family, 2):
+        for start in problems(family, 1):
             assert all(math.isfinite(form.log_evidence()[0]) for form in start.simpler())
 
 
