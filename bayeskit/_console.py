@@ -129,7 +129,7 @@ def _is_result(path: Path) -> bool:
 def print_generated_exam(result: Exam, folder: Path | None) -> None:
     """Print counts by method, and every problem on which a method was trusted and wrong, or failed."""
     console, counts = new_console(), result.by_method()
-    table = new_table("method", "right", "refused, though right", "flagged", "wrong", "failed", "n/a")
+    table = new_table("method", "right", "refused, though right", "flagged", "wrong", "failed", "refused", "n/a")
     for row in counts.itertuples(index=False):
         wrong = row[4] + row[5]
         table.add_row(*map(str, row), style="bold red" if wrong else None)
@@ -139,7 +139,8 @@ def print_generated_exam(result: Exam, folder: Path | None) -> None:
             e = answer.evidence
             estimate = f"{e.log_evidence:.4f} +- {e.standard_error:.4f}, exact {answer.exact:.4f}"
             said = "; ".join(e.warnings) if answer.verdict == "failed" else estimate
-            console.print(Text(f"{answer.verdict}: {e.method}: {said}\n  {answer.case}", style="red"))
+            smallest = f"\n  smallest: {answer.smallest}" if answer.smallest else ""
+            console.print(Text(f"{answer.verdict}: {e.method}: {said}\n  {answer.case}{smallest}", style="red"))
     console.print(str(result))
     if folder is not None:
         print_files(folder, [folder / "exam.csv"])

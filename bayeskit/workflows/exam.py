@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,12 @@ from bayeskit.inference.evidence import Budget, Evidence, compare, select
 from bayeskit.parallel import map_tasks
 
 PASS, SELF_FLAGGED, FALSE_COMFORT, FAILED = "pass", "self-flagged", "FALSE COMFORT", "failed"
-REFUSED = "does not apply"
+REFUSED, REFUSED_WHOLE = "does not apply", "refused"
 MAX_Z = 3.0
 GENERATED_MAX_Z, MAX_PROBLEMS = 4.0, 1_000_000
 MAX_FALSE_COMFORT = 0.002  # share of generated answers
+MAX_SECONDS = 300.0  # of all methods on one generated problem
+MAX_TRIALS = 12  # of smaller forms of a failure
 GENERATED_METHODS = (
     *("naive_monte_carlo", "laplace_importance_sampling", "variational_importance_sampling"),
     *("bridge_sampling", "warp_bridge_sampling", "stabilised_harmonic_mean", "generalised_stepping_stone"),
@@ -42,6 +48,15 @@ SMALL = Budget(
     num_live=100,
 )
 """A budget of a few seconds for the whole exam, for tests; many methods will not trust themselves on it."""
+GENERATED_BUDGET = Budget(
+    64,
+    150,
+    150,
+    num_temperatures=40,
+    ladder_warmup=100,
+    ladder_samples=150,
+)
+"""Many short chains: an iteration on a small problem costs much the same however many chains there are."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,8 @@ class ExamRow:
         The standard error of the right answer.
     limit : float, default 3
         Errors off the right answer from which on an answer is wrong.
+    smallest : str, default ""
+        Of a generated problem that failed, or gave false comfort: the smallest form that does so, too.
 
     Examples
     --------
@@ -74,6 +91,7 @@ class ExamRow:
     exact: float
     exact_error: float = 0.0
     limit: float = MAX_Z
+    smallest: str = ""
 
     @property
     def z(self) -> float:
@@ -86,13 +104,14 @@ class ExamRow:
 
     @property
     def verdict(self) -> str:
-        """``"pass"``, ``"self-flagged"``, ``"failed"`` or ``"FALSE COMFORT"``.
+        """``"pass"``, ``"self-flagged"``, ``"refused"``, ``"failed"`` or ``"FALSE COMFORT"``.
 
         A method that says it cannot be trusted is honest, however wrong it is; one that claims to be trusted
-        and is more than ``limit`` standard errors away gives false comfort. One without an estimate failed.
+        and is more than ``limit`` standard errors away gives false comfort. One without an estimate failed, or refused
+        a problem that has an answer.
         """
         if math.isnan(self.evidence.log_evidence):
-            return FAILED
+            return REFUSED_WHOLE if "".join(self.evidence.warnings).startswith("refused: ") else FAILED
         if not self.evidence.trusted:
             return SELF_FLAGGED
         return PASS if abs(self.z) <= self.limit else FALSE_COMFORT
@@ -118,12 +137,12 @@ class Exam:
         return sum(row.verdict == verdict for row in self.rows)
 
     def by_method(self) -> pd.DataFrame:
-        """Return counts by method: right, refused though right, flagged, trusted and wrong, failed, does not apply."""
-        columns = ["right", "refused though right", "flagged", "trusted and wrong", "failed", REFUSED]
+        """Return counts by method: right, refused though right, flagged, trusted and wrong, failed, refused, n/a."""
+        columns = ["right", "refused though right", "flagged", "trusted and wrong", "failed", REFUSED_WHOLE, REFUSED]
         counts: dict[str, list[int]] = {}
         for row in self.rows:
             near = abs(row.z) <= row.limit
-            kinds = {PASS: 0, SELF_FLAGGED: 1 if near else 2, FALSE_COMFORT: 3, FAILED: 4}
+            kinds = {PASS: 0, SELF_FLAGGED: 1 if near else 2, FALSE_COMFORT: 3, FAILED: 4, REFUSED_WHOLE: 5}
             counts.setdefault(row.evidence.method, [0] * len(columns))[kinds[row.verdict]] += 1
         for reasons in self.refused.values():
             for name in reasons:
@@ -236,6 +255,7 @@ def run_generated_exam(
     budget: Budget | None = None,
     progress: bool = True,
     *,
+    families: Sequence[type[exact.Family]] = exact.FAMILIES,
     num_jobs: int = 1,
     checkpoint: str | Path | None = None,
 ) -> Exam:
@@ -250,8 +270,10 @@ def run_generated_exam(
     seed : int, default 0
         Of the problems and of the methods.
     budget : Budget, optional
-        Of the shared draws of each problem.
+        Of the shared draws of each problem; by default many short chains.
     progress : bool, default True
+    families : sequence of Family classes, optional
+        Of the problems; add your own to :data:`bayeskit.exact.FAMILIES`.
     num_jobs : int, default 1
         Problems under way at a time; see :func:`bayeskit.parallel.map_tasks`.
     checkpoint : path, optional
@@ -262,7 +284,8 @@ def run_generated_exam(
     Exam
         Cases are named by the representation of their :class:`~bayeskit.exact.Family`, from which they can be built
         again. An answer is wrong from four standard errors on. Where a problem is refused as a whole, so is each
-        method.
+        method; where its methods take more than five minutes together, they failed. A failure, or false comfort, is
+        shrunk to the smallest form that shows it, by at most twelve further runs.
 
     Raises
     ------
@@ -286,7 +309,10 @@ def run_generated_exam(
     chosen = tuple(method.name for method in select(methods) if method.kind != "score")
     parts = map_tasks(
         _answer_generated,
-        [_Generated(seed, number, chosen, budget) for number in range(count)],
+        [
+            _Generated(seed, number, chosen, budget or GENERATED_BUDGET, problem)
+            for number, problem in enumerate(exact.generate(seed * MAX_PROBLEMS + n, families) for n in range(count))
+        ],
         num_jobs=num_jobs,
         checkpoint=checkpoint,
         result_types=(ExamRow, Evidence),
@@ -299,34 +325,87 @@ def run_generated_exam(
 
 @dataclass(frozen=True)
 class _Generated:
-    """One problem of a generated exam: its number, and who is asked."""
+    """One problem of a generated exam, its number, and who is asked."""
 
     seed: int
     number: int
     methods: tuple[str, ...]
-    budget: Budget | None
+    budget: Budget
+    problem: exact.Family
+
+
+class _TooLong(BaseException):
+    """The time for one problem is over; no ``Exception``, so that no method takes it for its own."""
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise where what is inside takes longer; in the main thread alone, where an alarm can be heard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: Any) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _answer_generated(task: _Generated) -> tuple[tuple[ExamRow, ...], dict[str, dict[str, str]]]:
     """Return the rows of one problem and, by its name, why methods do not apply."""
-    problem = exact.generate(task.seed * MAX_PROBLEMS + task.number)
+    rows, refused = _ask(task.problem, task)
+    trials = 0
+
+    def fails(form: exact.Family, like: ExamRow) -> bool:
+        nonlocal trials
+        trials += 1
+        if trials > MAX_TRIALS:
+            return False
+        again, _ = _ask(form, replace(task, methods=(like.evidence.method,)))
+        return any(row.verdict == like.verdict for row in again)
+
+    shrunk = tuple(
+        replace(row, smallest=repr(exact.generated.shrink(task.problem, partial(fails, like=row))))
+        if row.verdict in (FALSE_COMFORT, FAILED)
+        else row
+        for row in rows
+    )
+    return shrunk, refused
+
+
+def _ask(problem: exact.Family, task: _Generated) -> tuple[tuple[ExamRow, ...], dict[str, dict[str, str]]]:
     own = derived_seed(task.seed, f"generated problem {task.number}")  # so that errors are independent
+    name = repr(problem)
+    try:
+        case = problem.case()
+    except BayeskitError as error:
+        return (), {name: dict.fromkeys(task.methods, str(error))}
     with warnings.catch_warnings():
         # Each estimate says the same of itself.
         warnings.simplefilter("ignore", SamplingWarning)
         try:
-            case = problem.case()
-            comparison = compare(case.target(), task.methods, own, budget=task.budget, progress=False)
+            with _at_most(MAX_SECONDS):
+                comparison = compare(case.target(), task.methods, own, budget=task.budget, progress=False)
         except BayeskitError as error:
-            return (), {repr(problem): dict.fromkeys(task.methods, str(error))}
+            said = f"refused: {error}"
+        except _TooLong:
+            said = f"failed: it took more than {MAX_SECONDS:g} s"
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            said = (f"failed: {type(error).__name__}: {error}",)
-            failed = (Evidence(name, math.nan, math.nan, 0, said) for name in task.methods)
-            return tuple(ExamRow(repr(problem), evidence, math.nan) for evidence in failed), {}
-    rows = tuple(
-        ExamRow(case.name, estimate, case.log_evidence, case.standard_error, GENERATED_MAX_Z) for estimate in comparison
-    )
-    return rows, {case.name: dict(comparison.refused)} if comparison.refused else {}
+            said = f"failed: {type(error).__name__}: {error}"
+        else:
+            rows = tuple(
+                ExamRow(name, estimate, case.log_evidence, case.standard_error, GENERATED_MAX_Z)
+                for estimate in comparison
+            )
+            return rows, {name: dict(comparison.refused)} if comparison.refused else {}
+    nothing = (Evidence(method, math.nan, math.nan, 0, (said,)) for method in task.methods)
+    return tuple(ExamRow(name, e, case.log_evidence, case.standard_error, GENERATED_MAX_Z) for e in nothing), {}
 
 
 def selected_cases(cases: str | Sequence[str]) -> list[str]:

@@ -160,13 +160,16 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     # Bounded, so that a heavy-tailed prior does not pass for disagreement.
     location, spread = _centre(position)
     everything = torch.cat([((position - location) / spread).tanh(), log_likelihood.unsqueeze(1)], 1)
-    ranks = r_hat(everything[1:]).amax(1)
+    tempered = everything[1:]
+    ranks = r_hat(tempered)
     worst = float(ranks.max())
     problems = []
-    if not worst <= 2 * MAX_R_HAT - 1:
+    # As of the posterior: halves of short chains differ by chance as much as they have few effective draws.
+    chance = 1 / effective_within_chains(tempered).clamp(min=MIN_EFFECTIVE_WITHIN)
+    if not bool((ranks.square() <= (2 * MAX_R_HAT - 1) ** 2 + chance).all()):
         problems.append(
-            f"chains at temperature {int(ranks.argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder more "
-            "warm-up and samples; if the posterior has several modes, chains cannot weigh them"
+            f"chains at temperature {int(ranks.amax(1).argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder "
+            "more warm-up and samples; if the posterior has several modes, chains cannot weigh them"
         )
     effective = float(effective_sample_size(log_likelihood[1:]).min())
     if not effective >= MIN_EFFECTIVE:
