@@ -13,6 +13,7 @@ from torch import Tensor
 from bayeskit import _evaluation
 from bayeskit._cost import recorded
 from bayeskit._evaluation import Cost, Evaluator, Joint
+from bayeskit._interpreter import interpreted
 from bayeskit._torch import one_thread
 from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning
@@ -100,10 +101,9 @@ class Engine:
                 graph = self._trace(chunk)
             except UNTRACEABLE as error:
                 return self._give_up(error)
-            call: Callable[..., tuple[Tensor, ...]] = graph
-            if compile:
-                probe = torch.zeros(chunk, self._dim, dtype=self._dtype, device=self._device)
-                call = _evaluation.compile_graph(graph, probe, torch.ones_like(probe[:, 0]))
+            probe = torch.zeros(chunk, self._dim, dtype=self._dtype, device=self._device)
+            make = _evaluation.compile_graph if compile else interpreted
+            call = make(graph, probe, torch.ones_like(probe[:, 0]))
             self._calls[key] = call  # not before: Ctrl-C may have ended the compilation
         return _evaluation.in_chunks(self._calls[key], num_vectors, chunk)
 

@@ -34,7 +34,7 @@ Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 CHUNK_BYTES = 48 * 2**20
 CHUNK_OF_DATA = 8  # times the bytes of the data: beyond any cache, reading the data again costs more than intermediates
 MAX_FOLDED_BYTES = 2**27
-COMPILE_SECONDS, COMPILE_SECONDS_PER_NODE = 5.0, 0.01
+COMPILE_SECONDS, COMPILE_SECONDS_PER_NODE = 5.0, 0.02
 
 
 class Evaluation(NamedTuple):
@@ -79,8 +79,8 @@ class Cost:
         return 1 << (fitting.bit_length() - 1)  # whole vector registers, no ragged tail in compiled loops
 
     def seconds(self, chunk: int) -> float:
-        """Estimate one call of the traced graph: 2.5 microseconds a node plus 5 GB/s of memory traffic."""
-        return 2.5e-6 * (self.num_nodes + self.num_repeated) + 2e-10 * self.num_bytes * chunk
+        """Estimate a call of the traced graph: a microsecond a node, 2.5 one of a loop's, and 5 GB/s of traffic."""
+        return 1e-6 * self.num_nodes + 2.5e-6 * self.num_repeated + 2e-10 * self.num_bytes * chunk
 
     @property
     def compile_seconds(self) -> float:
@@ -230,6 +230,9 @@ def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Ten
     shared = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
     with one_thread(), tracing(shared):
         graph = make_fx(lambda *inputs: tuple(evaluate(*inputs)))(*arguments)
+    for name, value in list(graph.named_parameters()):  # want no gradient any more
+        delattr(graph, name)
+        graph.register_buffer(name, value.detach())
     fail_apart(graph)
     _fold_masks(graph)
     graph.graph.eliminate_dead_code()
