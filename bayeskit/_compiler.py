@@ -63,7 +63,7 @@ class _Compilation(threading.Thread):
         Which vector instructions the processor has torch knows; that the compiler knows them as well inductor finds out
         by several programs, which take longer than a small density. So they are asked only where it fails.
         """
-        examples = list(self._examples)
+        examples: list[Any] = list(self._examples)
         try:
             compiled = torch._inductor.compile(copy.deepcopy(self._graph), examples, options=self._options | UNPROBED)
         except RuntimeError as error:
