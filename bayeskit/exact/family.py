@@ -132,6 +132,14 @@ def log_integral_over_space(log_f: Density, start: Sequence[float]) -> tuple[flo
     ------
     DataError
         If the box does not end, or the largest numbers of points disagree.
+
+    Examples
+    --------
+    >>> import math
+    >>> from bayeskit.exact.family import log_integral_over_space
+    >>> value, error = log_integral_over_space(lambda u: -0.5 * (u**2).sum(1), [1.0, 2.0])
+    >>> abs(value - math.log(2 * math.pi)) < 1e-9, error < 1e-9
+    (True, True)
     """
     top, axes = _round_coordinates(log_f, np.array(start, dtype=float))
     d = len(top)

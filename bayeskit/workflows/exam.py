@@ -53,8 +53,7 @@ GENERATED_BUDGET = Budget(
     150,
     150,
     num_temperatures=40,
-    ladder_warmup=100,
-    ladder_samples=150,
+    ladder_samples=500,
 )
 """Many short chains: an iteration on a small problem costs much the same however many chains there are."""
 
@@ -338,6 +337,10 @@ class _TooLong(BaseException):
     """The time for one problem is over; no ``Exception``, so that no method takes it for its own."""
 
 
+def _too_long() -> str:
+    return f"failed: it took more than {MAX_SECONDS:g} s"
+
+
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
     """Raise where what is inside takes longer; in the main thread alone, where an alarm can be heard."""
@@ -372,7 +375,7 @@ def _answer_generated(task: _Generated) -> tuple[tuple[ExamRow, ...], dict[str, 
 
     shrunk = tuple(
         replace(row, smallest=repr(exact.generated.shrink(task.problem, partial(fails, like=row))))
-        if row.verdict in (FALSE_COMFORT, FAILED)
+        if row.verdict in (FALSE_COMFORT, FAILED) and row.evidence.warnings != (_too_long(),)
         else row
         for row in rows
     )
@@ -395,7 +398,7 @@ def _ask(problem: exact.Family, task: _Generated) -> tuple[tuple[ExamRow, ...], 
         except BayeskitError as error:
             said = f"refused: {error}"
         except _TooLong:
-            said = f"failed: it took more than {MAX_SECONDS:g} s"
+            said = _too_long()
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = f"failed: {type(error).__name__}: {error}"
         else:

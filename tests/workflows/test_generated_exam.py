@@ -1,6 +1,7 @@
 """The exam on generated problems counts what each method says against answers computed by other means."""
 
 import math
+import signal
 from dataclasses import replace
 from functools import partial
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 from bayeskit import cli, exact
+from bayeskit._console import print_generated_exam
 from bayeskit.errors import CheckpointError, DataError, SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.workflows import exam as exam_module
@@ -36,21 +38,59 @@ def row(estimate, error, warnings=()):
 
 
 def test_answers_are_counted_by_kind():
-    rows = (row(0.3, 0.1), row(0.3, 0.1, ["no"]), row(0.5, 0.1, ["no"]), row(0.5, 0.1), row(math.nan, math.nan, ["no"]))
-    counts = Exam(rows, {"other": {"method": "why"}}).by_method()
-    assert counts.iloc[0].tolist() == ["method", 1, 1, 1, 1, 1, 1]
+    rows = (row(0.3, 0.1), row(0.3, 0.1, ["no"]), row(0.5, 0.1, ["no"]), row(0.5, 0.1))
+    nothing = (row(math.nan, math.nan, ["no"]), row(math.nan, math.nan, ["refused: no"]))
+    counts = Exam((*rows, *nothing), {"other": {"method": "why"}}).by_method()
+    assert counts.iloc[0].tolist() == ["method", 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_problem_that_is_refused_as_a_whole_counts_as_refused(monkeypatch):
+    def refusing(*given, **named):
+        raise SettingsError("the prior is improper")
+
+    monkeypatch.setattr(exam_module, "compare", refusing)
+    exam = run_generated_exam(2, ["naive_monte_carlo"], seed=1, progress=False)
+    assert exam.count("refused") == 2 and not exam.refused
+    assert exam.by_method()["refused"].tolist() == [2]
+
+
+def test_a_problem_that_takes_too_long_fails(monkeypatch):
+    def endless(*given, **named):
+        while True:
+            pass
+
+    monkeypatch.setattr(exam_module, "compare", endless)
+    monkeypatch.setattr(exam_module, "MAX_SECONDS", 0.01)
+    exam = run_generated_exam(2, ["naive_monte_carlo"], seed=1, progress=False)
+    for answer in exam.rows:
+        assert answer.verdict == "failed" and answer.evidence.warnings == ("failed: it took more than 0.01 s",)
+        assert answer.smallest == ""  # smaller forms would take as long again
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_a_failure_is_shrunk_and_printed_in_its_smallest_form(monkeypatch, capsys):
+    def broken(*given, **named):
+        raise RuntimeError("always")
+
+    monkeypatch.setattr(exam_module, "compare", broken)
+    families = [exact.generated.HalfCauchyScale]
+    exam = run_generated_exam(1, ["naive_monte_carlo"], seed=1, progress=False, families=families)
+    (answer,) = exam.rows
+    smallest = eval(answer.smallest, vars(exact.generated))  # noqa: S307  our own names
+    assert len(smallest.y) == 1 and smallest.width == 1.0
+    print_generated_exam(exam, None)
+    assert "smallest: HalfCauchyScale(width=1.0" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_error_that_is_not_ours_fails_its_problem_alone(monkeypatch):
-    right = exam_module.compare
+    right, first = exam_module.compare, []
 
-    def broken(target, *given, **named):
-        if target.dim == 1 and not broken.done:
-            broken.done = True
+    def broken(target, given, seed, **named):
+        first.append(seed)
+        if seed == first[0]:  # of the first problem, and of its smaller forms
             raise RuntimeError("not ours")
-        return right(target, *given, **named)
+        return right(target, given, seed, **named)
 
-    broken.done = False
     monkeypatch.setattr(exam_module, "compare", broken)
     exam = run_generated_exam(3, ["naive_monte_carlo"], seed=1, progress=False)
     assert exam.count("failed") == 1 and len(exam.rows) == 3

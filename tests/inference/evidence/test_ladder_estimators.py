@@ -9,9 +9,11 @@ from scipy.stats import chi2
 
 import bayeskit as bk
 from bayeskit import exact
+from bayeskit._statistics import r_hat
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence.checks import ladder_problems
 from bayeskit.inference.evidence.ladder import (
     _integration,
     modified_path_sampling,
@@ -392,3 +394,24 @@ def test_prior_draws_without_likelihood_have_effective_draws():
     ladder = sample_ladder(target, seed=0, progress=False)
     assert bool((ladder.log_likelihood[0] == -torch.inf).any())
     assert math.isfinite(stepping_stone(target, ladder).diagnostics["effective_draws"])
+
+
+def test_short_chains_may_differ_by_chance_and_not_by_more():
+    """Autocorrelated chains of one distribution, of which each has few effective draws, and one chain that is apart."""
+    levels, chains, count, correlation = 40, 128, 150, 0.88
+    generator = new_generator(5, stream="short chains")
+    noise = torch.randn(count, levels, chains, generator=generator, dtype=torch.float64)
+    x = [noise[0]]
+    for step in noise[1:]:
+        x.append(correlation * x[-1] + math.sqrt(1 - correlation**2) * step)
+    position, beta = torch.stack(x, -1), torch.linspace(0, 1, levels, dtype=torch.float64)
+
+    def problems(position):
+        flat = position.flatten(0, 1)
+        draws = Draws(flat.unsqueeze(-1), torch.zeros_like(flat), flat, beta.repeat_interleave(chains))
+        return [said for said in ladder_problems(Ladder(beta, draws))[0] if "disagree" in said]
+
+    assert float(r_hat(position).max()) > 1.1 and problems(position) == []
+    apart = position.clone()
+    apart[20, :32] += 2
+    assert len(problems(apart)) == 1
