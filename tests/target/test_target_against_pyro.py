@@ -9,6 +9,7 @@ from target_checks import (
     points,
 )
 from target_models import ALL, CONTINUOUS, ENUMERATED, Case, hidden_markov, mixture
+from torch.distributions import von_mises
 
 from bayeskit import Target, _evaluation, _pyro
 from bayeskit._pyro.reader import Coordinate
@@ -25,8 +26,10 @@ def named(request) -> tuple[str, Case, Target]:
     return request.param, case, make(case, compile=False)
 
 
-def test_density_is_pyros_trace_plus_jacobian(named):
+def test_density_is_pyros_trace_plus_jacobian(named, monkeypatch):
     name, case, target = named
+    # Torch's own approximation is off by 2e-8.
+    monkeypatch.setattr(von_mises, "_log_modified_bessel_fn", lambda x, order=0: torch.special.i0e(x).log() + x)
     assert_matches_hand(target, case, n=1 if name in ("groups_and_items", "discrete_chain_in_plate") else 3)
 
 

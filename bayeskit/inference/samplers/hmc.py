@@ -140,19 +140,22 @@ class HMC:
         evaluate = target.evaluator(n, self.planned_calls)
 
         energy_before = 0.5 * noise.square().sum(-1) - state.log_density
-        start = torch.addcmul(noise, step, metric.to_momentum(state.gradient), value=0.5)
-        p, lowest, quality = start, state.log_density, torch.ones_like(uniform[0])
-        for i in range(num_steps):
-            q = torch.addcmul(q, step, metric.to_position(p))
-            evaluation = evaluate(q, beta)
-            lowest = torch.minimum(lowest, evaluation.log_density)
-            force = metric.to_momentum(evaluation.gradient)
-            p = torch.addcmul(p, step, force, value=1.0 if i < num_steps - 1 else 0.5)
-        spent = num_steps
-        walled = (lowest == -torch.inf) & (state.log_density > -torch.inf)
-        if bool(walled.any()):
-            q, p, evaluation, quality = self._bouncing(state, start, step, metric, evaluate, num_steps, walled)
-            spent = 2 * num_steps
+        p = torch.addcmul(noise, step, metric.to_momentum(state.gradient), value=0.5)
+        start, spent, quality = p, 0, torch.ones_like(energy_before)
+        # Walls are rare, and elsewhere than on the host a look at them would take longer than always minding them.
+        walled = q.device.type != "cpu"
+        if not walled:
+            lowest, spent = state.log_density, num_steps
+            for i in range(num_steps):
+                q = torch.addcmul(q, step, metric.to_position(p))
+                evaluation = evaluate(q, beta)
+                lowest = torch.minimum(lowest, evaluation.log_density)
+                force = metric.to_momentum(evaluation.gradient)
+                p = torch.addcmul(p, step, force, value=1.0 if i < num_steps - 1 else 0.5)
+            walled = bool(((lowest == -torch.inf) & (state.log_density > -torch.inf)).any())
+        if walled:
+            q, p, evaluation, quality = self._bouncing(state, start, step, metric, evaluate, num_steps)
+            spent += num_steps
         energy_after = 0.5 * p.square().sum(-1) - evaluation.log_density
 
         error = energy_after - energy_before
@@ -173,7 +176,6 @@ class HMC:
         metric: Metric,
         evaluate: Callable[..., Evaluation],
         num_steps: int,
-        walled: Tensor,
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
         """Go the same way, but turn round where there is no density; ``p (n, d)`` is a half step on.
 
@@ -188,10 +190,11 @@ class HMC:
         force = metric.to_momentum(here.gradient)
         energy = 0.5 * (p - 0.5 * step * force).square().sum(-1) - here.log_density
         highest, turns = energy, torch.zeros_like(energy)
+        inside = here.log_density > -torch.inf  # a chain that starts without density may go where there is some
         for _ in range(num_steps):
             moved = torch.addcmul(q, step, metric.to_position(p))
             there = evaluate(moved, beta)
-            bounced = walled & (there.log_density == -torch.inf)
+            bounced = inside & (there.log_density == -torch.inf)
             turns = turns + bounced
             column = bounced.unsqueeze(-1)
             q, p = torch.where(column, q, moved), torch.where(column, -p, p)
@@ -201,7 +204,7 @@ class HMC:
             highest = torch.maximum(highest, 0.5 * end.square().sum(-1) - here.log_density)
             p = torch.addcmul(p, step, force)
         quality = (energy - highest).exp().nan_to_num(nan=0.0) * (1 - turns / num_steps)
-        return q, end, here, torch.where(walled, quality, 1.0)
+        return q, end, here, torch.where(turns > 0, quality, 1.0)
 
     def with_settings(self, **changes: object) -> HMC:
         """Return a copy with some settings replaced."""

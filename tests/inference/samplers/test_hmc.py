@@ -1,5 +1,8 @@
 import math
 
+import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from scipy.special import digamma, polygamma
@@ -32,6 +35,72 @@ def test_one_step_leaves_the_target_invariant(skewed):
     kernel = HMC(step_size=0.4, num_steps=3.0)
     p = invariance_p_value(kernel, skewed, start, lambda x: gamma.cdf(torch.tensor(x).exp(), 3))
     assert p > 1e-5
+
+
+def _exponential_beyond_a_wall():
+    """Coordinate 0 is exponential, with no density below zero; the others are normal."""
+
+    def log_density(u):
+        return torch.where(u[..., 0] > 0, -u[..., 0], -torch.inf) - 0.5 * u[..., 1:].square().sum(-1)
+
+    return bk.Target.from_functions(log_density, lambda u: 0 * u[..., 0], 3, compile=False)
+
+
+class _Pushed(HMC):
+    """The mutation: what turned round at a wall is moved away from it."""
+
+    def _bouncing(self, state, p, *arguments):
+        q, end, here, quality = super()._bouncing(state, p, *arguments)
+        turned = (quality < 1).unsqueeze(-1)
+        return torch.where(turned, q + 0.1, q), end, here, quality
+
+
+@pytest.mark.parametrize("num_steps", [1.0, 4.0, 9.0])
+def test_trajectories_that_turn_round_at_a_wall_leave_the_target_invariant(num_steps):
+    generator = torch.Generator().manual_seed(4)
+    start = torch.randn(20_000, 3, generator=generator, dtype=torch.float64)
+    start[:, 0].exponential_(generator=generator)
+    kernel = HMC(step_size=0.3, num_steps=num_steps)
+    target = _exponential_beyond_a_wall()
+    state = kernel.init(target, start)
+    _, info = kernel.step(target, state, generator=generator)
+    assert not bool(info.diverging.any())
+    assert float(info.proposal[:, 0].min()) > 0
+    assert invariance_p_value(kernel, target, start, lambda x: -np.expm1(-x)) > 1e-5
+    mutant = _Pushed(step_size=0.3, num_steps=num_steps)
+    assert invariance_p_value(mutant, target, start, lambda x: -np.expm1(-x)) < 1e-5
+
+
+def test_a_trajectory_that_turned_round_leads_back():
+    target, metric = _exponential_beyond_a_wall(), Metric(torch.ones(3, dtype=torch.float64), is_dense=False)
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(500, 3, generator=generator, dtype=torch.float64)
+    start[:, 0].exponential_(generator=generator)
+    kernel, step = HMC(), torch.full((500, 1), 0.4, dtype=torch.float64)
+    evaluate, momentum = target.evaluator(500), torch.randn(500, 3, generator=generator, dtype=torch.float64)
+    state = kernel.init(target, start)
+    there = kernel._bouncing(state, momentum + 0.5 * step * state.gradient, step, metric, evaluate, 7)
+    end = kernel.init(target, there[0])
+    back = kernel._bouncing(end, -there[1] + 0.5 * step * end.gradient, step, metric, evaluate, 7)
+    torch.testing.assert_close(back[0], start, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(-back[1], momentum, rtol=1e-12, atol=1e-12)
+    assert 0.05 < float((there[3] < 1).double().mean()) < 0.95
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_end_of_a_uniform_distribution(seed, limit):
+    """The likelihood is zero below the largest datum; exact mean of a truncated power."""
+    largest, top, n = 12.4, 23.0, 7
+
+    def model():
+        theta = pyro.sample("theta", dist.Uniform(0.0, torch.tensor(top, dtype=torch.float64)))
+        pyro.factor("data", torch.where(theta > largest, -n * theta.log(), -torch.inf))
+
+    draws = bk.sample(bk.Target.from_pyro(model), 8, 500, 1000, seed=seed, progress=False)
+    ratio = largest / top
+    mean = (n - 1) / (n - 2) * largest * (1 - ratio ** (n - 2)) / (1 - ratio ** (n - 1))
+    assert z_score(draws.values()["theta"], mean) < limit()
+    assert not bool(draws.sample_stats["diverging"].any())
 
 
 class _WrongDensity:
@@ -184,7 +253,7 @@ def test_an_infinite_density_is_no_place_to_stay():
 def test_divergences_are_counted():
     """A density that ends in a cliff."""
     target = bk.Target.from_functions(
-        lambda u: torch.where(u[..., 0].abs() < 1, torch.zeros_like(u[..., 0]), -torch.inf),
+        lambda u: torch.where(u[..., 0].abs() < 1, torch.zeros_like(u[..., 0]), -1e4),
         lambda u: 0 * u[..., 0],
         1,
     )
