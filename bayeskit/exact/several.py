@@ -12,7 +12,6 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from mpmath import mp, workdps
 from pyro import poutine
 from scipy import stats
 from scipy.special import betaln, gammaln, log_expit, logsumexp, multigammaln
@@ -106,6 +105,8 @@ class IntervalLocation(Family):
 
     def log_evidence(self) -> tuple[float, float]:
         """Return the mass that a normal distribution has in the interval, to fifty digits."""
+        from mpmath import mp, workdps
+
         y, n = np.array(self.y), len(self.y)
         with workdps(50):
             mean, error = mp.mpf(float(y.mean())), mp.mpf(self.noise) / mp.sqrt(n)
