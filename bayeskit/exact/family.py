@@ -200,4 +200,4 @@ def _round_coordinates(log_f: Density, start: np.ndarray) -> tuple[np.ndarray, n
     return top, step @ vectors / np.sqrt(np.clip(eigenvalues, 0.05, None))
 
 
-__all__ = ["Family", "Numbers", "log_integral", "log_integral_over_space", "tensors", "wide"]
+__all__ = ["Family", "log_integral", "log_integral_over_space", "tensors", "wide"]
