@@ -76,13 +76,15 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
         ours[row] = place.position[hill] + scale * place.curvature.of(hill).draws(DRAWS, generator)[:, 0]
     # The median of those with a density, so that no chain starts in a tail, nor all of them at the top.
     density = _density(target, ours, beta.unsqueeze(-1))
-    inside = density.isfinite().sum(-1)
+    inside, everyone = density.isfinite().sum(-1), torch.arange(n, device=chosen.device)
     home = home & (inside > 0)
-    middle = density.argsort(-1, descending=True)[torch.arange(n, device=chosen.device), inside // 2]
-    ours = ours[torch.arange(n, device=chosen.device), middle]
+    middle = density.argsort(-1, descending=True)[everyone, inside // 2]
+    # Nor farther out than where the climb began: draws may fall off a cliff that no normal distribution knows.
+    home = home & (density[everyone, middle] >= _density(target, points, beta) - NEGLIGIBLE - d)
+    ours = ours[everyone, middle]
     position = torch.where(home.unsqueeze(-1), ours, points)
     covariance = _covariance(path, chosen, whose, home, scale, generator)
-    return Start(position, covariance, spent + num_drawn + n * DRAWS)
+    return Start(position, covariance, spent + num_drawn + n * (DRAWS + 1))
 
 
 def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Generator) -> Tensor:

@@ -96,6 +96,8 @@ class ChEES:
         # Gradient of log(criterion / length^c), up to the positive factor total / sum(weight).
         scale = weight.sum().clamp(min=1e-8)
         gradient = (ascent - self.cost_exponent * total) / scale
+        # Squares of what is far out in a tail overflow, and one of them would end all learning.
+        gradient = torch.where(gradient.square().isfinite(), gradient, 0.0)
         count = state.count + 1
         second = torch.lerp(state.second_moment, gradient.square(), 0.05)
         size = (second / (1 - 0.95**count)).sqrt().clamp(min=torch.finfo(second.dtype).tiny)

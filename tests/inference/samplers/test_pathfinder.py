@@ -193,3 +193,20 @@ def test_an_ordinary_regression_with_wide_priors_comes_home():
     error = (beta.mean((0, 1)) - fitted) / covariance.diagonal().sqrt()
     assert float(error.abs().max()) < 0.1 + norm.isf(FAILURE_RATE / 4) / math.sqrt(400)
     assert float(draws.sample_stats["n_steps"].double().mean()) < 8
+
+
+@pytest.mark.filterwarnings("ignore::bayeskit.errors.SamplingWarning")  # of a tail of hundreds of units
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_cliff_of_overflow_is_no_home(seed):
+    """A rate of e**700 has no density, and one of e**50 hardly any: chains began there, or learning ended in NaN."""
+    zeros = torch.zeros(2, dtype=torch.float64)
+
+    def model():
+        rate = pyro.sample("rate", dist.Gamma(zeros[0] + 0.00855, zeros[0] + 48.9))
+        with pyro.plate("data", 2):
+            pyro.sample("y", dist.Poisson(rate), obs=zeros)
+
+    draws = bk.sample(bk.Target.from_pyro(model), 64, 150, 150, seed=seed, progress=False)
+    # The rate has a gamma distribution of shape .00855 and rate 50.9: below one but once in e**50.
+    assert float(draws.unconstrained.max()) < 0
+    assert bool(draws.log_density.isfinite().all())
