@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bayeskit._climbing import Objective
+from bayeskit._climbing import Objective, spread
 from bayeskit._engine import Engine
 from bayeskit._torch import new_generator, one_thread
 from bayeskit.draws import Draws
@@ -28,6 +28,8 @@ FAR, MAX_SLOPE = 30.0, 1e-3
 MAX_SCALINGS, MAX_STEP_RATIO = 8, 30.0
 #: Newton's steps after a search at most, and the gains they may promise.
 MAX_STEPS, STEP_GAIN = 5, (1e-10, 0.1)
+#: Where between two points, seen from the lower, a valley is looked for, and by how much it is lower than either.
+PLACE, VALLEY = 0.35, 0.5
 _NOTHING = 1e300
 
 
@@ -234,6 +236,48 @@ def find_modes(
     if not ends:
         raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")
     return torch.as_tensor(np.stack(ends), dtype=target.dtype, device=target.device), count
+
+
+def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor, int]:
+    """Return the points that a valley divides from their nearest higher neighbour: one or more on every hill seen.
+
+    On one hill whose level sets are convex, no point between two others is lower than both.
+
+    Parameters
+    ----------
+    target : Target
+    x : Tensor
+        Shape ``(n, d)``.
+    at_most : int
+        So many are returned, the highest first; the highest point of all is among them.
+
+    Returns
+    -------
+    points : Tensor
+        Shape ``(m, d)``.
+    num_evaluations : int
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> target = bk.Target.from_functions(lambda u: -0.5 * (u.abs() - 9).square().sum(-1), lambda u: 0 * u[..., 0], 1)
+    >>> x = torch.linspace(-12, 12, 50, dtype=torch.float64)[:, None]
+    >>> points, _ = divided_by_valleys(target, x, at_most=5)
+    >>> [round(float(point), 1) for point in points.flatten().sort().values]
+    [-9.1, 9.1]
+    """
+    spent, log_density = len(x), target.log_density(x)
+    fine = log_density.isfinite() & x.isfinite().all(-1)
+    order = log_density.where(fine, -torch.inf).argsort(descending=True, stable=True)[: int(fine.sum())]
+    x, log_density = x[order], log_density[order]
+    if len(x) < 2:
+        return x, spent
+    scaled = x / spread(x)
+    lower = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril(-1)
+    nearest = torch.cdist(scaled, scaled).masked_fill(~lower, torch.inf)[1:].argmin(1)
+    between = target.log_density(torch.lerp(x[1:], x[nearest], PLACE)).nan_to_num(nan=-torch.inf)
+    divided = between < log_density[1:] - VALLEY
+    return torch.cat([x[:1], x[1:][divided]])[:at_most], spent + len(x) - 1
 
 
 def _from_the_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, int]:

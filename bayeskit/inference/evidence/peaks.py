@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,14 +16,15 @@ from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.missed import is_more_than, same_likelihood
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
-from bayeskit.inference.evidence.modes import find_modes
+from bayeskit.inference.evidence.modes import divided_by_valleys, find_modes
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.rounding import rounding_problems
 from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.target import Target
 
-PRIOR_STARTS = 6
-#: A missing share of the posterior is said if it is larger than this.
+#: Searches from draws of the prior, and from points that valleys divide; draws that are looked at for those.
+PRIOR_STARTS, DIVIDED_STARTS, SEEN = 6, 6, 2000
+#: A missing share of the posterior is said if it is larger than this, or than the standard error.
 MIN_MISSING = 0.01
 #: Part of the width of the draws in each coordinate that their tails may reach beyond.
 MARGIN = 0.25
@@ -116,7 +119,9 @@ def _mass_outside(target: Target, draws: Draws, estimate: Evidence) -> tuple[lis
     ], len(at)
 
 
-def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_bias: float = 0.0) -> Evidence:
+def with_missed_peak(
+    estimate: Evidence, target: Target, draws: Draws, *, known_bias: float = 0.0, others: Sequence[Draws] = ()
+) -> Evidence:
     """Return the estimate, with a warning if a peak holds more of the posterior than of the draws, or none shows any.
 
     A peak that is much narrower than what surrounds it, or far from it, may draw no chain, and no diagnostic of the
@@ -132,6 +137,8 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_
         Those at inverse temperature one are looked at.
     known_bias : float, default 0
         By how much the estimate is known to be too low, in nats, for other reasons than a missed peak.
+    others : sequence of Draws, optional
+        Further draws from the posterior that the estimate rests on, which have to show the peaks as well.
 
     Returns
     -------
@@ -162,10 +169,11 @@ def with_missed_peak(estimate: Evidence, target: Target, draws: Draws, *, known_
     if math.isfinite(estimate.log_evidence):
         outside, looks = _mass_outside(target, last, estimate)
         problems, spent = (*problems, *outside), spent + looks
-        for peak in peaks.found:
-            expected, share, chance, relative_error = _in_peak(peak, estimate, last, known_bias)
+        least = min(MIN_MISSING, estimate.standard_error) if estimate.standard_error > 0 else MIN_MISSING
+        for peak, looked in product(peaks.found, (last, *others)):
+            expected, share, chance, relative_error = _in_peak(peak, estimate, looked, known_bias)
             worst = expected - share if math.isnan(worst) else max(worst, expected - share)
-            missed = is_missed(expected, share, chance, relative_error, MIN_MISSING)
+            missed = is_missed(expected, share, chance, relative_error, least)
             if missed and not said:
                 said = True
                 problems += (
@@ -198,13 +206,18 @@ def _search(target: Target, draws: Draws) -> Peaks:
     spent = 0
     try:
         ends, spent = find_modes(target, seed=_SEED, draws=draws)
-        # Not the best of many, which may all lie at the feet of the peak that the draws know.
-        start = from_prior(target, PRIOR_STARTS, new_generator(_SEED, stream="peaks"))
-        if start is not None:
-            start = start.to(target.device)
-            others, cost = find_modes(target, start=start)
-            ends, spent = torch.cat([ends, others]), spent + cost
-            ends = ends[target.log_density(ends).argsort(descending=True)]
+        # Not the best of many, which may all lie at the feet of the peak that the draws know; and every hill that draws
+        # of the posterior or of the prior have seen.
+        x = draws.unconstrained.flatten(0, 1)
+        seen = x[torch.linspace(0, len(x) - 1, min(SEEN, len(x)), device=x.device).round().long()]
+        prior = from_prior(target, SEEN, new_generator(_SEED, stream="peaks"))
+        if prior is not None:
+            seen = torch.cat([seen, prior.to(seen)])
+        divided, looks = divided_by_valleys(target, seen, DIVIDED_STARTS)
+        start = divided if prior is None else torch.cat([prior[:PRIOR_STARTS].to(divided), divided])
+        others, cost = find_modes(target, start=start)
+        ends, spent = torch.cat([ends, others]), spent + looks + cost
+        ends = ends[target.log_density(ends).argsort(descending=True)]
         for end in ends:
             if any(bool(peak.holds(end)) for peak in found):
                 continue

@@ -213,3 +213,14 @@ def test_bad_input_is_refused(beta, linear):
             stabilised_harmonic_mean(target, draws, delta=delta)
     with pytest.raises(DrawsError, match="dimension"):
         stabilised_harmonic_mean(linear[1], draws)
+
+
+def test_likelihoods_that_are_far_apart_leave_no_slope_at_the_estimate():
+    """The iteration is long on its way from the median to a lower quantile, between the values of two draws."""
+    constant = 0.5 * math.log(2 * math.pi)
+    target = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1) - constant, lambda u: 1e6 * u[..., 0], 1)
+    u = torch.linspace(-0.9, 1.1, 300, dtype=torch.float64).reshape(3, 100, 1)
+    draws = Draws(u, *target.evaluate(u), torch.ones(3, dtype=torch.float64), target=target)
+    z = stabilised_harmonic_mean(target, draws)
+    assert z.standard_error == math.inf
+    assert any("did not converge" in warning for warning in z.warnings)

@@ -139,7 +139,7 @@ def test_what_a_look_for_missed_mass_costs():
     target = exact.get("pima_m1").target()
     mode = find_mode(target)
     z = evidence.laplace_importance_sampling(target, 10_000, mode=mode)
-    assert z.trusted and z.num_evaluations < 20_000
+    assert z.trusted and z.num_evaluations < 25_000
 
 
 def test_climbs_end_where_a_search_does():

@@ -130,7 +130,7 @@ def generalised_stepping_stone(
         warnings=(*z.warnings, *chains, *tails, *missed),
         diagnostics=z.diagnostics | {f"posterior_{k}": v for k, v in facts.items()} | shapes | apart,
     )
-    return with_missed_peak(estimate, target, draws)
+    return with_missed_peak(estimate, target, draws, others=[ladder.posterior])
 
 
 def fit_reference(draws: Draws) -> tuple[SplitStudentT, slice]:

@@ -14,14 +14,15 @@ from bayeskit._statistics import weight_effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
-from bayeskit.inference.evidence.modes import posterior
+from bayeskit.inference.evidence.modes import divided_by_valleys, posterior
 from bayeskit.inference.evidence.rounding import rounding_problems
 from bayeskit.inference.samplers.smc.pilot import learn_metric
 from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, PopulationHMC
 from bayeskit.target import Target
 
-#: Prior draws that are looked at; climbs from the best of them, from some of them, and from the heaviest draws.
-PRIOR_DRAWS, NUM_BEST, NUM_SPREAD, NUM_HEAVY = 500, 4, 16, 4
+#: Prior draws that are looked at; climbs from the best of them, from some of them, from those that valleys divide, and
+#: from the heaviest draws.
+PRIOR_DRAWS, NUM_BEST, NUM_SPREAD, NUM_DIVIDED, NUM_HEAVY = 2000, 4, 16, 12, 4
 #: Ends of climbs that are weighed at most.
 MAX_PEAKS = 8
 #: A missing share is said from here on, or from one standard error on.
@@ -101,6 +102,9 @@ def missed_mass(
         log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         spent += PRIOR_DRAWS
         starts += [prior[log_likelihood.topk(NUM_BEST).indices], prior[log_likelihood.isfinite()][:NUM_SPREAD]]
+        divided, count = divided_by_valleys(target, prior, NUM_DIVIDED)
+        starts.append(divided)
+        spent += count
         if log_prob is not None:
             log_density = log_prior + log_likelihood
             margin = (100 * torch.finfo(prior.dtype).eps * log_density.abs()).clamp(min=ROUNDING)

@@ -83,7 +83,9 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
     slope_mean = float(slope.mean())
     log_weights = -_log_mixture(log_likelihood - log_z, delta)
     checked = check_likelihood_weights(target, finite, log_weights, seed, "stabilised harmonic mean")
-    problems, error = checked.problems, float(mean_error(balance)) / slope_mean
+    # Where the iteration stops between likelihoods that are far apart, none of them is near the estimate.
+    per_slope = 1 / slope_mean if slope_mean > 0 else math.inf
+    problems, error = checked.problems, float(mean_error(balance)) * per_slope
     if not converged:
         problems.append(f"the estimate did not converge in {MAX_ITERATIONS} iterations: use a larger delta")
     imagined = delta / (1 - delta)
@@ -95,7 +97,7 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
         )
     else:
         missing, _ = _balance(checked.prior.to(torch.float64) - log_z, delta)
-        per_shift = imagined / slope_mean
+        per_shift = imagined * per_slope
         shift = -per_shift * float(missing.mean())
         doubt = per_shift * float(missing.std()) / math.sqrt(len(missing))
         diagnostics |= {"shift": shift, "shift_error": doubt}
