@@ -122,7 +122,7 @@ def polynomial(a: str, b: str, c: str, d: str) -> np.ndarray:
 
 def exact_log_evidence(columns: list[str], order: tuple[int, int, int, int]) -> float:
     sites = [polynomial(*(column[taxon] for taxon in order)) for column in columns]
-    product = reduce(lambda one, other: convolve(one, other, method="direct"), sites)
+    product = reduce(lambda one, other: convolve(one, other, method="fft"), sites)
     moments = 10 / (10 + 4 / 3 * np.arange(len(columns) + 1))
     return float(np.log(np.einsum("ijklm,i,j,k,l,m->", product, *[moments] * 5)))
 
