@@ -115,8 +115,8 @@ assert abs(by_hand - enumerated) < 1e-9
 # The fit
 # -------
 # Both models by the same sampler, and the evidence of each by bridge sampling, which looks at its draws itself. Where
-# the gap is small, share and gap are hardly known, and elsewhere they are: no length of trajectories suits both, so that
-# the No-U-Turn sampler chooses one at each step.
+# the gap is small, share and gap are hardly known, and elsewhere they are: no one length of trajectories suits both, so
+# the No-U-Turn sampler chooses it at each step.
 
 num_chains, num_warmup, num_samples = 32 if is_small() else 64, 300, 1000
 draws, found = {}, {}
