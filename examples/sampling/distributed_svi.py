@@ -16,7 +16,7 @@ import pyro.distributions as dist
 import torch
 from matplotlib.figure import Figure
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from pyro.nn import PyroModule
 
 from bayeskit.distributed import Ranks, global_stream, process_group
@@ -57,7 +57,7 @@ def train(ranks: Ranks, num_epochs: int, batch_size: int = BATCH_SIZE, seed: int
     """Return the trained guide."""
     x, y = (column.to(ranks.device) for column in data())
     model = Regression()
-    guide = AutoMultivariateNormal(model, init_scale=0.1)
+    guide = AutoMultivariateNormal(model, init_loc_fn=init_to_mean, init_scale=0.1)
     objective = Trace_ELBO()(model, guide)
     generator = ranks.generator(seed, shared=True)
     with global_stream(generator):
@@ -82,7 +82,7 @@ def train(ranks: Ranks, num_epochs: int, batch_size: int = BATCH_SIZE, seed: int
 
 if __name__ == "__main__":
     with process_group() as ranks:
-        guide = train(ranks, num_epochs=30 if is_small() else 500)
+        guide = train(ranks, num_epochs=100 if is_small() else 500)
         assert ranks.same_everywhere(guide)
         first, num_processes = ranks.rank == 0, ranks.world_size
 

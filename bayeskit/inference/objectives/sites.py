@@ -146,7 +146,7 @@ def _check_support(name: str, prior: Any, posterior: Any, value: Tensor | None) 
     drawn = _component(posterior)
     # What a chain of transforms can reach, torch knows only roughly: there the values decide.
     vague = type(drawn).__name__ in ("TransformedDistribution", "Delta")
-    if wanted.is_discrete != given.is_discrete or not vague and not (_contains(wanted, given) or _same(wanted, given)):
+    if wanted.is_discrete != given.is_discrete or not vague and not _contains(wanted, given):
         raise GuideError(
             f"site {name!r}: the guide's {type(unwrapped(posterior)[0]).__name__} has support {given}, the model's "
             f"{type(unwrapped(prior)[0]).__name__} {wanted}; choose a distribution in the guide whose draws the "
@@ -180,10 +180,6 @@ def _reach(fn: Any) -> Any:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support
-
-
-def _same(wanted: Any, given: Any) -> bool:
-    return wanted is given or type(wanted) is type(given)
 
 
 def _contains(wanted: Any, given: Any) -> bool:

@@ -179,6 +179,13 @@ def test_untrusted_replicates_are_said() -> None:
     assert len(bad.warnings) == 1
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_one_of_a_hundred_is_not_more_than_one_per_cent(lost: int) -> None:
+    one = torch.ones(100, dtype=torch.float64)
+    report = CoverageReport(("joint",), one[:, None] / 2, (0.5,), one[:1], one, torch.arange(100) >= lost, one[:1])
+    assert len(report.warnings) == lost - 1
+
+
 def test_bad_input() -> None:
     with pytest.raises(SettingsError, match="level"):
         coverage_report(location(), simulator(1.0), 0.0, levels=(1.5,))

@@ -117,13 +117,13 @@ def test_rescaled_losses_and_other_weights() -> None:
 
 def test_the_median_by_quadrature(limit) -> None:
     """At each replicate's own weight, the region that the full-data median just enters has the mass of the level."""
-    x, level, draws = data(), 0.9, 1024
+    x, level, draws, num_replicates = data(), 0.9, 1024, 300
     posterior = GibbsPosterior(dist.Normal(0.0, 10.0), losses.Absolute(), x)
-    found = posterior_coverage(posterior, level, num_replicates=100, num_draws=draws)
+    found = posterior_coverage(posterior, level, num_replicates=num_replicates, num_draws=draws)
     assert found.trusted
     own = found.diagnostics["replicate_weights"]
     near = (own / found.weight).log().abs() < 0.7
-    own, counts = own[near], bootstrap_counts(posterior, 100, 0)[near]
+    own, counts = own[near], bootstrap_counts(posterior, num_replicates, 0)[near]
     assert len(own) > 5
     truth = minimize(posterior).position
     edges = torch.linspace(-8, 8, 32_001, dtype=torch.float64)

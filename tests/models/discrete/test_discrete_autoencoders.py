@@ -160,8 +160,12 @@ def bound_of_the_toy(gradient):
 
 @pytest.mark.parametrize("gradient", [DisARM(num_pairs=2), UnorderedSet(k=4)], ids=["DisARM", "set"])
 def test_toy_reaches_the_entropy_of_its_data(gradient):
-    """Four patterns, equally often: no model's bound beats -log 4, and its bits suffice for it."""
-    assert -math.log(4) - 0.02 < bound_of_the_toy(gradient) < -math.log(4)
+    """Four patterns, equally often: no model's bound beats -log 4, and its bits suffice for it.
+
+    A model that does not tell two of them apart lacks at least log(2) / 2, because two fair pixels go as one, and cost
+    log(4) where the code they share costs log(2) less. Training that is not over lacks a fourth of that at most.
+    """
+    assert -math.log(4) - math.log(2) / 4 < bound_of_the_toy(gradient) < -math.log(4)
 
 
 def test_toy_whose_encoder_goes_astray_does_not():

@@ -248,11 +248,11 @@ def test_multifurcations_are_resolved_every_way_alike():
         assert sorted(tree.branch_lengths.tolist()) == [0, 0, 1, 2, 3, 4, 5] and tree.branch_lengths[:5].sum() == 15
         counts[text] = counts.get(text := Topologies.from_trees([tree], "ABCDE").to_newick(0), 0) + 1
     assert len(counts) == 15 and chisquare(list(counts.values())).pvalue > 1e-5
-    # The mutation: one of the ways twice as often.
-    assert chisquare([2 * counts.pop(text), *counts.values()]).pvalue < 1e-5
+    # The mutation: one of the ways, at least an average one, twice as often.
+    assert chisquare([2 * counts.pop(max(counts, key=counts.get)), *counts.values()]).pvalue < 1e-5
     inner = Tree.from_newick("((A,B,C,D),E,F);", resolve=True)
     assert inner.num_taxa == 6 and inner.branch_lengths is None
-    assert Tree.from_newick(inner.to_newick()).children == inner.children
+    assert Tree.from_newick(inner.to_newick()).to_newick() == inner.to_newick()
     with pytest.warns(ConversionWarning, match="rooted"):
         assert Tree.from_newick("((A:1,B:1,C:1):1,D:2);", resolve=True).branch_lengths.sum() == 6
     with pytest.raises(TreeError, match="remove the node"):

@@ -56,17 +56,28 @@ def test_that_check_notices_a_missing_jacobian():
     assert error_of_density(WithoutJacobian, "spline", 2) > 0.01
 
 
+@torch.no_grad()
+def integral(distribution):
+    """Return that of a density by the trapezoidal rule, with finer cells where it is steep, and a bound of its error.
+
+    Where the slope jumps by ``s`` inside a cell, at ``a`` from one end and ``b`` from the other, the rule errs by
+    ``s a b / 2``, and smooth curvature costs less than as many small jumps.
+    """
+    grid = distribution.flow.transform.inv(torch.linspace(-8, 8, 400_001, dtype=torch.float64).unsqueeze(1))
+    density, grid = distribution.log_prob(grid).exp(), grid.squeeze(1)
+    width = grid.diff()
+    jump = (density.diff() / width).diff().abs()
+    error = ((width[1:].square() + width[:-1].square()) * jump).sum() / 8
+    return float(torch.trapezoid(density, grid)), float(error)
+
+
 @pytest.mark.parametrize("name", FLOWS)
 def test_density_in_one_dimension_integrates_to_one(name):
-    distribution = FlowPrior(make(name, 1))()
-    integrals = []
-    for cells in (20_000, 40_000):
-        grid = torch.linspace(-30, 30, cells + 1, dtype=torch.float64)
-        density = distribution.log_prob(grid.unsqueeze(1)).exp().detach()
-        integrals.append(float(torch.trapezoid(density, grid)))
-    # Halving the cells of the trapezoidal rule shows its error.
-    assert abs(integrals[1] - 1) < max(1e-9, 4 * abs(integrals[1] - integrals[0]))
-    assert abs(integrals[1] - integrals[0]) < 1e-5
+    flow = FlowPrior(make(name, 1))().flow
+    total, error = integral(FlowDistribution(flow))
+    assert abs(total - 1) < error
+    total, error = integral(WithoutJacobian(flow))
+    assert abs(total - 1) > error
 
 
 @pytest.mark.parametrize("name", FLOWS)

@@ -17,7 +17,7 @@ from bayeskit.inference.generalized.calibrate.own_weights import OwnWeights, rep
 from bayeskit.inference.generalized.calibrate.resampling import resampled
 from bayeskit.inference.generalized.calibrate.selection import Curve, Selection
 from bayeskit.inference.generalized.coverage.functionals import as_functional
-from bayeskit.inference.generalized.coverage.replicates import replicate_posteriors
+from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
 from bayeskit.inference.generalized.pooling import check_sum
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 from bayeskit.inference.generalized.sandwich import information
@@ -68,7 +68,8 @@ def posterior_coverage(
     Selection
         Its standard error is that of the quantile, which comes from the number of replicates. With diagnostics
         ``"replicate_weights" (R,)``, ``"coverage"``, ``"level"``, ``"num_replicates"``, ``"pareto_shape"`` (the
-        largest, at the replicates' own weights) and ``"share_trusted"``.
+        largest, at the replicates' own weights) and ``"share_trusted"``, of the replicates whose own weight is known,
+        or at least known to be far above or below the selected one.
 
     Raises
     ------
@@ -122,6 +123,7 @@ def posterior_coverage(
         # Draws made for a weight far away say little of this one.
         weight = selected
         replicates = replicates.redrawn(weight, seed)
+    each = each._replace(trusted=each.trusted | _known_to_be_beyond(own, weight, selected, replicates))
     return Selection(
         selected,
         f"The coverage of {100 * level:g} % {region}, over bootstrap replicates of the data.",
@@ -139,6 +141,16 @@ def posterior_coverage(
         warnings=_warnings(each, level) + on_kinks(posterior, found.position),
         curve=_curve(own, selected),
     )
+
+
+def _known_to_be_beyond(own: Tensor, weight: float, selected: float, replicates: ReplicatePosteriors) -> Tensor:
+    """Tell which replicates' own weights lie on a known side of the selected one, wherever they are, ``(R,)``.
+
+    They are far from it, and draws made at ``weight``, near it, can tell whether the region covers there.
+    """
+    low, high = sorted((weight, selected))
+    far = (own.log() < math.log(low) - NEAR) | (own.log() > math.log(high) + NEAR)
+    return far & replicates.trusted
 
 
 def bootstrap_counts(posterior: GibbsPosterior, num_replicates: int, seed: int) -> Tensor:
@@ -195,7 +207,7 @@ def _curve(own: Tensor, selected: float) -> Curve:
 
 def _warnings(each: OwnWeights, level: float) -> tuple[str, ...]:
     found = []
-    share = 1 - float(each.trusted.double().mean())
+    share = float((~each.trusted).double().mean())
     if share > MAX_UNTRUSTED:
         found.append(
             f"{100 * share:.1f} % of the replicates' posteriors could not be computed reliably by importance sampling; "

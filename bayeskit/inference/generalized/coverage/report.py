@@ -111,7 +111,7 @@ class CoverageReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against trusting the numbers, each with its remedy."""
-        share = 1 - float(self.trusted.double().mean())
+        share = float((~self.trusted).double().mean())
         if share <= MAX_UNTRUSTED:
             return ()
         return (
