@@ -37,7 +37,7 @@ class Conjugate:
     def __call__(self, target, seed):
         _, gradient = target.value_and_grad(torch.zeros(1, 1, dtype=torch.float64))
         precision = 1 if self.ignores_data else 1 + NUM_DATA
-        noise = torch.randn(4, 63, 1, generator=new_generator(seed), dtype=torch.float64)
+        noise = torch.randn(4, 126, 1, generator=new_generator(seed), dtype=torch.float64)
         mean = 0.0 if self.ignores_data else gradient / precision
         u = mean + (self.shift + self.scale * noise) / math.sqrt(precision)
         log_prior, log_likelihood = target.evaluate(u)
