@@ -33,8 +33,8 @@ def fitted(**settings):
     return variational_inference(FOUR, TOPOLOGIES, progress=False, **settings)
 
 
-def sum_of_squares(posterior, truth, num_draws=4000):
-    found = [posterior.log_evidence(num_draws, seed=seed) for seed in range(SEEDS)]
+def sum_of_squares(posterior, truth, num_draws=4000, seeds=SEEDS):
+    found = [posterior.log_evidence(num_draws, seed=seed) for seed in range(seeds)]
     z = [(one.log_evidence - truth) / one.standard_error for one in found]
     return sum(value**2 for value in z), sum(one.trusted for one in found)
 
@@ -56,13 +56,16 @@ def test_errors_of_the_evidence_are_what_they_say(settings, truth):
 
 
 def test_an_approximation_with_lighter_tails_than_the_posterior(truth, monkeypatch):
-    """The mutation: without the heavy tail, estimates that most diagnostics let pass are off."""
+    """The mutation: without the heavy tail, estimates that most diagnostics let pass are off.
+
+    Errors may be a tenth too small. Seldom does a draw reach far into the tail, so the mutation takes more seeds.
+    """
     posterior = fitted(num_steps=1, lengths=LogNormalLengths(location=-2.3, scale=0.7))
-    squares, trusted = sum_of_squares(posterior, truth, 5000)
-    assert squares < LARGEST and trusted > SEEDS / 2
+    squares, trusted = sum_of_squares(posterior, truth, 20_000)
+    assert squares < 1.1**2 * LARGEST and trusted > SEEDS / 2
     monkeypatch.setattr(TreeFamily, "draw_defended", lambda self, prior, *settings: self.draw(*settings))
-    squares, trusted = sum_of_squares(posterior, truth, 5000)
-    assert squares > 1.5 * LARGEST and trusted > SEEDS / 2
+    squares, trusted = sum_of_squares(posterior, truth, 20_000, seeds=60)
+    assert squares > 1.1**2 * chi2.isf(1e-5, 60) and trusted > 60 / 2
 
 
 @pytest.mark.parametrize("lengths", [LogNormalLengths(), FlowLengths()], ids=["log-normal", "flow"])

@@ -185,12 +185,15 @@ def test_tails_are_chosen():
     assert z.diagnostics["degrees_of_freedom"] <= 5 and abs(z.log_evidence - wanted) < 4.5 * z.standard_error
 
 
-def test_mass_around_the_proposal_is_noticed():
-    """A narrow peak of 99 % inside a slab ten times as wide: the draws themselves look perfect."""
+def test_mass_around_the_proposal_is_noticed(limit):
+    """A narrow peak of 99 % inside a slab ten times as wide: draws that fit the peak alone look perfect."""
     case = exact.spike_and_slab(20)
-    z = laplace_importance_sampling(case.target(), seed=9)
-    assert z.diagnostics["pareto_shape"] < 0.7 and abs(z.log_evidence - case.log_evidence) > 3 * z.standard_error
+    z = laplace_importance_sampling(case.target(), degrees_of_freedom=200.0)
+    assert z.diagnostics["pareto_shape"] < 0.7 and abs(z.log_evidence - case.log_evidence) > limit() * z.standard_error
     assert not z.trusted and "wider draws" in z.warnings[0]
+    # By default some fits find the slab, and then their errors tell of it.
+    z = laplace_importance_sampling(case.target())
+    assert not z.trusted or abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
 
 
 def test_a_share_of_heavy_tails():

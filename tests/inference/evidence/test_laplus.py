@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy.stats import binom
 
 import bayeskit as bk
 from bayeskit import exact
@@ -160,7 +161,8 @@ def test_errors_are_right_where_tails_are_heavier_than_those_of_gamma_distributi
     mode = PositiveDensity(target).mode()
     found = [gamma_laplus_importance_sampling(target, 2000, mode=mode, seed=seed) for seed in range(40)]
     z = torch.tensor([(one.log_evidence - wanted) / one.standard_error for one in found])
-    assert all(one.trusted for one in found)
+    # Once in a few hundred runs no draw reaches the largest weights, and the warning of it is right.
+    assert sum(one.trusted for one in found) >= binom.ppf(1e-5, 40, 0.99)
     # Chi-squared bounds on the standard deviation of 40 standard normal variables, at 1e-5.
     assert 0.54 < float(z.std()) < 1.55
     assert float(z.abs().max()) < limit(40 * 3) and abs(float(z.mean())) < limit(3) / 40**0.5
@@ -237,6 +239,14 @@ def test_modes_at_zero_and_far_from_one(prior, size, off, dtype, limit):
     assert abs(gamma_laplus(target, mode=mode).log_evidence) < 2 * off
     z = gamma_laplus_importance_sampling(target, 2000, mode=mode)
     assert z.trusted and abs(z.log_evidence) < limit(16) * z.standard_error
+
+
+def test_curvature_that_is_no_more_than_rounding_is_none():
+    """In single precision a gradient over a coordinate of .03 has steps that look like a mode inside."""
+    target = alone(dist.HalfNormal(torch.full((2,), 100.0)).to_event(1))
+    mode = PositiveDensity(target).mode()
+    mode = mode._replace(position=torch.full((2,), 0.03), second=torch.full((2,), -0.007))
+    assert abs(gamma_laplus(target, mode=mode).log_evidence) < 0.3
 
 
 def test_what_has_no_such_distribution_says_so():

@@ -7,6 +7,7 @@ import torch
 from scipy.stats import chi2
 
 import bayeskit as bk
+from bayeskit.exact.neals_funnel import neals_funnel
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.nested import run as nested
 from bayeskit.inference.samplers.nested.rejection import draw_above
@@ -37,21 +38,22 @@ def z_scores(runs, exact):
     )
 
 
-def squared_scores_on_a_funnel(count, num_slice_steps=None):
+def squared_scores_on_a_funnel(count, num_slice_steps):
     """Return their sum and its quantiles, the claimed error being right within a tenth."""
-    case = bk.exact.get("neals_funnel")
+    case = neals_funnel(3)
     target = case.target()
-    runs = [sample_nested(target, 50, i, num_slice_steps=num_slice_steps, progress=False) for i in range(count)]
+    settings = {"num_slice_steps": num_slice_steps, "termination": 0.01, "progress": False}
+    runs = [sample_nested(target, 30, i, **settings) for i in range(count)]
     low, high = chi2.ppf([5e-6, 1 - 5e-6], count)
     return float(z_scores(runs, case.log_evidence).square().sum()), 0.9**2 * low, 1.1**2 * high
 
 
 def test_points_drawn_from_the_prior_keep_errors_right_on_a_funnel(monkeypatch):
     """The mutation: copies alone that hardly move, and their scale least of all."""
-    found, low, high = squared_scores_on_a_funnel(25)
+    found, low, high = squared_scores_on_a_funnel(25, 3)
     assert low < found < high
     monkeypatch.setattr(nested, "PRIOR_DRAWS_PER_EVALUATION", 0.0)
-    found, _, high = squared_scores_on_a_funnel(100, num_slice_steps=1)
+    found, _, high = squared_scores_on_a_funnel(120, 1)
     assert found > high
 
 
@@ -70,7 +72,7 @@ def test_too_few_draws_from_the_prior_are_made_up_for_by_copies(sharp, limit, mo
     """A share that is said to be larger than it is."""
     drawn = nested.draw_above
     monkeypatch.setattr(nested, "draw_above", lambda *a: drawn(*a[:3], min(1.0, 30 * a[3]), *a[4:]))
-    runs = [sample_nested(sharp[0], 100, seed, progress=False) for seed in range(10)]
+    runs = [sample_nested(sharp[0], 100, seed, num_slice_steps=5, progress=False) for seed in range(10)]
     assert any(0 < int(run.start.isnan().sum()) % 50 for run in runs)
     assert abs(float(z_scores(runs, sharp[1]).mean())) * math.sqrt(10) < limit()
 

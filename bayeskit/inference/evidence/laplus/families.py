@@ -178,7 +178,9 @@ def _in_double(mode: PositiveMode) -> PositiveMode:
 def at_zero(density: PositiveDensity, mode: PositiveMode) -> AtZero:
     """Look along each coordinate whose mode is at zero, the others held."""
     x, dtype = mode.position, density.target.dtype
-    inside = is_inside(x, mode.second) & (-mode.second * x.square() > _STRAIGHT)
+    # Second derivatives are differences of gradients.
+    straight = max(_STRAIGHT, 10 * torch.finfo(dtype).eps ** (2 / 3))
+    inside = is_inside(x, mode.second) & (-mode.second * x.square() > straight)
     # A search that was stopped on its way down has a slope left.
     inside &= (x >= ZERO) | ((mode.first * x).abs() < BENT)
     outside = (~inside).nonzero().flatten()
