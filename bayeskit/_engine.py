@@ -14,11 +14,18 @@ from bayeskit import _evaluation
 from bayeskit._cost import recorded
 from bayeskit._evaluation import Cost, Evaluator, Joint
 from bayeskit._interpreter import interpreted
+from bayeskit._native import row_source
+from bayeskit._operations import over_rows
 from bayeskit._torch import one_thread
 from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning
 
 Compile = bool | Literal["auto"]
+
+#: What C++ over rows takes to compile, and the bytes that a row may write, beyond which a compiler takes long.
+ROW_SECONDS, MAX_ROW_BYTES = 1.5, 2**14
+#: Which argument, the vectors or the inverse temperatures, has the shape of each result.
+RESULTS = (1, 1, 1, 0)
 
 
 class Engine:
@@ -41,6 +48,7 @@ class Engine:
         self._joint, self._dim, self._dtype, self._device = joint, dim, dtype, device
         self._eager: Evaluator | None = None
         self._cost: Cost | None = None
+        self._rows: str | None = None
         self._calls: dict[tuple[int, bool], Callable[..., tuple[Tensor, ...]]] = {}
         self._evaluators: dict[tuple[int, bool], Evaluator] = {}
 
@@ -63,7 +71,20 @@ class Engine:
         """
         chunk = self.cost.chunk_size(num_vectors)
         calls = num_calls * math.ceil(num_vectors / chunk)
-        return calls * self.cost.seconds(chunk) > self.cost.compile_seconds
+        seconds = calls * self.cost.seconds(chunk)
+        return seconds > self.cost.compile_seconds or (seconds > ROW_SECONDS and bool(self._row_source()))
+
+    def _row_source(self) -> str:
+        """Return the density of a row as C++; nothing where that is large, or not known how, or there is no compiler."""
+        if self._device.type != "cpu" or self.cost.num_bytes > MAX_ROW_BYTES or not _evaluation.has_compiler():
+            return ""
+        if self._rows is None:
+            u = torch.zeros(1, self._dim, dtype=self._dtype)
+            try:
+                self._rows = row_source(self._trace(1), (u, torch.ones_like(u[:, 0])), RESULTS)
+            except UNTRACEABLE:
+                self._rows = ""
+        return self._rows
 
     def compiled(self, num_vectors: int) -> Evaluator | None:
         """Return an evaluator over a graph that is compiled already and fits into ``num_vectors`` rows, if any.
@@ -102,10 +123,23 @@ class Engine:
             except UNTRACEABLE as error:
                 return self._give_up(error)
             probe = torch.zeros(chunk, self._dim, dtype=self._dtype, device=self._device)
-            make = _evaluation.compile_graph if compile else interpreted
-            call = make(graph, probe, torch.ones_like(probe[:, 0]))
+            beta = torch.ones_like(probe[:, 0])
+            call = self._over_rows(graph, probe, beta) if compile else interpreted(graph, probe, beta)
+            call = _evaluation.compile_graph(graph, probe, beta) if call is None else call
             self._calls[key] = call  # not before: Ctrl-C may have ended the compilation
         return _evaluation.in_chunks(self._calls[key], num_vectors, chunk)
+
+    def _over_rows(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., Any] | None:
+        """Return the density as C++ over rows where there is any and it does what the graph does."""
+        source = self._row_source()
+        call = over_rows(source, RESULTS) if source else None
+        if call is None:
+            return None
+        u = torch.linspace(-1, 1, u.numel(), dtype=u.dtype).reshape(u.shape)
+        near = math.sqrt(torch.finfo(u.dtype).eps)
+        with torch.no_grad(), one_thread():
+            pairs = list(zip(call(u, beta), graph(u, beta), strict=True))
+        return call if all(a.allclose(b, near, near, equal_nan=True) for a, b in pairs) else None
 
     def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
         graph = _evaluation.trace(self._joint, num_vectors, self._dim, self._dtype, self._device)

@@ -1,4 +1,4 @@
-"""A loop over time as C++: every number of a step is a variable of its own."""
+"""A loop over time, or a small density, as C++: every number of a step is a variable of its own."""
 
 from __future__ import annotations
 
@@ -171,6 +171,37 @@ def gradient_source(
     zeros = [f"{frame.kind(p)} l{p}_{e} = 0;" for p in sums for e in frame.elements(p)]
     last = [line for p in sums if p in outputs for line in frame.write(f"l{p}", p, outputs[p], False, "+=")]
     return frame.written([*frame.others(), *zeros, "for (int64_t t = times - 1; t >= 0; --t) {", *body, "}", *last])
+
+
+def row_source(function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor], like: Sequence[int]) -> str:
+    """Return what a function makes of each row of its operands as C++, or nothing as in :func:`loop_source`.
+
+    Parameters
+    ----------
+    function : callable
+        ``(*operands) -> results``
+    operands : sequence of Tensor
+        Of one row each, ``(1, ...)``.
+    like : sequence of int
+        Which of the operands each result has the shape and dtype of.
+
+    Returns
+    -------
+    str
+        A function as there of the operands and results, where the batch are the rows.
+    """
+    if not _are_suited(operands):
+        return ""
+    writer, count = _Writer(), len(operands)
+    found = writer.made(function, operands, [writer.operand(f"x{place}", x) for place, x in enumerate(operands)])
+    if found is None or any(x.dtype != operands[p].dtype for x, p in zip(found, like, strict=True)):
+        return ""
+    frame = _Frame(writer, operands, (True,) * count, 0, 0)
+    results = [
+        [*frame.results(f"r{q}", numbers, p), *frame.write(f"r{q}", p, count + q, False, "=")]
+        for q, (numbers, p) in enumerate(zip(found, like, strict=True))
+    ]
+    return frame.written([*frame.others(), *writer.lines, *sum(results, [])])
 
 
 def _are_suited(operands: Sequence[Tensor]) -> bool:
@@ -441,4 +472,4 @@ class _Writer:
         return x
 
 
-__all__ = ["gradient_source", "loop_source"]
+__all__ = ["gradient_source", "loop_source", "row_source"]

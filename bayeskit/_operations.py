@@ -112,9 +112,33 @@ def _library(source: str) -> Any:
     except (RuntimeError, OSError, AttributeError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         warnings.warn(
-            f"a loop could not be compiled ({reason}) and runs in Python, slower", CompilationWarning, stacklevel=2
+            f"C++ could not be compiled ({reason}); it runs as operations of torch, slower",
+            CompilationWarning,
+            stacklevel=2,
         )
         return None
+
+
+def over_rows(source: str, like: Sequence[int]) -> Callable[..., tuple[Tensor, ...]] | None:
+    """Return the function that C++ over rows stands for; None where it cannot be compiled.
+
+    Parameters
+    ----------
+    source : str
+        Of :func:`bayeskit._native.row_source`.
+    like : sequence of int
+        As there.
+    """
+    library = _library(source)
+    if library is None:
+        return None
+
+    def call(*operands: Tensor) -> tuple[Tensor, ...]:
+        results = tuple(torch.empty_like(operands[place]) for place in like)
+        _call(library, operands, results, 1, len(operands[0]))
+        return results
+
+    return call
 
 
 def run_natively(graph: GraphModule) -> None:
@@ -138,4 +162,4 @@ def num_operations(operation: Any, arguments: Sequence[Any]) -> int:
     return 0
 
 
-__all__ = ["loop", "loop_gradient", "num_operations", "run_natively"]
+__all__ = ["loop", "loop_gradient", "num_operations", "over_rows", "run_natively"]
