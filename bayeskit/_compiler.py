@@ -58,21 +58,12 @@ class _Compilation(threading.Thread):
                 self._over.set()
 
     def _compile(self) -> Compiled:
-        """Compile, and call it once.
-
-        Which vector instructions the processor has torch knows; that the compiler knows them as well inductor finds out
-        by several programs, which take longer than a small density. So they are asked only where it fails.
-        """
+        """Compile, and call it once."""
         examples: list[Any] = list(self._examples)
-        try:
-            compiled = torch._inductor.compile(copy.deepcopy(self._graph), examples, options=self._options | UNPROBED)
-        except RuntimeError as error:
-            if "C++ compile error" not in str(error):
-                raise
-            from torch._inductor.cpu_vec_isa import valid_vec_isa_list
-
-            valid_vec_isa_list.cache_clear()
-            compiled = torch._inductor.compile(copy.deepcopy(self._graph), examples, options=self._options)
+        graph, compile = self._graph, torch._inductor.compile
+        compiled: Compiled = without_probes(
+            lambda options: compile(copy.deepcopy(graph), examples, options=self._options | options)
+        )
         compiled(*self._examples)
         return compiled
 
@@ -131,6 +122,27 @@ def _remembered() -> AbstractContextManager[object]:
     """
     account = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return tracing(TracingContext(_FixedShapes(shape_env=account)))
+
+
+def without_probes(compile: Callable[[dict[str, Any]], Any]) -> Any:
+    """Compile for the vector instructions that torch says the processor has.
+
+    That the compiler knows them as well inductor finds out by several programs, which take longer than a small density.
+    So it is asked only where it fails. ``compile`` takes options of inductor's configuration.
+    """
+    from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
+
+    check = VecISA.check_build
+    VecISA.check_build = lambda *_: True  # type: ignore[method-assign]
+    try:
+        return compile(UNPROBED)
+    except RuntimeError as error:
+        if "C++ compile error" not in str(error):
+            raise
+        valid_vec_isa_list.cache_clear()
+    finally:
+        VecISA.check_build = check  # type: ignore[method-assign]
+    return compile({})
 
 
 _latest: _Compilation | None = None

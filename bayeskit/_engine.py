@@ -23,7 +23,7 @@ from bayeskit.errors import CompilationWarning
 Compile = bool | Literal["auto"]
 
 #: What C++ over rows takes to compile, and the bytes that a row may write, beyond which a compiler takes long.
-ROW_SECONDS, MAX_ROW_BYTES = 1.5, 2**14
+ROW_SECONDS, MAX_ROW_BYTES = 1.5, 2**15
 #: Which argument, the vectors or the inverse temperatures, has the shape of each result.
 RESULTS = (1, 1, 1, 0)
 
@@ -75,7 +75,7 @@ class Engine:
         return seconds > self.cost.compile_seconds or (seconds > ROW_SECONDS and bool(self._row_source()))
 
     def _row_source(self) -> str:
-        """Return the density of a row as C++; nothing where that is large, or not known how, or there is no compiler."""
+        """Return the density of a row as C++; nothing where it is large, not known how, or there is no compiler."""
         if self._device.type != "cpu" or self.cost.num_bytes > MAX_ROW_BYTES or not _evaluation.has_compiler():
             return ""
         if self._rows is None:

@@ -307,8 +307,8 @@ class _Writer:
                 table = cast(dict[Any, Any], core_aten_decompositions())
                 graph = make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
             return self._followed(graph, operands)
-        except (*UNTRACEABLE, _NoNativeCode):
-            return None
+        except (*UNTRACEABLE, _NoNativeCode, TypeError, ValueError, LookupError, AttributeError):
+            return None  # arguments of a form that is not known here
 
     def _followed(self, graph: torch.fx.GraphModule, operands: Sequence[_Numbers]) -> list[_Numbers]:
         values: dict[Node, Any] = {}
@@ -328,6 +328,8 @@ class _Writer:
     # -- numbers --------------------------------------------------------------------------------
 
     def _add(self, name: str, dtype: torch.dtype) -> int:
+        if dtype not in _TYPES:
+            raise _NoNativeCode
         self._names.append(name)
         self._types.append(_TYPES[dtype])
         return len(self._names) - 1
@@ -355,7 +357,7 @@ class _Writer:
             text = str(value).lower() if dtype == torch.bool else f"INT64_C({int(value)})"
         key = text, dtype
         if key not in self._literals:
-            self._literals[key] = self._add(f"({_TYPES[dtype]})({text})", dtype)
+            self._literals[key] = self._add(f"({_TYPES.get(dtype)})({text})", dtype)
         return self._literals[key]
 
     def _statement(self, expression: str, dtype: torch.dtype) -> int:

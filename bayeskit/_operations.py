@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from bayeskit._compiler import without_probes
+from bayeskit._interruption import look
 from bayeskit.errors import CompilationWarning
 
 
@@ -106,10 +108,14 @@ def _library(source: str) -> Any:
     from torch._inductor import config
     from torch._inductor.codecache import CppCodeCache
 
-    try:
-        with config.patch({"cpp.vec_isa_ok": True}):
+    def load(options: dict[str, Any]) -> Any:
+        with config.patch(options):
             return CppCodeCache.load(source)
+
+    try:
+        return without_probes(load)
     except (RuntimeError, OSError, AttributeError, ImportError) as error:
+        look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         warnings.warn(
             f"C++ could not be compiled ({reason}); it runs as operations of torch, slower",

@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +52,28 @@ def draw(arguments: argparse.Namespace) -> None:
     import torch
 
     import bayeskit as bk
+    import bayeskit._engine
 
     torch.set_num_threads(1)
     models.FLAT = arguments.flat
     posterior = models.POSTERIORS[arguments.draw]
     data = json.loads((arguments.data / f"{arguments.draw}.json").read_text())["data"]
     compiling = 0.0
-    compile_graph = torch._inductor.compile
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        nonlocal compiling
-        begin = processor_seconds()
-        try:
-            return compile_graph(*args, **kwargs)
-        finally:
-            compiling += processor_seconds() - begin
+    def timed(compile: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal compiling
+            begin = processor_seconds()
+            try:
+                return compile(*args, **kwargs)
+            finally:
+                compiling += processor_seconds() - begin
 
-    torch._inductor.compile = timed
+        return call
+
+    torch._inductor.compile = timed(torch._inductor.compile)
+    for step in ("row_source", "over_rows"):
+        setattr(bayeskit._engine, step, timed(getattr(bayeskit._engine, step)))
     begin = processor_seconds()
     target = bk.Target.from_pyro(posterior.model, *posterior.arguments(data))
     building = processor_seconds() - begin

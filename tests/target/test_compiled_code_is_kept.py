@@ -19,7 +19,8 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def empty_cache():
+def empty_cache(monkeypatch):
+    monkeypatch.setattr("bayeskit._engine.MAX_ROW_BYTES", -1)  # have all compiled by inductor
     with fresh_cache():
         counters.clear()
         yield

@@ -28,6 +28,12 @@ from bayeskit.inference.samplers.driver import drive
 SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progress": False}
 
 
+@pytest.fixture(autouse=True)
+def no_density_is_small(monkeypatch):
+    """Have all compiled by inductor, also those that C++ over rows would serve."""
+    monkeypatch.setattr("bayeskit._engine.MAX_ROW_BYTES", -1)
+
+
 def compiling(name="beta_binomial"):
     target = exact.get(name).target()
     target.compile = True

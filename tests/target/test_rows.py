@@ -1,0 +1,114 @@
+"""Small densities as C++ over rows: what the graph says, for any number of rows, and only where that is so."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit import _engine, exact
+from bayeskit._native import row_source
+
+pytestmark = pytest.mark.compiler
+
+
+def close(found, expected, dtype):
+    near = 200 * torch.finfo(dtype).eps
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype == dtype and a.shape == b.shape
+        # Of sums whose terms are larger than they are.
+        assert bool((a - b).abs().le(near * (1 + b.abs().max())).all())
+
+
+def of_schools(dtype=torch.float64):
+    y = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12], dtype=dtype)
+    error = torch.tensor([15.0, 10, 16, 11, 9, 11, 10, 18], dtype=dtype)
+
+    def model():
+        mean = pyro.sample("mean", dist.Normal(y.new_zeros(()), 5.0))
+        spread = pyro.sample("spread", dist.HalfCauchy(y.new_tensor(5.0)))
+        with pyro.plate("schools", 8):
+            effect = pyro.sample("effect", dist.Normal(mean, spread))
+            pyro.sample("y", dist.Normal(effect, error), obs=y)
+
+    return bk.Target.from_pyro(model, compile=True)
+
+
+def is_native(target):
+    return bool(target._engine._row_source())
+
+
+@pytest.mark.parametrize("name", [case.name if isinstance(case, exact.ExactCase) else case for case in exact.CASES])
+def test_exact_cases_have_the_values_and_gradients_of_their_graphs(name):
+    target = exact.get(name).target()
+    target.compile = True
+    generator = torch.Generator().manual_seed(1)
+    u = 0.5 * torch.randn(7, target.dim, generator=generator, dtype=torch.float64)
+    beta = torch.linspace(0, 1, 7, dtype=torch.float64)
+    graph = target._engine.evaluator(7, 1, False)
+    close(target._engine.evaluator(7, 1, True)(u, beta), graph(u, beta), torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 4, 33])
+def test_a_hierarchy_is_native_for_any_number_of_rows(rows, dtype):
+    target = of_schools(dtype)
+    assert is_native(target)
+    u = torch.randn(rows, target.dim, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    beta = torch.ones(rows, dtype=dtype)
+    found = target._engine.evaluator(rows, 1, True)(u, beta)
+    close(found, target._engine.evaluator(rows, 1, False)(u, beta), dtype)
+    alone = [target._engine.evaluator(1, 1, True)(u[i : i + 1], beta[:1]) for i in range(rows)]
+    for column, parts in zip(found, zip(*alone, strict=True), strict=True):
+        assert torch.equal(column, torch.cat(parts))  # a row does not hear of the others
+
+
+def test_infinite_and_missing_numbers_are_those_of_the_graph():
+    target = of_schools()
+    u = torch.zeros(4, 10, dtype=torch.float64)
+    u[0, 1], u[1, 1], u[2, 3], u[3, 0] = 800.0, -800.0, math.inf, math.nan
+    beta = torch.ones(4, dtype=torch.float64)
+    found, expected = (target._engine.evaluator(4, 1, compile)(u, beta) for compile in (True, False))
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.isinf(), b.isinf())
+
+
+def test_what_is_not_known_goes_to_inductor():
+    """The derivative of the logarithm of a gamma function is no function of C++."""
+    target = bk.Target.from_functions(
+        lambda u: torch.distributions.Normal(0.0, 1.0).log_prob(u).sum(-1),
+        lambda u: torch.distributions.Gamma(u[..., 0].exp(), u.new_tensor(2.0)).log_prob(u.new_tensor(1.5)),
+        1,
+        compile=True,
+    )
+    assert not is_native(target)
+    u, beta = torch.tensor([[0.3], [-0.7]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    close(target._engine.evaluator(2, 1, True)(u, beta), target._engine.evaluator(2, 1, False)(u, beta), u.dtype)
+
+
+def test_code_that_says_something_else_than_the_graph_is_not_used(monkeypatch):
+    monkeypatch.setattr(_engine, "row_source", lambda *a: row_source(*a).replace(" - ", " + "))
+    target = of_schools()
+    u, beta = torch.full((2, 10), 0.2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    wrong = _engine.over_rows(target._engine._row_source(), _engine.RESULTS)(u, beta)
+    right = target._engine.evaluator(2, 1, False)(u, beta)
+    assert not wrong[0].allclose(right.log_prior)
+    close(target._engine.evaluator(2, 1, True)(u, beta), right, torch.float64)
+
+
+def test_a_plan_of_two_seconds_is_enough_for_small_densities():
+    target = of_schools()
+    engine = target._engine
+    calls = int(_engine.ROW_SECONDS / engine.cost.seconds(4))
+    assert not engine._pays(4, calls) and engine._pays(4, calls + 2)
+    assert engine.cost.compile_seconds > 3 * _engine.ROW_SECONDS
+
+
+def test_large_densities_are_no_rows():
+    y = torch.randn(5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = bk.Target.from_functions(
+        lambda u: -0.5 * u.square().sum(-1), lambda u: -0.5 * (u - y).square().sum(-1), 1, compile="auto"
+    )
+    assert not is_native(target)
