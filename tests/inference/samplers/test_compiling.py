@@ -25,6 +25,9 @@ from bayeskit.inference.samplers import (
 )
 from bayeskit.inference.samplers.driver import drive
 
+# A thread that is told to end in the callback of a weak reference loses what it was told, and says so.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progress": False}
 
 
