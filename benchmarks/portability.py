@@ -52,6 +52,8 @@ def path_without_compilers(folder: Path) -> str:
 def run(name: str, tests: list[str], processes: int, folder: Path) -> dict[str, object]:
     """Run pytest in the environment of one row; what is compiled is kept by kind of processor, for the next row."""
     environment = os.environ | ROWS[name] | {"OMP_NUM_THREADS": "1"}
+    if capability := ROWS[name].get("ATEN_CPU_CAPABILITY"):
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"torchinductor_{capability}")
     if name == "no-compiler":
         # An empty one, so that nothing is found compiled.
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")

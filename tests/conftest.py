@@ -1,7 +1,10 @@
 """What every test shares: one thread, and torch's globals as they were."""
 
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyro
 import pytest
@@ -13,6 +16,11 @@ from bayeskit._evaluation import has_compiler
 from bayeskit.models.vae import flows  # noqa: F401  before any test imports zuko, which switches validation off
 
 FAILURE_RATE = 1e-5
+
+# Torch finds code again that it has compiled for other vector instructions than it may use now.
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    folder = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}_{capability}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 # On small tensors a second thread only spins, and the suite runs in two processes anyway.
 torch.set_num_threads(1)
