@@ -2,14 +2,13 @@
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyro
 import pytest
 import torch
 from scipy.stats import norm
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from bayeskit import parallel
 from bayeskit._evaluation import has_compiler
@@ -18,9 +17,9 @@ from bayeskit.models.vae import flows  # noqa: F401  before any test imports zuk
 FAILURE_RATE = 1e-5
 
 # Torch finds code again that it has compiled for other vector instructions than it may use now.
-if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
-    folder = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}_{capability}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+capability = os.environ.get("ATEN_CPU_CAPABILITY", "")
+if not cache_dir().endswith(capability):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache_dir()}_{capability}"
 
 # On small tensors a second thread only spins, and the suite runs in two processes anyway.
 torch.set_num_threads(1)
