@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -237,7 +238,12 @@ class Target:
         try:
             return self._map(self._density.joint, u)
         except torch.linalg.LinAlgError:
-            # One matrix that cannot be factorised stops the whole batch; take the vectors one by one.
+            # One matrix that cannot be factorised stops the whole batch; in a graph it spoils its own vector alone.
+            if not (self._loops or u.requires_grad):
+                flat = u.reshape(-1, self.dim)
+                with suppress(torch.linalg.LinAlgError), one_thread():
+                    found = self._engine.evaluator(len(flat), 1, False)(flat, torch.ones_like(flat[:, 0]))
+                    return found.log_prior.reshape(u.shape[:-1]), found.log_likelihood.reshape(u.shape[:-1])
             rows = [self._evaluate_alone(row) for row in u.reshape(-1, self.dim)]
             return gather(rows, u.shape[:-1])
 

@@ -478,7 +478,12 @@ class PyroDensity:
             pieces[name] = x.reshape(-1)
             return value, None
 
-        self._run(supply, enumerate_sites=False)
+        try:
+            self._run(supply, enumerate_sites=False)
+        except torch.linalg.LinAlgError:
+            # Where a likelihood cannot factorise the matrix that was drawn, the draw is still one of the prior.
+            if any(site.name not in pieces for site in self.sites):
+                raise
         return torch.cat([pieces[s.name] for s in self.sites])
 
     def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import bayeskit as bk
+from bayeskit.exact.several import WishartNormal
 
 
 def log_likelihood(u):
@@ -55,3 +56,28 @@ def test_a_model_with_constant_masks_compiles(d):
     for first, second in zip(compiled.value_and_grad(u), plain.value_and_grad(u), strict=True):
         torch.testing.assert_close(first, second, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(plain.log_density(u), plain.value_and_grad(u)[0], rtol=1e-10, atol=1e-10)
+
+
+def wishart_target():
+    """Of few degrees of freedom: one precision of the prior in some thousands is singular to rounding."""
+    return WishartNormal(1.327, 0.244, 2, (1.8893, -1.3949, 0.9263, 7.3799, -2.0479, -0.2206)).case().target()
+
+
+@pytest.mark.filterwarnings("ignore:Low df values detected", "ignore:Singular sample detected")
+def test_prior_draws_do_not_need_the_likelihood():
+    target = wishart_target()
+    u = target.sample_prior(4000, torch.Generator().manual_seed(3))
+    assert u.shape == (4000, 3) and bool(u.isfinite().all())
+    log_prior, values = target.evaluate(u)
+    bad = values.isnan()
+    assert 0 < int(bad.sum()) < 80  # else nothing was tested; otherwise prior draws are of no use
+    alone = torch.cat([target.evaluate(row[None])[1] for row in u[:5]])
+    torch.testing.assert_close(values[:5], alone, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:Low df values detected", "ignore:Singular sample detected")
+def test_a_batch_with_such_a_matrix_is_evaluated_at_once(monkeypatch):
+    target = wishart_target()
+    u = target.sample_prior(4000, torch.Generator().manual_seed(3))
+    monkeypatch.setattr(bk.Target, "_evaluate_alone", None)
+    assert bool(target.evaluate(u)[1].isnan().any())
