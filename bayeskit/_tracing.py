@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
 
 UNTRACEABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
 """Errors of a density that branches on values, or calls what cannot be batched or traced."""
@@ -30,3 +34,15 @@ def fail_apart(graph: GraphModule) -> None:
                 masked = graph.graph.call_function(aten.masked_fill.Scalar, (result, failed, torch.nan))
             result.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
         graph.graph.erase_node(check)
+
+
+class FailingApart(TorchFunctionMode):
+    """Do what :func:`fail_apart` does for Cholesky factors, outside of graphs."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.linalg.cholesky:
+            return func(*args, **(kwargs or {}))
+        factor, info = torch.linalg.cholesky_ex(*args, **(kwargs or {}))
+        return factor.masked_fill((info != 0)[..., None, None], torch.nan)

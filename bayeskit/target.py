@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from bayeskit._engine import Compile, Engine
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro import PyroDensity, Site, place_of
 from bayeskit._torch import global_stream, new_generator, one_thread
-from bayeskit._tracing import UNTRACEABLE, first_line
+from bayeskit._tracing import UNTRACEABLE, FailingApart, first_line
 from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
 
 PriorSampler = Callable[[int, torch.Generator], Tensor]
@@ -238,12 +237,7 @@ class Target:
         try:
             return self._map(self._density.joint, u)
         except torch.linalg.LinAlgError:
-            # One matrix that cannot be factorised stops the whole batch; in a graph it spoils its own vector alone.
-            if not (self._loops or u.requires_grad):
-                flat = u.reshape(-1, self.dim)
-                with suppress(torch.linalg.LinAlgError), one_thread():
-                    found = self._engine.evaluator(len(flat), 1, False)(flat, torch.ones_like(flat[:, 0]))
-                    return found.log_prior.reshape(u.shape[:-1]), found.log_likelihood.reshape(u.shape[:-1])
+            # One matrix that cannot be factorised stops the whole batch; take the vectors one by one.
             rows = [self._evaluate_alone(row) for row in u.reshape(-1, self.dim)]
             return gather(rows, u.shape[:-1])
 
@@ -318,12 +312,17 @@ class Target:
             return gather([first_rows(shapes, 0)], batch)
         flat = u.reshape(-1, self.dim)
         if self._loops:
-            parts = [lift(function(row)) for row in flat]
-        else:
-            batched = function if self._batched else torch.func.vmap(function)
-            chunk = len(flat) if len(flat) <= 64 else self.cost.chunk_size(len(flat))
-            with one_thread():
-                parts = [batched(flat[s : s + chunk]) for s in range(0, len(flat), chunk)]
+            return gather([lift(function(row)) for row in flat], batch)
+        batched = function if self._batched else torch.func.vmap(function)
+        chunk = len(flat) if len(flat) <= 64 else self.cost.chunk_size(len(flat))
+        parts = []
+        with one_thread():
+            for rows in flat.split(chunk):
+                try:
+                    parts.append(batched(rows))
+                except torch.linalg.LinAlgError:
+                    with FailingApart():
+                        parts.append(batched(rows))
         return gather(parts, batch)
 
     # -- moving between spaces --------------------------------------------------------------
