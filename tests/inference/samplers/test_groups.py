@@ -83,7 +83,7 @@ def test_what_a_target_was_used_for_before_does_not_matter(target, monkeypatch):
     used.compile = True
     used.value_and_grad(torch.zeros(3, 10, dtype=torch.float64))
     used.compile = "auto"
-    with pytest.raises(TypeError, match="cannot pickle"):
+    with pytest.raises((TypeError, ValueError), match="pickle"):  # compiled code of either kind
         dumps(used._engine._calls)
     serial = bk.sample(target, **SHORT, num_groups=2)
     assert same(serial, bk.sample(used, **SHORT, num_groups=2))
