@@ -124,22 +124,25 @@ class Engine:
                 return self._give_up(error)
             probe = torch.zeros(chunk, self._dim, dtype=self._dtype, device=self._device)
             beta = torch.ones_like(probe[:, 0])
-            call = self._over_rows(graph, probe, beta) if compile else interpreted(graph, probe, beta)
-            call = _evaluation.compile_graph(graph, probe, beta) if call is None else call
+            make = self._compiled if compile else interpreted
+            call = make(graph, probe, beta)
             self._calls[key] = call  # not before: Ctrl-C may have ended the compilation
         return _evaluation.in_chunks(self._calls[key], num_vectors, chunk)
 
-    def _over_rows(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., Any] | None:
-        """Return the density as C++ over rows where there is any and it does what the graph does."""
+    def _compiled(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+        """Compile C++ over rows where the density is small and the C++ does what the graph does, else the graph."""
         source = self._row_source()
-        call = over_rows(source, RESULTS) if source else None
-        if call is None:
-            return None
-        u = torch.linspace(-1, 1, u.numel(), dtype=u.dtype).reshape(u.shape)
+        if not source:
+            return _evaluation.compile_graph(graph, u, beta)
+        call = over_rows(source, RESULTS)
+        if call is None:  # which has been said, and inductor would call the same compiler
+            return interpreted(graph, u, beta)
+        at = torch.linspace(-1, 1, u.numel(), dtype=u.dtype).reshape(u.shape)
         near = math.sqrt(torch.finfo(u.dtype).eps)
         with torch.no_grad(), one_thread():
-            pairs = list(zip(call(u, beta), graph(u, beta), strict=True))
-        return call if all(a.allclose(b, near, near, equal_nan=True) for a, b in pairs) else None
+            pairs = list(zip(call(at, beta), graph(at, beta), strict=True))
+        same = all(a.allclose(b, near, near, equal_nan=True) for a, b in pairs)
+        return call if same else _evaluation.compile_graph(graph, u, beta)
 
     def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
         graph = _evaluation.trace(self._joint, num_vectors, self._dim, self._dtype, self._device)

@@ -194,8 +194,11 @@ def row_source(function: Callable[..., tuple[Tensor, ...]], operands: Sequence[T
         return ""
     writer, count = _Writer(), len(operands)
     found = writer.made(function, operands, [writer.operand(f"x{place}", x) for place, x in enumerate(operands)])
-    if found is None or any(x.dtype != operands[p].dtype for x, p in zip(found, like, strict=True)):
+    if found is None:
         return ""
+    for numbers, p in zip(found, like, strict=True):
+        if numbers.dtype != operands[p].dtype or numbers.positions.numel() != operands[p].numel():
+            return ""
     frame = _Frame(writer, operands, (True,) * count, 0, 0)
     results = [
         [*frame.results(f"r{q}", numbers, p), *frame.write(f"r{q}", p, count + q, False, "=")]
@@ -307,8 +310,8 @@ class _Writer:
                 table = cast(dict[Any, Any], core_aten_decompositions())
                 graph = make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
             return self._followed(graph, operands)
-        except (*UNTRACEABLE, _NoNativeCode, TypeError, ValueError, LookupError, AttributeError):
-            return None  # arguments of a form that is not known here
+        except (*UNTRACEABLE, _NoNativeCode, KeyError, AttributeError):
+            return None  # among others for a dtype, or a form of arguments, that is not known here
 
     def _followed(self, graph: torch.fx.GraphModule, operands: Sequence[_Numbers]) -> list[_Numbers]:
         values: dict[Node, Any] = {}
@@ -328,8 +331,6 @@ class _Writer:
     # -- numbers --------------------------------------------------------------------------------
 
     def _add(self, name: str, dtype: torch.dtype) -> int:
-        if dtype not in _TYPES:
-            raise _NoNativeCode
         self._names.append(name)
         self._types.append(_TYPES[dtype])
         return len(self._names) - 1
@@ -357,7 +358,7 @@ class _Writer:
             text = str(value).lower() if dtype == torch.bool else f"INT64_C({int(value)})"
         key = text, dtype
         if key not in self._literals:
-            self._literals[key] = self._add(f"({_TYPES.get(dtype)})({text})", dtype)
+            self._literals[key] = self._add(f"({_TYPES[dtype]})({text})", dtype)
         return self._literals[key]
 
     def _statement(self, expression: str, dtype: torch.dtype) -> int:

@@ -109,13 +109,14 @@ def _library(source: str) -> Any:
     from torch._inductor.codecache import CppCodeCache
 
     def load(options: dict[str, Any]) -> Any:
+        look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
         with config.patch(options):
             return CppCodeCache.load(source)
 
     try:
         return without_probes(load)
     except (RuntimeError, OSError, AttributeError, ImportError) as error:
-        look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
+        look()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         warnings.warn(
             f"C++ could not be compiled ({reason}); it runs as operations of torch, slower",

@@ -509,7 +509,14 @@ class PyroDensity:
                         chunk_size=self._prior_draws_at_once(),
                     )
                     return draw(given, dummy).to(self.dtype).detach()
-            rows = [self.prior_vector({}) for _ in range(num_draws)]
+            try:
+                rows = [self.prior_vector({}) for _ in range(num_draws)]
+            except torch.linalg.LinAlgError as error:
+                raise ModelError(
+                    f"a draw from the prior gives a matrix that cannot be factorised{culprit(error)}, and a later site "
+                    "needs it; choose a prior with less mass near singular matrices, or add a small number to the "
+                    "diagonal"
+                ) from error
             return torch.stack(rows).to(self.dtype).detach()
 
     def _prior_draws_at_once(self) -> int:

@@ -146,7 +146,7 @@ def chains(value):
     return both
 
 
-def close(found, exact, tolerance=1e-11):
+def assert_close(found, exact, tolerance=1e-11):
     torch.testing.assert_close(found, exact, rtol=tolerance, atol=tolerance)
 
 
@@ -156,14 +156,14 @@ def close(found, exact, tolerance=1e-11):
 def test_gradients_and_curvature_are_those_of_a_plain_loop(make):
     few, short = POINTS[:2], Y[:8]
     found, exact = ours(make, short), plain(make, short)
-    close(chains(found)(few), chains(exact)(few))
-    close(torch.func.vmap(torch.func.grad(found))(few), chains(exact)(few)[1])
+    assert_close(chains(found)(few), chains(exact)(few))
+    assert_close(torch.func.vmap(torch.func.grad(found))(few), chains(exact)(few)[1])
     curvature = torch.func.vmap(torch.func.jacrev(torch.func.grad(exact)))(few)
     in_reverse = torch.func.vmap(torch.func.jacrev(torch.func.grad(found)))
-    close(in_reverse(few), curvature, 1e-10)
-    close(torch.func.vmap(torch.func.hessian(found))(few), curvature, 1e-10)
+    assert_close(in_reverse(few), curvature, 1e-10)
+    assert_close(torch.func.vmap(torch.func.hessian(found))(few), curvature, 1e-10)
     if make in (dicts_and_integers, many_states):
-        close(make_fx(in_reverse)(few)(few), curvature, 1e-10)
+        assert_close(make_fx(in_reverse)(few)(few), curvature, 1e-10)
 
 
 def traced(function):
@@ -183,7 +183,7 @@ def test_a_graph_has_one_loop_and_one_way_back(make, order):
     graph = traced(order(ours(make)))
     assert len(of_kind(graph, LOOP)) == len(of_kind(graph, GRADIENT)) == 1
     elsewhere = POINTS + 0.05
-    close(graph(elsewhere), order(plain(make))(elsewhere))
+    assert_close(graph(elsewhere), order(plain(make))(elsewhere))
 
 
 @pytest.mark.compiler
@@ -195,7 +195,7 @@ def test_compiled_loops_are_those_in_python(make, monkeypatch):
     graph = traced(chains(ours(make)))
     exact = graph(POINTS)
     _operations.run_natively(graph)
-    close(graph(POINTS), exact)
+    assert_close(graph(POINTS), exact)
     assert len(loaded) == 2 and None not in loaded
 
 
@@ -211,9 +211,9 @@ def test_batches_within_batches(make):
 
     for order in (chains, lambda value: torch.func.vmap(torch.func.grad_and_value(value))):
         graph = traced(order(value))
-        close(graph(POINTS), order(exact)(POINTS))
+        assert_close(graph(POINTS), order(exact)(POINTS))
         _operations.run_natively(graph)
-        close(graph(POINTS), order(exact)(POINTS))
+        assert_close(graph(POINTS), order(exact)(POINTS))
 
 
 @pytest.mark.compiler
@@ -269,7 +269,7 @@ def test_a_step_that_does_otherwise_later_is_unrolled():
         step = lambda x, v: (torch.sin(x * p[0]) * v[1] + v[0],) * 2  # noqa: E731
         return total(recurrence._one_by_one(step, p[1], (Y, shifted), len(Y)))
 
-    close(graph(POINTS), chains(exact)(POINTS))
+    assert_close(graph(POINTS), chains(exact)(POINTS))
 
 
 def read_input(p, v):
@@ -297,7 +297,7 @@ def test_what_a_tape_cannot_hold_is_unrolled(change):
     def make(p, y):
         return (lambda x, v: (torch.sin(change(x * p[0], v)),) * 2), p[1], y[:7]
 
-    close(chains(ours(make))(POINTS), chains(plain(make, Y[:7]))(POINTS))
+    assert_close(chains(ours(make))(POINTS), chains(plain(make, Y[:7]))(POINTS))
     if change is not read_input:  # which cannot be traced, but where a model is
         assert not of_kind(traced(chains(ours(make))), LOOP)
 
@@ -353,7 +353,7 @@ def test_targets_with_loops_travel_and_are_told_apart():
     u = torch.tensor([[0.2], [0.7]], dtype=F64)
     value, gradient = target.value_and_grad(u)
     again = pickle.loads(pickle.dumps(target))
-    close(again.value_and_grad(u), (value, gradient), 0)
+    assert_close(again.value_and_grad(u), (value, gradient), 0)
     assert again.fingerprint() == target.fingerprint()
     assert target.fingerprint() != bk.Target.from_pyro(other_population, COUNTS).fingerprint()
 
@@ -377,7 +377,7 @@ def test_a_loop_that_does_not_compile_runs_in_python(monkeypatch):
     monkeypatch.setattr("torch._inductor.codecache.CppCodeCache.load", fails)
     _operations._library.cache_clear()
     with pytest.warns(CompilationWarning, match="could not be compiled"):
-        close(graph(POINTS), exact, 0)
+        assert_close(graph(POINTS), exact, 0)
     _operations._library.cache_clear()
 
 
@@ -395,7 +395,7 @@ def test_an_engine_compiles_its_loops(monkeypatch):
     beta = torch.ones(4, dtype=F64)
     exact = engine.evaluator(4, 1, False)(POINTS, beta)
     assert not called
-    close(tuple(engine.evaluator(4, 1, True)(POINTS, beta)), tuple(exact))
+    assert_close(tuple(engine.evaluator(4, 1, True)(POINTS, beta)), tuple(exact))
     assert called
 
 

@@ -14,7 +14,7 @@ from bayeskit._native import row_source
 pytestmark = pytest.mark.compiler
 
 
-def close(found, expected, dtype):
+def assert_close(found, expected, dtype):
     near = 200 * torch.finfo(dtype).eps
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype == dtype and a.shape == b.shape
@@ -48,7 +48,7 @@ def test_exact_cases_have_the_values_and_gradients_of_their_graphs(name):
     u = 0.5 * torch.randn(7, target.dim, generator=generator, dtype=torch.float64)
     beta = torch.linspace(0, 1, 7, dtype=torch.float64)
     graph = target._engine.evaluator(7, 1, False)
-    close(target._engine.evaluator(7, 1, True)(u, beta), graph(u, beta), torch.float64)
+    assert_close(target._engine.evaluator(7, 1, True)(u, beta), graph(u, beta), torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -59,7 +59,7 @@ def test_a_hierarchy_is_native_for_any_number_of_rows(rows, dtype):
     u = torch.randn(rows, target.dim, generator=torch.Generator().manual_seed(rows)).to(dtype)
     beta = torch.ones(rows, dtype=dtype)
     found = target._engine.evaluator(rows, 1, True)(u, beta)
-    close(found, target._engine.evaluator(rows, 1, False)(u, beta), dtype)
+    assert_close(found, target._engine.evaluator(rows, 1, False)(u, beta), dtype)
     alone = [target._engine.evaluator(1, 1, True)(u[i : i + 1], beta[:1]) for i in range(rows)]
     for column, parts in zip(found, zip(*alone, strict=True), strict=True):
         assert torch.equal(column, torch.cat(parts))  # a row does not hear of the others
@@ -85,7 +85,7 @@ def test_what_is_not_known_goes_to_inductor():
     )
     assert not is_native(target)
     u, beta = torch.tensor([[0.3], [-0.7]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    close(target._engine.evaluator(2, 1, True)(u, beta), target._engine.evaluator(2, 1, False)(u, beta), u.dtype)
+    assert_close(target._engine.evaluator(2, 1, True)(u, beta), target._engine.evaluator(2, 1, False)(u, beta), u.dtype)
 
 
 def test_code_that_says_something_else_than_the_graph_is_not_used(monkeypatch):
@@ -95,7 +95,7 @@ def test_code_that_says_something_else_than_the_graph_is_not_used(monkeypatch):
     wrong = _engine.over_rows(target._engine._row_source(), _engine.RESULTS)(u, beta)
     right = target._engine.evaluator(2, 1, False)(u, beta)
     assert not wrong[0].allclose(right.log_prior)
-    close(target._engine.evaluator(2, 1, True)(u, beta), right, torch.float64)
+    assert_close(target._engine.evaluator(2, 1, True)(u, beta), right, torch.float64)
 
 
 def test_a_plan_of_two_seconds_is_enough_for_small_densities():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import bayeskit as bk
+from bayeskit.errors import ModelError
 from bayeskit.exact.several import WishartNormal
 
 
@@ -73,6 +74,19 @@ def test_prior_draws_do_not_need_the_likelihood():
     assert 0 < int(bad.sum()) < 80  # else nothing was tested; otherwise prior draws are of no use
     alone = torch.cat([target.evaluate(row[None])[1] for row in u[:5]])
     torch.testing.assert_close(values[:5], alone, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_matrix_that_a_later_site_needs_is_named_where_the_prior_is_drawn(seed):
+    def model(y):
+        slope = pyro.sample("slope", dist.Normal(y.new_zeros(()), 0.8))
+        matrix = torch.stack([y.new_ones(()), slope, slope, y.new_ones(())]).reshape(2, 2)
+        pyro.sample("effect", dist.MultivariateNormal(y.new_zeros(2), covariance_matrix=matrix))
+        pyro.sample("y", dist.Normal(slope, 1.0), obs=y)
+
+    target = bk.Target.from_pyro(model, torch.tensor(0.3, dtype=torch.float64), seed=seed)
+    with pytest.raises(ModelError, match=r"cannot be factorised, in line \d+ of model .*a later site needs it"):
+        target.sample_prior(100)
 
 
 @pytest.mark.filterwarnings("ignore:Low df values detected", "ignore:Singular sample detected")

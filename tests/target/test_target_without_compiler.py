@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from bayeskit import _evaluation, exact
+from bayeskit import _evaluation, _operations, exact
 from bayeskit.errors import CompilationWarning
 
 
@@ -13,13 +13,19 @@ def broken(*_, **__):
     raise RuntimeError("the compiler gave up")
 
 
-@pytest.mark.parametrize("cause", ["none installed", "it fails"])
-def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch):
+@pytest.mark.parametrize("cause", ["none installed", "it fails", "inductor fails"])
+def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch, request):
     case = exact.get("linreg10")
     expected = case.target()
     u = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(3, 10)
     if cause == "none installed":
         monkeypatch.setattr(_evaluation, "has_compiler", lambda: False)
+    elif cause == "it fails":
+        monkeypatch.setattr("torch._inductor.codecache.CppCodeCache.load", broken)
+        monkeypatch.setattr(torch._inductor, "compile", broken)
+        monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
+        _operations._library.cache_clear()  # which remembers failures, too
+        request.addfinalizer(_operations._library.cache_clear)
     else:
         monkeypatch.setattr("bayeskit._engine.MAX_ROW_BYTES", -1)  # have it compiled by inductor
         monkeypatch.setattr(torch._inductor, "compile", broken)

@@ -28,6 +28,8 @@ FAR, MAX_SLOPE = 30.0, 1e-3
 MAX_SCALINGS, MAX_STEP_RATIO = 8, 30.0
 #: Newton's steps after a search at most, and the gains they may promise.
 MAX_STEPS, STEP_GAIN = 5, (1e-10, 0.1)
+#: Draws that are looked at for hills, at once or one by one.
+LOOKS, LOOKS_IN_A_LOOP = 2000, 500
 #: Where between two points, seen from the lower, a valley is looked for, and by how much it is lower than either.
 PLACE, VALLEY = 0.35, 0.5
 _NOTHING = 1e300
@@ -236,6 +238,11 @@ def find_modes(
     if not ends:
         raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")
     return torch.as_tensor(np.stack(ends), dtype=target.dtype, device=target.device), count
+
+
+def num_looks(target: Target) -> int:
+    """Return how many points to look at for hills: fewer where they are evaluated one by one."""
+    return LOOKS_IN_A_LOOP if target._loops else LOOKS
 
 
 def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor, int]:

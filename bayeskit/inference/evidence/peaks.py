@@ -16,14 +16,14 @@ from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.missed import is_more_than, same_likelihood
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
-from bayeskit.inference.evidence.modes import divided_by_valleys, find_modes
+from bayeskit.inference.evidence.modes import divided_by_valleys, find_modes, num_looks
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.rounding import rounding_problems
 from bayeskit.inference.samplers.initial import from_prior
 from bayeskit.target import Target
 
-#: Searches from draws of the prior, and from points that valleys divide; draws that are looked at for those.
-PRIOR_STARTS, DIVIDED_STARTS, SEEN = 6, 6, 2000
+#: Searches from draws of the prior, and from points that valleys divide.
+PRIOR_STARTS, DIVIDED_STARTS = 6, 6
 #: A missing share of the posterior is said if it is larger than this, or than the standard error.
 MIN_MISSING = 0.01
 #: Part of the width of the draws in each coordinate that their tails may reach beyond.
@@ -208,9 +208,9 @@ def _search(target: Target, draws: Draws) -> Peaks:
         ends, spent = find_modes(target, seed=_SEED, draws=draws)
         # Not the best of many, which may all lie at the feet of the peak that the draws know; and every hill that draws
         # of the posterior or of the prior have seen.
-        x = draws.unconstrained.flatten(0, 1)
-        seen = x[torch.linspace(0, len(x) - 1, min(SEEN, len(x)), device=x.device).round().long()]
-        prior = from_prior(target, SEEN, new_generator(_SEED, stream="peaks"))
+        x, count = draws.unconstrained.flatten(0, 1), num_looks(target)
+        seen = x[torch.linspace(0, len(x) - 1, min(count, len(x)), device=x.device).round().long()]
+        prior = from_prior(target, count, new_generator(_SEED, stream="peaks"))
         if prior is not None:
             seen = torch.cat([seen, prior.to(seen)])
         divided, looks = divided_by_valleys(target, seen, DIVIDED_STARTS)

@@ -14,15 +14,15 @@ from bayeskit._statistics import weight_effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
-from bayeskit.inference.evidence.modes import divided_by_valleys, posterior
+from bayeskit.inference.evidence.modes import divided_by_valleys, num_looks, posterior
 from bayeskit.inference.evidence.rounding import rounding_problems
 from bayeskit.inference.samplers.smc.pilot import learn_metric
 from bayeskit.inference.samplers.smc.population_hmc import GRADIENTS_PER_STEP, PopulationHMC
 from bayeskit.target import Target
 
-#: Prior draws that are looked at; climbs from the best of them, from some of them, from those that valleys divide, and
-#: from the heaviest draws.
-PRIOR_DRAWS, NUM_BEST, NUM_SPREAD, NUM_DIVIDED, NUM_HEAVY = 2000, 4, 16, 12, 4
+#: Climbs from the best draws of the prior, from some of them, from those that valleys divide, and from the heaviest
+#: draws.
+NUM_BEST, NUM_SPREAD, NUM_DIVIDED, NUM_HEAVY = 4, 16, 12, 4
 #: Ends of climbs that are weighed at most.
 MAX_PEAKS = 8
 #: A missing share is said from here on, or from one standard error on.
@@ -97,10 +97,11 @@ def missed_mass(
     problems, _ = rounding_problems(target, x, log_weights, standard_error)
     spent = 0
     if target.can_sample_prior:
-        prior = target.sample_prior(PRIOR_DRAWS, new_generator(seed, stream="what weighted draws missed"))
+        looks = num_looks(target)
+        prior = target.sample_prior(looks, new_generator(seed, stream="what weighted draws missed"))
         log_prior, log_likelihood = target.evaluate(prior)
         log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
-        spent += PRIOR_DRAWS
+        spent += looks
         starts += [prior[log_likelihood.topk(NUM_BEST).indices], prior[log_likelihood.isfinite()][:NUM_SPREAD]]
         divided, count = divided_by_valleys(target, prior, NUM_DIVIDED)
         starts.append(divided)
@@ -109,7 +110,7 @@ def missed_mass(
             log_density = log_prior + log_likelihood
             margin = (100 * torch.finfo(prior.dtype).eps * log_density.abs()).clamp(min=ROUNDING)
             outside = log_density - log_prob(prior) > log_weights.max() + margin
-            if is_more_than((log_likelihood - log_z)[outside], PRIOR_DRAWS, standard_error):
+            if is_more_than((log_likelihood - log_z)[outside], looks, standard_error):
                 problems.append("draws from the prior find mass that the proposal does not cover: use nested_sampling")
     if others is not None:
         starts.append(others)
