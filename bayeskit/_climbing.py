@@ -40,15 +40,15 @@ class Objective:
 class Curvature(NamedTuple):
     """What the last steps of each climb showed of the inverse ``H`` of the negative Hessian, in scaled coordinates.
 
-    ``H`` is ``ratio`` times the identity, changed by one BFGS update a pair, the oldest first.
+    ``H`` is a diagonal matrix, changed by one BFGS update a pair, the oldest first.
     """
 
-    ratio: Tensor  # (n,), zero where nothing is known
+    diagonal: Tensor  # (n, d), or (n, 1) where it is one number; zero where nothing is known
     pairs: tuple[tuple[Tensor, Tensor, Tensor], ...]  # step (n, d), change of slope (n, d), 1 / their product (n,) or 0
 
     def of(self, rows: Tensor) -> Curvature:
         """Return that of some of the climbs."""
-        return Curvature(self.ratio[rows], tuple((s[rows], b[rows], w[rows]) for s, b, w in self.pairs))
+        return Curvature(self.diagonal[rows], tuple((s[rows], b[rows], w[rows]) for s, b, w in self.pairs))
 
     def times(self, vector: Tensor) -> Tensor:
         """Return ``H vector``, ``(*batch, n, d) -> (*batch, n, d)``, by the two-loop recursion."""
@@ -57,7 +57,7 @@ class Curvature(NamedTuple):
             part = weight * (step * result).sum(-1)
             result = result - part.unsqueeze(-1) * bend
             parts.append(part)
-        result = self.ratio.unsqueeze(-1) * result
+        result = self.diagonal * result
         for (step, bend, weight), part in zip(self.pairs, reversed(parts), strict=True):
             back = weight * (bend * result).sum(-1)
             result = result + (part - back).unsqueeze(-1) * step
@@ -65,9 +65,9 @@ class Curvature(NamedTuple):
 
     def draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw from ``N(0, H)``, shape ``(num_draws, n, d)``: an update projects a draw and puts noise on its step."""
-        like = {"dtype": self.ratio.dtype, "device": self.ratio.device, "generator": generator}
+        like = {"dtype": self.diagonal.dtype, "device": self.diagonal.device, "generator": generator}
         n, d = self.pairs[0][0].shape
-        draw = self.ratio.sqrt().unsqueeze(-1) * torch.randn(num_draws, n, d, **like)  # type: ignore[call-overload]
+        draw = self.diagonal.sqrt() * torch.randn(num_draws, n, d, **like)  # type: ignore[call-overload]
         for step, bend, weight in self.pairs:
             noise = weight.sqrt() * torch.randn(num_draws, n, **like)  # type: ignore[call-overload]
             draw = draw + (noise - weight * (bend * draw).sum(-1)).unsqueeze(-1) * step
@@ -75,11 +75,10 @@ class Curvature(NamedTuple):
 
     def log_determinant(self) -> Tensor:
         """Return ``log |H|``, shape ``(n,)``: a pair changes it by the ratio of the old curvature to the shown one."""
-        n, d = self.pairs[0][0].shape
-        result = d * self.ratio.log()
+        result = self.diagonal.log().expand_as(self.pairs[0][0]).sum(-1)
         seen: list[tuple[Tensor, Tensor]] = []  # of earlier updates: H^-1 step and one over its product with the step
         for number, (step, _, weight) in enumerate(self.pairs):
-            image = step / self.ratio.unsqueeze(-1)
+            image = step / self.diagonal
             for (earlier, share), (_, bend, known) in zip(seen, self.pairs[:number], strict=True):
                 away, towards = share * (earlier * step).sum(-1), known * (bend * step).sum(-1)
                 image = image - away.unsqueeze(-1) * earlier + towards.unsqueeze(-1) * bend
@@ -170,8 +169,8 @@ def ascent(
     length = torch.full_like(value, FIRST_STEP)
     direction = slope / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-    ratio = torch.zeros_like(value)
-    yield Place(start, value, slope, torch.zeros_like(climbing), Curvature(ratio, ()), count)
+    ratio, diagonal = torch.zeros_like(value), torch.zeros_like(z)
+    yield Place(start, value, slope, torch.zeros_like(climbing), Curvature(diagonal, ()), count)
     for _ in range(max_iterations):
         expected = length * (direction * slope).sum(-1)
         climbing = climbing & (expected > 0)
@@ -192,9 +191,9 @@ def ascent(
         gain = torch.where(accepted, reached - value, torch.inf)
         z = torch.where(accepted[:, None], tried, z)
         value, slope = torch.where(accepted, reached, value), torch.where(accepted[:, None], new_slope, slope)
-        curvature = Curvature(ratio, tuple(pairs))
-        yield Place(start + scale * z, value, slope, accepted, curvature, count)
-        newton = curvature.times(slope)
+        diagonal = torch.where(curved.unsqueeze(-1), _updated(diagonal, step, bend, weight, ratio), diagonal)
+        yield Place(start + scale * z, value, slope, accepted, Curvature(diagonal, tuple(pairs)), count)
+        newton = Curvature(ratio.unsqueeze(-1), tuple(pairs)).times(slope)
         uphill = (newton * slope).sum(-1) > 0
         known = uphill & (ratio > 0)
         # Where nothing is known of the curvature, as far again as this step led, and further.
@@ -206,3 +205,16 @@ def ascent(
         length = torch.where(accepted, torch.ones_like(length), SHRINK * length)
         done = accepted & (gain < MIN_GAIN) & known & ((newton * slope).sum(-1) < MIN_GAIN)
         climbing = climbing & ~done & (length > torch.finfo(z.dtype).eps)
+
+
+def _updated(diagonal: Tensor, step: Tensor, bend: Tensor, weight: Tensor, ratio: Tensor) -> Tensor:
+    """Return the diagonal ``(n, d)`` of an inverse Hessian after a pair (Gilbert and Lemarechal 1989).
+
+    One number for all coordinates, as climbs take it, is that of the shortest axis: fit for a step, but far too small
+    for a volume.
+    """
+    before = torch.where(diagonal > 0, diagonal, ratio.unsqueeze(-1))
+    known = (before * bend.square()).sum(-1, keepdim=True)
+    spread = (step.square() / before).sum(-1, keepdim=True)
+    after = weight.unsqueeze(-1) * (known / before + bend.square() - known * (step / before).square() / spread)
+    return torch.where((after > 0) & after.isfinite(), 1 / after, before)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import SettingsError
+from bayeskit.inference.samplers.directions import RANK, Window
 from bayeskit.inference.samplers.dual_averaging import DualAveraging
 from bayeskit.inference.samplers.hmc import HMC, HMCState
 from bayeskit.inference.samplers.metric import Metric
@@ -17,8 +18,9 @@ from bayeskit.inference.samplers.moments import MAX_CROSS_DIMENSION, Moments
 from bayeskit.inference.samplers.trajectory import ChEES, TrajectoryRule, TrajectoryState
 from bayeskit.target import Target
 
-MetricKind = Literal["auto", "diagonal", "dense"]
-MAX_DENSE_DIMENSION = 128
+MetricKind = Literal["auto", "diagonal", "dense", "low_rank"]
+# Draws of the last window that "auto" wants, a dimension for a dense metric, in all for one of low rank.
+DRAWS_DENSE, DRAWS_LOW_RANK = 2.5, 200
 FLOOR = 0.1  # of an acceptance rate, or one chain in trouble would set the step size of all
 # Of a trajectory in a dense metric, a little over a quarter period of a standard normal: means are then negatively
 # correlated and squares hardly, and what is not normal gets its time.
@@ -62,7 +64,10 @@ class AdaptationState(NamedTuple):
     centre: Tensor  # (g, d), mean over the last window
     trajectory: TrajectoryState
     moments: Moments  # of positions, in units of the metric about the centre where the metric is dense
-    slopes: Moments  # of gradients, whitened; empty where the metric is diagonal
+    slopes: Moments  # of gradients, whitened where the metric is dense; empty where it is diagonal
+    directions: Tensor  # of a metric of low rank, (g, d, k); k is zero for the others
+    stretch: Tensor  # along them, (g, k)
+    window: Window  # draws and gradients from which they are learnt; without slots for the others
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,9 @@ class Adaptation:
         Upper limit of the mean number of leapfrog steps.
     initial_variance : Tensor, optional
         Shape ``(d,)`` or ``(g, d)``; rough variances, such as the prior's.
-    metric : {"auto", "diagonal", "dense"}, default "auto"
-        "auto" is dense up to 128 dimensions where warm-up brings at least eight draws a dimension.
+    metric : {"auto", "diagonal", "dense", "low_rank"}, default "auto"
+        "auto" is dense up to 400 dimensions where the last window of warm-up brings 2.5 draws a dimension, of low rank
+        where it brings 200 draws, and else diagonal.
     trajectory : TrajectoryRule, optional
         By default :class:`ChEES`. Kernels that end trajectories themselves do not ask.
     num_samples : int, default 0
@@ -124,8 +130,9 @@ class Adaptation:
             raise SettingsError(f"num_warmup must be at least 20 to tune step size and metric, not {self.num_warmup}")
         acceptance = real_number("target_acceptance", self.target_acceptance, between=(0, 1))
         object.__setattr__(self, "target_acceptance", acceptance)
-        if self.metric not in ("auto", "diagonal", "dense"):
-            raise SettingsError(f"metric must be 'auto', 'diagonal' or 'dense', not {self.metric!r}")
+        if self.metric not in get_args(MetricKind):
+            kinds = ", ".join(map(repr, get_args(MetricKind)))
+            raise SettingsError(f"metric must be one of {kinds}, not {self.metric!r}")
 
     def init(
         self, target: Target, position: Tensor, *, generator: torch.Generator, covariance: Tensor | None = None
@@ -138,7 +145,9 @@ class Adaptation:
         g = self.num_groups
         if n % g:
             raise SettingsError(f"{n} chains cannot be split into {g} groups of equal size")
-        factor = self._first_factor(position, covariance)
+        kind = self._kind(n // g, d)
+        rank = min(RANK, d) if kind == "low_rank" else 0
+        factor = self._first_factor(position, covariance, kind)
         state = self.kernel.init(target, position)
         metric = Metric(factor, is_dense=factor.dim() == 3)
         step_size = self._rough_step_size(target, state, metric, generator)
@@ -155,7 +164,10 @@ class Adaptation:
             centre=position.reshape(g, n // g, d).mean(1),
             trajectory=self.trajectory.start(position),
             moments=Moments.start(g, position),
-            slopes=Moments.start(g, position[:, : d if factor.dim() == 3 else 0]),
+            slopes=Moments.start(g, position[:, : 0 if kind == "diagonal" else d]),
+            directions=factor.new_zeros(g, d, rank),
+            stretch=factor.new_ones(g, rank),
+            window=Window.start(g, position, kind == "low_rank"),
         )
 
     def step(
@@ -196,7 +208,7 @@ class Adaptation:
             if int(state.iteration) >= self._windows()[1][-1]:
                 limit = float(self.max_steps)
             length = state.trajectory.log_length.exp()
-            if state.factor.dim() == 3:
+            if state.factor.dim() == 3 or state.stretch.shape[-1]:
                 length = length.clamp(min=LEAST_LENGTH)
             steps = (length / state.step.step_size).median()
             changes["num_steps"] = min(max(float(steps), 1.0), limit)
@@ -278,7 +290,11 @@ class Adaptation:
         position, gradient = state.kernel.position, state.kernel.gradient
         alive = state.kernel.log_density.isfinite()
         if state.factor.dim() == 2:
-            return state._replace(moments=state.moments.update(position, alive))
+            state = state._replace(moments=state.moments.update(position, alive))
+            if len(state.window.draws[0]):
+                slopes = state.slopes.update(gradient, alive)
+                state = state._replace(slopes=slopes, window=state.window.update(position, gradient, alive))
+            return state
         metric = self._metric(state)
         centre = state.centre.repeat_interleave(len(position) // self.num_groups, 0)
         return state._replace(
@@ -289,13 +305,19 @@ class Adaptation:
 
     def _close_window(self, state: AdaptationState) -> AdaptationState:
         moments, correlation = state.moments, None
+        directions, stretch, low_rank = state.directions, state.stretch, bool(len(state.window.draws[0]))
         if state.factor.dim() == 3:
             # Row by row, as a checkpoint gives it back: products of the other layout round differently.
             factor = (state.factor @ moments.root_with(state.slopes)).contiguous()
             centre = state.centre + (state.factor @ moments.mean.unsqueeze(-1)).squeeze(-1)
         else:
-            factor, centre = moments.variance(state.factor.square()).sqrt(), moments.mean
-            correlation = moments.correlation() if moments.cross.dim() == 3 else None
+            variance = moments.variance(state.factor.square())
+            if low_rank:
+                variance = (variance / state.slopes.variance(1 / state.factor.square())).sqrt()
+            factor, centre = variance.sqrt(), moments.mean
+            if low_rank:
+                directions, stretch = state.window.directions(factor)
+            correlation = moments.correlation() if moments.cross.dim() == 3 and not low_rank else None
         return state._replace(
             factor=factor,
             centre=centre,
@@ -303,20 +325,23 @@ class Adaptation:
             trajectory=self.trajectory.restart(state.trajectory, correlation),
             step=DualAveraging.start(state.step.averaged),
             moments=Moments.start(self.num_groups, state.kernel.position),
+            directions=directions,
+            stretch=stretch,
+            window=Window.start(self.num_groups, state.kernel.position, low_rank),
         )
 
     # -- helpers ----------------------------------------------------------------------------
 
-    def _first_factor(self, position: Tensor, covariance: Tensor | None) -> Tensor:
+    def _first_factor(self, position: Tensor, covariance: Tensor | None, kind: MetricKind) -> Tensor:
         """Return the factor of the metric that warm-up begins with, ``(g, d)`` or ``(g, d, d)``."""
-        g, (n, d) = self.num_groups, position.shape
+        g, d = self.num_groups, position.shape[-1]
         variance = self.initial_variance
         if covariance is not None:
             variance = covariance if covariance.dim() == 1 else covariance.diagonal()
         deviation = torch.ones_like(position[:g])
         if variance is not None:
             deviation = variance.to(deviation).expand(g, d).sqrt()
-        if not self._is_dense(n // g, d):
+        if kind != "dense":
             return deviation.clone()
         if covariance is not None and covariance.dim() == 2:
             # Scaled, as variances may differ by more than rounding bears.
@@ -326,18 +351,25 @@ class Adaptation:
                 return (deviation.unsqueeze(-1) * root).contiguous()
         return torch.diag_embed(deviation)
 
-    def _is_dense(self, chains: int, d: int) -> bool:
+    def _kind(self, chains: int, d: int) -> MetricKind:
+        if self.metric == "dense" and d > MAX_CROSS_DIMENSION:
+            raise SettingsError(
+                f"a dense metric is kept up to {MAX_CROSS_DIMENSION} dimensions, not {d}; take metric='low_rank'"
+            )
         if self.metric != "auto":
-            if self.metric == "dense" and d > MAX_CROSS_DIMENSION:
-                raise SettingsError(f"a dense metric is kept up to {MAX_CROSS_DIMENSION} dimensions, not {d}")
-            return self.metric == "dense"
+            return self.metric
         _, ends = self._windows()
-        last = ends[-1] - (ends[-2] if len(ends) > 1 else 0)
-        return d <= MAX_DENSE_DIMENSION and chains * last >= 8 * d
+        draws = chains * (ends[-1] - (ends[-2] if len(ends) > 1 else 0))
+        if d <= MAX_CROSS_DIMENSION and draws >= DRAWS_DENSE * d:
+            return "dense"
+        return "low_rank" if draws >= DRAWS_LOW_RANK else "diagonal"
 
     def _metric(self, state: AdaptationState) -> Metric:
-        dense = state.factor.dim() == 3
-        return Metric(state.factor[0] if self.num_groups == 1 else state.factor, is_dense=dense)
+        parts = (state.factor, state.directions, state.stretch)
+        factor, directions, stretch = (part[0] for part in parts) if self.num_groups == 1 else parts
+        if not stretch.shape[-1]:
+            return Metric(factor, is_dense=state.factor.dim() == 3)
+        return Metric(factor, False, directions, stretch)
 
     def _per_chain(self, state: AdaptationState) -> Tensor:
         if self.num_groups == 1:

@@ -70,7 +70,7 @@ def sample_with_pyro(
         At most ``2 ** max_depth - 1`` leapfrog steps an iteration.
     initial : Tensor, optional
         Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``; by default each
-        chain takes the best of ten prior draws.
+        chain takes the one of ten prior draws that fits the data best.
     checkpoint : path, optional
         File that holds the complete chains; if it exists, the run resumes from it and
         ends bit for bit as if it had not been interrupted.

@@ -20,9 +20,9 @@ def starting_points(
 ) -> Tensor:
     """Return a starting point for each chain, shape ``(num_chains, d)``.
 
-    Each chain takes the best of ten draws from the prior (of ten uniform draws
-    on [-2, 2]^d where a density alone is known), which is finite,
-    plausible and still different from chain to chain.
+    Each chain takes the one of ten draws from the prior that fits the data best, which is
+    plausible and still different from chain to chain. Where no prior can be drawn from, it takes the one of
+    ten uniform draws on [-2, 2]^d of the highest density.
 
     Parameters
     ----------
@@ -52,7 +52,10 @@ def starting_points(
     log_prior, log_likelihood = target.evaluate(points, compiled=False)
     density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
     density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
-    best = density.argmax(1)
+    # By what the data say of a draw: the density of the prior is infinitely high in the neck of a funnel.
+    merit = beta.repeat_interleave(CANDIDATES) * log_likelihood if target.can_sample_prior else density.flatten()
+    merit = merit.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(density.shape)
+    best = torch.where(density.isfinite(), merit, -torch.inf).argmax(1)
     chosen = points.reshape(num_chains, CANDIDATES, -1)[torch.arange(num_chains), best]
     finite = density.max(1).values.isfinite()
     if not bool(finite.any()):

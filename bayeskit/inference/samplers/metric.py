@@ -17,14 +17,19 @@ class Metric:
     A kernel keeps whitened momenta ``p ~ N(0, I)``: the position moves by ``F p`` and
     the momentum by ``F^T gradient``, so the kinetic energy is ``|p|^2 / 2`` whatever the metric.
 
-    Make one with :meth:`diagonal` or :meth:`dense`.
+    Make one with :meth:`diagonal`, :meth:`dense` or :meth:`low_rank`.
 
     Attributes
     ----------
     factor : Tensor
-        Standard deviations ``(d,)`` or ``(g, d)`` if diagonal, lower Cholesky factors ``(d, d)``
+        Standard deviations ``(d,)`` or ``(g, d)`` if diagonal or of low rank, lower Cholesky factors ``(d, d)``
         or ``(g, d, d)`` if dense; ``n`` chains fall into ``g`` groups of neighbours of equal size.
     is_dense : bool
+    directions : Tensor, optional
+        Orthonormal columns ``(d, k)`` or ``(g, d, k)``, in units of ``factor``, along which the metric is longer
+        or shorter than its diagonal.
+    stretch : Tensor, optional
+        By what factor of a standard deviation, ``(k,)`` or ``(g, k)``.
 
     Examples
     --------
@@ -36,6 +41,8 @@ class Metric:
 
     factor: Tensor
     is_dense: bool
+    directions: Tensor | None = None
+    stretch: Tensor | None = None
 
     @classmethod
     def diagonal(cls, variance: Tensor) -> Metric:
@@ -68,31 +75,69 @@ class Metric:
             raise SettingsError("a dense metric needs positive definite matrices")
         return cls(factor.contiguous(), True)
 
+    @classmethod
+    def low_rank(cls, variance: Tensor, directions: Tensor, stretch: Tensor) -> Metric:
+        """Take variances, ``(d,)`` or ``(g, d)``, and what stretches ``k`` orthonormal directions.
+
+        The factor is ``F = D (I + U diag(s - 1) U^T)`` of standard deviations ``D``, directions ``U`` in units of them,
+        ``(d, k)`` or ``(g, d, k)``, and stretches ``s``, ``(k,)`` or ``(g, k)``.
+
+        Raises
+        ------
+        ShapeError
+            If the shapes do not fit.
+        SettingsError
+            If a variance or a stretch is not positive and finite, or the directions are not orthonormal.
+        """
+        if directions.shape[:-1] != variance.shape or stretch.shape != directions.shape[:-2] + directions.shape[-1:]:
+            raise ShapeError(
+                f"variances {tuple(variance.shape)}, directions {tuple(directions.shape)} and stretches "
+                f"{tuple(stretch.shape)} do not fit; needed are (d,), (d, k) and (k,)"
+            )
+        if not bool(((stretch > 0) & stretch.isfinite()).all()):
+            raise SettingsError("a metric of low rank needs positive finite stretches")
+        identity = torch.eye(directions.shape[-1], dtype=directions.dtype, device=directions.device)
+        if not bool(((directions.mT @ directions - identity).abs() <= directions.new_tensor(1e-4)).all()):
+            raise SettingsError("a metric of low rank needs orthonormal directions")
+        return cls(cls.diagonal(variance).factor, False, directions, stretch)
+
     def to_position(self, p: Tensor) -> Tensor:
         """Return ``F p``, a displacement, ``(n, d) -> (n, d)``."""
-        return self._apply(p, transposed=False)
+        if self.is_dense:
+            return self._times(p, self.factor.mT)  # rows are vectors, so F p is p F^T
+        return self._scale(self._stretch(p, 1.0), self.factor)
 
     def to_momentum(self, gradient: Tensor) -> Tensor:
         """Return ``F^T gradient``, ``(n, d) -> (n, d)``."""
-        return self._apply(gradient, transposed=True)
+        if self.is_dense:
+            return self._times(gradient, self.factor)
+        return self._stretch(self._scale(gradient, self.factor), 1.0)
 
     def whiten(self, displacement: Tensor) -> Tensor:
         """Return ``F^-1 displacement``, ``(n, d) -> (n, d)``."""
-        d = displacement.shape[-1]
         if not self.is_dense:
-            return Metric(1 / self.factor, False)._apply(displacement, transposed=False)
-        x = displacement.reshape(len(self.factor) if self.factor.dim() == 3 else 1, -1, d)
+            return self._stretch(self._scale(displacement, 1 / self.factor), -1.0)
         factor = self.factor if self.factor.dim() == 3 else self.factor.unsqueeze(0)
+        x = displacement.reshape(len(factor), -1, displacement.shape[-1])
         return torch.linalg.solve_triangular(factor, x.mT, upper=False).mT.reshape(displacement.shape)
 
-    def _apply(self, x: Tensor, transposed: bool) -> Tensor:
-        grouped = self.factor.dim() == (3 if self.is_dense else 2)
-        if not self.is_dense:
-            if not grouped or self.factor.shape[0] == x.shape[0]:
-                return self.factor * x
-            return (self.factor.unsqueeze(1) * x.reshape(len(self.factor), -1, x.shape[-1])).reshape(x.shape)
-        # Rows are vectors, so F p is p F^T.
-        matrix = self.factor if transposed else self.factor.mT
-        if not grouped:
+    def _stretch(self, x: Tensor, power: float) -> Tensor:
+        """Return ``(I + U diag(s^power - 1) U^T) x``, ``(n, d) -> (n, d)``."""
+        if self.directions is None or self.stretch is None:
+            return x
+        along = self._scale(self._times(x, self.directions), self.stretch.pow(power) - 1)
+        return x + self._times(along, self.directions.mT)
+
+    @staticmethod
+    def _times(x: Tensor, matrix: Tensor) -> Tensor:
+        """Return ``(n, a)`` times ``(a, b)``, or times the matrix ``(g, a, b)`` of each group."""
+        if matrix.dim() == 2:
             return x @ matrix
-        return (x.reshape(len(self.factor), -1, x.shape[-1]) @ matrix).reshape(x.shape)
+        return (x.reshape(len(matrix), -1, x.shape[-1]) @ matrix).reshape(len(x), -1)
+
+    @staticmethod
+    def _scale(x: Tensor, factor: Tensor) -> Tensor:
+        """Return ``(n, a)`` times ``(a,)``, or times the row of ``(g, a)`` of each group."""
+        if factor.dim() == 1 or len(factor) == len(x):
+            return factor * x
+        return (factor.unsqueeze(1) * x.reshape(len(factor), -1, x.shape[-1])).reshape(x.shape)

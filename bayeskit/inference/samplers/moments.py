@@ -75,14 +75,9 @@ class Moments(NamedTuple):
         on, wherever they come from. Both are shrunk towards the identity with the weight of one draw: in units of
         the metric before, which thus stays where nothing is known.
         """
-        identity = torch.eye(self.mean.shape[-1], dtype=torch.float64, device=self.mean.device)
-        count = self.count.double().unsqueeze(-1)
-        crosses = (self.cross.double(), slopes.cross.double())
-        draws, gradients = ((cross + FISHER_WEIGHT * identity) / (count + FISHER_WEIGHT) for cross in crosses)
-        root = _power(gradients, 0.5)
-        inverse = _power(gradients, -0.5)
-        mean = inverse @ _power(root @ draws @ root, 0.5) @ inverse
-        factor, failed = torch.linalg.cholesky_ex(0.5 * (mean + mean.mT))
+        mean = agreement(self.cross, slopes.cross, self.count.unsqueeze(-1))
+        identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        factor, failed = torch.linalg.cholesky_ex(mean)
         usable = ((failed == 0) & factor.isfinite().all(-1).all(-1))[:, None, None]
         return torch.where(usable, factor, identity).to(self.mean.dtype)
 
@@ -104,6 +99,21 @@ class Moments(NamedTuple):
         weight = (error / square.sum((-1, -2)).clamp(min=tiny)).clamp(max=1.0)[..., None, None]
         correlation = torch.where(correlation.isfinite(), (1 - weight) * correlation, torch.zeros_like(correlation))
         return correlation + identity
+
+
+def agreement(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
+    """Return the covariance that sums of centred products of draws and of gradients agree on, ``(g, d, d)``, float64.
+
+    That is the geometric mean of the covariance of the draws and the inverse covariance of the gradients, both shrunk
+    towards the identity with the weight of one draw; ``count (g, 1, 1)``.
+    """
+    identity = torch.eye(draws.shape[-1], dtype=torch.float64, device=draws.device)
+    covariance, gradients = (
+        (cross.double() + FISHER_WEIGHT * identity) / (count.double() + FISHER_WEIGHT) for cross in (draws, slopes)
+    )
+    root, inverse = _power(gradients, 0.5), _power(gradients, -0.5)
+    mean = inverse @ _power(root @ covariance @ root, 0.5) @ inverse
+    return 0.5 * (mean + mean.mT)
 
 
 def _power(matrix: Tensor, exponent: float) -> Tensor:

@@ -18,6 +18,7 @@ MAX_MEMORY = 40  # steps that tell of the curvature
 MAX_DENSE = 128  # dimensions up to which the covariance is given in full
 MAX_CHAINS = 64  # whose covariances are averaged
 VARIANCE_DRAWS = 100
+AT_REST = 10  # gradients in which a climb that has come to its top gains less than a nat
 NEGLIGIBLE = 20.0  # nats, and one more a dimension, by which a hill is below the best one of its temperature
 
 
@@ -67,9 +68,9 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     path = list(ascent(objective, points, MAX_CLIMB, scale, memory))
     spent = path[-1].num_evaluations
     draws, bound, num_drawn = _approximations(target, path, beta, scale, generator)
-    best = bound.max(0)
-    whose = _hills(best.values, beta, NEGLIGIBLE + d, generator)
-    home, chosen = best.values[whose].isfinite(), best.indices[whose]
+    best = bound.amax(0)
+    whose = _hills(best, beta, NEGLIGIBLE + d, generator)
+    home, chosen = best[whose].isfinite(), _places(path, bound)[whose]
     ours = draws[chosen, :, whose]  # (n, DRAWS, d)
     for row in (home & (whose != torch.arange(n, device=whose.device))).nonzero().flatten().tolist():
         place, hill = path[int(chosen[row])], whose[row : row + 1]
@@ -99,6 +100,22 @@ def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Gene
     return whose
 
 
+def _places(path: list[Place], bound: Tensor) -> Tensor:
+    """Return the place on each climb at which its chain starts, ``(n,)``: where the lower bound ``(L, n)`` is highest.
+
+    A climb that does not come to rest, or not where most of the mass is, goes to where a density is infinite, as down
+    the neck of a funnel of many groups. There the bounds say little, as they hardly change all the way, and no chain
+    would come back. It is left at the first place whose bound is within one nat a dimension of the best one.
+    """
+    highest = bound.max(0)
+    level = highest.values - path[0].position.shape[-1]
+    first = (bound >= level).long().argmax(0)
+    known, rows = bound.isfinite(), torch.arange(bound.shape[1], device=bound.device)
+    ending = bound[(known.long().cumsum(0)).argmax(0), rows]  # of the last place that was looked at
+    gain = path[-1].value - path[max(len(path) - 1 - AT_REST, 0)].value
+    return torch.where((gain < 1.0) & (ending >= level), highest.indices, first)
+
+
 def _approximations(
     target: Target, path: list[Place], beta: Tensor, scale: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
@@ -106,7 +123,7 @@ def _approximations(
 
     Minus infinity stands where there is none: where a climb rests, or knows no curvature, or need not be looked at.
     """
-    moved = torch.stack([place.moved & (place.curvature.ratio > 0) for place in path])  # (L, n)
+    moved = torch.stack([place.moved & (place.curvature.diagonal > 0).all(-1) for place in path])  # (L, n)
     number = moved.long().cumsum(0)
     count = number[-1].clamp(min=1)
     # Evenly spread over the places of each climb, the last one among them.
@@ -154,7 +171,7 @@ def _covariance(
         curvature: Curvature = path[step].curvature.of(whose[rows[chosen[rows] == step]])
         if d <= MAX_DENSE:
             identity = torch.eye(d, dtype=scale.dtype, device=scale.device)
-            total += curvature.times(identity.unsqueeze(1).expand(d, len(curvature.ratio), d)).sum(1)
+            total += curvature.times(identity.unsqueeze(1).expand(d, len(curvature.diagonal), d)).sum(1)
         else:
             total += curvature.draws(VARIANCE_DRAWS, generator).square().mean(0).sum(0)
     mean = total / len(rows)

@@ -62,13 +62,14 @@ def sample(
         step size is where warm-up starts; metric and, for HMC, number of steps are learnt.
     target_acceptance : float, default 0.8
         Raise it towards one where there are divergences; warm-up does so by itself where it meets them.
-    metric : {"auto", "diagonal", "dense"}, default "auto"
-        "auto" learns a full covariance up to 128 dimensions where warm-up brings enough draws. A full covariance is
+    metric : {"auto", "diagonal", "dense", "low_rank"}, default "auto"
+        "auto" learns a full covariance up to 400 dimensions where warm-up brings enough draws, 2.5 a dimension, and
+        variances and up to 32 directions of the largest correlations in more. Both are
         learnt from draws and gradients (Seyboldt, Carlson and Carpenter 2026).
     initial : Tensor, optional
         Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``, used as they are; by default each
-        chain climbs from the best of ten prior draws to a draw from the best normal approximation on its way
-        (Pathfinder; Zhang et al. 2022).
+        chain climbs from the one of ten prior draws that fits the data best to a draw from the best normal
+        approximation on its way (Pathfinder; Zhang et al. 2022).
     stop : Convergence, optional
         End before ``num_samples`` once R-hat and effective sample size are good enough. Each group looks at its
         own draws alone.

@@ -6,9 +6,11 @@ from scipy.optimize import brentq
 from scipy.stats import t as student
 
 import bayeskit as bk
+from bayeskit._torch import new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers import HMC, Adaptation, ChEES, Control, LongestAxis, Metric, RunSettings, run
 from bayeskit.inference.samplers.adaptation import FLOOR
+from bayeskit.inference.samplers.directions import Window
 from bayeskit.inference.samplers.dual_averaging import DualAveraging
 from bayeskit.inference.samplers.hmc import HMCInfo
 from bayeskit.inference.samplers.moments import Moments
@@ -76,6 +78,51 @@ def test_a_dense_metric_takes_correlation_up_and_a_diagonal_one_needs_longer_tra
     factor = first.state.factor
     assert float((factor @ factor.mT - covariance).abs().max()) < EXACT
     assert steps_of(second, diagonal) > steps_of(first, dense)
+
+
+def of_few_directions(d):
+    """A normal posterior of very different scales and three directions that no coordinate shows."""
+    generator = new_generator(0)
+    scales = 10 ** (2 * torch.rand(d, generator=generator, dtype=torch.float64) - 1)
+    axes = torch.linalg.qr(torch.randn(d, 3, generator=generator, dtype=torch.float64)).Q
+    variance = torch.tensor([900.0, 100.0, 0.01], dtype=torch.float64)
+
+    def log_likelihood(u):
+        z = u / scales
+        return -0.5 * (z.square().sum(-1) + ((z @ axes).square() * (1 / variance - 1)).sum(-1))
+
+    root = scales.unsqueeze(-1) * (torch.eye(d, dtype=torch.float64) + axes * (variance.sqrt() - 1) @ axes.T)
+    return bk.Target.from_functions(lambda u: 0 * u.sum(-1), log_likelihood, d), root
+
+
+def test_a_metric_of_low_rank_finds_the_directions_that_matter():
+    """Of standard deviations from .1 to 30 a diagonal metric leaves nearly all, one of low rank a tenth and less."""
+    target, root = of_few_directions(450)
+    settings, left = RunSettings(4, 400, 1, control=Control(progress=False)), {}
+    for kind in ("auto", "diagonal"):
+        adaptation = Adaptation(HMC(), 400, metric=kind)
+        result = run(target, adaptation, settings)
+        metric = adaptation.tuned(result.state).metric
+        deviations = torch.linalg.svdvals(metric.whiten(root.T))
+        left[kind] = float(deviations.max() / deviations.min())
+        assert (metric.directions is not None) == (kind == "auto")
+    assert left["auto"] < left["diagonal"] / 10, left
+
+
+def test_a_window_keeps_draws_evenly_spread_over_all_of_it():
+    window = Window.start(2, torch.zeros(8, 3))
+    slots = window.draws.shape[1]
+    total = 3 * slots + 5
+    for time in range(total):
+        position = torch.full((8, 3), float(time))
+        window = window.update(position, -position, torch.arange(8) != 5)
+    kept = window.draws[0, :, 0, 0]
+    kept = kept[kept.isfinite()]
+    assert len(kept) > slots / 2 and kept[0] == 0 and total - kept[-1] <= window.stride
+    assert torch.equal(kept.diff(), torch.full_like(kept[1:], float(window.stride)))
+    known = window.draws.isfinite().all(-1)
+    assert bool(known[0, : len(kept)].all()) and not bool(known[1, :, 1].any())  # the sixth chain is dead
+    assert torch.equal(window.gradients[known], -window.draws[known])
 
 
 def test_the_longest_axis_sets_the_trajectory():

@@ -10,7 +10,7 @@ from scipy.stats import kstest, norm
 
 import bayeskit as bk
 from bayeskit._statistics import mean_error
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.samplers import HMC, Adaptation, Control, Metric, RunSettings, run
 
 
@@ -128,7 +128,39 @@ def test_the_invariance_test_notices_a_wrong_acceptance_step(skewed):
     assert p < 1e-5
 
 
-@pytest.mark.parametrize("metric", [Metric.diagonal, Metric.dense])
+def of_low_rank(covariance):
+    directions = torch.tensor([[0.6], [-0.8]], dtype=covariance.dtype)
+    return Metric.low_rank(covariance.diagonal(), directions, torch.tensor([0.5], dtype=covariance.dtype))
+
+
+@pytest.mark.parametrize("groups", [(), (2,)])
+def test_a_metric_of_low_rank_is_its_dense_factor(groups):
+    generator = torch.Generator().manual_seed(0)
+    like = {"generator": generator, "dtype": torch.float64}
+    variance = torch.rand(*groups, 7, **like) + 0.1
+    directions = torch.linalg.qr(torch.randn(*groups, 7, 3, **like)).Q
+    stretch = torch.rand(*groups, 3, **like) * 4 + 0.1
+    metric = Metric.low_rank(variance, directions, stretch)
+    identity = torch.eye(7, dtype=torch.float64)
+    longer = identity + directions @ torch.diag_embed(stretch - 1) @ directions.mT
+    factor = variance.sqrt().unsqueeze(-1) * longer
+    x = torch.randn(4, 7, **like)
+    each = factor.expand(2, 7, 7).repeat_interleave(2, 0)  # of each of the four chains
+    torch.testing.assert_close(metric.to_position(x), (each @ x.unsqueeze(-1)).squeeze(-1))
+    torch.testing.assert_close(metric.to_momentum(x), (each.mT @ x.unsqueeze(-1)).squeeze(-1))
+    torch.testing.assert_close(metric.whiten(metric.to_position(x)), x)
+
+
+def test_a_metric_of_low_rank_that_is_none_is_refused():
+    one, directions, stretch = torch.ones(3), torch.eye(3)[:, :1], torch.tensor([2.0])
+    with pytest.raises(ShapeError, match="do not fit"):
+        Metric.low_rank(one, directions, torch.ones(2))
+    for wrong in ((one, 2 * directions, stretch), (one, directions, -stretch), (-one, directions, stretch)):
+        with pytest.raises(SettingsError):
+            Metric.low_rank(*wrong)
+
+
+@pytest.mark.parametrize("metric", [Metric.diagonal, Metric.dense, of_low_rank])
 def test_one_step_with_a_metric_leaves_the_target_invariant(skewed, metric):
     from scipy.stats import gamma
 

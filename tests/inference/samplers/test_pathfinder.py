@@ -40,11 +40,11 @@ def pairs_of(precision, n, count, generator):
     return tuple(result)
 
 
-def dense_inverse(ratio, pairs, row):
+def dense_inverse(diagonal, pairs, row):
     """BFGS updates of the inverse Hessian as matrices."""
     d = pairs[0][0].shape[1]
     identity = torch.eye(d, dtype=DOUBLE)
-    inverse = ratio * identity
+    inverse = torch.diag(diagonal)
     for step, bend, weight in pairs:
         s, y, w = step[row], bend[row], weight[row]
         left = identity - w * torch.outer(s, y)
@@ -57,14 +57,14 @@ def curved():
     generator = new_generator(1)
     root = torch.randn(5, 5, generator=generator, dtype=DOUBLE)
     precision = root @ root.T + 0.1 * torch.eye(5, dtype=DOUBLE)
-    ratio = torch.tensor([0.5, 2.0, 1.0], dtype=DOUBLE)
-    return Curvature(ratio, pairs_of(precision, 3, 4, generator))
+    diagonal = torch.rand(3, 5, generator=generator, dtype=DOUBLE) + 0.5
+    return Curvature(diagonal, pairs_of(precision, 3, 4, generator))
 
 
 def test_the_inverse_hessian_is_that_of_bfgs(curved):
     vector = torch.randn(3, 5, generator=new_generator(2), dtype=DOUBLE)
     for row in range(3):
-        exact = dense_inverse(curved.ratio[row], curved.pairs, row)
+        exact = dense_inverse(curved.diagonal[row], curved.pairs, row)
         torch.testing.assert_close(curved.times(vector)[row], exact @ vector[row], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(curved.log_determinant()[row], torch.logdet(exact), rtol=1e-9, atol=1e-9)
     some = curved.of(torch.tensor([2, 0]))
@@ -78,7 +78,7 @@ def test_draws_have_the_covariance_of_the_inverse_hessian(curved):
     directions = torch.randn(12, 5, generator=new_generator(4), dtype=DOUBLE)
     scores = []
     for row in range(3):
-        exact = dense_inverse(curved.ratio[row], curved.pairs, row)
+        exact = dense_inverse(curved.diagonal[row], curved.pairs, row)
         along = draws[:, row] @ directions.T
         relative = along.square().mean(0) / ((directions @ exact) * directions).sum(-1)
         scores.append((relative - 1) / math.sqrt(2 / count))
@@ -210,3 +210,38 @@ def test_a_cliff_of_overflow_is_no_home(seed):
     # The rate has a gamma distribution of shape .00855 and rate 50.9: below one but once in e**50.
     assert float(draws.unconstrained.max()) < 0
     assert bool(draws.log_density.isfinite().all())
+
+
+def hierarchy(num_groups):
+    generator = new_generator(6)
+    groups = 1 + 0.5 * torch.randn(num_groups, generator=generator, dtype=DOUBLE)
+    y = groups[:, None] + torch.randn(num_groups, 2, generator=generator, dtype=DOUBLE)
+
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(torch.tensor(0.0, dtype=DOUBLE), 5.0))
+        deviation = pyro.sample("deviation", dist.HalfNormal(torch.tensor(1.0, dtype=DOUBLE)))
+        with pyro.plate("groups", len(y)):
+            group = pyro.sample("group", dist.Normal(mean, deviation))
+            pyro.sample("y", dist.Normal(group[:, None], 1.0).to_event(1), obs=y)
+
+    return model, y
+
+
+def test_a_climb_takes_no_chain_down_the_neck_of_a_funnel_of_many_groups():
+    """There the density is infinite, and from there no chain came home."""
+    model, y = hierarchy(200)
+    target = bk.Target.from_pyro(model, y)
+    draws = target.sample_prior(24, 0)
+    prior, scale = target.constrain(draws), draws.std(0)
+    # Draws whose deviation is plausible, so that a start in the neck can only come from the climb.
+    group = prior["mean"][:, None] + 0.5 * (prior["group"] - prior["mean"][:, None]) / prior["deviation"][:, None]
+    points = target.unconstrain({**prior, "deviation": torch.full((24,), 0.5, dtype=DOUBLE), "group": group})
+
+    def value_and_gradient(u):
+        found = target.evaluator(24)(u, torch.ones(24, dtype=DOUBLE))
+        return found.log_density, found.gradient
+
+    *_, last = ascent(Objective(lambda u: value_and_gradient(u)[0], value_and_gradient), points, 150, scale, 40)
+    start = pathfinder(target, points, torch.ones(24, dtype=DOUBLE), scale, new_generator(1))
+    assert float(target.constrain(last.position)["deviation"].max()) < 0.01
+    assert float(target.constrain(start.position)["deviation"].min()) > 0.05

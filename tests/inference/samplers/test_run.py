@@ -34,6 +34,7 @@ from bayeskit.inference.samplers import (
     sample_smc,
     sample_with_pyro,
 )
+from bayeskit.inference.samplers.chains import Chains
 
 SCRIPT = """
 import sys, torch, bayeskit as bk
@@ -204,6 +205,26 @@ def test_the_ladder_starts_at_the_prior_and_ends_at_the_posterior():
     for bad in ([0.1, 0.5, 1], [0, 0.5, 0.9], [0, 0.6, 0.5, 1], [0, 1], "abc", ["a", 1], [[0, 0.5], [1]]):
         with pytest.raises(SettingsError, match="increase strictly"):
             sample_ladder(target, beta=bad, progress=False)
+
+
+@pytest.mark.parametrize("metric", ["diagonal", "dense", "low_rank"])
+@pytest.mark.parametrize("stop", [57, 130])
+def test_a_run_goes_on_from_the_middle_of_a_window_to_the_same_draws(metric, stop, tmp_path, monkeypatch):
+    target = exact.get("linreg10").target()
+    settings = {"num_warmup": 120, "num_samples": 30, "metric": metric, "progress": False}
+    whole, advance = bk.sample(target, **settings), Chains.advance
+
+    def dies(self, state, iteration, generator):
+        if iteration == stop:
+            raise MemoryError
+        return advance(self, state, iteration, generator)
+
+    again = settings | {"checkpoint": tmp_path / "checkpoint", "checkpoint_seconds": 0}
+    with monkeypatch.context() as patch:
+        patch.setattr(Chains, "advance", dies)
+        with pytest.raises(MemoryError):
+            bk.sample(target, **again)
+    assert torch.equal(bk.sample(target, **again).unconstrained, whole.unconstrained)
 
 
 def test_a_ladder_resumes_too(tmp_path):

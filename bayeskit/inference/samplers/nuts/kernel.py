@@ -163,11 +163,11 @@ class NUTS:
 
     def _growth(self, target: Target, position: Tensor) -> Growth:
         metric = self.metric or Metric(torch.ones_like(position[0]), is_dense=False)
-        metric = Metric(metric.factor.to(position), metric.is_dense)
+        metric = replace(metric, factor=metric.factor.to(position))
         wanted = target.compile
         if wanted == "auto":
             wanted = self.planned_calls * SECONDS_PER_LEAF > COMPILE_SECONDS
-        if wanted and position.numel() <= MAX_COMPILED_SIZE:
+        if wanted and position.numel() <= MAX_COMPILED_SIZE and metric.directions is None:
             form = (metric.factor.shape, metric.is_dense, *position.shape, position.dtype, position.device)
             moves = compiled_moves(*form, self.max_depth, self.max_energy_error)
             if moves is not None:
