@@ -254,7 +254,7 @@ def pareto_shape(log_weights: Tensor) -> float:
 
 
 def share_beyond_the_largest(log_weights: Tensor) -> float:
-    """Return what weights above the largest of ``n`` would add, as a share of their mean, if one draw in ``n`` had them.
+    """Return the share that weights above the largest of ``n`` would add to the mean, if one draw in ``n`` had them.
 
     By the generalised Pareto distribution that is fitted to the largest weights, see :func:`pareto_shape`: where this
     is small, their shape does not matter.
