@@ -250,17 +250,54 @@ def pareto_shape(log_weights: Tensor) -> float:
     >>> abs(pareto_shape(-0.5 * u.log()) - 0.5) < 0.15
     True
     """
+    return _fitted_to_the_largest(log_weights)[1]
+
+
+def share_beyond_the_largest(log_weights: Tensor) -> float:
+    """Return the share that weights above the largest of ``n`` would add to the mean, if one draw in ``n`` had them.
+
+    By the generalised Pareto distribution that is fitted to the largest weights, see :func:`pareto_shape`: where this
+    is small, their shape does not matter.
+
+    Parameters
+    ----------
+    log_weights : Tensor
+        Any shape, flattened; at least 25.
+
+    Returns
+    -------
+    float
+        ``inf`` where the tail has no mean.
+
+    Examples
+    --------
+    >>> import torch
+    >>> u = torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> share_beyond_the_largest(-0.8 * u.log()) > 0.05, share_beyond_the_largest((1 + 1e-4 * u**-0.8).log()) < 0.001
+    (True, True)
+    """
+    scale, shape = _fitted_to_the_largest(log_weights)
+    if not shape < 1:
+        return math.inf
+    weights = (log_weights - log_weights.max()).flatten().to(torch.float64).exp()
+    # Of a tail that starts at the cut-off, the mean of what exceeds the largest weight, 1.
+    return (1 + max(scale / (1 - shape), 0.0)) / float(weights.sum())
+
+
+def _fitted_to_the_largest(log_weights: Tensor) -> tuple[float, float]:
+    """Return, for the largest weight as unit, the mean excess over it times ``1 - shape``, and the shape."""
     weights = log_weights.flatten().to(torch.float64).sort().values
     n = len(weights)
     tail_length = min(n // 5, math.ceil(3 * math.sqrt(n)))
     if tail_length < 5 or not bool(weights[-1].isfinite()):
-        return math.inf
+        return math.nan, math.inf
     scaled = (weights - weights[-1]).exp()
     cutoff = scaled[-tail_length - 1]
     if bool(cutoff > 1 - SAME_WEIGHT):
-        return -math.inf
+        return 0.0, -math.inf
     tail = scaled[-tail_length:] - cutoff
     tail = tail[tail > 0]
     if len(tail) < 5:
-        return math.inf
-    return float(fitted_tail(tail.unsqueeze(0))[1])
+        return math.nan, math.inf
+    scale, shape = (float(each) for each in fitted_tail(tail.unsqueeze(0)))
+    return scale + shape * (1 - float(cutoff)), shape

@@ -22,7 +22,7 @@ from bayeskit._density import (
 from bayeskit._engine import Compile, Engine
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
 from bayeskit._pyro import PyroDensity, Site, place_of
-from bayeskit._torch import global_stream, new_generator, one_thread
+from bayeskit._torch import new_generator, one_thread
 from bayeskit._tracing import UNTRACEABLE, FailingApart, first_line
 from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
 
@@ -117,8 +117,9 @@ class Target:
         """
         density = PyroDensity(model, args, kwargs, new_generator(seed))
         target = cls(density, batched=False, sample_prior=None, compile=compile)
-        density.check_repeatable(new_generator(seed))
-        target._loops = not target._can_be_batched(density, new_generator(seed))
+        probe = density.probe(new_generator(seed))
+        density.check_repeatable(probe, new_generator(seed))
+        target._loops = not target._can_be_batched(density, probe)
         if not target._loops:
             density.check_parameters(new_generator(seed))
         return target
@@ -183,9 +184,7 @@ class Target:
         density = FunctionDensity(log_prior, log_likelihood, dim, dtype, device)
         return cls(density, batched=True, sample_prior=sample_prior, compile=compile)
 
-    def _can_be_batched(self, density: PyroDensity, generator: torch.Generator) -> bool:
-        with global_stream(generator):
-            probe = density.prior_vector({}).to(self.dtype).detach()
+    def _can_be_batched(self, density: PyroDensity, probe: Tensor) -> bool:
         both = torch.stack([probe, probe])
         try:
             # With its gradient: what can be made a target can be sampled.

@@ -143,7 +143,7 @@ class PyroDensity:
             except UnsupportedSiteError:
                 raise
             except ModelError as error:
-                if not isinstance(error.__cause__, ValueError):
+                if not isinstance(error.__cause__, ValueError | torch.linalg.LinAlgError):
                     raise
                 first = first or error
         raise first or ModelError("the model could not be run")
@@ -330,11 +330,10 @@ class PyroDensity:
         likelihood = sum_product([f for kind, f in factors if kind != "latent"], home, names)
         return prior, likelihood
 
-    def check_repeatable(self, generator: torch.Generator) -> None:
-        """Refuse a model whose density at one vector differs from call to call."""
+    def check_repeatable(self, u: Tensor, generator: torch.Generator) -> None:
+        """Refuse a model whose density at one vector ``u`` differs from call to call."""
         with global_stream(generator), torch.no_grad():
             try:
-                u = self.prior_vector({}).to(self.dtype)
                 first, second = torch.stack(self.joint(u)), torch.stack(self.joint(u))
             except UNTRACEABLE:
                 return  # which is told where the model is made a batch
@@ -469,8 +468,25 @@ class PyroDensity:
         x = x.to(self.dtype)
         return transform(x), x
 
-    def prior_vector(self, given: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
-        """Draw one vector from the prior with the global stream; values and coordinates in ``given`` are not drawn."""
+    def probe(self, generator: torch.Generator) -> Tensor:
+        """Draw one vector from the prior to try the model at, where one of a few draws lets it factorise its matrices.
+
+        Raises
+        ------
+        ModelError
+            If none does, because of a matrix that a latent site needs.
+        """
+        with global_stream(generator), torch.no_grad():
+            for _ in range(PROTOTYPE_DRAWS):
+                with suppress(torch.linalg.LinAlgError):
+                    return self.prior_vector({}, whole=True).to(self.dtype)
+        return self.prior_vectors(1, generator, batched=False)[0]
+
+    def prior_vector(self, given: Mapping[str, tuple[Tensor, Tensor]], whole: bool = False) -> Tensor:
+        """Draw one vector from the prior with the global stream; values and coordinates in ``given`` are not drawn.
+
+        ``whole``: the likelihood, too, has to run.
+        """
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
@@ -482,7 +498,7 @@ class PyroDensity:
             self._run(supply, enumerate_sites=False)
         except torch.linalg.LinAlgError:
             # Where a likelihood cannot factorise the matrix that was drawn, the draw is still one of the prior.
-            if any(site.name not in pieces for site in self.sites):
+            if whole or any(site.name not in pieces for site in self.sites):
                 raise
         return torch.cat([pieces[s.name] for s in self.sites])
 

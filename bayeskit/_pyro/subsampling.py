@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bayeskit._pyro.density import PyroDensity
 from bayeskit._pyro.reader import is_deterministic, is_enumerated
-from bayeskit._torch import global_stream
 from bayeskit._tracing import UNTRACEABLE
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
@@ -133,9 +132,7 @@ class SubsampledDensity:
         self._rows.outside.clear()
         try:
             with self._at(self._first_rows()):
-                with global_stream(generator):
-                    u = self._density.prior_vector({})
-                self._density.joint(u)
+                self._density.joint(self._density.probe(generator))
         except ModelError:
             raise
         except UNTRACEABLE as error:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bayeskit._pyro.density import PyroDensity
 from bayeskit._pyro.reader import is_deterministic
-from bayeskit._torch import global_stream
 from bayeskit._transforms import bijection, support_of
 
 KNOWN = ("torch", "pyro", "bayeskit")
@@ -75,9 +74,9 @@ def parts_of(density: PyroDensity, generator: torch.Generator) -> list[Part]:
     """Run the model once at a draw from its prior and return its sites, latent and observed."""
     owner = getattr(density._model, "__self__", density._model)  # of a bound method
     complete = getattr(owner, "normalised_factors", ())
-    with global_stream(generator), _Witness([complete] if isinstance(complete, str) else complete) as witness:
-        density.prior_vector({})
-    return witness.parts
+    with _Witness([complete] if isinstance(complete, str) else complete) as witness:
+        density.probe(generator)
+    return list({part.name: part for part in witness.parts}.values())  # of the last draw
 
 
 def log_normaliser(fn: Any, value: Tensor, at_most: int = 20_000_000) -> Tensor | None:

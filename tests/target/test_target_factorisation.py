@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import bayeskit as bk
+from bayeskit._pyro.witness import parts_of
+from bayeskit._torch import new_generator
 from bayeskit.errors import ModelError
 from bayeskit.exact.several import WishartNormal
 
@@ -87,6 +89,30 @@ def test_a_matrix_that_a_later_site_needs_is_named_where_the_prior_is_drawn(seed
     target = bk.Target.from_pyro(model, torch.tensor(0.3, dtype=torch.float64), seed=seed)
     with pytest.raises(ModelError, match=r"cannot be factorised, in line \d+ of model .*a later site needs it"):
         target.sample_prior(100)
+
+
+def by_distribution(y, matrix):
+    pyro.sample("y", dist.MultivariateNormal(y.new_zeros(2), covariance_matrix=matrix), obs=y)
+
+
+def by_hand(y, matrix):
+    pyro.sample("y", dist.MultivariateNormal(y.new_zeros(2), scale_tril=torch.linalg.cholesky(matrix)), obs=y)
+
+
+@pytest.mark.parametrize("likelihood", [by_distribution, by_hand])
+def test_a_model_is_read_though_its_first_draws_cannot_be_factorised(likelihood):
+    """A draw is beyond one with probability 0.40, twenty draws in a row are so with 1.4e-8."""
+
+    def model(y):
+        slope = pyro.sample("slope", dist.Normal(y.new_zeros(()), 1.2))
+        likelihood(y, torch.stack([y.new_ones(()), slope, slope, y.new_ones(())]).reshape(2, 2))
+
+    y = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    for seed in range(12):
+        target = bk.Target.from_pyro(model, y, seed=seed)
+        assert not target._loops
+        (site,) = parts_of(target._density, new_generator(seed))[1:]  # of the one run that got through
+        assert site.name == "y" and bool(site.distribution.scale_tril.isfinite().all())
 
 
 @pytest.mark.filterwarnings("ignore:Low df values detected", "ignore:Singular sample detected")

@@ -139,7 +139,7 @@ class GibbsPosterior(Target):
         self._check_losses(seed)
         density = PyroDensity(self, (), {}, new_generator(seed))
         super().__init__(density, batched=False, sample_prior=None, compile=compile)
-        self._loops = not self._can_be_batched(density, new_generator(seed))
+        self._loops = not self._can_be_batched(density, density.probe(new_generator(seed)))
         if not self.prior.is_proper and not self._loops:
             self._refuse_recession(seed)
 

@@ -22,6 +22,7 @@ from bayeskit._settings import real_number, unknown_name, whole_number
 from bayeskit._statistics import (
     log_mean_exp,
     pareto_shape,
+    share_beyond_the_largest,
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
@@ -412,13 +413,15 @@ def _estimate(
 ) -> Evidence:
     usable, problems = without_nan(log_weights)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
-    problems += weight_problems(shape, effective)
+    error = float(stratified_log_mean_exp_error(usable, part))
+    # The shape of a tail that cannot move the estimate by its error is no matter.
+    problems += weight_problems(shape if share_beyond_the_largest(usable) > error else 0.0, effective)
     if not bool(modes.converged[place]):
         problems.append("the search for the mode of the branch lengths did not converge: use bridge sampling")
     return Evidence(
         IN_ONE_BATCH,
         float(log_mean_exp(usable[None])),
-        with_rounding(float(stratified_log_mean_exp_error(usable, part)), log_density),
+        with_rounding(error, log_density),
         num_evaluations,
         tuple(problems),
         {"pareto_shape": shape, "effective_draws": effective, "log_density_at_the_mode": float(modes.value[place])},

@@ -37,7 +37,7 @@ def test_images_and_their_split(name):
     counts = images.train_labels.bincount(), images.test_labels.bincount()
     shares = counts[1] / (counts[0] + counts[1])
     assert float((shares - 0.2).abs().max()) < 0.5 / float(counts[0].min())  # as near as whole images can be
-    assert len(images.train_labels[:50].unique()) == 10  # not in the order of their classes
+    assert len(images.train_labels[:200].unique()) == 10  # not in order: a class is missed by 7e-9
     again = load()
     assert all(torch.equal(a, b) for a, b in zip(images, again, strict=True))
 

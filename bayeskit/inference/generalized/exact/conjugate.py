@@ -18,7 +18,7 @@ from bayeskit.inference.generalized.losses.loss import Data, Loss
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 NUM_CHECKS = 8
-STEPS = (0.1, 1.0, 10.0, 100.0)
+STEPS = (0.1, -0.1, 1.0, -1.0, 10.0, -10.0, 100.0, -100.0)
 
 
 @dataclass(frozen=True)
@@ -294,6 +294,7 @@ def _expanded(function: Callable[[Tensor], Tensor], at: Tensor, starts: Tensor, 
     generator = new_generator(0, at.device, stream="checks of a quadratic")
     for start in starts:
         direction = torch.randn(at.shape, generator=generator, dtype=at.dtype, device=at.device)
+        direction = direction / direction.abs().max()  # so that no draw looks less far than another
         for step in STEPS:
             point = start + step * direction
             true, claimed = function(point), found(point)

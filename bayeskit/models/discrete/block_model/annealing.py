@@ -96,7 +96,7 @@ def annealed_evidence(
     modes do not mislead the standard error as they would that of one long chain.
 
     By default, pilot runs of 50, 100, 200, ... steps look for a number of steps that leaves enough effective chains
-    (50, or a quarter of few chains). The estimate is then another run, of twice as many steps: pilots choose its
+    (50, or half of few chains). The estimate is then another run, of twice as many steps: pilots choose its
     schedule but take no part in it, so that the mean weight stays unbiased.
 
     Parameters
@@ -156,11 +156,11 @@ def annealed_evidence(
 def _steps_by_pilots(
     model: StochasticBlockModel, num_chains: int, most: int, generator: torch.Generator, progress: bool
 ) -> int:
-    """Return twice the number of steps of the first pilot run that has half the effective chains aimed at."""
-    steps, aim = _FIRST_PILOT, min(_LEAST_EFFECTIVE, num_chains / 4)
+    """Return twice the number of steps of the first pilot run that is reliable."""
+    steps = _FIRST_PILOT
     while 2 * steps < most:
         pilot = _anneal(model, num_chains, steps, generator, f"annealing, pilot of {steps} steps", progress)
-        if pilot.effective_sample_size >= aim:
+        if pilot.reliable:
             break
         steps *= 2
     return min(2 * steps, most)
