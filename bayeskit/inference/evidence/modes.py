@@ -30,6 +30,8 @@ MAX_SCALINGS, MAX_STEP_RATIO = 8, 30.0
 MAX_STEPS, STEP_GAIN = 5, (1e-10, 0.1)
 #: Draws that are looked at for hills, at once or one by one.
 LOOKS, LOOKS_IN_A_LOOP = 2000, 500
+#: Searches from the prior besides that from the best of some draws.
+STARTS_BESIDE_DRAWS = 2
 #: Where between two points, seen from the lower, a valley is looked for, and by how much it is lower than either.
 PLACE, VALLEY = 0.35, 0.5
 #: Rows of distances at a time, few enough to stay in a processor's cache.
@@ -207,10 +209,9 @@ def find_modes(
     climbed = objective or posterior(target)
     count = 0
     if start is None:
-        start, count = _from_the_prior(target, seed, needed=draws is None)
+        start, count = starts_from_prior(target, seed, needed=draws is None)
     if draws is not None:
-        best = (draws.log_prior + draws.log_likelihood).nan_to_num(nan=-torch.inf).flatten().argmax()
-        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0).to(start), start[:2]])
+        start = torch.cat([best_of(draws).to(start), start[:STARTS_BESIDE_DRAWS]])
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
@@ -302,7 +303,13 @@ def _nearest_before(x: Tensor) -> Tensor:
     return torch.cat(nearest)[1:]
 
 
-def _from_the_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, int]:
+def best_of(draws: Draws) -> Tensor:
+    """Return the one of the draws where the posterior is highest, shape ``(1, d)``."""
+    best = (draws.log_prior + draws.log_likelihood).nan_to_num(nan=-torch.inf).flatten().argmax()
+    return draws.unconstrained.flatten(0, 1)[best].unsqueeze(0)
+
+
+def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, int]:
     """Return starting points from the prior, none where it has no good ones and there are others; and evaluations."""
     one = torch.ones(4, dtype=target.dtype, device=target.device)
     try:
