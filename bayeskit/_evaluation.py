@@ -92,6 +92,7 @@ def tempered(log_prior: Tensor, log_likelihood: Tensor, beta: Tensor) -> Tensor:
 
 def with_gradient(joint: Joint) -> Evaluator:
     """Return the eager evaluation of ``joint`` and its gradient by automatic differentiation."""
+    import torch._dynamo  # noqa: F401  torch.func imports it at its first gradient, which may be inside a mode of ours
 
     def total(u: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         log_prior, log_likelihood = joint(u)
