@@ -135,7 +135,7 @@ def climb(objective: Objective, start: Tensor, max_iterations: int = 80) -> tupl
 
 def spread(points: Tensor) -> Tensor:
     """Return the distance of the quartiles of each coordinate, ``(n, d) -> (d,)``, or one where there is none."""
-    low, high = points.quantile(0.25, 0), points.quantile(0.75, 0)
+    low, high = points.quantile(points.new_tensor([0.25, 0.75]), 0)
     return torch.where((high > low) & (high - low).isfinite(), high - low, torch.ones_like(low))
 
 

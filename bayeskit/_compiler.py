@@ -12,12 +12,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bayeskit._interruption import look
 from bayeskit._torch import one_thread, validation_kept
@@ -59,6 +57,8 @@ class _Compilation(threading.Thread):
 
     def _compile(self) -> Compiled:
         """Compile, and call it once."""
+        import torch._inductor  # takes a second, as symbolic shapes do
+
         examples: list[Any] = list(self._examples)
         graph, compile = self._graph, torch._inductor.compile
         compiled: Compiled = without_probes(
@@ -120,6 +120,8 @@ def _remembered() -> AbstractContextManager[object]:
 
     It does so only where somebody keeps account of symbolic shapes, although all of ours are fixed.
     """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     account = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return tracing(TracingContext(_FixedShapes(shape_env=account)))
 

@@ -15,17 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from bayeskit._compiler import compile_with_inductor, settle
 from bayeskit._cost import is_view
 from bayeskit._operations import run_natively
 from bayeskit._torch import one_thread
-from bayeskit._tracing import fail_apart
+from bayeskit._tracing import fail_apart, traced
 from bayeskit.errors import CompilationWarning
 
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -95,6 +92,7 @@ def tempered(log_prior: Tensor, log_likelihood: Tensor, beta: Tensor) -> Tensor:
 
 def with_gradient(joint: Joint) -> Evaluator:
     """Return the eager evaluation of ``joint`` and its gradient by automatic differentiation."""
+    import torch._dynamo  # noqa: F401  torch.func imports it at its first gradient, which may be inside a mode of ours
 
     def total(u: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         log_prior, log_likelihood = joint(u)
@@ -226,18 +224,13 @@ def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: 
 def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Tensor) -> GraphModule:
     """Trace one call of a function that gives values and gradients."""
     settle()
-    # Left to itself, make_fx describes every node in a fake mode of its own, which takes up to half of the time.
-    shared = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
-    with one_thread(), tracing(shared):
-        graph = make_fx(lambda *inputs: tuple(evaluate(*inputs)))(*arguments)
-    for name, value in list(graph.named_parameters()):  # want no gradient any more
-        delattr(graph, name)
-        graph.register_buffer(name, value.detach())
+    with one_thread():
+        graph = traced(evaluate, *arguments)
     fail_apart(graph)
     _fold_masks(graph)
     graph.graph.eliminate_dead_code()
     _pin_dtypes(graph)
-    graph.recompile()  # once, after all changes: it takes a tenth of the time of tracing
+    graph.recompile()
     return graph
 
 

@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from bayeskit._native import gradient_source, loop_source
 from bayeskit._operations import loop, loop_gradient
-from bayeskit._tracing import fail_apart
+from bayeskit._tracing import fail_apart, traced
 
 MAX_DENSE_STATES = 16  # numbers of a state, beyond which products of matrices cost more than a loop
 
@@ -389,9 +387,12 @@ def _is_followed() -> bool:
 
 def _text(function: Callable[..., Sequence[Tensor]], operands: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
     """Write a function as Python; its constants become arguments."""
+
+    def whole(*operands: Tensor) -> list[Tensor]:
+        return [y.clone(memory_format=torch.contiguous_format) for y in function(*operands)]
+
     with torch.no_grad():
-        whole = make_fx(lambda *x: [y.clone(memory_format=torch.contiguous_format) for y in function(*x)])
-        graph: GraphModule = whole(*(x.detach() for x in operands))
+        graph = traced(whole, *(x.detach() for x in operands))
     fail_apart(graph)
     constants: list[Tensor] = []
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from scipy.fft import next_fast_len
 from scipy.stats import norm
 from scipy.stats import t as student
 from torch import Tensor
@@ -76,8 +77,8 @@ def _autocovariance(x: Tensor) -> Tensor:
     """Mean over chains of the autocovariance at each lag, ``(*batch, chains, n) -> (*batch, n)``."""
     n = x.shape[-1]
     centred = x - x.mean(-1, keepdim=True)
-    size = 2 ** math.ceil(math.log2(2 * n))
-    spectrum = torch.fft.rfft(centred, n=size).abs().square()
+    size = next_fast_len(2 * n, real=True)
+    spectrum = torch.view_as_real(torch.fft.rfft(centred, n=size)).square().sum(-1)
     return torch.fft.irfft(spectrum, n=size)[..., :n].mean(-2) / (n - 1)
 
 

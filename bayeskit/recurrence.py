@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bayeskit._loop import MAX_DENSE_STATES, affine_paths, paths
 from bayeskit._pyro.batching import AugmentedAssignment
 from bayeskit._tape import QUERIES, Tape, changes_in_place, name_of
-from bayeskit._tracing import UNTRACEABLE
+from bayeskit._tracing import UNTRACEABLE, is_traced
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -102,7 +101,7 @@ def _is_transformed() -> bool:
     """Tell whether functorch batches or differentiates, in reverse alone, or something is traced."""
     kinds = [layer.key() for layer in torch._C._functorch.get_interpreter_stack() or ()]
     forward = torch._C._functorch.TransformType.Jvp in kinds or torch.autograd.forward_ad._current_level >= 0
-    return (bool(kinds) or get_proxy_mode() is not None) and not forward
+    return (bool(kinds) or is_traced()) and not forward
 
 
 class _Run:

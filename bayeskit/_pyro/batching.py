@@ -10,7 +10,7 @@ import dis
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -22,7 +22,6 @@ from pyro.distributions.distribution import COERCIONS
 from pyro.distributions.stable import RADIUS
 from pyro.ops.tensor_utils import safe_cholesky
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
 from bayeskit._tracing import UNTRACEABLE
@@ -45,41 +44,6 @@ class MaskedFill(TorchFunctionMode):
                 tensor.masked_fill_(index, value)
                 return None
         return func(*args, **(kwargs or {}))
-
-
-class NumbersFromData(TorchFunctionMode):
-    """Let the model read numbers from its data while it is traced, such as ``int(counts.sum())``.
-
-    What depends on the vector is batched, and ``vmap`` refuses to read it, so a number that can be read is a constant.
-    """
-
-    READS = (
-        *(Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
-        torch.arange,
-    )
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
-            args = (args[0], _with_numbers(args[1]))
-        with disable_proxy_modes_tracing() if func in self.READS else nullcontext():
-            return func(*args, **(kwargs or {}))
-
-
-def _with_numbers(index: Any) -> Any:
-    """Return an index with numbers in place of tensors that hold one each, unless these are batched or not alone."""
-    parts = index if isinstance(index, tuple) else (index,)
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    if not tensors or not all(x.dim() == 0 and x.dtype == torch.long and not _is_batched(x) for x in tensors):
-        return index
-    with disable_proxy_modes_tracing():
-        numbers = tuple(int(part) if isinstance(part, Tensor) else part for part in parts)
-    return numbers if isinstance(index, tuple) else numbers[0]
-
-
-def _is_batched(x: Tensor) -> bool:
-    return bool(torch._C._functorch.is_batchedtensor(x))
 
 
 class AugmentedAssignment(TorchFunctionMode):
@@ -131,8 +95,7 @@ def batchable_distributions() -> Iterator[None]:
     for (module, name), (_, ours) in _EXCHANGED.items():
         setattr(module, name, ours)
     try:
-        with nullcontext() if get_proxy_mode() is None else NumbersFromData():
-            yield
+        yield
     finally:
         COERCIONS.remove(_coerce)
         for (module, name), (theirs, _) in _EXCHANGED.items():

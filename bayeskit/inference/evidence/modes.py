@@ -30,8 +30,12 @@ MAX_SCALINGS, MAX_STEP_RATIO = 8, 30.0
 MAX_STEPS, STEP_GAIN = 5, (1e-10, 0.1)
 #: Draws that are looked at for hills, at once or one by one.
 LOOKS, LOOKS_IN_A_LOOP = 2000, 500
+#: Searches from the prior besides that from the best of some draws.
+STARTS_BESIDE_DRAWS = 2
 #: Where between two points, seen from the lower, a valley is looked for, and by how much it is lower than either.
 PLACE, VALLEY = 0.35, 0.5
+#: Rows of distances at a time, few enough to stay in a processor's cache.
+BLOCK = 64
 _NOTHING = 1e300
 
 
@@ -205,10 +209,9 @@ def find_modes(
     climbed = objective or posterior(target)
     count = 0
     if start is None:
-        start, count = _from_the_prior(target, seed, needed=draws is None)
+        start, count = starts_from_prior(target, seed, needed=draws is None)
     if draws is not None:
-        best = (draws.log_prior + draws.log_likelihood).nan_to_num(nan=-torch.inf).flatten().argmax()
-        start = torch.cat([draws.unconstrained.flatten(0, 1)[best].unsqueeze(0).to(start), start[:2]])
+        start = torch.cat([best_of(draws).to(start), start[:STARTS_BESIDE_DRAWS]])
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
@@ -279,15 +282,34 @@ def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor,
     x, log_density = x[order], log_density[order]
     if len(x) < 2:
         return x, spent
-    scaled = x / spread(x)
-    lower = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril(-1)
-    nearest = torch.cdist(scaled, scaled).masked_fill(~lower, torch.inf)[1:].argmin(1)
+    nearest = _nearest_before(x / spread(x))
     between = target.log_density(torch.lerp(x[1:], x[nearest], PLACE)).nan_to_num(nan=-torch.inf)
     divided = between < log_density[1:] - VALLEY
     return torch.cat([x[:1], x[1:][divided]])[:at_most], spent + len(x) - 1
 
 
-def _from_the_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, int]:
+def _nearest_before(x: Tensor) -> Tensor:
+    """Return which of the points before it is nearest to each but the first, ``(n, d) -> (n - 1,)``."""
+    x = x - x.median(0).values
+    half = 0.5 * x.square().sum(-1)
+    later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=x.device).triu()
+    nearest = []
+    for begin in range(0, len(x), BLOCK):
+        rows = x[begin : begin + BLOCK]
+        end = begin + len(rows)
+        distance = torch.addmm(half[:end], rows, x[:end].T, alpha=-1)  # half its square, less a constant of each row
+        distance[:, begin:].masked_fill_(later[: len(rows), : len(rows)], torch.inf)
+        nearest.append(distance.argmin(1))
+    return torch.cat(nearest)[1:]
+
+
+def best_of(draws: Draws) -> Tensor:
+    """Return the one of the draws where the posterior is highest, shape ``(1, d)``."""
+    best = (draws.log_prior + draws.log_likelihood).nan_to_num(nan=-torch.inf).flatten().argmax()
+    return draws.unconstrained.flatten(0, 1)[best].unsqueeze(0)
+
+
+def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, int]:
     """Return starting points from the prior, none where it has no good ones and there are others; and evaluations."""
     one = torch.ones(4, dtype=target.dtype, device=target.device)
     try:

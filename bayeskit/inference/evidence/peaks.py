@@ -9,14 +9,22 @@ from itertools import product
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from bayeskit._statistics import effective_sample_size
 from bayeskit._torch import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError
+from bayeskit.errors import BayeskitError, InitializationError
 from bayeskit.inference.evidence.mode.missed import is_more_than, same_likelihood
 from bayeskit.inference.evidence.mode.peak import Peak, is_missed, weigh_peak
-from bayeskit.inference.evidence.modes import divided_by_valleys, find_modes, num_looks
+from bayeskit.inference.evidence.modes import (
+    STARTS_BESIDE_DRAWS,
+    best_of,
+    divided_by_valleys,
+    find_modes,
+    num_looks,
+    starts_from_prior,
+)
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.rounding import rounding_problems
 from bayeskit.inference.samplers.initial import from_prior
@@ -51,8 +59,18 @@ class Peaks:
     num_evaluations: int
 
 
-# One search serves all estimators on the same draws.
+@dataclass(frozen=True)
+class _Prior:
+    """What a target's prior shows, whatever the draws: some draws of it, if there are any, and where climbs end."""
+
+    draws: Tensor | None
+    ends: Tensor
+    num_evaluations: int
+
+
+# One search serves all estimators on the same draws, and one from the prior all draws of a target.
 _KNOWN: WeakKeyDictionary[Target, WeakKeyDictionary[Draws, Peaks]] = WeakKeyDictionary()
+_PRIORS: WeakKeyDictionary[Target, _Prior] = WeakKeyDictionary()
 
 
 def find_peaks(target: Target, draws: Draws) -> Peaks:
@@ -205,18 +223,17 @@ def _search(target: Target, draws: Draws) -> Peaks:
     found: list[Peak] = []
     spent = 0
     try:
-        ends, spent = find_modes(target, seed=_SEED, draws=draws)
+        prior = _PRIORS.get(target) or _PRIORS.setdefault(target, _look_at_prior(target))
+        spent = prior.num_evaluations
         # Not the best of many, which may all lie at the feet of the peak that the draws know; and every hill that draws
         # of the posterior or of the prior have seen.
         x, count = draws.unconstrained.flatten(0, 1), num_looks(target)
         seen = x[torch.linspace(0, len(x) - 1, min(count, len(x)), device=x.device).round().long()]
-        prior = from_prior(target, count, new_generator(_SEED, stream="peaks"))
-        if prior is not None:
-            seen = torch.cat([seen, prior.to(seen)])
+        if prior.draws is not None:
+            seen = torch.cat([seen, prior.draws.to(seen)])
         divided, looks = divided_by_valleys(target, seen, DIVIDED_STARTS)
-        start = divided if prior is None else torch.cat([prior[:PRIOR_STARTS].to(divided), divided])
-        others, cost = find_modes(target, start=start)
-        ends, spent = torch.cat([ends, others]), spent + looks + cost
+        ends, cost = _climbed(target, torch.cat([best_of(draws).to(divided), divided]))
+        ends, spent = torch.cat([prior.ends.to(ends), ends]), spent + looks + cost
         ends = ends[target.log_density(ends).argsort(descending=True)]
         for end in ends:
             if any(bool(peak.holds(end)) for peak in found):
@@ -229,3 +246,21 @@ def _search(target: Target, draws: Draws) -> Peaks:
         # The draws and the estimate stand; only this look at them is not to be had.
         return Peaks(tuple(found), spent)
     return Peaks(tuple(found), spent)
+
+
+def _look_at_prior(target: Target) -> _Prior:
+    start, spent = starts_from_prior(target, _SEED, needed=False)
+    start = start[:STARTS_BESIDE_DRAWS]
+    draws = from_prior(target, num_looks(target), new_generator(_SEED, stream="peaks"))
+    if draws is not None:
+        start = torch.cat([start, draws[:PRIOR_STARTS].to(start)])
+    ends, cost = _climbed(target, start)
+    return _Prior(draws, ends, spent + cost)
+
+
+def _climbed(target: Target, start: Tensor) -> tuple[Tensor, int]:
+    """Return where climbs end, nothing where the density is zero at all starts, and evaluations."""
+    try:
+        return find_modes(target, start=start)
+    except InitializationError:
+        return start[:0], 0

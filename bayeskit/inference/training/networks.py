@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -40,21 +41,31 @@ def named_modules_in_settings(function: Any) -> dict[str, nn.Module]:
     {'estimator.baseline': MovingAverage(0.9)}
     """
     whole = owner(function)
-    values = _around(function)
+    values: Iterable[tuple[str, Any]] = _around(function)
     if whole is not None:
-        values = [(f"{at}.{name}", v) for at, part in whole.named_modules() for name, v in vars(part).items()]
+        values = (
+            (f"{at}.{name}", v)
+            for at, part in whole.named_modules()
+            for name, v in vars(part).items()
+            if _is_dataclass(type(v)) or (type(v) is dict and not name.startswith("_"))
+        )
     return dict(found for name, value in values for found in _in_settings(name, value))
 
 
-def _around(function: Any) -> list[tuple[str, Any]]:
+@lru_cache(maxsize=1024)  # each step asks about every attribute of every module
+def _is_dataclass(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind)
+
+
+def _around(function: Any) -> Iterable[tuple[str, Any]]:
     if not inspect.isfunction(function):
-        return []
+        return ()
     around = inspect.getclosurevars(function)
-    return list({**around.globals, **around.nonlocals}.items())
+    return {**around.globals, **around.nonlocals}.items()
 
 
 def _in_settings(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if _is_dataclass(type(value)):
         for field in dataclasses.fields(value):
             if isinstance(part := getattr(value, field.name, None), nn.Module):
                 yield f"{name}.{field.name}", part

@@ -9,7 +9,7 @@ import torch
 import bayeskit as bk
 from bayeskit.exact.generated import CauchyStudent
 from bayeskit.inference.evidence import compare
-from bayeskit.inference.evidence.modes import divided_by_valleys
+from bayeskit.inference.evidence.modes import _nearest_before, divided_by_valleys
 from bayeskit.workflows.exam import GENERATED_BUDGET
 
 #: One datum of two lies far out, where one prior draw of two hundred is nearer to it; its peak holds .2 per cent.
@@ -44,6 +44,18 @@ def test_one_hill_is_not_divided_and_three_are(dim):
     nearest = torch.cdist(points, torch.tensor(centres, dtype=torch.float64)).argmin(1)
     assert set(nearest.tolist()) == {0, 1, 2}
     assert spent == 2 * len(x) - 1
+
+
+def test_the_nearest_of_the_points_before_is_that_of_all_distances():
+    generator = torch.Generator().manual_seed(0)
+    for n in (2, 64, 65, 300):
+        x = torch.randn(n, 3, generator=generator, dtype=torch.float64) + 1e5
+        x[n // 2] += 1e12  # a far one spoils the distances of no other
+        distance = (x[:, None] - x).square().sum(-1)
+        distance[torch.ones(n, n, dtype=torch.bool).triu()] = torch.inf
+        near = torch.arange(1, n) != n // 2
+        torch.testing.assert_close(_nearest_before(x)[near], distance.argmin(1)[1:][near])
+    assert (_nearest_before(torch.tensor([[1e200], [-1e200], [0.0]], dtype=torch.float64)) < torch.tensor([1, 2])).all()
 
 
 def test_points_without_a_density_are_left_out():

@@ -11,11 +11,11 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit._compiler import compile_with_inductor, settle
 from bayeskit._evaluation import Evaluation, has_compiler
 from bayeskit._torch import one_thread, validation_kept
+from bayeskit._tracing import traced
 from bayeskit.inference.samplers.hmc import HMCState
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.nuts.doubling import (
@@ -198,6 +198,6 @@ def _compiled(
     examples = tuple(x.clone() for x in examples)  # one tensor in two places would be traced as one argument
     settle()
     with one_thread(), torch.no_grad(), validation_kept():
-        graph = make_fx(function)(*examples)
+        graph = traced(function, *examples)
     # All tensors are made here, so their sizes need no second look at each call.
     return compile_with_inductor(graph, examples, {"size_asserts": False, "force_pointwise_cat": True})

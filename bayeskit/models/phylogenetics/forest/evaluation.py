@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from bayeskit._tracing import is_traced
 from bayeskit.models.phylogenetics.forest import native as forest_native
 from bayeskit.models.phylogenetics.forest import passes as forest_passes
 from bayeskit.models.phylogenetics.forest.mixture import Rates, mix_rows
@@ -61,7 +61,7 @@ class Evaluation:
             return (empty, *(torch.zeros_like(tensor) for tensor in tensors)) if slopes else (empty,)
         tensors = tuple(tensor.reshape(sample.numel(), *tensor.shape[len(sample) :]) for tensor in tensors)
         # What records operations on tensors must be shown some.
-        recorded = get_proxy_mode() is not None or torch.compiler.is_compiling()
+        recorded = is_traced() or torch.compiler.is_compiling()
         native = self._compile and not recorded and forest_native.can_run(inputs.dtype, inputs.device)
         step = self._patterns.num_topologies
         if not native:
