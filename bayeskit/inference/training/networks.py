@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -47,14 +46,14 @@ def named_modules_in_settings(function: Any) -> dict[str, nn.Module]:
             (f"{at}.{name}", v)
             for at, part in whole.named_modules()
             for name, v in vars(part).items()
-            if _is_dataclass(type(v)) or (type(v) is dict and not name.startswith("_"))
+            if _is_dataclass(v) or (type(v) is dict and not name.startswith("_"))
         )
     return dict(found for name, value in values for found in _in_settings(name, value))
 
 
-@lru_cache(maxsize=1024)  # each step asks about every attribute of every module
-def _is_dataclass(kind: type) -> bool:
-    return dataclasses.is_dataclass(kind)
+def _is_dataclass(value: Any) -> bool:
+    """Tell what dataclasses.is_dataclass tells of objects, faster: each step asks about all attributes of modules."""
+    return hasattr(type(value), "__dataclass_fields__")
 
 
 def _around(function: Any) -> Iterable[tuple[str, Any]]:
@@ -65,7 +64,7 @@ def _around(function: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _in_settings(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
-    if _is_dataclass(type(value)):
+    if _is_dataclass(value):
         for field in dataclasses.fields(value):
             if isinstance(part := getattr(value, field.name, None), nn.Module):
                 yield f"{name}.{field.name}", part
