@@ -151,8 +151,7 @@ for name, (select, number) in SELECTORS.items():
         posterior, simulate, SLOPE, select, levels=(0.95,), num_replicates=number, num_draws=32
     )
     assert bool(report.trusted.all())
-    covered = float(report.coverage[1, 0])
-    known = float(torch.erf(z95 * (right / report.weight / 2).sqrt()).mean())
+    covered, known = float(report.coverage[1, 0]), float(torch.erf(z95 * (right / report.weight / 2).sqrt()).mean())
     smoothed = (number * covered + 1) / (number + 2)  # an error of zero would be none
     measured[name] = (covered, (smoothed * (1 - smoothed) / number) ** 0.5)
     print(f"{name}: covered in {covered:.3f} of {number} data sets, expected at its weights {known:.3f}")

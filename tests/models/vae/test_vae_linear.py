@@ -147,17 +147,21 @@ def test_exact_guide_gives_likelihood_and_its_gradient_on_every_draw():
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("exact", "particles", "rate", "gap"), [(True, 1, 0.2, 1e-10), (False, 16, 0.1, 1e-3)])
-def test_training_reaches_the_maximum_likelihood(exact, particles, rate, gap):
+@pytest.mark.parametrize(("exact", "particles", "steps", "gap"), [(True, 1, 600, 1e-10), (False, 8, 2400, 1e-3)])
+def test_training_reaches_the_maximum_likelihood(exact, particles, steps, gap):
+    """Only rotations tell a guide of independent codes from the exact one, so that it is slow to find its own.
+
+    Of its starts one in a hundred is still under way after 600 steps without noise, none of 400 after 2400.
+    """
     x = data()
     best = float(LinearVAE.maximum_likelihood(x, 2).log_likelihood(x).mean().detach())
     with global_stream(new_generator(0)):
         model = LinearVAE(4, 2).double()
         objective = ELBO(particles, analytic_kl=not exact)
-        optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.99))
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=600, cycle_momentum=False)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.2, betas=(0.9, 0.99))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=steps, cycle_momentum=False)
         guide = model.exact_guide if exact else model.guide
-        for _ in range(600):
+        for _ in range(steps):
             optimizer.zero_grad()
             (objective.differentiable_loss(model.model, guide, x) / len(x)).backward()
             optimizer.step()
