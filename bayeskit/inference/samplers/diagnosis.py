@@ -21,6 +21,7 @@ SEPARATE = 4.0  # standard deviations between the means of chains in different m
 LOST = 20.0  # log density, beyond the dimension, that a chain which is not at home lacks
 AT_AN_END, NEAR = 16.0, 1e-5  # an unconstrained value that is as good as an end, and how near that is
 FEWEST = 3  # coordinates of a funnel
+LONG_TAIL, TAIL = 3.0, 1e-3  # how much longer one tail is than the other, from the median to this quantile
 
 
 def problems(draws: Draws, max_steps: int) -> list[str]:
@@ -125,7 +126,7 @@ def _repeats(draws: Draws, points: Tensor, place: int) -> bool:
 
 
 def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
-    """Return what makes chains slow: a funnel, a scale, or nothing that can be told."""
+    """Return what makes chains slow: a funnel, a scale, a long tail, or nothing that can be told."""
     funnel = _neck(x)
     if funnel is not None:
         return (
@@ -137,6 +138,15 @@ def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
         return (
             f"trajectories reach the limit of {max_steps} steps, as {_name(draws, worst)} varies on another scale "
             "than the rest; centre and scale what it multiplies, raise num_warmup, or reparameterise the model"
+        )
+    tail = torch.tensor([TAIL, 0.5, 1 - TAIL], dtype=torch.float64, device=x.device)
+    low, middle, high = x[..., worst].double().flatten().quantile(tail).tolist()
+    short, long = sorted((middle - low, high - middle))
+    if long > LONG_TAIL * short:
+        side = "small" if middle - low == long else "large"
+        return (
+            f"its values have a long tail where they are {side} on the unconstrained scale, and chains stay there for "
+            f"long; give {_name(draws, worst)} a prior that keeps it away from there, or run longer"
         )
     return (
         "run longer, raise num_warmup, or, if it has several modes, use sample_ladder with exchange=True, or sample_smc"

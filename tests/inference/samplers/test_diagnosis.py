@@ -101,6 +101,17 @@ def test_slow_chains_are_told_from_funnels_and_from_trajectories_at_the_limit(no
     assert "changes with 'scale', as in a funnel" in said
 
 
+def test_slow_chains_are_told_from_long_tails(noise, target):
+    x = sticky(noise, 1)
+    x[..., 1] = -x[..., 1].exp()
+    (said,) = problems(draws_of(x, target), 256)
+    assert "long tail where they are small" in said and "give 'scale' a prior" in said
+    (said,) = problems(draws_of(-x, target), 256)
+    assert "long tail where they are large" in said
+    (said,) = problems(draws_of(sticky(noise, 1), target), 256)
+    assert "tail" not in said
+
+
 def test_few_draws_are_not_judged(noise, target):
     assert problems(draws_of(sticky(noise, 0)[:, :150], target), 256) == []
 
