@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit._operations import num_operations
+from bayeskit._tracing import safe
 
 
 def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int, int]:
@@ -69,6 +70,7 @@ class _Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        operation = safe(operation)
         result = operation(*args, **(kwargs or {}))
         sources = self._makers(tree_leaves((args, kwargs)))
         if isinstance(result, Tensor):

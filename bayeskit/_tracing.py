@@ -86,6 +86,7 @@ class _Tracer(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        operation = safe(operation)
         tensors = _tensors_in((args, kwargs))
         if not all(type(x) in (Tensor, torch.nn.Parameter) or x in self._nodes for x in tensors):
             return NotImplemented
@@ -131,6 +132,14 @@ class _Tracer(TorchDispatchMode):
         elif isinstance(result, (list, tuple)):
             for number, part in enumerate(result):
                 self._note(part, self.graph.call_function(operator.getitem, (node, number)), unknown)
+
+
+def safe(operation: Any) -> Any:
+    """Return the operation, or one that does the same where a mode that watches it would crash the process.
+
+    Forward derivatives start from zeros without memory, which cannot be multiplied by a number under a mode of Python.
+    """
+    return torch.ops.aten.zeros.default if operation is torch.ops.aten._efficientzerotensor.default else operation
 
 
 def _tensors_in(values: Any) -> list[Tensor]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import bayeskit as bk
 from bayeskit import _evaluation, exact
 from bayeskit._tracing import traced
 
@@ -106,3 +107,20 @@ def test_parameters_are_read_and_want_no_gradient():
     with torch.no_grad():
         weight.fill_(2.0)
     assert torch.equal(graph(U)[0], 2 * U.sum()) and not graph(U)[0].requires_grad
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its decompositions
+def test_forward_derivatives_in_a_model_do_not_crash_the_process():
+    """They start from zeros without memory, which torch cannot multiply while a mode of Python watches."""
+
+    def log_likelihood(u):
+        def curvature(x):
+            return torch.func.hessian(lambda x: (x**4).sum())(x).sum()
+
+        return -0.5 * (torch.func.vmap(curvature)(u) - 3).square()
+
+    target = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), log_likelihood, 2)
+    u = torch.tensor([[0.5, -1.0], [2.0, 0.1]], dtype=torch.float64)
+    gradient = target.evaluator(2)(u, torch.ones(2, dtype=torch.float64)).gradient
+    curvature = 12 * u.square().sum(-1, keepdim=True)
+    torch.testing.assert_close(gradient, -u - (curvature - 3) * 24 * u)

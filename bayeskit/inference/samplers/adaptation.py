@@ -21,6 +21,7 @@ from bayeskit.target import Target
 MetricKind = Literal["auto", "diagonal", "dense", "low_rank"]
 # Draws of the last window that "auto" wants, a dimension for a dense metric, in all for one of low rank.
 DRAWS_DENSE, DRAWS_LOW_RANK = 2.5, 200
+MAX_LOW_RANK_DIMENSION = 10_000  # beyond, "auto" does not keep the draws of a window
 FLOOR = 0.1  # of an acceptance rate, or one chain in trouble would set the step size of all
 # Of a trajectory in a dense metric, a little over a quarter period of a standard normal: means are then negatively
 # correlated and squares hardly, and what is not normal gets its time.
@@ -94,7 +95,7 @@ class Adaptation:
         Shape ``(d,)`` or ``(g, d)``; rough variances, such as the prior's.
     metric : {"auto", "diagonal", "dense", "low_rank"}, default "auto"
         "auto" is dense up to 400 dimensions where the last window of warm-up brings 2.5 draws a dimension, of low rank
-        where it brings 200 draws, and else diagonal.
+        up to 10,000 where it brings 200 draws, and else diagonal.
     trajectory : TrajectoryRule, optional
         By default :class:`ChEES`. Kernels that end trajectories themselves do not ask.
     num_samples : int, default 0
@@ -217,8 +218,8 @@ class Adaptation:
     # -- learning ---------------------------------------------------------------------------
 
     def _learn(self, state: AdaptationState, before: Tensor, info: Any, iteration: int) -> AdaptationState:
-        acceptance = self._acceptance(state.kernel.log_density, info.acceptance_rate)
-        diverging = (info.diverging & state.kernel.log_density.isfinite()).reshape(self.num_groups, -1).sum(-1)
+        acceptance = self._acceptance(state.kernel, info.acceptance_rate)
+        diverging = (info.diverging & _alive(state.kernel)).reshape(self.num_groups, -1).sum(-1)
         state = state._replace(
             step=state.step.update(acceptance, state.wanted), divergences=state.divergences + diverging
         )
@@ -256,12 +257,12 @@ class Adaptation:
             wanted = torch.where(often, 1 - 0.5 * (1 - wanted), wanted)
         return state._replace(wanted=wanted, divergences=torch.zeros_like(state.divergences))
 
-    def _acceptance(self, log_density: Tensor, rate: Tensor) -> Tensor:
+    def _acceptance(self, chains: HMCState, rate: Tensor) -> Tensor:
         """Return the harmonic mean acceptance of each group, which minds the chains that fare worst, ``(g,)``.
 
         Chains lost where there is no density cannot be helped by any step size and do not count.
         """
-        alive = log_density.isfinite().reshape(self.num_groups, -1).to(rate)
+        alive = _alive(chains).reshape(self.num_groups, -1).to(rate)
         reciprocal = rate.reshape(self.num_groups, -1).clamp(min=FLOOR).reciprocal()
         return alive.sum(-1) / (alive * reciprocal).sum(-1).clamp(min=1.0)
 
@@ -288,7 +289,7 @@ class Adaptation:
     def _observe(self, state: AdaptationState) -> AdaptationState:
         """Add where the chains are to the moments of the window."""
         position, gradient = state.kernel.position, state.kernel.gradient
-        alive = state.kernel.log_density.isfinite()
+        alive = _alive(state.kernel)
         if state.factor.dim() == 2:
             state = state._replace(moments=state.moments.update(position, alive))
             if len(state.window.draws[0]):
@@ -362,7 +363,7 @@ class Adaptation:
         draws = chains * (ends[-1] - (ends[-2] if len(ends) > 1 else 0))
         if d <= MAX_CROSS_DIMENSION and draws >= DRAWS_DENSE * d:
             return "dense"
-        return "low_rank" if draws >= DRAWS_LOW_RANK else "diagonal"
+        return "low_rank" if draws >= DRAWS_LOW_RANK and d <= MAX_LOW_RANK_DIMENSION else "diagonal"
 
     def _metric(self, state: AdaptationState) -> Metric:
         parts = (state.factor, state.directions, state.stretch)
@@ -389,10 +390,15 @@ class Adaptation:
                 step_size.repeat_interleave(per_group), metric, 1.0, beta=self.kernel.beta, planned_calls=planned
             )
             _, info = probe.step(target, state, generator=generator)
-            alive = state.log_density.isfinite().reshape(g, -1).to(step_size)
+            alive = _alive(state).reshape(g, -1).to(step_size)
             rate = (alive * info.acceptance_rate.reshape(g, -1)).sum(-1) / alive.sum(-1)  # NaN where all are lost
             small = rate < 0.5
             if not bool(small.any()):
                 break
             step_size = torch.where(small, 0.5 * step_size, step_size)
         return step_size
+
+
+def _alive(chains: HMCState) -> Tensor:
+    """Return which chains can move, ``(n,)``: they have a density and a gradient."""
+    return chains.log_density.isfinite() & chains.gradient.isfinite().all(-1)

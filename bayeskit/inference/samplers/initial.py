@@ -54,7 +54,8 @@ def starting_points(
     density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
     # By what the data say of a draw: the density of the prior is infinitely high in the neck of a funnel.
     merit = beta.repeat_interleave(CANDIDATES) * log_likelihood if target.can_sample_prior else density.flatten()
-    merit = merit.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(density.shape)
+    least = torch.finfo(merit.dtype).min  # above that of a draw without density
+    merit = merit.nan_to_num(nan=least, posinf=least, neginf=least).reshape(density.shape)
     best = torch.where(density.isfinite(), merit, -torch.inf).argmax(1)
     chosen = points.reshape(num_chains, CANDIDATES, -1)[torch.arange(num_chains), best]
     finite = density.max(1).values.isfinite()

@@ -111,6 +111,9 @@ def agreement(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
     covariance, gradients = (
         (cross.double() + FISHER_WEIGHT * identity) / (count.double() + FISHER_WEIGHT) for cross in (draws, slopes)
     )
+    # Squares of gradients may overflow, and no factorisation takes that.
+    usable = (covariance.isfinite() & gradients.isfinite()).all(-1).all(-1)[..., None, None]
+    covariance, gradients = (torch.where(usable, x, identity) for x in (covariance, gradients))
     root, inverse = _power(gradients, 0.5), _power(gradients, -0.5)
     mean = inverse @ _power(root @ covariance @ root, 0.5) @ inverse
     return 0.5 * (mean + mean.mT)

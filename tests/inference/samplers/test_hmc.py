@@ -10,7 +10,7 @@ from scipy.stats import kstest, norm
 
 import bayeskit as bk
 from bayeskit._statistics import mean_error
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.samplers import HMC, Adaptation, Control, Metric, RunSettings, run
 
 
@@ -265,6 +265,23 @@ def test_a_chain_lost_far_away_does_not_spoil_the_warm_up_of_the_others():
     ):
         lost = bk.sample(target, 8, 200, 100, seed=1, initial=initial, progress=False)
     assert lost.num_gradients < 2 * whole.num_gradients
+
+
+@pytest.mark.parametrize("metric", ["diagonal", "dense", "low_rank"])
+def test_a_chain_without_a_gradient_does_not_spoil_the_warm_up_of_the_others(metric):
+    """Nor end it: a density may be finite where a root or a logarithm beside it has no derivative."""
+
+    def log_likelihood(u):
+        rooted = torch.where(u[..., 0] < 90, u[..., 0], (u[..., 0] - 100).square().sqrt() * 1e-3)
+        return -0.5 * (rooted.square() + u[..., 1:].square().sum(-1))
+
+    target = bk.Target.from_functions(lambda u: 0 * u.sum(-1), log_likelihood, 3)
+    initial = torch.zeros(8, 3, dtype=torch.float64)
+    initial[3, 0] = 100.0
+    with pytest.warns(SamplingWarning):
+        draws = bk.sample(target, 8, 200, 300, initial=initial, metric=metric, progress=False)
+    others = draws.unconstrained[torch.arange(8) != 3]
+    assert 0.5 < float(others.std((0, 1)).min()) and float(others.std((0, 1)).max()) < 2
 
 
 def test_an_infinite_density_is_no_place_to_stay():
