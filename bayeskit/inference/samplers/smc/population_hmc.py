@@ -104,9 +104,14 @@ class PopulationHMC:
             raise SettingsError(f"step_size_jitter must lie in [0, 1), not {self.step_size_jitter}")
 
     def init(self, target: Target, position: Tensor) -> MoveState:
-        """Evaluate the density at ``position``, shape ``(n, d)``."""
+        """Evaluate the density at ``position``, shape ``(n, d)``; a likelihood that is not a number counts as zero."""
         evaluate = target.evaluator(len(position), self.planned_calls)
-        return MoveState(position, *evaluate(position, self._beta(position)))
+        state = MoveState(position, *evaluate(position, self._beta(position)))
+        undefined = state.log_likelihood.isnan()
+        return state._replace(
+            log_density=state.log_density.masked_fill(undefined, -torch.inf),
+            log_likelihood=state.log_likelihood.masked_fill(undefined, -torch.inf),
+        )
 
     def step(self, target: Target, state: MoveState, *, generator: torch.Generator) -> tuple[MoveState, MoveInfo]:
         """Run one trajectory per particle and accept or reject its end."""
