@@ -19,6 +19,7 @@ MAX_R_HAT = 1.05
 MAX_PARETO_SHAPE = 0.7
 MIN_EFFECTIVE = 100
 MAX_DIVERGING = 0.01
+MAX_UNREACHED = 0.05  # share of the mass behind divergences
 MIN_ROUND_TRIPS = 10
 MIN_EFFECTIVE_WITHIN = 8.0
 LOST_CHAINS = "lost_chains"
@@ -134,9 +135,24 @@ def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
         )
     if not effective >= MIN_EFFECTIVE:
         problems.append(f"only {effective:.0f} effective draws: run longer chains")
-    if share > MAX_DIVERGING:
-        problems.append(f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise")
+    problems += _divergence_problems(share, x[0].numel() * share / effective)
     return problems, {"r_hat": worst, "effective_draws": effective, "diverging": share}
+
+
+def _divergence_problems(share: float, unreached: float) -> list[str]:
+    """Check the share of transitions that diverged, and of the mass that they may have failed to reach.
+
+    Where chains diverge they turn back. Were they let in, they would stay for about as many transitions as they remember
+    where they were; so that share of transitions times this memory is about the mass behind.
+    """
+    if share > MAX_DIVERGING:
+        return [f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise"]
+    if unreached > MAX_UNREACHED:
+        return [
+            f"chains that move slowly turn back where they diverge, from {100 * min(unreached, 1):.0f} % of the mass: "
+            "raise target_acceptance or reparameterise"
+        ]
+    return []
 
 
 def weight_problems(shape: float, effective: float) -> list[str]:
@@ -171,12 +187,15 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
             f"chains at temperature {int(ranks.amax(1).argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder "
             "more warm-up and samples; if the posterior has several modes, chains cannot weigh them"
         )
-    effective = float(effective_sample_size(log_likelihood[1:]).min())
-    if not effective >= MIN_EFFECTIVE:
-        problems.append(f"a temperature has only {effective:.0f} effective draws: give the ladder more samples")
-    share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
-    if share > MAX_DIVERGING:
-        problems.append(f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise")
+    effective = effective_sample_size(log_likelihood[1:])
+    if not bool((effective >= MIN_EFFECTIVE).all()):
+        fewest = float(effective.min())
+        problems.append(f"a temperature has only {fewest:.0f} effective draws: give the ladder more samples")
+    share = 0.0
+    if diverging is not None:
+        shares = diverging.to(torch.float64).reshape(levels, -1).mean(1)
+        share = float(shares.mean())
+        problems += _divergence_problems(share, float((shares[1:] * chains * count / effective).max()))
     facts = {"r_hat": worst, "diverging": share}
     if ladder.exchange is not None:
         trips = float(ladder.exchange.round_trips.sum())

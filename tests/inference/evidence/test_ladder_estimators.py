@@ -417,3 +417,30 @@ def test_short_chains_may_differ_by_chance_and_not_by_more():
     apart = position.clone()
     apart[20, :32] += 2
     assert len(problems(apart)) == 1
+
+
+def test_few_divergences_count_where_chains_move_slowly():
+    """One transition in 200 diverges; what lies behind is a hundred times as much where chains forget a hundredth."""
+    levels, chains, count = 5, 8, 2000
+    beta = torch.linspace(0, 1, levels, dtype=torch.float64)
+    generator = new_generator(6, stream="divergences")
+    noise = torch.randn(levels, chains, count, generator=generator, dtype=torch.float64)
+    diverging = torch.rand(levels * chains, count, generator=generator) < 0.005
+
+    def problems(correlation):
+        x = torch.empty_like(noise)
+        x[..., 0] = noise[..., 0]
+        for i in range(1, count):
+            x[..., i] = correlation * x[..., i - 1] + math.sqrt(1 - correlation**2) * noise[..., i]
+        flat = x.flatten(0, 1)
+        draws = Draws(
+            flat.unsqueeze(-1),
+            torch.zeros_like(flat),
+            flat,
+            beta.repeat_interleave(chains),
+            sample_stats={"diverging": diverging},
+        )
+        return [said for said in ladder_problems(Ladder(beta, draws))[0] if "diverge" in said]
+
+    assert problems(0.0) == []
+    assert len(problems(0.97)) == 1 and "move slowly" in problems(0.97)[0]

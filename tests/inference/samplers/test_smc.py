@@ -438,3 +438,19 @@ def test_targets_that_cannot_be_tempered_are_refused():
         sample_smc(target(lambda u: 0 * u[..., 0] - torch.inf), **SMALL)
     with pytest.raises(DataError, match="NaN at every"):
         sample_smc(target(lambda u: 0 * u[..., 0] + torch.nan), **SMALL)
+
+
+def test_a_likelihood_that_is_not_a_number_somewhere_counts_as_zero(limit):
+    """A likelihood so flat that nothing is resampled, undefined at one prior draw in fifteen: those count as zero."""
+    target = bk.Target.from_functions(
+        lambda u: normal(u, 0.0, 1.0),
+        lambda u: torch.where(u[..., 0] > 1.5, torch.nan, 0.1 * u[..., 0]),
+        1,
+        lambda n, generator: torch.randn(n, 1, generator=generator, dtype=F64),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        run = sample_smc(target, seed=4, **SMALL | {"num_replicates": 200})
+    truth = math.log(norm.cdf(1.5 - 0.1)) + 0.005
+    assert abs(score(run.log_evidence, truth)) < limit(1)
+    assert float(run.draws.unconstrained.max()) < 1.5  # at the posterior nothing is left where it is undefined
