@@ -22,8 +22,12 @@ from bayeskit.errors import CompilationWarning
 
 Compile = bool | Literal["auto"]
 
-#: What C++ over rows takes to compile, and the bytes that a row may write, beyond which a compiler takes long.
-ROW_SECONDS, MAX_ROW_BYTES = 1.5, 2**15
+#: What C++ over rows takes to compile, at least and for each node, and the bytes that the nodes of a row may write,
+#: in all or on average, beyond which a compiler takes long.
+ROW_SECONDS, ROW_SECONDS_PER_NODE, MAX_ROW_BYTES, MAX_BYTES_PER_NODE = 1.5, 1e-4, 2**15, 16
+#: Nodes from which on torch's interpreter takes longer to make than Python to run the graph, as often as it is run
+#: before it is compiled; and how much slower Python is.
+MANY_NODES, SLOWER_IN_PYTHON = 4000, 10.0
 #: Which argument, the vectors or the inverse temperatures, has the shape of each result.
 RESULTS = (1, 1, 1, 0)
 
@@ -72,11 +76,18 @@ class Engine:
         chunk = self.cost.chunk_size(num_vectors)
         calls = num_calls * math.ceil(num_vectors / chunk)
         seconds = calls * self.cost.seconds(chunk)
-        return seconds > self.cost.compile_seconds or (seconds > ROW_SECONDS and bool(self._row_source()))
+        if self._stays_in_python():
+            seconds *= SLOWER_IN_PYTHON
+        by_rows = max(ROW_SECONDS, ROW_SECONDS_PER_NODE * self.cost.num_nodes)
+        return seconds > self.cost.compile_seconds or (seconds > by_rows and bool(self._row_source()))
+
+    def _stays_in_python(self) -> bool:
+        return self.cost.num_nodes > MANY_NODES and bool(self._row_source())
 
     def _row_source(self) -> str:
         """Return the density of a row as C++; nothing where it is large, not known how, or there is no compiler."""
-        if self._device.type != "cpu" or self.cost.num_bytes > MAX_ROW_BYTES or not _evaluation.has_compiler():
+        most = max(MAX_ROW_BYTES, MAX_BYTES_PER_NODE * self.cost.num_nodes)
+        if self._device.type != "cpu" or self.cost.num_bytes > most or not _evaluation.has_compiler():
             return ""
         if self._rows is None:
             u = torch.zeros(1, self._dim, dtype=self._dtype)
@@ -125,7 +136,7 @@ class Engine:
             probe = torch.zeros(chunk, self._dim, dtype=self._dtype, device=self._device)
             beta = torch.ones_like(probe[:, 0])
             make = self._compiled if compile else interpreted
-            call = make(graph, probe, beta)
+            call = graph if self._stays_in_python() and not compile else make(graph, probe, beta)
             self._calls[key] = call  # not before: Ctrl-C may have ended the compilation
         return _evaluation.in_chunks(self._calls[key], num_vectors, chunk)
 

@@ -16,10 +16,12 @@ from torch._decomp import core_aten_decompositions
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from bayeskit._cost import is_view
 from bayeskit._tracing import UNTRACEABLE
 
-MAX_LINES = 4000  # beyond which a compiler takes long, and a loop in Python loses little
+MAX_LINES = 200_000  # beyond which a compiler takes more than ten seconds
 _TYPES = {torch.float64: "double", torch.float32: "float", torch.int64: "int64_t", torch.bool: "bool"}
 
 _FUNCTIONS = "exp log log1p expm1 sqrt sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc lgamma"
@@ -292,6 +294,43 @@ class _Numbers:
         self.positions, self.dtype = positions, dtype
 
 
+def _name(target: Any) -> str:
+    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _out_of_place(target: Any) -> Any:
+    """Return the operation that makes anew what another one writes into its first argument, if there is one."""
+    name = _name(target)
+    if not name.endswith("_") or name.startswith("_"):
+        return None
+    return getattr(getattr(torch.ops.aten, name[:-1], None), target._overloadname, None)
+
+
+def _is_alone(node: Node) -> bool:
+    """Tell whether no other node can hold the memory of what a node makes."""
+    near = [x for x in (node, *node.users) if x.op != "output"]
+    return all(_name(x.target) and not is_view(x.target) and _name(x.target) not in _MOVES for x in near)
+
+
+def _is_mutable(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _changes_views(graph: torch.fx.GraphModule) -> bool:
+    """Tell whether an operation of a graph may change what has several names, or has no form that changes nothing."""
+    changes = [node for node in graph.graph.nodes if node.op == "call_function" and _is_mutable(node.target)]
+    return not all(
+        _out_of_place(node.target) and isinstance(node.args[0], Node) and _is_alone(node.args[0]) for node in changes
+    )
+
+
+def _functional(function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """Return the graph of a function in core operations, none of them in place."""
+    table = cast(dict[Any, Any], core_aten_decompositions())
+    return make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
+
+
 class _Writer:
     """Writes one loop."""
 
@@ -300,6 +339,7 @@ class _Writer:
         self._names: list[str] = []
         self._types: list[str] = []
         self._literals: dict[tuple[str, torch.dtype], int] = {}
+        self._rules: dict[Any, torch.fx.GraphModule] = {}  # an operation on tensors of some shapes as simpler ones
 
     def made(
         self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], operands: Sequence[_Numbers]
@@ -307,9 +347,9 @@ class _Writer:
         """Write what a function makes of the operands; None where that is large or not known here."""
         try:
             with torch.no_grad():
-                table = cast(dict[Any, Any], core_aten_decompositions())
-                graph = make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
-            return self._followed(graph, operands)
+                if isinstance(function, torch.fx.GraphModule) and not _changes_views(function):
+                    return self._followed(function, operands)
+                return self._followed(_functional(function, examples), operands)
         except (*UNTRACEABLE, _NoNativeCode, KeyError, AttributeError):
             return None  # among others for a dtype, or a form of arguments, that is not known here
 
@@ -323,7 +363,11 @@ class _Writer:
                 values[node] = self._constant(getattr(graph, str(node.target)))
             elif node.op == "call_function":
                 args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = self._called(node, args, kwargs)
+                if _is_mutable(node.target):
+                    found = self._called(_out_of_place(node.target), node, args, kwargs)
+                    values[node] = values[cast(Node, node.args[0])] = found
+                else:
+                    values[node] = self._called(node.target, node, args, kwargs)
             else:
                 return [values[result] for result in cast(Sequence[Node], node.args[0])]
         raise _NoNativeCode
@@ -370,20 +414,20 @@ class _Writer:
 
     # -- operations -----------------------------------------------------------------------------
 
-    def _called(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if node.target is operator.getitem:
+    def _called(self, target: Any, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is operator.getitem:
             return args[0][args[1]]
-        if not isinstance(node.target, torch._ops.OpOverload):
+        name = _name(target)
+        if not name:
             raise _NoNativeCode
-        name = node.target._schema.name.split("::")[1]
         meta: Any = node.meta.get("tensor_meta")
-        numbers = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, _Numbers)]
-        if not numbers and torch.Tag.nondeterministic_seeded not in node.target.tags:
-            return self._constant(node.target(*args, **kwargs))
+        numbers = [x for x in tree_leaves((args, kwargs)) if isinstance(x, _Numbers)]
+        if not numbers and torch.Tag.nondeterministic_seeded not in target.tags:
+            return self._constant(target(*args, **kwargs))
         if name in _MOVES:
             if len({x.dtype for x in numbers}) > 1 or kwargs.get("dtype") is not None:
                 raise _NoNativeCode
-            return self._moved(node.target, args, kwargs, numbers[0].dtype)
+            return self._moved(target, args, kwargs, numbers[0].dtype)
         if name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"):
             fill = {"full_like": 1, "new_full": 2}.get(name)
             number = args[fill] if fill else float("ones" in name)
@@ -401,13 +445,38 @@ class _Writer:
                 scaled = self._elementwise("mul", (args[1], kwargs["alpha"]), args[1].positions.shape, meta.dtype)
                 args = args[0], scaled
             return self._elementwise(name, args, meta.shape, meta.dtype)
-        raise _NoNativeCode
+        return self._decomposed(target, args, kwargs)
+
+    def _decomposed(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Follow the simpler operations that torch says an operation is made of."""
+        leaves, form = tree_flatten((args, kwargs))
+        places = [place for place, x in enumerate(leaves) if isinstance(x, _Numbers)]
+
+        def simpler(*tensors: Tensor) -> tuple[Any, ...]:
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            args, kwargs = tree_unflatten(filled, form)
+            found = target(*args, **kwargs)
+            return found if isinstance(found, tuple) else (found,)
+
+        numbers = [leaves[place] for place in places]
+        shapes = tuple((x.positions.shape, x.dtype) for x in numbers)
+        others = tuple(str(x) for place, x in enumerate(leaves) if place not in places)
+        key = target, str(form), shapes, others
+        if key not in self._rules:
+            examples = [torch.zeros(shape, dtype=dtype) for shape, dtype in shapes]
+            self._rules[key] = _functional(simpler, examples)
+        if any(node.target is target for node in self._rules[key].graph.nodes):
+            raise _NoNativeCode
+        found = self._followed(self._rules[key], numbers)
+        return found if len(target._schema.returns) > 1 else found[0]
 
     def _moved(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
         """Carry out what moves elements on their positions."""
-        args, kwargs = torch.utils._pytree.tree_map_only(_Numbers, lambda x: x.positions, (args, kwargs))
+        args, kwargs = tree_map_only(_Numbers, lambda x: x.positions, (args, kwargs))
         found = target(*args, **kwargs)
-        return torch.utils._pytree.tree_map_only(Tensor, lambda x: _Numbers(x, dtype), found)
+        return tree_map_only(Tensor, lambda x: _Numbers(x, dtype), found)
 
     def _elementwise(self, name: str, args: Sequence[Any], shape: torch.Size, dtype: torch.dtype) -> _Numbers:
         tensors = [x for x in args[name == "where" :] if isinstance(x, _Numbers)]

@@ -111,7 +111,7 @@ class PyroDensity:
         self.dim = self.sites[-1].stop if self.sites else 0
         if self.dim == 0:
             raise ModelError("the model has no continuous latent site, so there is nothing to sample")
-        self._by_name = {s.name: s for s in self.sites}
+        self._by_name = {site.name: place for place, site in enumerate(self.sites)}
 
     # -- building ---------------------------------------------------------------------------
 
@@ -263,10 +263,14 @@ class PyroDensity:
         return reader.records, returned
 
     def _from_vector(self, u: Tensor) -> Supply:
+        # In one operation, for the gradient of each slice by itself would be a vector of zeros with a few entries.
+        parts = u.split([site.stop - site.start for site in self.sites])
+
         def supply(name: str, fn: Any) -> tuple[Tensor, Coordinate]:
-            site = self._site(name)
+            place = self._place(name)
+            site = self.sites[place]
             transform = bijection(support_of(fn))
-            x = u[site.start : site.stop].reshape(site.unconstrained_shape)
+            x = parts[place].reshape(site.unconstrained_shape)
             value = transform(x)
             if value.shape != site.shape:
                 raise UnsupportedSiteError(
@@ -281,7 +285,7 @@ class PyroDensity:
 
         return supply
 
-    def _site(self, name: str) -> Site:
+    def _place(self, name: str) -> int:
         if name not in self._by_name:
             raise unsteady(name)
         return self._by_name[name]

@@ -20,7 +20,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch):
-    monkeypatch.setattr("bayeskit._engine.MAX_ROW_BYTES", -1)  # have all compiled by inductor
+    monkeypatch.setattr("bayeskit._engine.MAX_ROW_BYTES", 0)  # have all compiled by inductor
+    monkeypatch.setattr("bayeskit._engine.MAX_BYTES_PER_NODE", 0)
     with fresh_cache():
         counters.clear()
         yield

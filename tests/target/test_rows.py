@@ -10,6 +10,7 @@ import torch
 import bayeskit as bk
 from bayeskit import _engine, exact
 from bayeskit._native import row_source
+from bayeskit._tracing import traced
 
 pytestmark = pytest.mark.compiler
 
@@ -112,3 +113,63 @@ def test_large_densities_are_no_rows():
         lambda u: -0.5 * u.square().sum(-1), lambda u: -0.5 * (u - y).square().sum(-1), 1, compile="auto"
     )
     assert not is_native(target)
+
+
+def walk(x, y, scale, noise):
+    """Log density of a random walk seen with noise, all of its times at once."""
+    before = torch.cat([torch.zeros_like(x[..., :1]), x[..., :-1]], -1)
+    return dist.Normal(before, scale).log_prob(x).sum(-1), dist.Normal(x, noise).log_prob(y).sum(-1)
+
+
+@pytest.mark.parametrize("times", [10, 150])
+def test_a_loop_in_python_becomes_one_function(times):
+    """A site for each time, and hundreds of operations that a compiler of tensors would look at in pairs."""
+    y = torch.randn(times, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def model():
+        x = y.new_zeros(())
+        for t in range(times):
+            x = pyro.sample(f"x{t}", dist.Normal(x, 0.7))
+            pyro.sample(f"y{t}", dist.Normal(x, 1.3), obs=y[t])
+
+    target = bk.Target.from_pyro(model)
+    engine = target._engine
+    assert is_native(target) and engine._stays_in_python() == (times > 100)
+    u = torch.randn(3, times, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
+    beta = torch.tensor([1.0, 0.3, 0.0], dtype=torch.float64)
+    log_prior, log_likelihood = walk(u, y, 0.7, 1.3)
+    log_density = log_prior + beta * log_likelihood
+    (gradient,) = torch.autograd.grad(log_density.sum(), u)
+    expected = (log_prior.detach(), log_likelihood.detach(), log_density.detach(), gradient)
+    for compile in (False, True):
+        assert_close(engine.evaluator(3, 1, compile)(u.detach(), beta), expected, torch.float64)
+    assert engine._pays(3, 2000) == (times > 100)
+
+
+def _changed_alone(x):
+    y = x.exp()
+    z = y.add_(1)
+    return ((y * z).sum(-1),)
+
+
+def _changed_behind_a_view(x):
+    y = x.exp()
+    y[..., 0].mul_(3)
+    return ((y * x).sum(-1),)
+
+
+def _changed_under_a_view(x):
+    y = x.exp()
+    view = y[..., 1]
+    y.mul_(2)
+    return (view * x[..., 0],)
+
+
+@pytest.mark.parametrize("function", [_changed_alone, _changed_behind_a_view, _changed_under_a_view])
+def test_what_is_changed_in_place_is_changed_under_all_its_names(function):
+    x = torch.randn(1, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    source = row_source(traced(lambda x, one: function(x), x, one), (x, one), (1,))
+    assert source
+    (found,) = _engine.over_rows(source, (1,))(x, one)
+    torch.testing.assert_close(found, function(x)[0], rtol=1e-14, atol=0)

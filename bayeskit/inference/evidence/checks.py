@@ -142,8 +142,8 @@ def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
 def _divergence_problems(share: float, unreached: float) -> list[str]:
     """Check the share of transitions that diverged, and of the mass that they may have failed to reach.
 
-    Where chains diverge they turn back. Were they let in, they would stay for about as many transitions as they remember
-    where they were; so that share of transitions times this memory is about the mass behind.
+    Where chains diverge they turn back. Were they let in, they would stay for about as many transitions as they
+    remember where they were; so that share of transitions times this memory is about the mass behind.
     """
     if share > MAX_DIVERGING:
         return [f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise"]
