@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from bayeskit._evaluation import with_gradient_loop
+from bayeskit._evaluation import Evaluator, with_gradient_loop
 from bayeskit._pyro import Site, place_of, tensors_in
 from bayeskit._torch import validation_kept
 from bayeskit._tracing import UNTRACEABLE, first_line
-from bayeskit.errors import BayeskitError, ModelError
+from bayeskit.errors import AccuracyWarning, BayeskitError, ModelError
+
+GRADIENT_STEP, MAX_GAP, MAX_NAMED = 0.03, 0.05, 3
 
 
 class Density(Protocol):
@@ -122,3 +125,38 @@ def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
             "changed in place after it was used: write x = x + y for x.add_(y), and torch.stack for assignments to "
             "elements"
         ) from error
+
+
+def warn_if_gradient_is_another(density: Density, evaluate: Evaluator, u: Tensor, stacklevel: int = 3) -> None:
+    """Warn of sites where the density does not rise as its gradient says.
+
+    A gradient that hardly changes on a short way must account for the rise of the density on that way; by Simpson's
+    rule, ways where it bends are judged, too. Where rounding could hide that, or it bends more, nothing is said.
+    """
+    size = GRADIENT_STEP * torch.ones_like(u)
+    if not _is_another(evaluate, u, size):
+        return
+    names = []
+    for site in density.sites:
+        along = torch.zeros_like(u)
+        along[site.start : site.stop] = GRADIENT_STEP
+        if len(names) < MAX_NAMED and _is_another(evaluate, u, along):
+            names.append(f"'{site.name}'")
+    where = f" with respect to {', '.join(names)}" if names else ""
+    warnings.warn(
+        f"the gradient{where} is not that of the density, as where the model calls .detach(), .item() or .numpy() on a "
+        "value, or jumps: samplers move slowly, and modes, Laplace approximations and objectives are wrong; compute "
+        "with tensors from the sites on",
+        AccuracyWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _is_another(evaluate: Evaluator, u: Tensor, step: Tensor) -> bool:
+    points = torch.stack([u - step, u, u + step])
+    found = evaluate(points, torch.ones_like(points[:, 0]))
+    value, slope = found.log_density.detach().double(), (found.gradient.double() @ step.double()).detach()
+    rise, expected, straight = value[2] - value[0], (slope[0] + 4 * slope[1] + slope[2]) / 3, slope[0] + slope[2]
+    size = rise.abs() + slope.abs().sum()
+    unsure = (expected - straight).abs() + 100 * torch.finfo(u.dtype).eps * value.abs().max()
+    return bool((rise - expected).abs() > MAX_GAP * size) and bool(unsure < 0.1 * MAX_GAP * size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from bayeskit._density import (
     fingerprint,
     raise_if_broken,
     raise_if_not_differentiable,
+    warn_if_gradient_is_another,
 )
 from bayeskit._engine import Compile, Engine
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
@@ -114,6 +116,13 @@ class Target:
             If a latent site is discrete and unmarked, or its support has no bijection.
         DataError
             If an observed site or an argument holds NaN.
+
+        Warns
+        -----
+        SlowModelWarning
+            If the model cannot be batched.
+        AccuracyWarning
+            If the gradient is not that of the density, as where the model calls ``.detach()`` or ``.item()``.
         """
         density = PyroDensity(model, args, kwargs, new_generator(seed))
         target = cls(density, batched=False, sample_prior=None, compile=compile)
@@ -122,6 +131,12 @@ class Target:
         target._loops = not target._can_be_batched(density, probe)
         if not target._loops:
             density.check_parameters(new_generator(seed))
+        if target._loops:
+            evaluate = _evaluation.with_gradient_loop(density.joint)
+        else:
+            evaluate = _evaluation.with_gradient(torch.func.vmap(density.joint))
+        with suppress(*UNTRACEABLE):  # a neighbour of the probe may be outside of what the model can do
+            warn_if_gradient_is_another(density, evaluate, probe)
         return target
 
     @classmethod

@@ -1,0 +1,54 @@
+"""A model whose gradient is not that of its density is named, and no other."""
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit import exact
+from bayeskit.errors import AccuracyWarning, SlowModelWarning
+
+Y = [0.3, 1.2, -0.4]
+
+
+def model(value_of, dtype):
+    y = torch.tensor(Y, dtype=dtype)
+
+    def run():
+        mean = pyro.sample("mean", dist.Normal(y.new_zeros(()), 1.0))
+        spread = pyro.sample("spread", dist.HalfNormal(y.new_tensor(1.0)))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean, value_of(spread)), obs=y)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.filterwarnings("ignore::bayeskit.errors.SlowModelWarning")
+@pytest.mark.parametrize("value_of", [torch.Tensor.detach, torch.Tensor.item], ids=["detach", "item"])
+def test_a_value_that_is_taken_out_of_differentiation_is_named(value_of, dtype, seed):
+    with pytest.warns(AccuracyWarning, match="with respect to 'spread' is not that"):
+        bk.Target.from_pyro(model(value_of, dtype), seed=seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value_of", [lambda x: x, lambda x: x + 0.3 * x.floor(), lambda x: 1e4 * x + x**8])
+def test_no_other_model_is(value_of, dtype):
+    """Steps that are not on the way, and values that rounding or bends leave unsure."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AccuracyWarning)
+        for seed in range(3):
+            bk.Target.from_pyro(model(value_of, dtype), seed=seed)
+
+
+def test_no_generated_problem_is():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AccuracyWarning)
+        warnings.simplefilter("ignore", SlowModelWarning)
+        for seed in range(20):
+            problem = exact.generate(seed)
+            bk.Target.from_pyro(problem.model(), *problem.args(), seed=seed)
