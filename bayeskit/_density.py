@@ -136,7 +136,7 @@ def warn_if_gradient_is_another(density: Density, evaluate: Evaluator, u: Tensor
     size = GRADIENT_STEP * torch.ones_like(u)
     if not _is_another(evaluate, u, size):
         return
-    names = []
+    names: list[str] = []
     for site in density.sites:
         along = torch.zeros_like(u)
         along[site.start : site.stop] = GRADIENT_STEP
