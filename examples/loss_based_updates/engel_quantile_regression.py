@@ -91,7 +91,7 @@ for level, posterior in posteriors.items():
 # With weight one a posterior would not know how well a line is known: multiply all francs by ten, and it changes. The
 # weight is the one at which posterior regions cover in the bootstrap, for each level another.
 
-REPLICATES, LENGTHS = (120, (150, 200)) if is_small() else (500, (500, 1000))  # lengths of warm-up and of what is kept
+REPLICATES, LENGTHS = (80, (150, 200)) if is_small() else (500, (500, 1000))  # lengths of warm-up and of what is kept
 slopes, bands, income_grid = {}, {}, torch.linspace(0.3, 5.0, 50, dtype=torch.float64)
 for level, posterior in posteriors.items():
     found = minimize(posterior)

@@ -93,7 +93,7 @@ axes.legend(frameon=False)
 # Here a model is a task. Results are kept in the folder, so that a comparison that was killed goes on.
 
 models = {"density": density.target(), "adjusted density": adjusted.target()}
-budget = Budget(num_chains=16, num_warmup=200, num_samples=100 if is_small() else 1000)
+budget = Budget(num_chains=16, num_warmup=100 if is_small() else 200, num_samples=100 if is_small() else 1000)
 with tempfile.TemporaryDirectory() as folder:
     found = compare_models(models, "bridge_sampling", budget=budget, num_jobs=2, checkpoint=folder, progress=False)
 print(found)

@@ -4,6 +4,7 @@ Reads lines ``script<TAB>folder<TAB>output<TAB>errors`` and answers with the exi
 its figures and files take what is printed.
 """
 
+import gc
 import os
 import sys
 
@@ -11,6 +12,8 @@ import arviz  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import pandas  # noqa: F401
 import pyro  # noqa: F401
+import torch._dynamo  # with the next, what a first gradient and a first compilation import, for over two seconds
+import torch._inductor.compile_fx  # noqa: F401
 
 from bayeskit.gallery import run_script
 
@@ -25,6 +28,7 @@ def start(script: str, folder: str, output: str, errors: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what is imported stays, so that no script's collector has to look at it
     while line := sys.stdin.readline():
         child = os.fork()
         if child == 0:

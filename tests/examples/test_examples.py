@@ -14,7 +14,6 @@ from bayeskit import gallery
 HERE = Path(__file__).parent
 PAGES = gallery.pages()
 ENVIRONMENT = os.environ | {"BAYESKIT_SMALL_EXAMPLES": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-WITH_PROCESSES = ("num_jobs", "process_group")  # threads of a process group do not survive a fork
 HEADINGS = ("The model", "Before the data", "An exact twin", "The fit", "What it says")
 """What every page has, but for those on sampling, which teach how runs are made."""
 
@@ -35,12 +34,6 @@ def run(tmp_path_factory):
 
         yield one
         runner.stdin.close()
-
-
-def run_alone(path, folder):
-    command = [sys.executable, "-m", "bayeskit.gallery.run_script", path, folder]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
 
 
 def cells(text):
@@ -92,8 +85,7 @@ def test_page_is_short_and_has_its_parts(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_runs(page, run, tmp_path):
-    text = page.path.read_text(encoding="utf-8")
-    status, output, errors = (run_alone if any(name in text for name in WITH_PROCESSES) else run)(page.path, tmp_path)
+    status, output, errors = run(page.path, tmp_path)
     assert status == 0, errors
     assert page.group == "sampling" or "+-" in output, "no number with its Monte Carlo error"
     assert page.group == "sampling" or list(tmp_path.glob("*.png")), "no figure"

@@ -117,6 +117,7 @@ def test_a_biased_method_is_found(monkeypatch):
         )
 
     monkeypatch.setattr(exam_module, "compare", biased)
+    monkeypatch.setattr(exam_module, "MAX_TRIALS", 1)  # how small a form still fails is not asked here
     assert run_generated_exam(4, ["laplace_importance_sampling"], seed=5, progress=False).has_false_comfort
 
 

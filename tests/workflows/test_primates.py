@@ -13,8 +13,9 @@ PUBLISHED, ITS_ERROR = -6468.912, 0.004
 
 @pytest.fixture(scope="module")
 def compared():
-    budget = evidence.Budget(64, 200, 150, num_temperatures=40, ladder_chains=16, ladder_warmup=120, ladder_samples=250)
-    target = bk.Target.from_pyro(TreeModel(*primates()), compile=True)
+    # As many chains as rows of the ladder are evaluated at once, so that only one size is compiled.
+    budget = evidence.Budget(128, 120, 60, num_temperatures=40, ladder_chains=16, ladder_warmup=80, ladder_samples=160)
+    target = bk.Target.from_pyro(TreeModel(*primates()))
     methods = ["laplace_importance_sampling", "bridge_sampling", "modified_path_sampling", "stepping_stone"]
     return evidence.compare(target, methods, budget=budget, seed=0, progress=False)
 

@@ -305,7 +305,7 @@ def test_what_is_no_target_draws_or_budget_is_refused(linear):
 def test_nested_sampling_finds_a_spike_with_a_small_termination():
     case = exact.get("spike_and_slab")
     for termination, finds in ((1e-3, False), (1e-15, True)):
-        budget = Budget(num_live=200, termination=termination)
+        budget = Budget(num_live=120, termination=termination)
         z = evidence.compare(case.target(), ["nested_sampling"], budget=budget, progress=False)["nested_sampling"]
         assert (abs(z.log_evidence - case.log_evidence) < 4.5 * z.standard_error) is finds
         assert z.trusted is finds

@@ -40,7 +40,7 @@ SCRIPT = """
 import sys, torch, bayeskit as bk
 from bayeskit import exact
 checkpoint, out = sys.argv[1:]
-draws = bk.sample(exact.get("eight_schools").target(), 4, 300, 700, seed=3,
+draws = bk.sample(exact.get("eight_schools").target(), 4, 250, 350, seed=3,
                   checkpoint=checkpoint or None, checkpoint_seconds=0.01, progress=False)
 draws.save(out)
 """
@@ -65,7 +65,7 @@ def _run(checkpoint, out, kill_after=None):
 
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     target = exact.get("eight_schools").target()
-    whole = bk.sample(target, 4, 300, 700, seed=3, progress=False)
+    whole = bk.sample(target, 4, 250, 350, seed=3, progress=False)
     checkpoint, out = tmp_path / "state", tmp_path / "draws"
     moments = random.Random(11)
     killed = 0

