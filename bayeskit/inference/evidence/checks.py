@@ -135,7 +135,7 @@ def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
         )
     if not effective >= MIN_EFFECTIVE:
         problems.append(f"only {effective:.0f} effective draws: run longer chains")
-    problems += _divergence_problems(share, x[0].numel() * share / effective)
+    problems += _divergence_problems(share, x[0].numel() * share / max(effective, 1.0))
     return problems, {"r_hat": worst, "effective_draws": effective, "diverging": share}
 
 
@@ -195,7 +195,7 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     if diverging is not None:
         shares = diverging.to(torch.float64).reshape(levels, -1).mean(1)
         share = float(shares.mean())
-        problems += _divergence_problems(share, float((shares[1:] * chains * count / effective).max()))
+        problems += _divergence_problems(share, float((shares[1:] * chains * count / effective.clamp(min=1.0)).max()))
     facts = {"r_hat": worst, "diverging": share}
     if ladder.exchange is not None:
         trips = float(ladder.exchange.round_trips.sum())
