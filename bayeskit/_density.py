@@ -127,32 +127,32 @@ def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
         ) from error
 
 
-def warn_if_gradient_is_another(density: Density, evaluate: Evaluator, u: Tensor, stacklevel: int = 3) -> None:
-    """Warn of sites where the density does not rise as its gradient says.
+def warn_if_gradient_is_wrong(density: Density, evaluate: Evaluator, u: Tensor) -> None:
+    """Warn of sites whose gradient is not the derivative of the log density.
 
-    A gradient that hardly changes on a short way must account for the rise of the density on that way; by Simpson's
-    rule, ways where it bends are judged, too. Where rounding could hide that, or it bends more, nothing is said.
+    The integral of the gradient over a short interval around ``u``, by Simpson's rule, must be the difference of the
+    log density at its ends. Nothing is said where rounding or the curvature make that comparison unsure.
     """
     size = GRADIENT_STEP * torch.ones_like(u)
-    if not _is_another(evaluate, u, size):
+    if not _is_wrong(evaluate, u, size):
         return
     names: list[str] = []
     for site in density.sites:
         along = torch.zeros_like(u)
         along[site.start : site.stop] = GRADIENT_STEP
-        if len(names) < MAX_NAMED and _is_another(evaluate, u, along):
+        if len(names) < MAX_NAMED and _is_wrong(evaluate, u, along):
             names.append(f"'{site.name}'")
     where = f" with respect to {', '.join(names)}" if names else ""
     warnings.warn(
-        f"the gradient{where} is not that of the density, as where the model calls .detach(), .item() or .numpy() on a "
-        "value, or jumps: samplers move slowly, and modes, Laplace approximations and objectives are wrong; compute "
-        "with tensors from the sites on",
+        f"the gradient{where} is not the derivative of the log density; the model may call .detach(), .item() or "
+        ".numpy() on a value, or the density may jump: samplers move slowly, and modes, Laplace approximations and "
+        "objectives are wrong; remove these calls, so that all is computed with tensors",
         AccuracyWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=3,
     )
 
 
-def _is_another(evaluate: Evaluator, u: Tensor, step: Tensor) -> bool:
+def _is_wrong(evaluate: Evaluator, u: Tensor, step: Tensor) -> bool:
     points = torch.stack([u - step, u, u + step])
     found = evaluate(points, torch.ones_like(points[:, 0]))
     value, slope = found.log_density.detach().double(), (found.gradient.double() @ step.double()).detach()

@@ -19,7 +19,7 @@ from bayeskit._density import (
     fingerprint,
     raise_if_broken,
     raise_if_not_differentiable,
-    warn_if_gradient_is_another,
+    warn_if_gradient_is_wrong,
 )
 from bayeskit._engine import Compile, Engine
 from bayeskit._evaluation import Cost, Evaluation, Evaluator
@@ -122,7 +122,8 @@ class Target:
         SlowModelWarning
             If the model cannot be batched.
         AccuracyWarning
-            If the gradient is not that of the density, as where the model calls ``.detach()`` or ``.item()``.
+            If the gradient is not the derivative of the log density, as where the model calls ``.detach()`` or
+            ``.item()``.
         """
         density = PyroDensity(model, args, kwargs, new_generator(seed))
         target = cls(density, batched=False, sample_prior=None, compile=compile)
@@ -136,7 +137,7 @@ class Target:
         else:
             evaluate = _evaluation.with_gradient(torch.func.vmap(density.joint))
         with suppress(*UNTRACEABLE):  # a neighbour of the probe may be outside of what the model can do
-            warn_if_gradient_is_another(density, evaluate, probe)
+            warn_if_gradient_is_wrong(density, evaluate, probe)
         return target
 
     @classmethod

@@ -11,15 +11,13 @@ a logistic dose response with four doses, much like the bioassay in :cite:t:`gel
 the deaths are simulated.
 """
 
-import math
-
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
 from matplotlib.figure import Figure
 from scipy.integrate import quad
-from scipy.special import ndtr
+from scipy.stats import binom, norm
 
 import bayeskit as bk
 from bayeskit.gallery import is_small
@@ -86,11 +84,7 @@ num_replicates, num_draws = 60 if is_small() else 1000, 15
 
 
 def rank_probability(rank: int, factor: float) -> float:
-    def density(z: float) -> float:
-        below, above = ndtr(z / factor), ndtr(-z / factor)
-        return below**rank * above ** (num_draws - rank) * math.exp(-0.5 * z * z)
-
-    return math.comb(num_draws, rank) / math.sqrt(2 * math.pi) * quad(density, -9, 9, epsabs=1e-12)[0]
+    return quad(lambda z: binom.pmf(rank, num_draws, norm.cdf(z / factor)) * norm.pdf(z), -9, 9, epsabs=1e-12)[0]
 
 
 for factor in (1.0, 0.4):

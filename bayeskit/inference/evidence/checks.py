@@ -149,8 +149,9 @@ def _divergence_problems(share: float, unreached: float) -> list[str]:
         return [f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise"]
     if unreached > MAX_UNREACHED:
         return [
-            f"chains that move slowly turn back where they diverge, from {100 * min(unreached, 1):.0f} % of the mass: "
-            "raise target_acceptance or reparameterise"
+            f"{100 * share:.2g} % of transitions diverged and chains move slowly, so that up to "
+            f"{100 * min(unreached, 1):.0f} % of the mass may not have been reached: raise target_acceptance or "
+            "reparameterise"
         ]
     return []
 
