@@ -1,6 +1,6 @@
 """Run tests, doctests and pages on several kinds of processor, without a compiler, and with other seeds.
 
-    python benchmarks/portability.py [--rows native shift-1] [--tests tests/inference] [--processes 2] [--out DIR]
+    python benchmarks/portability.py [--rows native default+shift-1] [--tests tests/inference] [--out DIR]
 
 A test that passes here and fails there has a tolerance by luck. Each row of the table is one run of pytest:
 
@@ -9,7 +9,9 @@ A test that passes here and fails there has a tolerance by luck. Each row of the
 * ``no-compiler``: no C++ compiler can be found, so that nothing is compiled;
 * ``shift-1`` to ``shift-3``: other random numbers from the same seeds (``BAYESKIT_SEED_SHIFT``).
 
-Rows that are in DIR already are not run again. The pages run in their small modes, as part of the tests.
+Names joined by a plus sign are one run that has both differences: where it has no failure, neither has one. Rows that
+are in DIR already are not run again; what pytest printed is there, too. The pages run in their small modes, as part of
+the tests.
 """
 
 from __future__ import annotations
@@ -49,12 +51,22 @@ def path_without_compilers(folder: Path) -> str:
     return str(folder)
 
 
-def run(name: str, tests: list[str], processes: int, folder: Path) -> dict[str, object]:
+def row(name: str) -> str:
+    """Return `name` if each of its parts is a row."""
+    if unknown := [part for part in name.split("+") if part not in ROWS]:
+        raise argparse.ArgumentTypeError(f"no row is called {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    return name
+
+
+def run(name: str, tests: list[str], processes: int, folder: Path, log: Path) -> dict[str, object]:
     """Run pytest in the environment of one row; what is compiled is kept by kind of processor, for the next row."""
-    environment = os.environ | ROWS[name] | {"OMP_NUM_THREADS": "1"}
-    if capability := ROWS[name].get("ATEN_CPU_CAPABILITY"):
+    parts = name.split("+")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for part in parts:
+        environment |= ROWS[part]
+    if capability := environment.get("ATEN_CPU_CAPABILITY"):
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"torchinductor_{capability}")
-    if name == "no-compiler":
+    if "no-compiler" in parts:
         # An empty one, so that nothing is found compiled.
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
         (folder / "bin").mkdir()
@@ -69,19 +81,20 @@ def run(name: str, tests: list[str], processes: int, folder: Path) -> dict[str, 
         closing = output.strip().splitlines()[-1] if output.strip() else ""
         for count, kind in RESULT.findall(closing):
             counts[kind] = counts.get(kind, 0) + int(count)
+    log.write_text(lines)
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", lines, re.MULTILINE)
     return {"counts": counts, "failed": failed, "minutes": (time.monotonic() - begin) / 60, "tests": tests}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", type=row, default=list(ROWS))
     parser.add_argument("--tests", nargs="+", default=["tests", "bayeskit"])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("portability"))
     settings = parser.parse_args()
     settings.out.mkdir(parents=True, exist_ok=True)
-    print(f"{'row':12s} {'passed':>7s} {'failed':>7s} {'skipped':>8s} {'minutes':>8s}", flush=True)
+    print(f"{'row':20s} {'passed':>7s} {'failed':>7s} {'skipped':>8s} {'minutes':>8s}", flush=True)
     for name in settings.rows:
         file = settings.out / f"{name}.json"
         if file.exists() and json.loads(file.read_text())["tests"] == settings.tests:
@@ -89,16 +102,16 @@ def main() -> None:
         else:
             folder = Path(tempfile.mkdtemp(prefix="portability-"))
             try:
-                result = run(name, settings.tests, settings.processes, folder)
+                result = run(name, settings.tests, settings.processes, folder, file.with_suffix(".log"))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             file.write_text(json.dumps(result, indent=1))
         counts = result["counts"]
         wrong = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
         passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
-        print(f"{name:12s} {passed:7d} {wrong:7d} {skipped:8d} {result['minutes']:8.1f}", flush=True)
+        print(f"{name:20s} {passed:7d} {wrong:7d} {skipped:8d} {result['minutes']:8.1f}", flush=True)
         for test in result["failed"]:
-            print(f"             {test}", flush=True)
+            print(f"                     {test}", flush=True)
 
 
 if __name__ == "__main__":
