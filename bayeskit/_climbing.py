@@ -75,16 +75,17 @@ class Curvature(NamedTuple):
 
     def log_determinant(self) -> Tensor:
         """Return ``log |H|``, shape ``(n,)``: a pair changes it by the ratio of the old curvature to the shown one."""
-        result = self.diagonal.log().expand_as(self.pairs[0][0]).sum(-1)
-        seen: list[tuple[Tensor, Tensor]] = []  # of earlier updates: H^-1 step and one over its product with the step
-        for number, (step, _, weight) in enumerate(self.pairs):
-            image = step / self.diagonal
-            for (earlier, share), (_, bend, known) in zip(seen, self.pairs[:number], strict=True):
-                away, towards = share * (earlier * step).sum(-1), known * (bend * step).sum(-1)
-                image = image - away.unsqueeze(-1) * earlier + towards.unsqueeze(-1) * bend
-            before = (step * image).sum(-1)
+        steps, bends, weights = (torch.stack(column) for column in zip(*self.pairs, strict=True))
+        result = self.diagonal.log().expand_as(steps[0]).sum(-1)
+        towards = weights * (bends * steps.unsqueeze(1)).sum(-1)  # (pair, earlier pair, n)
+        images, shares = torch.zeros_like(steps), torch.zeros_like(weights)  # H^-1 step, 1 / its product with the step
+        for k, (step, weight) in enumerate(zip(steps, weights, strict=True)):
+            away = shares[:k] * (images[:k] * step).sum(-1)
+            change = towards[k, :k].unsqueeze(-1) * bends[:k] - away.unsqueeze(-1) * images[:k]
+            images[k] = step / self.diagonal + change.sum(0)
+            before = (step * images[k]).sum(-1)
             used = (weight > 0) & (before > 0)
-            seen.append((image, torch.where(used, 1 / before, 0.0)))
+            shares[k] = torch.where(used, 1 / before, 0.0)
             result = result + torch.where(used, (before * weight).log(), 0.0)
         return result
 

@@ -15,7 +15,7 @@ from bayeskit._cost import recorded
 from bayeskit._evaluation import Cost, Evaluator, Joint
 from bayeskit._interpreter import interpreted
 from bayeskit._native import row_source
-from bayeskit._operations import over_rows
+from bayeskit._rows import Rows, over_rows
 from bayeskit._torch import one_thread
 from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning
@@ -106,7 +106,7 @@ class Engine:
         chunk = max((size for size, done in self._calls if done and size <= num_vectors), default=None)
         if chunk is not None and chunk < num_vectors and chunk * self.cost.num_bytes < self._data_bytes:
             chunk = None
-        return None if chunk is None else _evaluation.in_chunks(self._calls[chunk, True], num_vectors, chunk)
+        return None if chunk is None else self._evaluator(self._calls[chunk, True], num_vectors, chunk)
 
     @property
     def cost(self) -> Cost:
@@ -138,14 +138,18 @@ class Engine:
             make = self._compiled if compile else interpreted
             call = graph if self._stays_in_python() and not compile else make(graph, probe, beta)
             self._calls[key] = call  # not before: Ctrl-C may have ended the compilation
-        return _evaluation.in_chunks(self._calls[key], num_vectors, chunk)
+        return self._evaluator(self._calls[key], num_vectors, chunk)
+
+    @staticmethod
+    def _evaluator(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
+        return call if isinstance(call, Rows) else _evaluation.in_chunks(call, num_vectors, chunk)
 
     def _compiled(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
         """Compile C++ over rows where the density is small and the C++ does what the graph does, else the graph."""
         source = self._row_source()
         if not source:
             return _evaluation.compile_graph(graph, u, beta)
-        call = over_rows(source, RESULTS)
+        call = over_rows(source, u.dtype)
         if call is None:  # which has been said, and inductor would call the same compiler
             return interpreted(graph, u, beta)
         at = torch.linspace(-1, 1, u.numel(), dtype=u.dtype).reshape(u.shape)

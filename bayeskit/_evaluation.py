@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -253,8 +254,12 @@ def cost(graph: GraphModule) -> Cost:
 
 def has_compiler() -> bool:
     """Tell whether a C++ compiler, which ``torch.compile`` needs on a CPU, is on the path."""
-    candidates = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
-    return any(name and shutil.which(name) for name in candidates)
+    return _is_on_path(os.environ.get("CXX", ""), os.environ.get("PATH", os.defpath))
+
+
+@lru_cache
+def _is_on_path(named: str, path: str) -> bool:
+    return any(name and shutil.which(name, path=path) for name in (named, "g++", "clang++", "c++"))
 
 
 def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:

@@ -45,10 +45,10 @@ def loop(
     native : bool
         Whether the C++ is compiled and run.
     """
-    library = _library(source) if native and source else None
+    library = library_of(source) if native and source else None
     if library is not None:
         found = [state.new_empty(times, *state.shape) for state in tensors[:num_states]]
-        _call(library, tensors, found, times, batch)
+        call_library(library, tensors, found, times, batch)
         return found
     function = _function(program)
     if at_once:
@@ -69,11 +69,11 @@ def loop_gradient(
 
     ``program`` is all of it as Python.
     """
-    library = _library(source) if native and source else None
+    library = library_of(source) if native and source else None
     if library is None:
         return _function(program)(None, *tensors)
     found = [torch.zeros_like(tensors[place], memory_format=torch.contiguous_format) for place in wanted]
-    _call(library, tensors, found, times, batch)
+    call_library(library, tensors, found, times, batch)
     return found
 
 
@@ -87,7 +87,8 @@ def _(tensors: Sequence[Tensor], wanted: Sequence[int], *_: Any) -> list[Tensor]
     return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in wanted]
 
 
-def _call(library: Any, given: Sequence[Tensor], made: Sequence[Tensor], times: int, batch: int) -> None:
+def call_library(library: Any, given: Sequence[Tensor], made: Sequence[Tensor], times: int, batch: int) -> None:
+    """Call the function ``loop`` that :mod:`bayeskit._native` has written."""
     given = [x.contiguous() for x in given]
     pointers = (ctypes.c_void_p * (len(given) + len(made)))(*(x.data_ptr() for x in (*given, *made)))
     library.loop(pointers, ctypes.c_int64(times), ctypes.c_int64(max(batch, 1)))
@@ -103,7 +104,7 @@ def _function(program: str) -> Callable[..., list[Tensor]]:
 
 
 @lru_cache(maxsize=128)
-def _library(source: str) -> Any:
+def library_of(source: str) -> Any:
     """Compile C++, or find it compiled by another process; None where that fails."""
     from torch._inductor import config
     from torch._inductor.codecache import CppCodeCache
@@ -124,28 +125,6 @@ def _library(source: str) -> Any:
             stacklevel=2,
         )
         return None
-
-
-def over_rows(source: str, like: Sequence[int]) -> Callable[..., tuple[Tensor, ...]] | None:
-    """Return the function that C++ over rows stands for; None where it cannot be compiled.
-
-    Parameters
-    ----------
-    source : str
-        Of :func:`bayeskit._native.row_source`.
-    like : sequence of int
-        As there.
-    """
-    library = _library(source)
-    if library is None:
-        return None
-
-    def call(*operands: Tensor) -> tuple[Tensor, ...]:
-        results = tuple(torch.empty_like(operands[place]) for place in like)
-        _call(library, operands, results, 1, len(operands[0]))
-        return results
-
-    return call
 
 
 def run_natively(graph: GraphModule) -> None:
@@ -169,4 +148,4 @@ def num_operations(operation: Any, arguments: Sequence[Any]) -> int:
     return 0
 
 
-__all__ = ["loop", "loop_gradient", "num_operations", "over_rows", "run_natively"]
+__all__ = ["call_library", "library_of", "loop", "loop_gradient", "num_operations", "run_natively"]

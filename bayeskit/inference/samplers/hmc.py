@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayeskit._evaluation import Evaluation
 from bayeskit.errors import SettingsError
+from bayeskit.inference.samplers.integrator import integrate
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.target import Target
 
@@ -145,13 +146,8 @@ class HMC:
         # Walls are rare, and elsewhere than on the host a look at them would take longer than always minding them.
         walled = q.device.type != "cpu"
         if not walled:
-            lowest, spent = state.log_density, num_steps
-            for i in range(num_steps):
-                q = torch.addcmul(q, step, metric.to_position(p))
-                evaluation = evaluate(q, beta)
-                lowest = torch.minimum(lowest, evaluation.log_density)
-                force = metric.to_momentum(evaluation.gradient)
-                p = torch.addcmul(p, step, force, value=1.0 if i < num_steps - 1 else 0.5)
+            spent, kicks = num_steps, [1.0] * (num_steps - 1) + [0.5]
+            q, p, evaluation, lowest = integrate(evaluate, metric, q, p, step.squeeze(-1), beta, 1.0, kicks)
             walled = bool(((lowest == -torch.inf) & (state.log_density > -torch.inf)).any())
         if walled:
             q, p, evaluation, quality = self._bouncing(state, start, step, metric, evaluate, num_steps)

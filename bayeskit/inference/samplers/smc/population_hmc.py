@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
+from bayeskit.inference.samplers.integrator import integrate
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.target import Target
 
@@ -133,16 +134,13 @@ class PopulationHMC:
         return kept, MoveInfo(probability, diverging, torch.where(accept, energy_after, energy_before))
 
     def _trajectory(self, target: Target, state: MoveState, p: Tensor, step: Tensor) -> tuple[MoveState, Tensor]:
-        q, to_position, to_momentum = state.position, self.metric.to_position, self.metric.to_momentum
-        evaluate, beta = target.evaluator(len(q), self.planned_calls), self._beta(q)
-        p = torch.addcmul(p, step, to_momentum(state.gradient), value=OUTER_KICK)
-        for stage in range(1, GRADIENTS_PER_STEP * self.num_steps + 1):
-            q = torch.addcmul(q, step, to_position(p), value=0.5)
-            evaluation = evaluate(q, beta)
-            # Inner kicks and, between steps, two outer ones in one; only the last outer one stands alone.
-            kick = 1 - 2 * OUTER_KICK if stage % GRADIENTS_PER_STEP else 2 * OUTER_KICK
-            kick = OUTER_KICK if stage == GRADIENTS_PER_STEP * self.num_steps else kick
-            p = torch.addcmul(p, step, to_momentum(evaluation.gradient), value=kick)
+        evaluate = target.evaluator(len(p), self.planned_calls)
+        p = torch.addcmul(p, step, self.metric.to_momentum(state.gradient), value=OUTER_KICK)
+        # Inner kicks and, between steps, two outer ones in one; only the last outer one stands alone.
+        kicks = [1 - 2 * OUTER_KICK, 2 * OUTER_KICK] * self.num_steps
+        kicks[-1] = OUTER_KICK
+        beta = self._beta(state.position)
+        q, p, evaluation, _ = integrate(evaluate, self.metric, state.position, p, step.squeeze(-1), beta, 0.5, kicks)
         return MoveState(q, *evaluation), p
 
     def _momenta(self, position: Tensor, generator: torch.Generator) -> Tensor:

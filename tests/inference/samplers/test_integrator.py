@@ -1,0 +1,111 @@
+"""The integrator: the same path in C++ over rows as in operations of torch, and the error of a known order."""
+
+import math
+
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit._rows import Rows
+from bayeskit.inference.samplers import HMC, Metric
+from bayeskit.inference.samplers.integrator import integrate
+
+KICKS = [1.0, 1.0, 0.6, 0.5]
+
+
+def quartic(dtype=torch.float64, wall=math.inf):
+    """Three correlated coordinates with heavy shoulders; no density where the sum is beyond the wall."""
+
+    def log_likelihood(u):
+        inside = -0.25 * (u - 0.3).pow(4).sum(-1) - u[..., 0] * u[..., 1]
+        return torch.where(u.sum(-1) > wall, -math.inf, inside)
+
+    like = torch.zeros(1, 3, dtype=dtype)
+    return bk.Target.from_functions(
+        lambda u: -0.5 * u.square().sum(-1), log_likelihood, 3, dtype=like.dtype, compile=True
+    )
+
+
+def metrics(dtype):
+    generator = torch.Generator().manual_seed(3)
+    variances = 0.2 + torch.rand(6, 3, generator=generator).to(dtype)
+    factors = torch.randn(6, 3, 3, generator=generator).to(dtype)
+    matrices = factors @ factors.mT + torch.eye(3, dtype=dtype)
+    return {
+        "diagonal": Metric.diagonal(variances[0]),
+        "diagonal of two groups": Metric.diagonal(variances[:2]),
+        "diagonal of each": Metric.diagonal(variances),
+        "dense": Metric.dense(matrices[0]),
+        "dense of three groups": Metric.dense(matrices[:3]),
+        "low rank": Metric.low_rank(variances[0], torch.eye(3, dtype=dtype)[:, :1], torch.full((1,), 2.0, dtype=dtype)),
+    }
+
+
+def start(dtype):
+    generator = torch.Generator().manual_seed(5)
+    q, p = (torch.randn(6, 3, generator=generator).to(dtype) for _ in range(2))
+    return q, p, torch.linspace(0.05, 0.2, 6, dtype=dtype), torch.linspace(0, 1, 6, dtype=dtype)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", list(metrics(torch.float64)))
+def test_the_path_is_that_of_the_graph(name, dtype):
+    target, metric = quartic(dtype), metrics(dtype)[name]
+    compiled, graph = (target._engine.evaluator(6, 1, compile) for compile in (True, False))
+    assert isinstance(compiled, Rows) and not isinstance(graph, Rows)
+    q, p, step, beta = start(dtype)
+    before = q.clone(), p.clone()
+    found, expected = (integrate(by, metric, q, p, step, beta, 0.5, KICKS) for by in (compiled, graph))
+    assert torch.equal(q, before[0]) and torch.equal(p, before[1])
+    near = 500 * torch.finfo(dtype).eps
+    for a, b in zip((*found[:2], *found[2], found[3]), (*expected[:2], *expected[2], expected[3]), strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a, b, rtol=near, atol=near)
+
+
+@pytest.mark.compiler
+def test_walls_and_what_is_not_a_number_are_seen_on_the_way():
+    target, metric = quartic(wall=1.0), metrics(torch.float64)["diagonal"]
+    q = torch.zeros(3, 3, dtype=torch.float64)
+    q[2] = math.nan
+    p = torch.tensor([[40.0, 0, 0], [0.1, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    step, beta = torch.full((3,), 0.1, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    for compile in (True, False):
+        *_, lowest = integrate(target._engine.evaluator(3, 1, compile), metric, q, p, step, beta, 1.0, KICKS)
+        assert lowest[0] == -math.inf and -math.inf < lowest[1] < 0 and lowest[2].isnan()
+
+
+@pytest.mark.compiler
+def test_a_step_in_compiled_rows_is_the_step_in_the_graph():
+    """The walls are met, too: the compiled path sees them and hands over to the one that turns round."""
+    q, *_ = start(torch.float64)
+    q = 0.2 * q - 0.3
+    kernel, ends = HMC(step_size=0.4, num_steps=5), []
+    for compile in (True, False):
+        target = quartic(wall=1.0)
+        target.compile = compile
+        state, generator = kernel.init(target, q), torch.Generator().manual_seed(2)
+        turned = 0
+        for _ in range(6):
+            state, info = kernel.step(target, state, generator=generator)
+            turned += int(info.num_steps[0] > 7)
+        assert turned
+        ends.append(state.position)
+    torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)
+
+
+def test_halving_the_step_divides_the_error_of_the_energy_by_four():
+    target, metric = quartic(), Metric.diagonal(torch.ones(3, dtype=torch.float64))
+    evaluate = target._engine.evaluator(6, 1, False)
+    q, p, _, _ = start(torch.float64)
+    beta = torch.ones(6, dtype=torch.float64)
+    errors = []
+    for halvings in (0, 1):
+        count = 8 << halvings
+        step = torch.full((6,), 0.08 / (1 << halvings), dtype=torch.float64)
+        here = evaluate(q, beta)
+        kicked = p + 0.5 * step[:, None] * here.gradient
+        _, end, there, _ = integrate(evaluate, metric, q, kicked, step, beta, 1.0, [1.0] * (count - 1) + [0.5])
+        errors.append((end.square() - p.square()).sum(-1) / 2 - there.log_density + here.log_density)
+    assert bool(((errors[0] / errors[1] - 4).abs() < 0.5).all())  # a leapfrog path is of second order
