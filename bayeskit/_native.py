@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, cast
 
@@ -22,7 +22,13 @@ from bayeskit._cost import is_view
 from bayeskit._tracing import UNTRACEABLE
 
 MAX_LINES = 200_000  # beyond which a compiler takes more than ten seconds
-_TYPES = {torch.float64: "double", torch.float32: "float", torch.int64: "int64_t", torch.bool: "bool"}
+_TYPES = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.bool: "bool",
+}
 
 _FUNCTIONS = "exp log log1p expm1 sqrt sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc lgamma"
 _EXPRESSIONS = {
@@ -39,6 +45,7 @@ _EXPRESSIONS = {
     "abs": "std::abs({0})",
     "round": "std::nearbyint({0})",
     "reciprocal": "(1 / {0})",
+    "digamma": "digamma({0})",
     "rsqrt": "(1 / std::sqrt({0}))",
     "sigmoid": "(1 / (1 + std::exp(-{0})))",
     "sign": "(({0} > 0) - ({0} < 0))",
@@ -62,10 +69,30 @@ _EXPRESSIONS = {
 _MOVES = frozenset(
     "select slice permute unsqueeze squeeze expand view _unsafe_view reshape clone alias detach cat stack unbind split "
     "split_with_sizes t transpose diagonal repeat flip roll lift_fresh lift_fresh_copy select_scatter "
-    "slice_scatter".split()
+    "slice_scatter diagonal_scatter".split()
 )
 _KEYWORDS = {"add": {"alpha"}, "sub": {"alpha"}, "_to_copy": {"dtype", "layout", "device"}}
 _FOLDS = {"sum": "add", "amax": "maximum", "amin": "minimum", "prod": "mul"}
+_RUNNING = {"cumsum": "add", "cumprod": "mul"}
+
+_LOOP = 'extern "C" void loop('
+# By the recurrence up to 10, from where on the asymptotic series has an error below 1e-17; reflected below zero.
+_DIGAMMA = """
+static double digamma(double x) {
+  double result = 0;
+  if (x == 0) return std::copysign(INFINITY, -x);
+  if (x < 0) {
+    if (x == std::floor(x)) return NAN;
+    result = -M_PI / std::tan(M_PI * (x - std::floor(x)));
+    x = 1 - x;
+  }
+  for (; x < 10; ++x) result -= 1 / x;
+  const double z = 1 / (x * x);
+  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (
+      691.0 / 32760 - z / 12))))));
+  return result + std::log(x) - 0.5 / x - series;
+}
+"""
 
 
 class _NoNativeCode(Exception):
@@ -278,7 +305,9 @@ class _Frame:
             [
                 "#include <cmath>",
                 "#include <cstdint>",
-                'extern "C" void loop(void** pointers, int64_t times, int64_t batch) {',
+                *([_DIGAMMA] if "digamma(" in "\n".join([*self._writer.functions, *kept]) else []),
+                *self._writer.functions,
+                f"{_LOOP}void** pointers, int64_t times, int64_t batch) {{",
                 "for (int64_t b = 0; b < batch; ++b) {",
                 *kept,
                 "}}",
@@ -288,10 +317,10 @@ class _Frame:
 
 
 class _Numbers:
-    """A tensor of positions in a list of C++ expressions."""
+    """A tensor of positions in a list of C++ expressions; `value` is what they are where that is known."""
 
-    def __init__(self, positions: Tensor, dtype: torch.dtype) -> None:
-        self.positions, self.dtype = positions, dtype
+    def __init__(self, positions: Tensor, dtype: torch.dtype, value: Tensor | None = None) -> None:
+        self.positions, self.dtype, self.value = positions, dtype, value
 
 
 def _name(target: Any) -> str:
@@ -331,11 +360,19 @@ def _functional(function: Callable[..., tuple[Tensor, ...]], examples: Sequence[
     return make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
 
 
+def _known(args: Any) -> Any:
+    """Return arguments with the values of what is constant."""
+    if any(x.value is None for x in tree_leaves(args) if isinstance(x, _Numbers)):
+        raise _NoNativeCode
+    return tree_map_only(_Numbers, lambda x: x.value, args)
+
+
 class _Writer:
     """Writes one loop."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.functions: list[str] = []  # loops that are called, as C++
         self._names: list[str] = []
         self._types: list[str] = []
         self._literals: dict[tuple[str, torch.dtype], int] = {}
@@ -392,7 +429,7 @@ class _Writer:
         if x.numel() > MAX_LINES:
             raise _NoNativeCode
         found = [self._literal(value, x.dtype) for value in x.reshape(-1).tolist()]
-        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
+        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype, x)
 
     def _literal(self, value: float | bool, dtype: torch.dtype) -> int:
         if dtype.is_floating_point:
@@ -422,8 +459,9 @@ class _Writer:
             raise _NoNativeCode
         meta: Any = node.meta.get("tensor_meta")
         numbers = [x for x in tree_leaves((args, kwargs)) if isinstance(x, _Numbers)]
-        if not numbers and torch.Tag.nondeterministic_seeded not in target.tags:
-            return self._constant(target(*args, **kwargs))
+        if torch.Tag.nondeterministic_seeded not in target.tags and all(x.value is not None for x in numbers):
+            args, kwargs = _known((args, kwargs))
+            return tree_map_only(Tensor, self._constant, target(*args, **kwargs))
         if name in _MOVES:
             if len({x.dtype for x in numbers}) > 1 or kwargs.get("dtype") is not None:
                 raise _NoNativeCode
@@ -432,6 +470,27 @@ class _Writer:
             fill = {"full_like": 1, "new_full": 2}.get(name)
             number = args[fill] if fill else float("ones" in name)
             return self._constant(torch.full(meta.shape, number, dtype=meta.dtype))
+        if name == "loop":
+            tensors, num_states, _, times, batch, _, _, source, _ = args
+            states = [((times, *x.positions.shape), x.dtype) for x in tensors[:num_states]]
+            return self._looped(source, tensors, states, times, batch)
+        if name == "loop_gradient":
+            tensors, wanted, times, batch, _, source, _ = args
+            like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
+            return self._looped(source, tensors, like, times, batch)
+        if name in ("tril", "triu"):
+            x, below = args[0], torch.ones_like(args[0].positions)
+            return self._elementwise("where", (self._constant(target(below, *args[1:]) > 0), x, 0), meta.shape, x.dtype)
+        if name in ("index", "index_select", "gather"):
+            return self._at(target, args)
+        if name in ("index_put", "scatter_add", "index_add") and not kwargs:
+            return self._put(name, args)
+        if name in _RUNNING:
+            return self._running(_RUNNING[name], args[0], args[1], meta.dtype)
+        if name == "linalg_cholesky_ex" and not kwargs.get("upper"):
+            return self._cholesky(args[0])
+        if name == "linalg_solve_triangular":
+            return self._solved(*args, **kwargs)
         if name in _FOLDS:
             return self._folded(name, args, kwargs, meta)
         if name in ("mm", "bmm", "mv", "dot", "addmm"):
@@ -516,6 +575,118 @@ class _Writer:
         if folded.dtype != meta.dtype:
             folded = self._elementwise("_to_copy", (folded,), folded.positions.shape, meta.dtype)
         return _Numbers(folded.positions.reshape(meta.shape), meta.dtype)
+
+    def _looped(
+        self, source: str, given: Sequence[_Numbers], made: Sequence[tuple[Any, torch.dtype]], times: int, batch: int
+    ) -> list[_Numbers]:
+        """Call a loop, or its way back, by its C++; tensors are arrays there."""
+        if not source:
+            raise _NoNativeCode
+        number, found = len(self.lines), []
+        name = f"loop{number}"
+        self.functions.append(f"static void {name}({source[source.index(_LOOP) + len(_LOOP) :]}")
+        for place, x in enumerate(given):
+            kept = "const " if x.value is None else "static const "
+            self.lines.append(f"{kept}{_TYPES[x.dtype]} a{number}_{place}[] = {{{', '.join(self.values(x)) or '0'}}};")
+        for place, (shape, dtype) in enumerate(made, len(given)):
+            size = math.prod(shape)
+            self.lines.append(f"{_TYPES[dtype]} a{number}_{place}[{max(size, 1)}] = {{}};")
+            elements = [self._add(f"a{number}_{place}[{element}]", dtype) for element in range(size)]
+            found.append(_Numbers(torch.tensor(elements, dtype=torch.int64).reshape(shape), dtype))
+        arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))
+        self.lines.append(f"void* a{number}[] = {{{arrays}}};")
+        self.lines.append(f"{name}(a{number}, {times}, {max(batch, 1)});")
+        return found
+
+    def _running(self, operation: str, x: _Numbers, dim: int, dtype: torch.dtype) -> _Numbers:
+        parts = [_Numbers(part, x.dtype) for part in x.positions.unbind(dim)]
+        if x.dtype != dtype:
+            raise _NoNativeCode
+        for k in range(1, len(parts)):
+            parts[k] = self._elementwise(operation, (parts[k - 1], parts[k]), parts[k].positions.shape, dtype)
+        return _Numbers(torch.stack([part.positions for part in parts], dim), dtype)
+
+    def _at(self, target: Any, args: tuple[Any, ...]) -> _Numbers:
+        """Take elements from places that are known."""
+        return _Numbers(target(args[0].positions, *_known(args[1:])), args[0].dtype)
+
+    def _put(self, name: str, args: tuple[Any, ...]) -> _Numbers:
+        """Put or add numbers where the places are known."""
+        x = args[0]
+        places = torch.arange(x.positions.numel()).reshape(x.positions.shape)
+        if name == "index_put":
+            values, adds = args[2], len(args) > 3 and args[3]
+            places = torch.ops.aten.index(places, *_known(args[1:2]))
+        else:
+            values, adds = args[3], True
+            dim, index = _known(args[1:3])
+            places = places.index_select(dim, index) if name == "index_add" else places.gather(dim, index)
+        if values.dtype != x.dtype:
+            raise _NoNativeCode
+        numbers = values.positions
+        if name == "scatter_add":  # of which more may be given than there are places for
+            numbers = numbers[tuple(slice(size) for size in places.shape)]
+        new = x.positions.reshape(-1).tolist()
+        given = numbers.expand_as(places).reshape(-1).tolist()
+        for place, number in zip(places.reshape(-1).tolist(), given, strict=True):
+            total = f"({self._names[new[place]]} + {self._names[number]})"
+            new[place] = self._statement(total, x.dtype) if adds else number
+        return _Numbers(torch.tensor(new, dtype=torch.int64).reshape(x.positions.shape), x.dtype)
+
+    def _less(self, number: int, terms: Iterable[tuple[int, int]]) -> str:
+        """Write a number less a sum of products."""
+        return " - ".join([self._names[number], *(f"{self._names[a]} * {self._names[b]}" for a, b in terms)])
+
+    def _cholesky(self, x: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Write lower Cholesky factors, column by column, and the number of the first pivot that is not positive."""
+        n, zero = x.positions.shape[-1], self._literal(0.0, x.dtype)
+        factors, failures = [], []
+        for matrix in x.positions.reshape(-1, n, n).tolist():
+            factor, pivots = [[zero] * n for _ in range(n)], []
+            for j in range(n):
+                rest = self._less(matrix[j][j], ((factor[j][k], factor[j][k]) for k in range(j)))
+                pivots.append(self._statement(rest, x.dtype))
+                factor[j][j] = self._statement(f"std::sqrt({self._names[pivots[j]]})", x.dtype)
+                for i in range(j + 1, n):
+                    rest = self._less(matrix[i][j], ((factor[i][k], factor[j][k]) for k in range(j)))
+                    factor[i][j] = self._statement(f"({rest}) / {self._names[factor[j][j]]}", x.dtype)
+            failed = "0"
+            for j in reversed(range(n)):
+                failed = f"({self._names[pivots[j]]} > 0 ? {failed} : {j + 1})"
+            factors.append(factor)
+            failures.append(self._statement(failed, torch.int32))
+        shape = x.positions.shape
+        return _Numbers(torch.tensor(factors).reshape(shape), x.dtype), _Numbers(
+            torch.tensor(failures).reshape(shape[:-2]), torch.int32
+        )
+
+    def _solved(
+        self, a: _Numbers, b: _Numbers, *, upper: bool, left: bool = True, unitriangular: bool = False
+    ) -> _Numbers:
+        """Write the solution of ``a x = b``, or of ``x a = b``, for triangular ``a``."""
+        matrices, sides = a.positions, b.positions
+        if not left:
+            matrices, sides, upper = matrices.mT, sides.mT, not upper
+        if upper:  # the last row first
+            matrices, sides = matrices.flip(-1, -2), sides.flip(-2)
+        n, k = sides.shape[-2:]
+        batch = torch.broadcast_shapes(matrices.shape[:-2], sides.shape[:-2])
+        pairs = zip(
+            matrices.broadcast_to(*batch, n, n).reshape(-1, n, n).tolist(),
+            sides.broadcast_to(*batch, n, k).reshape(-1, n, k).tolist(),
+            strict=True,
+        )
+        found = []
+        for matrix, side in pairs:
+            rows: list[list[int]] = []
+            for i in range(n):
+                scale = "1" if unitriangular else self._names[matrix[i][i]]
+                rests = [self._less(side[i][c], ((matrix[i][j], rows[j][c]) for j in range(i))) for c in range(k)]
+                rows.append([self._statement(f"({rest}) / {scale}", b.dtype) for rest in rests])
+            found.append(rows)
+        x = torch.tensor(found, dtype=torch.int64).reshape(*batch, n, k)
+        x = x.flip(-2) if upper else x
+        return _Numbers(x if left else x.mT, b.dtype)
 
     def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> _Numbers:
         if kwargs or args[-1].dtype != meta.dtype:

@@ -161,6 +161,7 @@ def fail_apart(graph: GraphModule) -> None:
                 continue
             with graph.graph.inserting_before(check):
                 failed = graph.graph.call_function(aten.ne.Scalar, (info, 0))
+                failed.meta["tensor_meta"] = info.meta["tensor_meta"]._replace(dtype=torch.bool)
                 for _ in range(len(meta.shape) - len(info.meta["tensor_meta"].shape)):
                     failed = graph.graph.call_function(aten.unsqueeze.default, (failed, -1))
                 masked = graph.graph.call_function(aten.masked_fill.Scalar, (result, failed, torch.nan))

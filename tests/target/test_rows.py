@@ -10,7 +10,7 @@ import torch
 import bayeskit as bk
 from bayeskit import _engine, exact
 from bayeskit._native import row_source
-from bayeskit._tracing import traced
+from bayeskit._tracing import fail_apart, traced
 
 pytestmark = pytest.mark.compiler
 
@@ -173,3 +173,106 @@ def test_what_is_changed_in_place_is_changed_under_all_its_names(function):
     assert source
     found = _engine.over_rows(source, x.dtype)(x, one)
     torch.testing.assert_close(found[0], function(x)[0], rtol=1e-14, atol=0)
+
+
+def matrices(x):
+    """Two positive definite matrices of the first six numbers, ``(1, 2, 3, 3)``."""
+    a = x[:, :12].reshape(-1, 2, 2, 3)
+    return a.mT @ a + torch.eye(3, dtype=x.dtype)
+
+
+def triangle(x, **how):
+    a, b = matrices(x), x.reshape(-1, 2, 3, 3)
+    return torch.linalg.solve_triangular(a, b if how.get("left", True) else b.mT, **how)
+
+
+PLACES = torch.tensor([[4, 1, 4, 0, 2]])
+WRITTEN = {
+    "digamma": lambda x: torch.digamma(3 * x),
+    "digamma of large numbers": lambda x: torch.digamma((5 * x).exp()),
+    "cumsum": lambda x: x.reshape(-1, 6, 3).cumsum(1),
+    "cumprod": lambda x: x.cumprod(-1),
+    "tril": lambda x: x.reshape(-1, 3, 6).tril(1),
+    "triu": lambda x: x.reshape(-1, 3, 6).triu(),
+    "index": lambda x: x[:, PLACES[0]],
+    "index_select": lambda x: x.index_select(1, PLACES[0]),
+    "gather": lambda x: x.gather(1, PLACES),
+    "index_put": lambda x: x.index_put((torch.tensor([0]), torch.tensor([3])), x[0, :1].exp()),
+    "index_put of a sum": lambda x: x.index_put((torch.zeros(5, dtype=torch.int64), PLACES[0]), x[0, :5].exp(), True),
+    "scatter_add": lambda x: x.scatter_add(1, PLACES, x.exp()),
+    "index_add": lambda x: x.index_add(1, PLACES[0], x[:, 3:8].exp()),
+    "cholesky": lambda x: torch.linalg.cholesky(matrices(x)),
+    "cholesky of some": lambda x: torch.linalg.cholesky_ex(matrices(x) - 2.4 * torch.eye(3, dtype=x.dtype))[1],
+    "solve lower": lambda x: triangle(x, upper=False),
+    "solve upper": lambda x: triangle(x, upper=True),
+    "solve from the right": lambda x: triangle(x, upper=True, left=False),
+    "solve with ones": lambda x: triangle(x, upper=False, unitriangular=True),
+    "solve several": lambda x: torch.linalg.solve_triangular(matrices(x)[:, :1], x.reshape(-1, 2, 3, 3), upper=False),
+}
+
+
+@pytest.mark.parametrize("name", list(WRITTEN))
+def test_an_operation_is_that_of_torch(name):
+    x = torch.randn(1, 18, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    expected = WRITTEN[name](x).to(x.dtype)
+    assert expected.dtype == x.dtype and expected.numel() > 1
+    # All of its numbers, one after the other in the place of a vector's.
+    width = expected.numel()
+    padded = torch.cat([x, x.new_zeros(1, max(0, width - 18))], 1)
+
+    def result(y, one):
+        found = WRITTEN[name](y[:, :18]).to(y.dtype).reshape(1, -1)
+        return one, one, one, torch.cat([found, y[:, width:]], 1)
+
+    graph = traced(result, padded, one)
+    fail_apart(graph)
+    source = row_source(graph, (padded, one), _engine.RESULTS)
+    assert source
+    found = _engine.over_rows(source, x.dtype)(padded, one).gradient[0, :width]
+    torch.testing.assert_close(found, expected.reshape(-1), rtol=1e-12, atol=1e-12)
+
+
+def test_digamma_is_exact_at_its_ends_and_on_both_sides():
+    at = torch.tensor([[0.0, -0.0, math.inf, -2.0, math.nan, 1.0, 1e-300, 1e300, -0.5, -7.25, 9.999999, 10.0]]).double()
+    one = torch.ones(1, dtype=torch.float64)
+    source = row_source(traced(lambda x, one: (one, one, one, torch.digamma(x)), at, one), (at, one), _engine.RESULTS)
+    found = _engine.over_rows(source, at.dtype)(at, one).gradient
+    torch.testing.assert_close(found, torch.digamma(at), rtol=4e-15, atol=1e-15, equal_nan=True)
+    assert abs(float(found[0, 5]) + 0.5772156649015329) < 1e-15  # Euler's constant
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loops_are_called_from_the_rows(dtype):
+    """A conditional variance that follows the square of what was seen, and its gradient, which goes back in time."""
+    y = torch.randn(40, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def model():
+        weight = pyro.sample("weight", dist.Beta(y.new_tensor(2.0), y.new_tensor(2.0)))
+        memory = pyro.sample("memory", dist.Beta(y.new_tensor(2.0), y.new_tensor(2.0)))
+        squares = y[:-1].square()
+        _, variance = bk.scan(lambda v, s: 2 * (0.1 + weight * s + memory * v,), y.new_ones(()), squares)
+        with pyro.plate("times", 39):
+            pyro.sample("y", dist.Normal(0.0, variance.sqrt()), obs=y[1:])
+
+    target = bk.Target.from_pyro(model, compile=True)
+    assert target._engine.cost.num_repeated and "loop" in target._engine._row_source()
+    u = torch.randn(5, 2, generator=torch.Generator().manual_seed(2)).to(dtype)
+    beta = torch.linspace(0, 1, 5, dtype=dtype)
+    found, expected = (target._engine.evaluator(5, 1, compile)(u, beta) for compile in (True, False))
+    assert_close(found, expected, dtype)
+
+
+def test_a_factor_that_does_not_exist_is_that_rows_alone():
+    matrix = torch.tensor([[1.0, 0.4], [0.4, 1.0]], dtype=torch.float64)
+
+    def log_likelihood(u):
+        changed = matrix - torch.diag_embed(u)
+        return torch.linalg.cholesky(changed).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    target = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), log_likelihood, 2, compile=True)
+    assert is_native(target)
+    u = torch.tensor([[0.1, 0.2], [3.0, 0.2], [-1.0, 0.5]], dtype=torch.float64)
+    found, graph = (target._engine.evaluator(3, 1, c)(u, torch.ones(3).double()) for c in (True, False))
+    assert found.log_density[1].isnan() and bool(found.log_density[[0, 2]].isfinite().all())
+    assert_close(tuple(x[[0, 2]] for x in found), tuple(x[[0, 2]] for x in graph), torch.float64)
