@@ -211,7 +211,8 @@ class Target:
             warnings.warn(
                 f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
                 "many times slower; replace Python control flow on sampled values by torch.where, what assigns to "
-                "elements by torch.stack, or the distribution by one that can be batched",
+                "elements by torch.stack, or the distribution by one that can be batched; for draws alone, "
+                "bayeskit.inference.samplers.sample_with_pyro may take less time",
                 SlowModelWarning,
                 stacklevel=3,
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from inspect import signature
 from math import prod
 from typing import Any, cast
 
@@ -169,8 +170,14 @@ class PyroDensity:
             for name, fn in drawn.items():
                 refuse_discrete(name, fn, culprit(error))
             self._explain_nan_arguments()
+            if reader.last is None and isinstance(error, TypeError):
+                self._explain_call()
             place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
-            what = str(error) or "something that it calls is not implemented, such as the density of a distribution"
+            what = (
+                reader.outside_of_support()
+                or str(error)
+                or "something that it calls is not implemented, such as the density of a distribution"
+            )
             raise ModelError(f"running the model once failed {place}{culprit(error)}: {what}") from error
         self._augments |= augmented.seen
         return reader.records, drawn
@@ -194,6 +201,21 @@ class PyroDensity:
             for record in records.values():
                 if record.log_prob is not None:
                     self._pack(record)
+
+    def _explain_call(self) -> None:
+        """Say how a model's arguments are given, where it cannot be called with these."""
+        try:
+            signature(self._model).bind(*self._args, **self._kwargs)
+        except TypeError as error:
+            kinds = [type(x).__name__ for x in self._args] + [
+                f"{k}={type(x).__name__}" for k, x in self._kwargs.items()
+            ]
+            raise ModelError(
+                f"the model cannot be called with ({', '.join(kinds)}): {error}; its arguments follow it one by one, "
+                "as in Target.from_pyro(model, x, y), not in a tuple or as args="
+            ) from error
+        except ValueError:
+            return  # it has no signature, as functions in C
 
     def _explain_nan_arguments(self) -> None:
         if self._constants.observed:

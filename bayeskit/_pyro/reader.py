@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from pyro.distributions import Delta, ImproperUniform
+from pyro.distributions import Delta, ExpandedDistribution, ImproperUniform, Independent, MaskedDistribution, Uniform
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -19,6 +19,7 @@ from bayeskit._inputs import as_numbers
 from bayeskit._pyro.batching import MaskedFill, naming
 from bayeskit._pyro.draws import draw
 from bayeskit._pyro.unclamped import unclamped
+from bayeskit._tracing import UNTRACEABLE
 from bayeskit.errors import DataError, ModelError, UnsupportedSiteError
 
 
@@ -57,6 +58,13 @@ class Constants:
     relaxed: set[str] = field(default_factory=set)  # observed sites of zeros and ones, whose data are in between
 
 
+def _innermost(fn: Any) -> Any:
+    """Return the distribution that others have wrapped."""
+    while isinstance(fn, Independent | MaskedDistribution | ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
 class Indices(Tensor):
     """A plate's indices, which a Python loop over the plate reads as numbers even while it is traced."""
 
@@ -82,6 +90,7 @@ class Reader(Messenger):
         self.records: dict[str, Record] = {}
         self.coordinates: dict[str, Coordinate | None] = {}
         self.last: str | None = None
+        self._seen: tuple[str, Any, Any] | None = None  # the last observed site, its distribution and data
         self.plate_sizes: dict[str, int] = {}
 
     def _pyro_param(self, msg: Any) -> None:
@@ -117,6 +126,11 @@ class Reader(Messenger):
             if self.first_run and not is_deterministic(msg):
                 self._hide_masked_nan(msg)
             msg["value"] = self.constants.observed.get(name, msg["value"])
+            self._seen = name, msg["fn"], msg["value"]
+            fn = _innermost(msg["fn"])
+            if self.first_run and isinstance(fn, Uniform):
+                # Its ends may be other sites, of which a draw need not reach around the data; its density is then zero.
+                fn._validate_args = msg["fn"]._validate_args = False
         elif not msg["done"]:
             if self.first_run:
                 self._note_improper(msg)
@@ -148,6 +162,23 @@ class Reader(Messenger):
                 f"{tuple(fn.batch_shape)}: together they make {tuple(log_prob.shape)}; reshape the data, perhaps "
                 "by squeeze(-1)"
             )
+
+    def outside_of_support(self) -> str:
+        """Name the data that the last site cannot have, if there are any, in place of torch's print of all of them."""
+        if self._seen is None or self._seen[0] != self.last:
+            return ""
+        _, fn, value = self._seen
+        fn = _innermost(fn)
+        with suppress(*UNTRACEABLE):
+            inside = torch.broadcast_to(fn.support.check(value), value.shape[: value.dim() - fn.event_dim])
+            if not inside.all():
+                first = tuple((~inside).nonzero()[0].tolist())
+                return (
+                    f"{int((~inside).sum())} of its {inside.numel()} observed values lie outside of the support of "
+                    f"{type(fn).__name__.lstrip('_')}, which is {fn.support}; the first is {value[first].tolist()}, at "
+                    f"index {first}; correct the data, or choose a distribution that can give them"
+                )
+        return ""
 
     def _hide_masked_nan(self, msg: Any) -> None:
         """Put a draw where data are missing and masked: NaN times a mask of zero is NaN in the gradient."""

@@ -20,6 +20,12 @@ def observe(mean, y=Y):
     pyro.sample("y", dist.Normal(mean, 1.0).expand(y.shape).to_event(y.dim()), obs=y)
 
 
+def counts(y):
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("n", dist.Poisson(rate), obs=y)
+
+
 def simple(y):
     observe(pyro.sample("mean", dist.Normal(0.0, 1.0)), y)
 
@@ -182,7 +188,17 @@ BAD = {
     "wrong number of arguments": (
         lambda: Target.from_pyro(simple),
         ModelError,
-        "before its first site.*argument",
+        "cannot be called.*argument",
+    ),
+    "arguments in a tuple": (
+        lambda: Target.from_pyro(lambda x, y: simple(x + y), (Y, Y)),
+        ModelError,
+        r"cannot be called with \(tuple\).*'y'; its arguments follow it one by one",
+    ),
+    "data outside of the support": (
+        lambda: Target.from_pyro(counts, torch.tensor([1.0, 2.0, -3.0])),
+        ModelError,
+        r"'n'.*1 of its 3 observed values lie outside of the support of Poisson.*first is -3.0, at index \(2,\)",
     ),
     "compile": (lambda: Target.from_pyro(simple, Y, compile="yes"), SettingsError, "compile must be"),
     "last dimension": (
@@ -253,3 +269,15 @@ def test_data_of_another_shape_do_not_meet_every_mean():
     assert Target.from_pyro(model, x, y).dim == 2
     with pytest.raises(DataError, match=r"'y' has data of shape \(6, 1\).*squeeze"):
         Target.from_pyro(model, x, y[:, None])
+
+
+def test_data_beyond_an_end_that_is_itself_sampled_have_no_density_and_no_error():
+    def model():
+        end = pyro.sample("end", dist.HalfNormal(1.0))
+        with pyro.plate("data", 2):
+            pyro.sample("y", dist.Uniform(0.0, end).to_event(0), obs=torch.tensor([0.5, 2.0]))
+
+    for seed in range(10):  # of whose draws 19 in 20 do not reach around the data
+        target = Target.from_pyro(model, seed=seed)
+    value = target.log_density(torch.tensor([[1.0], [0.5]]))
+    assert value[0].isfinite() and value[1] == -torch.inf

@@ -24,11 +24,10 @@ def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch, request):
         monkeypatch.setattr("torch._inductor.codecache.CppCodeCache.load", broken)
         monkeypatch.setattr(torch._inductor, "compile", broken)
         monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
-        _operations._library.cache_clear()  # which remembers failures, too
-        request.addfinalizer(_operations._library.cache_clear)
+        _operations.library_of.cache_clear()  # which remembers failures, too
+        request.addfinalizer(_operations.library_of.cache_clear)
     else:
-        monkeypatch.setattr("bayeskit._engine.MAX_ROW_BYTES", 0)  # have it compiled by inductor
-        monkeypatch.setattr("bayeskit._engine.MAX_BYTES_PER_NODE", 0)
+        monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: "")  # have it compiled by inductor
         monkeypatch.setattr(torch._inductor, "compile", broken)
         monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
     target = case.target()
