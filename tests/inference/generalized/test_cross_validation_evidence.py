@@ -159,10 +159,10 @@ def test_weights_that_cannot_be_relied_on_are_replaced(normal_target, normal_dra
     assert float(z_scores(result, normal_exact).abs().max()) < limit(2)
 
 
-def squares_of_four_held_out(target, exact):
+def squares_of_four_held_out(target, exact, first_seed=0):
     """Each set by itself has a shape of about two thirds, which looks good where the tail was missed."""
     z = []
-    for seed in range(SEEDS):
+    for seed in range(first_seed, first_seed + SEEDS):
         draws = bk.sample(target, num_chains=4, num_warmup=200, num_samples=250, seed=seed, progress=False)
         result = cross_validation_evidence(target, draws, p=4, held_out="all", num_particles=128, seed=seed)
         z.append(float(z_scores(result, exact)))
@@ -175,7 +175,10 @@ def test_weights_are_not_chosen_by_how_good_they_look(normal_target, normal_exac
 
 def test_mutation_weights_that_look_good_are_kept(normal_target, normal_exact, monkeypatch):
     monkeypatch.setattr(leave_out, "MAX_TYPICAL_SHAPE", math.inf)
-    assert squares_of_four_held_out(normal_target, normal_exact) > chi2.isf(1e-5, SEEDS)
+    # One run shows it three times in four; ten of them miss it once in a million.
+    assert any(
+        squares_of_four_held_out(normal_target, normal_exact, SEEDS * run) > chi2.isf(1e-5, SEEDS) for run in range(10)
+    )
 
 
 def test_bridge_sampling_agrees(normal_target, normal_draws, limit):
