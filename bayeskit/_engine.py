@@ -24,9 +24,8 @@ Compile = bool | Literal["auto"]
 
 #: What C++ over rows takes to compile, at least and for each node.
 ROW_SECONDS, ROW_SECONDS_PER_NODE = 1.5, 1e-4
-#: The bytes that the nodes of a row may write, in all or on average, beyond which a compiler takes long, and inductor's
-#: vector instructions pay; more where there are few rows, and where there is a loop, which inductor makes no better.
-MAX_ROW_BYTES, MAX_BYTES_PER_NODE, FEW_ROWS, MAX_BYTES_OF_FEW, MAX_LOOP_BYTES = 2**15, 16, 8, 2**16, 2**17
+#: The bytes that the nodes of a row may write, in all or on average, beyond which inductor's vector instructions pay.
+MAX_ROW_BYTES, MAX_BYTES_PER_NODE = 2**21, 16
 #: Nodes from which on torch's interpreter takes longer to make than Python to run the graph, as often as it is run
 #: before it is compiled; and how much slower Python is.
 MANY_NODES, SLOWER_IN_PYTHON = 4000, 10.0
@@ -81,16 +80,14 @@ class Engine:
         if self._stays_in_python():
             seconds *= SLOWER_IN_PYTHON
         by_rows = max(ROW_SECONDS, ROW_SECONDS_PER_NODE * self.cost.num_nodes)
-        return seconds > self.cost.compile_seconds or (seconds > by_rows and bool(self._row_source(num_vectors)))
+        return seconds > self.cost.compile_seconds or (seconds > by_rows and bool(self._row_source()))
 
     def _stays_in_python(self) -> bool:
         return self.cost.num_nodes > MANY_NODES and bool(self._row_source())
 
-    def _row_source(self, num_vectors: int = 1) -> str:
+    def _row_source(self) -> str:
         """Return the density of a row as C++; nothing where it is large, not known how, or there is no compiler."""
         most = max(MAX_ROW_BYTES, MAX_BYTES_PER_NODE * self.cost.num_nodes)
-        most = max(most, MAX_BYTES_OF_FEW) if num_vectors <= FEW_ROWS else most
-        most = max(most, MAX_LOOP_BYTES) if self.cost.num_repeated else most
         if self._device.type != "cpu" or self.cost.num_bytes > most or not _evaluation.has_compiler():
             return ""
         if self._rows is None:
@@ -150,7 +147,7 @@ class Engine:
 
     def _compiled(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
         """Compile C++ over rows where the density is small and the C++ does what the graph does, else the graph."""
-        source = self._row_source(len(u))
+        source = self._row_source()
         if not source:
             return _evaluation.compile_graph(graph, u, beta)
         call = over_rows(source, u.dtype)

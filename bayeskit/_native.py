@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import operator
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, cast
+from itertools import count
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
@@ -22,6 +24,10 @@ from bayeskit._cost import is_view
 from bayeskit._tracing import UNTRACEABLE
 
 MAX_LINES = 200_000  # beyond which a compiler takes more than ten seconds
+#: Numbers from which on a tensor is an array, and what is done to it a loop; how many loops an operation may be, and
+#: how long sums of arrays may be that are written term by term.
+ARRAY, MAX_LOOPS, MAX_TERMS = 24, 64, 64
+ON_STACK = 4096  # numbers of an array
 _TYPES = {
     torch.float64: "double",
     torch.float32: "float",
@@ -74,6 +80,7 @@ _MOVES = frozenset(
 _KEYWORDS = {"add": {"alpha"}, "sub": {"alpha"}, "_to_copy": {"dtype", "layout", "device"}}
 _FOLDS = {"sum": "add", "amax": "maximum", "amin": "minimum", "prod": "mul"}
 _RUNNING = {"cumsum": "add", "cumprod": "mul"}
+_NEUTRAL = {"add": "0", "mul": "1", "maximum": "-INFINITY", "minimum": "INFINITY"}
 
 _LOOP = 'extern "C" void loop('
 # By the recurrence up to 10, from where on the asymptotic series has an error below 1e-17; reflected below zero.
@@ -356,8 +363,54 @@ def _changes_views(graph: torch.fx.GraphModule) -> bool:
 
 def _functional(function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor]) -> torch.fx.GraphModule:
     """Return the graph of a function in core operations, none of them in place."""
-    table = cast(dict[Any, Any], core_aten_decompositions())
+    aten = torch.ops.aten
+    table = {**core_aten_decompositions(), **get_decompositions([aten._softmax.default, aten._log_softmax.default])}
     return make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
+
+
+class _Names:
+    """What positions stand for: a variable or a literal each, or the elements of an array, which follow each other."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._labels: list[str] = []
+        self._sizes: list[int] = []  # zero where it is no array
+        self._count = 0
+
+    def add(self, label: str, size: int = 0) -> int:
+        """Return the first new position."""
+        self._starts.append(self._count)
+        self._labels.append(label)
+        self._sizes.append(size)
+        self._count += max(size, 1)
+        return self._starts[-1]
+
+    def of(self, position: int) -> tuple[str, int, int]:
+        """Return the name around a position, its first position and its size."""
+        place = bisect_right(self._starts, position) - 1
+        return self._labels[place], self._starts[place], self._sizes[place]
+
+    def __getitem__(self, position: int) -> str:
+        label, start, size = self.of(position)
+        return f"{label}[{position - start}]" if size else label
+
+
+class _Loop:
+    """A loop that is being written, over elements of arrays."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.body: list[str] = []
+        self.made: set[int] = set()  # names that it makes, by their first position
+        self.current: dict[tuple[int, int], str] = {}  # variables of elements that it has made, by first and stride
+
+
+class _Access(NamedTuple):
+    """How a loop reads an element: as C++, the name that it is of, and where and with which stride it begins."""
+
+    text: str
+    start: int
+    path: tuple[int, int] | None
 
 
 def _known(args: Any) -> Any:
@@ -373,8 +426,9 @@ class _Writer:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.functions: list[str] = []  # loops that are called, as C++
-        self._names: list[str] = []
-        self._types: list[str] = []
+        self._names = _Names()
+        self._loop: _Loop | None = None
+        self._counter = count()
         self._literals: dict[tuple[str, torch.dtype], int] = {}
         self._rules: dict[Any, torch.fx.GraphModule] = {}  # an operation on tensors of some shapes as simpler ones
 
@@ -384,9 +438,11 @@ class _Writer:
         """Write what a function makes of the operands; None where that is large or not known here."""
         try:
             with torch.no_grad():
-                if isinstance(function, torch.fx.GraphModule) and not _changes_views(function):
-                    return self._followed(function, operands)
-                return self._followed(_functional(function, examples), operands)
+                if not isinstance(function, torch.fx.GraphModule) or _changes_views(function):
+                    function = _functional(function, examples)
+                found = self._followed(function, operands)
+                self._close()
+                return found
         except (*UNTRACEABLE, _NoNativeCode, KeyError, AttributeError):
             return None  # among others for a dtype, or a form of arguments, that is not known here
 
@@ -411,35 +467,51 @@ class _Writer:
 
     # -- numbers --------------------------------------------------------------------------------
 
-    def _add(self, name: str, dtype: torch.dtype) -> int:
-        self._names.append(name)
-        self._types.append(_TYPES[dtype])
-        return len(self._names) - 1
-
     def operand(self, name: str, x: Tensor) -> _Numbers:
         """Name the elements of a tensor."""
-        found = [self._add(f"{name}_{element}", x.dtype) for element in range(x.numel())]
+        found = [self._names.add(f"{name}_{element}") for element in range(x.numel())]
         return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
 
     def values(self, numbers: _Numbers) -> list[str]:
         """Return the C++ expressions of the elements of a tensor."""
+        self._close()
         return [self._names[position] for position in numbers.positions.reshape(-1).tolist()]
 
     def _constant(self, x: Tensor) -> _Numbers:
         if x.numel() > MAX_LINES:
             raise _NoNativeCode
+        if x.numel() >= ARRAY and bool((x != x.reshape(-1)[0]).any()):
+            start = self._array(
+                [self._text(value, x.dtype) for value in x.reshape(-1).tolist()], x.dtype, "static const"
+            )
+            return _Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
         found = [self._literal(value, x.dtype) for value in x.reshape(-1).tolist()]
         return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype, x)
 
+    def _array(self, texts: Sequence[str], dtype: torch.dtype, kept: str) -> int:
+        """Declare an array with its elements; return the first position."""
+        name = f"w{next(self._counter)}"
+        self.lines.append(f"{kept} {_TYPES[dtype]} {name}[] = {{{', '.join(texts)}}};")
+        return self._names.add(name, len(texts))
+
+    def _empty(self, size: int, dtype: torch.dtype) -> tuple[str, int]:
+        """Declare an array; return its name and first position."""
+        name = f"w{next(self._counter)}"
+        self.lines.append(f"{'static thread_local ' if size > ON_STACK else ''}{_TYPES[dtype]} {name}[{size}];")
+        return name, self._names.add(name, size)
+
+    @staticmethod
+    def _text(value: float | bool, dtype: torch.dtype) -> str:
+        if not dtype.is_floating_point:
+            return str(value).lower() if dtype == torch.bool else f"INT64_C({int(value)})"
+        text = repr(float(value)) if math.isfinite(value) else "NAN" if value != value else "INFINITY"
+        return f"{'-' if value == -math.inf else ''}{text}"
+
     def _literal(self, value: float | bool, dtype: torch.dtype) -> int:
-        if dtype.is_floating_point:
-            text = repr(float(value)) if math.isfinite(value) else "NAN" if value != value else "INFINITY"
-            text = f"{'-' if value == -math.inf else ''}{text}"
-        else:
-            text = str(value).lower() if dtype == torch.bool else f"INT64_C({int(value)})"
+        text = self._text(value, dtype)
         key = text, dtype
         if key not in self._literals:
-            self._literals[key] = self._add(f"({_TYPES[dtype]})({text})", dtype)
+            self._literals[key] = self._names.add(f"({_TYPES[dtype]})({text})")
         return self._literals[key]
 
     def _statement(self, expression: str, dtype: torch.dtype) -> int:
@@ -447,7 +519,123 @@ class _Writer:
             raise _NoNativeCode
         name = f"v{len(self.lines)}"
         self.lines.append(f"const {_TYPES[dtype]} {name} = {expression};")
-        return self._add(name, dtype)
+        return self._names.add(name)
+
+    # -- loops over arrays ----------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """End the loop that is being written, so that what it has made can be read elsewhere."""
+        if self._loop is not None:
+            self.lines += [f"for (int64_t i = 0; i < {self._loop.length}; ++i) {{", *self._loop.body, "}"]
+            self._loop = None
+            if len(self.lines) >= MAX_LINES:
+                raise _NoNativeCode
+
+    def _access(self, positions: Tensor) -> _Access | None:
+        """Read the same number each time, or numbers of an array that are equally far from each other."""
+        first, last = int(positions[0]), int(positions[-1])
+        stride = int(positions[1]) - first
+        label, start, size = self._names.of(first)
+        if bool((positions.diff() != stride).any()) or (stride and not (size and start <= last < start + size)):
+            return None
+        text = f"{label}[{first - start} + {stride} * i]" if stride else self._names[first]
+        return _Access(text, start, (first, stride))
+
+    def _looked_up(self, positions: Tensor, dtype: torch.dtype) -> _Access:
+        """Read numbers in any order, by a table of their places in an array, which is made where they are elsewhere."""
+        self._close()
+        unique, places = positions.unique(return_inverse=True)
+        label, start, size = self._names.of(int(unique[0]))
+        if not start <= int(unique[-1]) < start + size:
+            start = self._gathered(unique, dtype)
+            positions, label = start + places, self._names.of(start)[0]
+            found = self._access(positions)
+            if found is not None:
+                return found
+        return _Access(f"{label}[{self._table(positions - start)}[i]]", start, None)
+
+    def _table(self, places: Tensor) -> str:
+        name = f"g{next(self._counter)}"
+        self.lines.append(f"static const int32_t {name}[] = {{{', '.join(map(str, places.tolist()))}}};")
+        return name
+
+    def _gathered(self, positions: Tensor, dtype: torch.dtype) -> int:
+        """Copy numbers of several arrays, in the order of their positions, into one; return its first position."""
+        (name, first), done = self._empty(len(positions), dtype), 0
+        while done < len(positions):
+            label, start, size = self._names.of(int(positions[done]))
+            near = positions[done:][positions[done:] < start + max(size, 1)]
+            if len(near) >= ARRAY:
+                source = self._access(near) or _Access(f"{label}[{self._table(near - start)}[i]]", start, None)
+                self.lines.append(f"for (int64_t i = 0; i < {len(near)}; ++i) {name}[{done} + i] = {source.text};")
+            else:
+                texts = enumerate((self._names[position] for position in near.tolist()), done)
+                self.lines += [f"{name}[{place}] = {text};" for place, text in texts]
+            done += len(near)
+        return first
+
+    def _each(self, length: int, accesses: Sequence[_Access]) -> tuple[_Loop, list[str]]:
+        """Return the loop in which a statement that reads these can be written, and how it reads them there."""
+        loop = self._loop
+        if loop is not None and (
+            loop.length != length or any(a.start in loop.made and a.path not in loop.current for a in accesses)
+        ):
+            self._close()
+        loop = self._loop = self._loop or _Loop(length)
+        return loop, [loop.current.get(a.path, a.text) if a.path else a.text for a in accesses]
+
+    def _vector(
+        self, pattern: str, operands: Sequence[tuple[Tensor, torch.dtype, str]], shape: torch.Size, dtype: torch.dtype
+    ) -> _Numbers:
+        """Write an operation on many numbers as loops: over all of them, or over the longest dimension that can be."""
+        size = shape.numel()
+        given = [torch.broadcast_to(positions, shape) for positions, _, _ in operands]
+        accesses, dim = None, None
+        for dim in (None, *sorted(range(len(shape)), key=lambda d: -shape[d])):
+            rows = [x.reshape(1, -1) if dim is None else x.movedim(dim, -1).flatten(0, -2) for x in given]
+            if not rows or rows[0].shape[1] < ARRAY or len(rows[0]) > MAX_LOOPS:
+                continue
+            found = [[self._access(row) for row in x] for x in rows]
+            if all(access is not None for x in found for access in x):
+                accesses = cast(list[list[_Access]], found)
+                break
+        if accesses is None:
+            dim = None
+            flat = [x.reshape(-1) for x in given]
+            accesses = [
+                [self._access(x) or self._looked_up(x, kind)] for x, (_, kind, _) in zip(flat, operands, strict=True)
+            ]
+        name, start = self._empty(size, dtype)
+        made = start + torch.arange(size).reshape(shape)
+        ends = made.reshape(1, -1) if dim is None else made.movedim(dim, -1).flatten(0, -2)
+        for row, end in enumerate(ends):
+            read = [x[row] for x in accesses]
+            loop, texts = self._each(len(end), read)
+            texts = [cast_ + text for text, (_, _, cast_) in zip(texts, operands, strict=True)]
+            path, variable = (int(end[0]), int(end[1] - end[0])), f"e{next(self._counter)}"
+            loop.body.append(f"const {_TYPES[dtype]} {variable} = {pattern.format(*texts)};")
+            loop.body.append(f"{name}[{path[0] - start} + {path[1]} * i] = {variable};")
+            loop.current[path] = variable
+            loop.made.add(start)
+        return _Numbers(made, dtype)
+
+    def _reduced(self, operation: str, rows: Tensor, dtype: torch.dtype) -> list[int]:
+        """Write a sum, or the like, of each row of positions, in a loop over its elements."""
+        found = []
+        for row in rows:
+            access = self._access(row) or self._looked_up(row, dtype)
+            name = f"s{next(self._counter)}"
+            loop, (text,) = self._each(len(row), [access])
+            self.lines.append(f"{_TYPES[dtype]} {name} = {_NEUTRAL[operation]};")
+            loop.body.append(f"{name} = {_EXPRESSIONS[operation].format(name, text)};")
+            found.append(self._names.add(name))
+            loop.made.add(found[-1])
+        return found
+
+    def _close_before(self, numbers: Iterable[int]) -> None:
+        """End the loop that is being written where one of the numbers is made in it."""
+        if self._loop is not None and any(self._names.of(position)[1] in self._loop.made for position in numbers):
+            self._close()
 
     # -- operations -----------------------------------------------------------------------------
 
@@ -491,6 +679,11 @@ class _Writer:
             return self._cholesky(args[0])
         if name == "linalg_solve_triangular":
             return self._solved(*args, **kwargs)
+        if name == "mean":
+            total = self._folded("sum", args, {}, meta)
+            return self._elementwise(
+                "div", (total, args[0].positions.numel() / meta.shape.numel()), meta.shape, meta.dtype
+            )
         if name in _FOLDS:
             return self._folded(name, args, kwargs, meta)
         if name in ("mm", "bmm", "mv", "dot", "addmm"):
@@ -548,17 +741,22 @@ class _Writer:
             if args[1] == 2:
                 return self._elementwise("mul", (x, x), shape, dtype)
             return self._elementwise("sqrt", (x,), shape, dtype) if args[1] == 0.5 else x
-        columns = []
+        operands = []
         for place, x in enumerate(args):
             if isinstance(x, (bool, int, float)):
                 x = self._constant(torch.tensor(x, dtype=common))
             if not isinstance(x, _Numbers):
                 raise _NoNativeCode
             wanted = x.dtype if name == "_to_copy" or (name == "where" and place == 0) else common
-            cast = "" if x.dtype == wanted else f"({_TYPES[wanted]})"
-            flat = torch.broadcast_to(x.positions, shape).reshape(-1).tolist()
-            columns.append([cast + self._names[position] for position in flat])
+            operands.append((x.positions, x.dtype, "" if x.dtype == wanted else f"({_TYPES[wanted]})"))
         pattern = f"({_TYPES[dtype]}){_EXPRESSIONS[name]}"
+        if shape.numel() >= ARRAY:
+            return self._vector(pattern, operands, shape, dtype)
+        columns = []
+        for positions, _, cast_ in operands:
+            flat = torch.broadcast_to(positions, shape).reshape(-1).tolist()
+            self._close_before(flat)
+            columns.append([cast_ + self._names[position] for position in flat])
         made = [self._statement(pattern.format(*row), dtype) for row in zip(*columns, strict=True)]
         return _Numbers(torch.tensor(made, dtype=torch.int64).reshape(shape), dtype)
 
@@ -570,8 +768,7 @@ class _Writer:
         dims = [d % rank for d in dims] if dims else list(range(rank))
         kept = [d for d in range(rank) if d not in dims]
         flat = x.positions.permute(*kept, *dims).reshape(*(x.positions.shape[d] for d in kept), -1)
-        parts = [_Numbers(part, x.dtype) for part in flat.unbind(-1)]
-        folded = reduce(lambda a, b: self._elementwise(_FOLDS[name], (a, b), a.positions.shape, meta.dtype), parts)
+        folded = self._fold(_FOLDS[name], _Numbers(flat, x.dtype), meta.dtype)
         if folded.dtype != meta.dtype:
             folded = self._elementwise("_to_copy", (folded,), folded.positions.shape, meta.dtype)
         return _Numbers(folded.positions.reshape(meta.shape), meta.dtype)
@@ -584,6 +781,7 @@ class _Writer:
             raise _NoNativeCode
         number, found = len(self.lines), []
         name = f"loop{number}"
+        self._close()
         self.functions.append(f"static void {name}({source[source.index(_LOOP) + len(_LOOP) :]}")
         for place, x in enumerate(given):
             kept = "const " if x.value is None else "static const "
@@ -591,12 +789,23 @@ class _Writer:
         for place, (shape, dtype) in enumerate(made, len(given)):
             size = math.prod(shape)
             self.lines.append(f"{_TYPES[dtype]} a{number}_{place}[{max(size, 1)}] = {{}};")
-            elements = [self._add(f"a{number}_{place}[{element}]", dtype) for element in range(size)]
-            found.append(_Numbers(torch.tensor(elements, dtype=torch.int64).reshape(shape), dtype))
+            start = self._names.add(f"a{number}_{place}", max(size, 1))
+            found.append(_Numbers(start + torch.arange(size).reshape(shape), dtype))
         arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))
         self.lines.append(f"void* a{number}[] = {{{arrays}}};")
         self.lines.append(f"{name}(a{number}, {times}, {max(batch, 1)});")
         return found
+
+    def _fold(self, operation: str, x: _Numbers, dtype: torch.dtype) -> _Numbers:
+        """Combine the last dimension."""
+        *kept, length = x.positions.shape
+        if length >= ARRAY and dtype.is_floating_point and (math.prod(kept) < ARRAY or length > MAX_TERMS):
+            if x.dtype != dtype:
+                x = self._elementwise("_to_copy", (x,), x.positions.shape, dtype)
+            found = self._reduced(operation, x.positions.reshape(-1, length), dtype)
+            return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(kept), dtype)
+        parts = [_Numbers(part, x.dtype) for part in x.positions.unbind(-1)]
+        return reduce(lambda a, b: self._elementwise(operation, (a, b), a.positions.shape, dtype), parts)
 
     def _running(self, operation: str, x: _Numbers, dim: int, dtype: torch.dtype) -> _Numbers:
         parts = [_Numbers(part, x.dtype) for part in x.positions.unbind(dim)]
@@ -612,6 +821,7 @@ class _Writer:
 
     def _put(self, name: str, args: tuple[Any, ...]) -> _Numbers:
         """Put or add numbers where the places are known."""
+        self._close()
         x = args[0]
         places = torch.arange(x.positions.numel()).reshape(x.positions.shape)
         if name == "index_put":
@@ -639,6 +849,7 @@ class _Writer:
 
     def _cholesky(self, x: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Write lower Cholesky factors, column by column, and the number of the first pivot that is not positive."""
+        self._close()
         n, zero = x.positions.shape[-1], self._literal(0.0, x.dtype)
         factors, failures = [], []
         for matrix in x.positions.reshape(-1, n, n).tolist():
@@ -664,6 +875,7 @@ class _Writer:
         self, a: _Numbers, b: _Numbers, *, upper: bool, left: bool = True, unitriangular: bool = False
     ) -> _Numbers:
         """Write the solution of ``a x = b``, or of ``x a = b``, for triangular ``a``."""
+        self._close()
         matrices, sides = a.positions, b.positions
         if not left:
             matrices, sides, upper = matrices.mT, sides.mT, not upper
@@ -699,8 +911,7 @@ class _Writer:
         terms = self._elementwise(
             "mul", (_Numbers(a.unsqueeze(-1), meta.dtype), _Numbers(b.unsqueeze(-3), meta.dtype)), shape, meta.dtype
         )
-        parts = [_Numbers(part, meta.dtype) for part in terms.positions.unbind(-2)]
-        total = reduce(lambda x, y: self._elementwise("add", (x, y), x.positions.shape, meta.dtype), parts)
+        total = self._fold("add", _Numbers(terms.positions.movedim(-2, -1), meta.dtype), meta.dtype)
         if name == "addmm":
             total = self._elementwise("add", (args[0], total), meta.shape, meta.dtype)
         return _Numbers(total.positions.reshape(meta.shape), meta.dtype)

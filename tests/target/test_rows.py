@@ -105,7 +105,7 @@ def test_a_plan_of_two_seconds_is_enough_for_small_densities():
 
 
 def test_large_densities_are_no_rows():
-    y = torch.randn(5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.randn(100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = bk.Target.from_functions(
         lambda u: -0.5 * u.square().sum(-1), lambda u: -0.5 * (u - y).square().sum(-1), 1, compile="auto"
     )
@@ -273,3 +273,57 @@ def test_a_factor_that_does_not_exist_is_that_rows_alone():
     found, graph = (target._engine.evaluator(3, 1, c)(u, torch.ones(3).double()) for c in (True, False))
     assert found.log_density[1].isnan() and bool(found.log_density[[0, 2]].isfinite().all())
     assert_close(tuple(x[[0, 2]] for x in found), tuple(x[[0, 2]] for x in graph), torch.float64)
+
+
+DESIGN = torch.randn(40, 3, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+GROUPS = torch.arange(40).mul(7).remainder(5)
+LARGE = {
+    "one loop": lambda x: (x[:, :40] * 2 - 1).exp().log1p(),
+    "a sum and what is made of it": lambda x: x / (x - x.mean(-1, keepdim=True)).square().sum(-1, keepdim=True),
+    "columns": lambda x: (x[:, :40, None] * DESIGN).sum((1, 2), keepdim=True),
+    "a product with a design": lambda x: torch.tanh(x[:, :3] @ DESIGN.mT),
+    "a product over a design": lambda x: torch.tanh(x[:, :40]) @ DESIGN,
+    "products of products": lambda x: (x[:, :3] @ DESIGN.mT).sigmoid() @ DESIGN,
+    "neighbours": lambda x: (x[:, 1:] * 2) - (x[:, :-1] * 2).square(),
+    "the other way round": lambda x: (x * 2) - (x * 2).flip(-1).square(),
+    "groups": lambda x: x[:, GROUPS] * x[:, 10:50],
+    "sums of groups": lambda x: x.new_zeros(1, 5).index_add(1, GROUPS, x[:, :40].square()),
+    "several tensors in one": lambda x: torch.cat([x.square(), x[:, :30].exp(), x[:, 5:7]], -1).cumsum(-1),
+    "the largest": lambda x: x.reshape(-1, 3, 32).amax(-1) - x.reshape(-1, 32, 3).amin(1),
+    "logarithms of sums": lambda x: x.reshape(-1, 32, 3).logsumexp(-1) + x.reshape(-1, 3, 32).logsumexp(1),
+    "shares": lambda x: x.reshape(-1, 32, 3).log_softmax(-1) * x.reshape(-1, 32, 3).softmax(1),
+    "long and wide": lambda x: (x[:, :80, None] * x[:, None, 10:90]).sin().sum(1),
+    "choices": lambda x: torch.where(x > 0.1, x.exp(), torch.where(x < -1, -1.0, x)),
+    "counts": lambda x: x * (x > 0).sum(-1, keepdim=True),
+    "a transposed matrix": lambda x: (x.reshape(-1, 32, 3).mT * x.reshape(-1, 3, 32)).reshape(1, -1),
+    "running products": lambda x: (1 + 0.1 * x.reshape(-1, 3, 32)).cumprod(1).flip(-1),
+    "part of a part": lambda x: (x.reshape(-1, 4, 24)[:, ::2, ::2] + x.reshape(-1, 4, 24)[:, 1::2, 1::2]).exp(),
+    "one number": lambda x: x[:, :1].expand(1, 50) * x[:, 1:51],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", list(LARGE))
+def test_many_numbers_are_arrays_and_loops(name, dtype):
+    def function(x):
+        if dtype == torch.float64:
+            return LARGE[name](x)
+        return LARGE[name](x.double()).float()  # the design stays double
+
+    def both(x, one):
+        def total(x):
+            found = function(x)
+            return (found * torch.linspace(0.5, 1.5, found.numel(), dtype=dtype).reshape(found.shape)).sum()
+
+        found = function(x)
+        return found.mean().reshape(1), one, found.flatten()[-1:].clone(), torch.func.grad(total)(x)
+
+    x = torch.randn(1, 96, generator=torch.Generator().manual_seed(4)).to(dtype)
+    one = torch.ones(1, dtype=dtype)
+    graph = traced(both, x, one)
+    source = row_source(graph, (x, one), _engine.RESULTS)
+    assert "for (int64_t i = 0" in source and source.count("\n") < 3000
+    found, expected = _engine.over_rows(source, dtype)(x, one), graph(x, one)
+    for a, b in zip(found, expected, strict=True):
+        near = 100 * torch.finfo(dtype).eps
+        torch.testing.assert_close(a, b, rtol=near, atol=near * float(b.abs().max()))
