@@ -228,19 +228,39 @@ def row_source(function: Callable[..., tuple[Tensor, ...]], operands: Sequence[T
     """
     if not _are_suited(operands):
         return ""
-    writer, count = _Writer(), len(operands)
-    found = writer.made(function, operands, [writer.operand(f"x{place}", x) for place, x in enumerate(operands)])
+    writer = _Writer()
+    found = writer.made(function, operands, [writer.row(f"x{place}", x) for place, x in enumerate(operands)])
     if found is None:
         return ""
-    for numbers, p in zip(found, like, strict=True):
+    lines = [_row(f"x{place}", x, place, "const ") for place, x in enumerate(operands)]
+    stored = []
+    for q, (numbers, p) in enumerate(zip(found, like, strict=True)):
         if numbers.dtype != operands[p].dtype or numbers.positions.numel() != operands[p].numel():
             return ""
-    frame = _Frame(writer, operands, (True,) * count, 0, 0)
-    results = [
-        [*frame.results(f"r{q}", numbers, p), *frame.write(f"r{q}", p, count + q, False, "=")]
-        for q, (numbers, p) in enumerate(zip(found, like, strict=True))
-    ]
-    return frame.written([*frame.others(), *writer.lines, *sum(results, [])])
+        stored += [_row(f"r{q}", operands[p], len(operands) + q), *writer.stored(f"r{q}", numbers)]
+    return _function(writer, [*lines, *writer.lines, *stored])
+
+
+def _row(name: str, x: Tensor, pointer: int, kept: str = "") -> str:
+    kind = f"{kept}{_TYPES[x.dtype]}*"
+    return f"{kind} {name} = ({kind})pointers[{pointer}] + b * {x.numel()};"
+
+
+def _function(writer: _Writer, lines: Sequence[str]) -> str:
+    """Return the whole function around what is done for each ``b`` of a batch."""
+    return "\n".join(
+        [
+            "#include <cmath>",
+            "#include <cstdint>",
+            *([_DIGAMMA] if "digamma(" in "\n".join([*writer.functions, *lines]) else []),
+            *writer.functions,
+            f"{_LOOP}void** pointers, int64_t times, int64_t batch) {{",
+            "for (int64_t b = 0; b < batch; ++b) {",
+            *lines,
+            "}}",
+            "",
+        ]
+    )
 
 
 def _are_suited(operands: Sequence[Tensor]) -> bool:
@@ -308,19 +328,7 @@ class _Frame:
         once = {name for name, count in Counter(names).items() if count == 1}
         declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
         kept = [line for line in lines if (m := declared.match(line)) is None or m[1] not in once]
-        return "\n".join(
-            [
-                "#include <cmath>",
-                "#include <cstdint>",
-                *([_DIGAMMA] if "digamma(" in "\n".join([*self._writer.functions, *kept]) else []),
-                *self._writer.functions,
-                f"{_LOOP}void** pointers, int64_t times, int64_t batch) {{",
-                "for (int64_t b = 0; b < batch; ++b) {",
-                *kept,
-                "}}",
-                "",
-            ]
-        )
+        return _function(self._writer, kept)
 
 
 class _Numbers:
@@ -471,6 +479,18 @@ class _Writer:
         """Name the elements of a tensor."""
         found = [self._names.add(f"{name}_{element}") for element in range(x.numel())]
         return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
+
+    def row(self, name: str, x: Tensor) -> _Numbers:
+        """Name an array with the elements of a tensor."""
+        return _Numbers(self._names.add(name, x.numel()) + torch.arange(x.numel()).reshape(x.shape), x.dtype)
+
+    def stored(self, name: str, numbers: _Numbers) -> list[str]:
+        """Return what writes the elements of a tensor to an array."""
+        self._close()
+        positions = numbers.positions.reshape(-1)
+        if (size := len(positions)) >= ARRAY and (access := self._access(positions)) is not None:
+            return [f"for (int64_t i = 0; i < {size}; ++i) {name}[i] = {access.text};"]
+        return [f"{name}[{place}] = {self._names[position]};" for place, position in enumerate(positions.tolist())]
 
     def values(self, numbers: _Numbers) -> list[str]:
         """Return the C++ expressions of the elements of a tensor."""
