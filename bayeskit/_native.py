@@ -28,6 +28,7 @@ MAX_LINES = 200_000  # beyond which a compiler takes more than ten seconds
 #: how long sums of arrays may be that are written term by term.
 ARRAY, MAX_LOOPS, MAX_TERMS = 24, 64, 64
 ON_STACK = 4096  # numbers of an array
+MAX_PRODUCT = 20_000  # terms of a product of matrices, beyond which a library multiplies them in less time
 _TYPES = {
     torch.float64: "double",
     torch.float32: "float",
@@ -488,9 +489,15 @@ class _Writer:
         """Return what writes the elements of a tensor to an array."""
         self._close()
         positions = numbers.positions.reshape(-1)
-        if (size := len(positions)) >= ARRAY and (access := self._access(positions)) is not None:
-            return [f"for (int64_t i = 0; i < {size}; ++i) {name}[i] = {access.text};"]
-        return [f"{name}[{place}] = {self._names[position]};" for place, position in enumerate(positions.tolist())]
+        lines, begin = [], 0
+        for run in positions.tensor_split((positions.diff() != 1).nonzero().squeeze(-1) + 1):
+            access = self._access(run) if len(run) >= ARRAY else None
+            if access is not None:
+                lines.append(f"for (int64_t i = 0; i < {len(run)}; ++i) {name}[{begin} + i] = {access.text};")
+            else:
+                lines += [f"{name}[{begin + k}] = {self._names[position]};" for k, position in enumerate(run.tolist())]
+            begin += len(run)
+        return lines
 
     def values(self, numbers: _Numbers) -> list[str]:
         """Return the C++ expressions of the elements of a tensor."""
@@ -928,6 +935,8 @@ class _Writer:
             b = b.unsqueeze(-1)
         a = a.unsqueeze(0) if name == "dot" else a
         shape = torch.broadcast_shapes(a.unsqueeze(-1).shape, b.unsqueeze(-3).shape)
+        if shape.numel() > MAX_PRODUCT:
+            raise _NoNativeCode
         terms = self._elementwise(
             "mul", (_Numbers(a.unsqueeze(-1), meta.dtype), _Numbers(b.unsqueeze(-3), meta.dtype)), shape, meta.dtype
         )
