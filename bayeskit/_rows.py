@@ -12,6 +12,8 @@ from torch import Tensor
 from bayeskit._evaluation import Evaluation
 from bayeskit._operations import call_library, library_of
 
+MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C is not heard
+
 # One row after the other. `loop` is the density of a row; `x` are positions and momenta, which are changed, inverse
 # temperatures, step sizes, factors and kicks, and then what is found. A dense factor is a lower triangle.
 _INTEGRATION = """
@@ -85,12 +87,16 @@ class Rows:
         """
         (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
         q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
-        found, lowest = _empty(q, beta), torch.empty_like(step, memory_format=torch.contiguous_format)
-        tensors = [q, p, *(x.contiguous() for x in (beta, step, factor, q.new_tensor(kicks))), *found, lowest]
-        pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
-        groups = factor.numel() // (d * d if is_dense else d)
-        sizes = (ctypes.c_int64(size) for size in (len(kicks), n, d, groups, is_dense))
-        self._library.integrate(pointers, floating(drift), *sizes)
+        found, part = _empty(q, beta), torch.empty_like(step, memory_format=torch.contiguous_format)
+        lowest, numbers = torch.full_like(part, torch.inf), q.new_tensor(kicks)
+        beta, step, factor = beta.contiguous(), step.contiguous(), factor.contiguous()
+        groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
+        for some in numbers.split(at_once):
+            tensors = (q, p, beta, step, factor, some, *found, part)
+            pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+            sizes = (ctypes.c_int64(size) for size in (len(some), n, d, groups, is_dense))
+            self._library.integrate(pointers, floating(drift), *sizes)
+            lowest = torch.minimum(lowest, part)
         return q, p, found, lowest
 
 

@@ -65,6 +65,17 @@ def test_the_path_is_that_of_the_graph(name, dtype):
 
 
 @pytest.mark.compiler
+def test_long_paths_are_several_calls_with_the_same_bits(monkeypatch):
+    target, metric = quartic(), metrics(torch.float64)["dense"]
+    evaluate = target._engine.evaluator(6, 1, True)
+    whole = integrate(evaluate, metric, *start(torch.float64), 1.0, KICKS)
+    monkeypatch.setattr("bayeskit._rows.MAX_EVALUATIONS", 7)
+    parts = integrate(evaluate, metric, *start(torch.float64), 1.0, KICKS)
+    for a, b in zip((*whole[:2], *whole[2], whole[3]), (*parts[:2], *parts[2], parts[3]), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.compiler
 def test_walls_and_what_is_not_a_number_are_seen_on_the_way():
     target, metric = quartic(wall=1.0), metrics(torch.float64)["diagonal"]
     q = torch.zeros(3, 3, dtype=torch.float64)
