@@ -89,8 +89,8 @@ def test_page_runs(page, run, tmp_path):
     assert status == 0, errors
     assert page.group == "sampling" or "+-" in output, "no number with its Monte Carlo error"
     assert page.group == "sampling" or list(tmp_path.glob("*.png")), "no figure"
-    # A warning in an example would teach that warnings are normal.
-    assert "Warning" not in errors
+    # A warning in an example would teach that warnings are normal; that there is no compiler is none of the example's.
+    assert "Warning" not in re.sub(r".*CompilationWarning: .*no C\+\+ compiler was found.*", "", errors)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progr
 def no_density_is_small(monkeypatch):
     """Have all compiled by inductor, also those that C++ over rows would serve."""
     monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: "")
+    monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)  # nothing is compiled in earnest but where it is said
 
 
 def compiling(name="beta_binomial"):
@@ -290,6 +291,7 @@ def test_a_step_that_waits_for_the_compiler_is_dropped_and_taken_by_the_next_run
 # -- bits ----------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_values_do_not_depend_on_what_was_compiled_before():
     """The rounding of the compiled graph differs, so that a fresh and a used target would start differently."""
     target = compiling("linreg10")

@@ -316,6 +316,7 @@ def test_divergences_are_counted():
 # -- compiled, resumed, and bad input -----------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_compiled_moves_are_the_eager_ones(skewed):
     """Trees of up to 255 leaves, a factor with another memory layout, and draws that differ by rounding only."""
     factor = torch.linalg.cholesky(torch.tensor([[0.4, 0.3], [0.3, 0.5]], dtype=torch.float64))

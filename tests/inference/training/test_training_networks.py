@@ -77,6 +77,7 @@ def test_networks_are_found_where_they_are():
     assert networks(AutoNormal(model)) == []
 
 
+@pytest.mark.compiler
 def test_compiled_networks_give_the_same_losses_and_failures_are_said(monkeypatch):
     x = columns()
     plain = trained(x)[1]
