@@ -70,10 +70,15 @@ def _divergences(draws: Draws) -> list[str]:
     place = int(off.abs().nan_to_num(nan=0.0).argmax())
     if float(off[place].abs()) <= GATHERED:
         return [seen + "raise target_acceptance or reparameterise the model"]
-    side = "small" if off[place] < 0 else "large"
+    if off[place] < 0:
+        return [
+            f"{seen}they gather where {_name(draws, place)} is small, as in the neck of a funnel; raise "
+            "target_acceptance, or write what it is the scale of as location + scale * standard normal"
+        ]
     return [
-        f"{seen}they gather where {_name(draws, place)} is {side}, as in the neck of a funnel; raise "
-        "target_acceptance, or write what it is the scale of as location + scale * standard normal"
+        f"{seen}they gather where {_name(draws, place)} is large; raise target_acceptance, give it a prior that keeps "
+        "it away from there, or, if it is a precision, write what it governs as location + standard normal / "
+        "sqrt(precision)"
     ]
 
 
@@ -129,9 +134,17 @@ def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
     """Return what makes chains slow: a funnel, a scale, a long tail, or nothing that can be told."""
     funnel = _neck(x)
     if funnel is not None:
+        place, grows = funnel
+        if grows:
+            return (
+                f"the spread of the others grows with {_name(draws, place)}, as in a funnel; write what it is the "
+                "scale of as location + scale * standard normal, raise target_acceptance, or run longer"
+            )
         return (
-            f"the spread of the others changes with {_name(draws, funnel)}, as in a funnel; write what it is the "
-            "scale of as location + scale * standard normal, raise target_acceptance, or run longer"
+            f"the spread of the others shrinks where {_name(draws, place)} grows, as in a funnel; if they are written "
+            "as location + scale * standard normal, let them be the sites themselves, which the data pin down; if it "
+            "is a precision, write them as location + standard normal / sqrt(precision); else raise "
+            "target_acceptance, or run longer"
         )
     steps = draws.sample_stats.get("n_steps")
     if steps is not None and float(steps.double().mean()) > AT_THE_LIMIT * max_steps:
@@ -153,8 +166,8 @@ def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
     )
 
 
-def _neck(x: Tensor) -> int | None:
-    """Return the coordinate with which the length of the others' moves grows or shrinks, ``x (chains, draws, d)``."""
+def _neck(x: Tensor) -> tuple[int, bool] | None:
+    """Return the coordinate with which the others' moves, of ``x (chains, draws, d)``, change, and if they grow."""
     d = x.shape[-1]
     if d < FEWEST:
         return None
@@ -165,9 +178,9 @@ def _neck(x: Tensor) -> int | None:
     pairs = torch.stack([middle[moved].T, others.T])  # (2, d, moves)
     centred = pairs - pairs.mean(-1, keepdim=True)
     tied = (centred[0] * centred[1]).mean(-1) / centred.square().mean(-1).sqrt().prod(0)
-    tied = tied.abs().nan_to_num(nan=0.0)
-    place = int(tied.argmax())
-    return place if float(tied[place]) > FUNNEL else None
+    tied = tied.nan_to_num(nan=0.0)
+    place = int(tied.abs().argmax())
+    return (place, bool(tied[place] > 0)) if float(tied[place].abs()) > FUNNEL else None
 
 
 def _name(draws: Draws, place: int) -> str:

@@ -62,6 +62,8 @@ def test_divergences_are_placed_where_they_gather(noise, target):
     (said,) = problems(draws_of(x, target, diverging=deep), 256)
     assert said.startswith(f"{int(deep.sum())} of 2000 transitions diverged")
     assert "they gather where 'scale' is small" in said and "location + scale * standard normal" in said
+    (said,) = problems(draws_of(x, target, diverging=x[..., 1] > 1.8), 256)
+    assert "they gather where 'scale' is large" in said and "if it is a precision" in said
     anywhere = torch.zeros_like(deep)
     anywhere[:, ::100] = True
     (said,) = problems(draws_of(x, target, diverging=anywhere), 256)
@@ -95,10 +97,14 @@ def test_slow_chains_are_told_from_funnels_and_from_trajectories_at_the_limit(no
     assert "'mean'" in said and "run longer" in said and "funnel" not in said
     (said,) = problems(draws_of(slow, target, steps=250), 256)
     assert "limit of 256 steps" in said and "'mean' varies on another scale" in said
-    neck = sticky(noise, 1)
-    neck[..., [0, 2]] *= (2 * neck[..., 1:2]).exp()
-    (said,) = problems(draws_of(neck, target), 256)
-    assert "changes with 'scale', as in a funnel" in said
+    for power, how, remedy in (
+        (2, "grows with 'scale'", "write what it is the scale of as location"),
+        (-2, "shrinks where 'scale' grows", "let them be the sites themselves"),
+    ):
+        neck = sticky(noise, 1)
+        neck[..., [0, 2]] *= (power * neck[..., 1:2]).exp()
+        (said,) = problems(draws_of(neck, target), 256)
+        assert f"{how}, as in a funnel" in said and remedy in said
 
 
 def test_slow_chains_are_told_from_long_tails(noise, target):
