@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from bayeskit import _evaluation
 from bayeskit._cost import recorded
 from bayeskit._evaluation import Cost, Evaluator, Joint
 from bayeskit._interpreter import interpreted
-from bayeskit._native import row_source
+from bayeskit._native import RowSource, row_source
 from bayeskit._rows import Rows, over_rows
 from bayeskit._torch import one_thread
 from bayeskit._tracing import UNTRACEABLE, first_line
@@ -53,7 +54,8 @@ class Engine:
         self._joint, self._dim, self._dtype, self._device = joint, dim, dtype, device
         self._eager: Evaluator | None = None
         self._cost: Cost | None = None
-        self._rows: str | None = None
+        self._rows: RowSource | None = None
+        self._rows_are_known = False
         self._calls: dict[tuple[int, bool], Callable[..., tuple[Tensor, ...]]] = {}
         self._evaluators: dict[tuple[int, bool], Evaluator] = {}
 
@@ -85,17 +87,16 @@ class Engine:
     def _stays_in_python(self) -> bool:
         return self.cost.num_nodes > MANY_NODES and bool(self._row_source())
 
-    def _row_source(self) -> str:
-        """Return the density of a row as C++; nothing where it is large, not known how, or there is no compiler."""
+    def _row_source(self) -> RowSource | None:
+        """Return the density of a row as C++; None where it is large, not known how, or there is no compiler."""
         most = max(MAX_ROW_BYTES, MAX_BYTES_PER_NODE * self.cost.num_nodes)
         if self._device.type != "cpu" or self.cost.num_bytes > most or not _evaluation.has_compiler():
-            return ""
-        if self._rows is None:
+            return None
+        if not self._rows_are_known:
             u = torch.zeros(1, self._dim, dtype=self._dtype)
-            try:
+            with suppress(*UNTRACEABLE):
                 self._rows = row_source(self._trace(1), (u, torch.ones_like(u[:, 0])), RESULTS)
-            except UNTRACEABLE:
-                self._rows = ""
+            self._rows_are_known = True
         return self._rows
 
     def compiled(self, num_vectors: int) -> Evaluator | None:

@@ -210,8 +210,19 @@ def gradient_source(
     return frame.written([*frame.others(), *zeros, "for (int64_t t = times - 1; t >= 0; --t) {", *body, "}", *last])
 
 
-def row_source(function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor], like: Sequence[int]) -> str:
-    """Return what a function makes of each row of its operands as C++, or nothing as in :func:`loop_source`.
+class RowSource(NamedTuple):
+    """A function of rows as C++, and the constants that are given to it at each call, after operands and results."""
+
+    text: str
+    data: tuple[Tensor, ...]
+
+
+def row_source(
+    function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor], like: Sequence[int]
+) -> RowSource | None:
+    """Return what a function makes of each row of its operands as C++, or None where :func:`loop_source` has nothing.
+
+    The numbers of a model's data are not in the C++, which is the same for other data of the same shape.
 
     Parameters
     ----------
@@ -224,27 +235,32 @@ def row_source(function: Callable[..., tuple[Tensor, ...]], operands: Sequence[T
 
     Returns
     -------
-    str
+    RowSource or None
         A function as there of the operands and results, where the batch are the rows.
     """
     if not _are_suited(operands):
-        return ""
-    writer = _Writer()
+        return None
+    writer = _Writer(takes_data=True)
     found = writer.made(function, operands, [writer.row(f"x{place}", x) for place, x in enumerate(operands)])
     if found is None:
-        return ""
-    lines = [_row(f"x{place}", x, place, "const ") for place, x in enumerate(operands)]
+        return None
+    lines = [
+        f"{_kind(x)} x{place} = ({_kind(x)})pointers[{place}] + b * {x.numel()};" for place, x in enumerate(operands)
+    ]
     stored = []
     for q, (numbers, p) in enumerate(zip(found, like, strict=True)):
         if numbers.dtype != operands[p].dtype or numbers.positions.numel() != operands[p].numel():
-            return ""
-        stored += [_row(f"r{q}", operands[p], len(operands) + q), *writer.stored(f"r{q}", numbers)]
-    return _function(writer, [*lines, *writer.lines, *stored])
+            return None
+        kind = f"{_TYPES[numbers.dtype]}*"
+        stored.append(f"{kind} r{q} = ({kind})pointers[{len(operands) + q}] + b * {operands[p].numel()};")
+        stored += writer.stored(f"r{q}", numbers)
+    first = len(operands) + len(like)
+    lines += [f"{_kind(x)} d{k} = ({_kind(x)})pointers[{first + k}];" for k, x in enumerate(writer.data)]
+    return RowSource(_function(writer, [*lines, *writer.lines, *stored]), tuple(writer.data))
 
 
-def _row(name: str, x: Tensor, pointer: int, kept: str = "") -> str:
-    kind = f"{kept}{_TYPES[x.dtype]}*"
-    return f"{kind} {name} = ({kind})pointers[{pointer}] + b * {x.numel()};"
+def _kind(x: Tensor) -> str:
+    return f"const {_TYPES[x.dtype]}*"
 
 
 def _function(writer: _Writer, lines: Sequence[str]) -> str:
@@ -432,8 +448,10 @@ def _known(args: Any) -> Any:
 class _Writer:
     """Writes one loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_data: bool = False) -> None:
         self.lines: list[str] = []
+        self.data: list[Tensor] = []  # what is not written, but given at each call, where that is so
+        self._takes_data = takes_data
         self.functions: list[str] = []  # loops that are called, as C++
         self._names = _Names()
         self._loop: _Loop | None = None
@@ -504,13 +522,17 @@ class _Writer:
         self._close()
         return [self._names[position] for position in numbers.positions.reshape(-1).tolist()]
 
-    def _constant(self, x: Tensor) -> _Numbers:
+    def _constant(self, x: Tensor, is_data: bool = False) -> _Numbers:
         if x.numel() > MAX_LINES:
             raise _NoNativeCode
-        if x.numel() >= ARRAY and bool((x != x.reshape(-1)[0]).any()):
-            start = self._array(
-                [self._text(value, x.dtype) for value in x.reshape(-1).tolist()], x.dtype, "static const"
-            )
+        many = x.numel() > 1 and bool((x != x.reshape(-1)[0]).any())
+        if (many or is_data) and self._takes_data and x.dtype.is_floating_point:
+            start = self._names.add(f"d{len(self.data)}", x.numel())
+            self.data.append(x.contiguous())
+            return _Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
+        if many and x.numel() >= ARRAY:
+            texts = [self._text(value, x.dtype) for value in x.reshape(-1).tolist()]
+            start = self._array(texts, x.dtype, "static const")
             return _Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
         found = [self._literal(value, x.dtype) for value in x.reshape(-1).tolist()]
         return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype, x)
@@ -675,8 +697,9 @@ class _Writer:
         meta: Any = node.meta.get("tensor_meta")
         numbers = [x for x in tree_leaves((args, kwargs)) if isinstance(x, _Numbers)]
         if torch.Tag.nondeterministic_seeded not in target.tags and all(x.value is not None for x in numbers):
+            is_data = any(x.positions.numel() > 1 and x.dtype.is_floating_point for x in numbers)
             args, kwargs = _known((args, kwargs))
-            return tree_map_only(Tensor, self._constant, target(*args, **kwargs))
+            return tree_map_only(Tensor, lambda x: self._constant(x, is_data), target(*args, **kwargs))
         if name in _MOVES:
             if len({x.dtype for x in numbers}) > 1 or kwargs.get("dtype") is not None:
                 raise _NoNativeCode
@@ -811,8 +834,14 @@ class _Writer:
         self._close()
         self.functions.append(f"static void {name}({source[source.index(_LOOP) + len(_LOOP) :]}")
         for place, x in enumerate(given):
-            kept = "const " if x.value is None else "static const "
-            self.lines.append(f"{kept}{_TYPES[x.dtype]} a{number}_{place}[] = {{{', '.join(self.values(x)) or '0'}}};")
+            array, positions = f"{_TYPES[x.dtype]} a{number}_{place}", x.positions.reshape(-1)
+            label, start, size = self._names.of(int(positions[0])) if len(positions) else ("", 0, 0)
+            if size and bool((positions.diff() == 1).all()) and int(positions[-1]) < start + size:
+                self.lines.append(
+                    f"const {_TYPES[x.dtype]}* a{number}_{place} = {label} + {int(positions[0]) - start};"
+                )
+            else:
+                self.lines.append(f"const {array}[] = {{{', '.join(self.values(x)) or '0'}}};")
         for place, (shape, dtype) in enumerate(made, len(given)):
             size = math.prod(shape)
             self.lines.append(f"{_TYPES[dtype]} a{number}_{place}[{max(size, 1)}] = {{}};")
@@ -955,4 +984,4 @@ class _Writer:
         return x
 
 
-__all__ = ["gradient_source", "loop_source", "row_source"]
+__all__ = ["RowSource", "gradient_source", "loop_source", "row_source"]

@@ -10,22 +10,26 @@ import torch
 from torch import Tensor
 
 from bayeskit._evaluation import Evaluation
+from bayeskit._native import RowSource
 from bayeskit._operations import call_library, library_of
 
 MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C is not heard
 
 # One row after the other. `loop` is the density of a row; `x` are positions and momenta, which are changed, inverse
-# temperatures, step sizes, factors and kicks, and then what is found. A dense factor is a lower triangle.
+# temperatures, step sizes, factors and kicks, then what is found, and the data. A dense factor is a lower triangle.
 _INTEGRATION = """
+#include <algorithm>
 #include <vector>
 extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t rows, int64_t dim, int64_t groups,
-                          int64_t dense) {{
+                          int64_t dense, int64_t data) {{
   {real}** x = ({real}**)pointers;
   std::vector<{real}> force(dim);
+  std::vector<void*> row(pointers + 5, pointers + 11 + data);  // of which the first six are set for each row
   for (int64_t b = 0; b < rows; ++b) {{
     {real} *q = x[0] + b * dim, *p = x[1] + b * dim, *gradient = x[9] + b * dim, *lowest = x[10] + b;
     const {real} step = x[3][b], *factor = x[4] + b * groups / rows * dim * (dense ? dim : 1);
-    void* row[] = {{q, x[2] + b, x[6] + b, x[7] + b, x[8] + b, gradient}};
+    void* own[] = {{q, x[2] + b, x[6] + b, x[7] + b, x[8] + b, gradient}};
+    std::copy(own, own + 6, row.begin());
     *lowest = INFINITY;
     for (int64_t s = 0; s < kicks; ++s) {{
       for (int64_t i = 0; i < dim; ++i) {{
@@ -33,7 +37,7 @@ extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t 
         for (int64_t j = 0; dense && j <= i; ++j) moved += factor[i * dim + j] * p[j];
         q[i] += drift * step * moved;
       }}
-      loop(row, 1, 1);
+      loop(row.data(), 1, 1);
       const {real} density = x[8][b];
       if (density < *lowest || density != density) *lowest = density;
       for (int64_t i = 0; i < dim; ++i) {{
@@ -50,12 +54,12 @@ extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t 
 class Rows:
     """An evaluator, ``(n, d), (n,) -> Evaluation``, for any number of rows."""
 
-    def __init__(self, library: Any) -> None:
-        self._library = library
+    def __init__(self, library: Any, data: tuple[Tensor, ...]) -> None:
+        self._library, self._data = library, data
 
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         found = _empty(u, beta)
-        call_library(self._library, (u, beta), found, 1, len(u))
+        call_library(self._library, (u, beta), (*found, *self._data), 1, len(u))
         return found
 
     def integrate(
@@ -92,9 +96,9 @@ class Rows:
         beta, step, factor = beta.contiguous(), step.contiguous(), factor.contiguous()
         groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
         for some in numbers.split(at_once):
-            tensors = (q, p, beta, step, factor, some, *found, part)
+            tensors = (q, p, beta, step, factor, some, *found, part, *self._data)
             pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
-            sizes = (ctypes.c_int64(size) for size in (len(some), n, d, groups, is_dense))
+            sizes = (ctypes.c_int64(size) for size in (len(some), n, d, groups, is_dense, len(self._data)))
             self._library.integrate(pointers, floating(drift), *sizes)
             lowest = torch.minimum(lowest, part)
         return q, p, found, lowest
@@ -105,17 +109,17 @@ def _empty(u: Tensor, beta: Tensor) -> Evaluation:
     return Evaluation(log_prior, log_likelihood, log_density, u.new_empty(u.shape))
 
 
-def over_rows(source: str, dtype: torch.dtype) -> Rows | None:
+def over_rows(source: RowSource, dtype: torch.dtype) -> Rows | None:
     """Compile a density that :func:`bayeskit._native.row_source` has written; None where that fails.
 
     Parameters
     ----------
-    source : str
+    source : RowSource
         Of a function of vectors and inverse temperatures, whose results are those of an :class:`Evaluation`.
     dtype : torch.dtype
     """
-    library = library_of(source + _INTEGRATION.format(real="float" if dtype == torch.float32 else "double"))
-    return None if library is None else Rows(library)
+    library = library_of(source.text + _INTEGRATION.format(real="float" if dtype == torch.float32 else "double"))
+    return None if library is None else Rows(library, source.data)
 
 
 __all__ = ["Rows", "over_rows"]

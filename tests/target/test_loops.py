@@ -385,7 +385,7 @@ def test_a_loop_that_does_not_compile_runs_in_python(monkeypatch):
 def test_an_engine_compiles_its_loops(monkeypatch):
     called = []
     right = _operations.call_library
-    monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: "")  # have the rest compiled by inductor
+    monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: None)  # have the rest compiled by inductor
     monkeypatch.setattr(_operations, "call_library", lambda *a: called.append(1) or right(*a))
 
     def joint(u):

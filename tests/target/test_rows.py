@@ -87,7 +87,11 @@ def test_what_is_not_known_goes_to_inductor():
 
 
 def test_code_that_says_something_else_than_the_graph_is_not_used(monkeypatch):
-    monkeypatch.setattr(_engine, "row_source", lambda *a: row_source(*a).replace(" - ", " + "))
+    def wrongly(*arguments):
+        source = row_source(*arguments)
+        return source._replace(text=source.text.replace(" - ", " + "))
+
+    monkeypatch.setattr(_engine, "row_source", wrongly)
     target = of_schools()
     u, beta = torch.full((2, 10), 0.2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     wrong = _engine.over_rows(target._engine._row_source(), u.dtype)(u, beta)
@@ -253,7 +257,7 @@ def test_loops_are_called_from_the_rows(dtype):
             pyro.sample("y", dist.Normal(0.0, variance.sqrt()), obs=y[1:])
 
     target = bk.Target.from_pyro(model, compile=True)
-    assert target._engine.cost.num_repeated and "loop" in target._engine._row_source()
+    assert target._engine.cost.num_repeated and "static void loop" in target._engine._row_source().text
     u = torch.randn(5, 2, generator=torch.Generator().manual_seed(2)).to(dtype)
     beta = torch.linspace(0, 1, 5, dtype=dtype)
     found, expected = (target._engine.evaluator(5, 1, compile)(u, beta) for compile in (True, False))
@@ -322,8 +326,28 @@ def test_many_numbers_are_arrays_and_loops(name, dtype):
     one = torch.ones(1, dtype=dtype)
     graph = traced(both, x, one)
     source = row_source(graph, (x, one), _engine.RESULTS)
-    assert "for (int64_t i = 0" in source and source.count("\n") < 3000
+    assert "for (int64_t i = 0" in source.text and source.text.count("\n") < 3000
     found, expected = _engine.over_rows(source, dtype)(x, one), graph(x, one)
     for a, b in zip(found, expected, strict=True):
         near = 100 * torch.finfo(dtype).eps
         torch.testing.assert_close(a, b, rtol=near, atol=near * float(b.abs().max()))
+
+
+def test_data_are_not_in_the_code_which_others_of_their_shape_share():
+    def target_of(seed):
+        generator = torch.Generator().manual_seed(seed)
+        x, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((30, 2), (30,)))
+
+        def model():
+            slopes = pyro.sample("slopes", dist.Normal(x.new_zeros(2), 2.0).to_event(1))
+            states, _ = bk.scan(lambda s, v: 2 * (0.5 * s + v,), y.new_zeros(()), y)
+            pyro.sample("y", dist.Normal(x @ slopes + states, 1.0).to_event(1), obs=y)
+
+        return bk.Target.from_pyro(model, compile=True)
+
+    one, other = target_of(1), target_of(2)
+    assert one._engine._row_source().text == other._engine._row_source().text
+    u, beta = torch.tensor([[0.3, -0.4], [1.0, 2.0]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    for target in (one, other, one):
+        found, graph = (target._engine.evaluator(2, 1, compile)(u, beta) for compile in (True, False))
+        assert_close(found, graph, torch.float64)

@@ -27,7 +27,7 @@ def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch, request):
         _operations.library_of.cache_clear()  # which remembers failures, too
         request.addfinalizer(_operations.library_of.cache_clear)
     else:
-        monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: "")  # have it compiled by inductor
+        monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: None)  # have it compiled by inductor
         monkeypatch.setattr(torch._inductor, "compile", broken)
         monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
     target = case.target()

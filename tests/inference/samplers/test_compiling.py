@@ -34,7 +34,7 @@ SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progr
 @pytest.fixture(autouse=True)
 def no_density_is_small(monkeypatch):
     """Have all compiled by inductor, also those that C++ over rows would serve."""
-    monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: "")
+    monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: None)
     monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)  # most compilers here are only pretended
 
 
