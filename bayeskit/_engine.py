@@ -26,7 +26,7 @@ Compile = bool | Literal["auto"]
 #: What C++ over rows takes to compile, at least and for each node.
 ROW_SECONDS, ROW_SECONDS_PER_NODE = 1.5, 1e-4
 #: The bytes that the nodes of a row may write, in all or on average, beyond which inductor's vector instructions pay.
-MAX_ROW_BYTES, MAX_BYTES_PER_NODE = 5 * 2**17, 16
+MAX_ROW_BYTES, MAX_BYTES_PER_NODE = 5 * 2**17, 2**11
 #: Nodes from which on torch's interpreter takes longer to make than Python to run the graph, as often as it is run
 #: before it is compiled; and how much slower Python is.
 MANY_NODES, SLOWER_IN_PYTHON = 4000, 10.0

@@ -27,7 +27,7 @@ MAX_LINES = 200_000  # beyond which a compiler takes more than ten seconds
 #: Numbers from which on a tensor is an array, and what is done to it a loop; how many loops an operation may be, and
 #: how long sums of arrays may be that are written term by term.
 ARRAY, MAX_LOOPS, MAX_TERMS = 24, 64, 64
-ON_STACK = 4096  # numbers of an array
+ON_STACK = 32_768  # numbers of all arrays, beyond which they are kept elsewhere
 MAX_PRODUCT = 20_000  # terms of a product of matrices, beyond which a library multiplies them in less time
 _TYPES = {
     torch.float64: "double",
@@ -455,7 +455,7 @@ class _Writer:
         self.functions: list[str] = []  # loops that are called, as C++
         self._names = _Names()
         self._loop: _Loop | None = None
-        self._counter = count()
+        self._counter, self._on_stack = count(), 0
         self._literals: dict[tuple[str, torch.dtype], int] = {}
         self._rules: dict[Any, torch.fx.GraphModule] = {}  # an operation on tensors of some shapes as simpler ones
 
@@ -546,7 +546,9 @@ class _Writer:
     def _empty(self, size: int, dtype: torch.dtype) -> tuple[str, int]:
         """Declare an array; return its name and first position."""
         name = f"w{next(self._counter)}"
-        self.lines.append(f"{'static thread_local ' if size > ON_STACK else ''}{_TYPES[dtype]} {name}[{size}];")
+        self._on_stack += size
+        kept = "static thread_local " if self._on_stack > ON_STACK else ""
+        self.lines.append(f"{kept}{_TYPES[dtype]} {name}[{size}];")
         return name, self._names.add(name, size)
 
     @staticmethod
