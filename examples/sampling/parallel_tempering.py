@@ -44,12 +44,13 @@ target = bk.Target.from_functions(
 # %%
 # A failure on purpose
 # --------------------
-# Each plain chain finds one mode and stays. Chains that started in different places disagree, which R-hat notices; had
-# all started in one mode, nothing would have.
+# Each plain chain stays in the mode where it starts, half of them in either here. So they disagree, which R-hat notices;
+# had all started in one mode, nothing would have.
 
+starts = torch.linspace(-8, 8, 8, dtype=torch.float64).unsqueeze(1)
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    plain = bk.sample(target, 8, 200, 300, seed=1, progress=False)
+    plain = bk.sample(target, 8, 200, 300, initial=starts, seed=1, progress=False)
 print(said[-1].message)
 upper = (plain.unconstrained[..., 0] > 0).double().mean(1)
 print(f"share of the upper mode, chain by chain: {' '.join(f'{float(share):.1f}' for share in upper)}")
@@ -61,10 +62,10 @@ assert set(upper.tolist()) == {0.0, 1.0}
 # A ladder of power posteriors joins the two modes to the prior, where moving is easy. After each iteration,
 # neighbouring temperatures propose to exchange their states, even and odd pairs in turn, so that states travel straight
 # :cite:p:`okabe2001,syed2022`. The masses are known, and so is the evidence: both modes are equally far from the middle
-# of the prior. Sixteen independent ladders run at once, and the spread over them is the error.
+# of the prior. Sixty-four independent ladders run at once, and the spread over them is the error.
 
-size = {"num_warmup": 100, "num_samples": 400} if is_small() else {"num_warmup": 300, "num_samples": 3000}
-ladder = sample_ladder(target, 16, num_chains=16, seed=1, exchange=True, progress=False, **size)
+size = {"num_warmup": 300, "num_samples": 400} if is_small() else {"num_warmup": 300, "num_samples": 3000}
+ladder = sample_ladder(target, 16, num_chains=64, seed=1, exchange=True, progress=False, **size)
 tempered = ladder.posterior.unconstrained[..., 0]
 shares = (tempered > 0).double().mean(1)
 share, error = float(shares.mean()), float(shares.std()) / len(shares) ** 0.5

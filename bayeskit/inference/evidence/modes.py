@@ -213,12 +213,15 @@ def find_modes(
     if draws is not None:
         start = torch.cat([best_of(draws).to(start), start[:STARTS_BESIDE_DRAWS]])
 
+    # In units of the spread of the starting points, or a search would depend on what coordinates are measured in.
+    unit = spread(start).double().cpu().numpy() if len(start) > 1 else np.ones(target.dim)
+
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
         count += climbed.cost
-        u = torch.as_tensor(x, dtype=target.dtype, device=target.device).unsqueeze(0)
+        u = torch.as_tensor(unit * x, dtype=target.dtype, device=target.device).unsqueeze(0)
         value, gradient = climbed.value_and_gradient(u)
-        result, slope = -float(value), -gradient[0].double().cpu().numpy()
+        result, slope = -float(value), -unit * gradient[0].double().cpu().numpy()
         if not (math.isfinite(result) and np.isfinite(slope).all()):
             return _NOTHING, np.zeros_like(x)
         return result, slope
@@ -235,8 +238,9 @@ def find_modes(
     found: list[tuple[float, np.ndarray]] = []
     with one_thread():
         for point in start:
-            outcome = minimize(loss, point.double().cpu().numpy(), jac=True, method="L-BFGS-B", options=options)
-            found.append((float(outcome.fun), outcome.x))
+            first = point.double().cpu().numpy() / unit
+            outcome = minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
+            found.append((float(outcome.fun), unit * outcome.x))
     ends = [x for value, x in sorted(found, key=lambda pair: pair[0]) if value < _NOTHING]
     if not ends:
         raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")

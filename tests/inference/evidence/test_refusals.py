@@ -103,7 +103,7 @@ def test_modes_that_a_ladder_cannot_weigh_are_not_trusted():
 
 def test_too_short_chains_cost_no_other_result(target, limit):
     """Halves of ten draws a chain are too short to be bridged, and the ladder is as good as ever."""
-    budget = Budget(4, 100, 10, num_temperatures=10, ladder_chains=4, ladder_warmup=60, ladder_samples=200)
+    budget = Budget(4, 100, 10, num_temperatures=10, ladder_chains=4, ladder_warmup=100, ladder_samples=1000)
     methods = ["bridge_sampling", "warp_bridge_sampling", "stepping_stone"]
     table = evidence.compare(target, methods, budget=budget, progress=False)
     for method in methods[:2]:
