@@ -44,8 +44,8 @@ target = bk.Target.from_functions(
 # %%
 # A failure on purpose
 # --------------------
-# Each plain chain stays in the mode where it starts, half of them in either here. So they disagree, which R-hat notices;
-# had all started in one mode, nothing would have.
+# Each plain chain stays in the mode where it starts, half of them in either here. So they disagree, which R-hat
+# notices; had all started in one mode, nothing would have.
 
 starts = torch.linspace(-8, 8, 8, dtype=torch.float64).unsqueeze(1)
 with warnings.catch_warnings(record=True) as said:
