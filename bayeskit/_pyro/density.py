@@ -23,7 +23,7 @@ from bayeskit._enumeration import Enumeration, Factor, align, couplings, elimina
 from bayeskit._inputs import arrays_as_tensors, lists_as_tensors
 from bayeskit._pyro.batching import AugmentedAssignment, batchable_distributions
 from bayeskit._pyro.draws import draw
-from bayeskit._pyro.inspection import culprit, dtype_and_device, tensors_in, unsteady
+from bayeskit._pyro.inspection import culprit, dtype_and_device, globals_kept, tensors_in, unsteady
 from bayeskit._pyro.parameters import DomainCheck
 from bayeskit._pyro.reader import Constants, Coordinate, Reader, Record, Supply
 from bayeskit._torch import defaults, global_stream
@@ -261,16 +261,8 @@ class PyroDensity:
     @contextmanager
     def _globals(self, validate: bool) -> Iterator[None]:
         """Set dtype, device and validation for a run of the model, and leave every global as it was."""
-        store = pyro.get_param_store()
-        names = set(store.keys())
-        torch_validates = torch.distributions.Distribution._validate_args
-        try:
-            with pyro.validation_enabled(validate), defaults(self.dtype, self.device):
-                yield
-        finally:
-            torch.distributions.Distribution.set_default_validate_args(torch_validates)
-            for name in set(store.keys()) - names:
-                del store[name]
+        with globals_kept(), pyro.validation_enabled(validate), defaults(self.dtype, self.device):
+            yield
 
     def _run(self, supply: Supply, enumerate_sites: bool = True) -> dict[str, Record]:
         return self._call(supply, enumerate_sites)[0]

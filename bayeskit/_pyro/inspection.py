@@ -13,6 +13,7 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 from torch import Tensor
 
 from bayeskit.errors import BayeskitError, ModelError
@@ -35,6 +36,25 @@ def place_of(error: Exception) -> str:
     """Return the site and distribution whose density failed, or else the user's own line."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("at site ")]
     return f" {notes[0]}" if notes else culprit(error)
+
+
+@contextmanager
+def globals_kept() -> Iterator[None]:
+    """Leave Pyro's handlers, plates and parameters and torch's validation as they were, however a model ends.
+
+    Ctrl-C or an alarm may arrive while a plate is entered or left, which then stays allocated: each later model with a
+    plate of that name would fail.
+    """
+    store = pyro.get_param_store()
+    names, handlers, plates = set(store.keys()), list(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
+    torch_validates = torch.distributions.Distribution._validate_args
+    try:
+        yield
+    finally:
+        _PYRO_STACK[:], _DIM_ALLOCATOR._stack[:] = handlers, plates
+        torch.distributions.Distribution.set_default_validate_args(torch_validates)
+        for name in set(store.keys()) - names:
+            del store[name]
 
 
 @contextmanager

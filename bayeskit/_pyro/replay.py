@@ -16,7 +16,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit._pyro.batching import batchable_distributions
-from bayeskit._pyro.inspection import culprit, dtype_and_device
+from bayeskit._pyro.inspection import culprit, dtype_and_device, globals_kept
 from bayeskit._pyro.reader import is_deterministic
 from bayeskit._pyro.unclamped import unclamped
 from bayeskit._torch import defaults, global_stream, new_generator
@@ -213,13 +213,5 @@ class ReplayedModel:
     @contextmanager
     def _globals(self) -> Iterator[None]:
         """Compute in double precision without gradients; leave parameters, validation and random state as they were."""
-        store = pyro.get_param_store()
-        names = set(store.keys())
-        torch_validates = torch.distributions.Distribution._validate_args
-        try:
-            with torch.no_grad(), defaults(torch.float64, self.device), global_stream(new_generator(0)):
-                yield
-        finally:
-            torch.distributions.Distribution.set_default_validate_args(torch_validates)
-            for name in set(store.keys()) - names:
-                del store[name]
+        with globals_kept(), torch.no_grad(), defaults(torch.float64, self.device), global_stream(new_generator(0)):
+            yield

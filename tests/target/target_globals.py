@@ -16,4 +16,5 @@ def torch_globals() -> dict[str, object]:
         ),
         "parameters": sorted(pyro.get_param_store().keys()),
         "handlers": len(pyro.poutine.runtime._PYRO_STACK),
+        "plates": list(pyro.poutine.runtime._DIM_ALLOCATOR._stack),
     }

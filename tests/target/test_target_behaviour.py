@@ -1,4 +1,5 @@
 import math
+import sys
 import warnings
 
 import pyro
@@ -134,6 +135,47 @@ def test_globals_survive_every_call_and_every_error():
         except (BayeskitError, ZeroDivisionError):
             pass
         assert torch_globals() == before
+
+
+def interrupted_at(line, call):
+    """Raise KeyboardInterrupt at a line of what enters and leaves plates; tell whether it was reached."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if not frame.f_code.co_filename.endswith(("indep_messenger.py", "subsample_messenger.py", "runtime.py")):
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_model_that_is_interrupted_leaves_no_plate_behind():
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(torch.zeros((), dtype=F64), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    y = torch.ones(3, dtype=F64)
+    before, reached = torch_globals(), 0
+    for line in range(1, 400, 3):
+        reached += interrupted_at(line, lambda: Target.from_pyro(model, y))
+        after = torch_globals()
+        assert after["plates"] == before["plates"] == [] and after["handlers"] == 0, line
+    assert reached > 50
+    Target.from_pyro(model, y)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
