@@ -16,7 +16,7 @@ from bayeskit._cost import recorded
 from bayeskit._evaluation import Cost, Evaluator, Joint
 from bayeskit._interpreter import interpreted
 from bayeskit._native import RowSource, row_source
-from bayeskit._rows import Rows, over_rows
+from bayeskit._rows import NativeEvaluator, over_rows
 from bayeskit._torch import one_thread
 from bayeskit._tracing import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning
@@ -144,14 +144,14 @@ class Engine:
 
     @staticmethod
     def _evaluator(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
-        return call if isinstance(call, Rows) else _evaluation.in_chunks(call, num_vectors, chunk)
+        return call if isinstance(call, NativeEvaluator) else _evaluation.in_chunks(call, num_vectors, chunk)
 
     def _compiled(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
         """Compile C++ over rows where the density is small and the C++ does what the graph does, else the graph."""
         source = self._row_source()
         if not source:
             return _evaluation.compile_graph(graph, u, beta)
-        call = over_rows(source, u.dtype)
+        call = over_rows(source, self._dim, u.dtype)
         if call is None:  # which has been said, and inductor would call the same compiler
             return interpreted(graph, u, beta)
         at = torch.linspace(-1, 1, u.numel(), dtype=u.dtype).reshape(u.shape)

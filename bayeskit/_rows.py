@@ -12,6 +12,7 @@ from torch import Tensor
 from bayeskit._evaluation import Evaluation
 from bayeskit._native import RowSource
 from bayeskit._operations import call_library, library_of
+from bayeskit.errors import ShapeError
 
 MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C is not heard
 
@@ -51,16 +52,34 @@ extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t 
 """
 
 
-class Rows:
-    """An evaluator, ``(n, d), (n,) -> Evaluation``, for any number of rows."""
+class NativeEvaluator:
+    """An evaluator, ``(n, d), (n,) -> Evaluation``, for any number of rows.
 
-    def __init__(self, library: Any, data: tuple[Tensor, ...]) -> None:
-        self._library, self._data = library, data
+    The C++ trusts dtype and sizes, so that they are looked at here.
+    """
+
+    def __init__(self, library: Any, data: tuple[Tensor, ...], dim: int, dtype: torch.dtype) -> None:
+        self._library, self._data, self._dim, self._dtype = library, data, dim, dtype
 
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
+        if u.dim() != 2 or u.shape[1] != self._dim or beta.shape != u.shape[:1]:
+            raise ShapeError(
+                f"vectors and inverse temperatures must have shapes (n, {self._dim}) and (n,), not {tuple(u.shape)} "
+                f"and {tuple(beta.shape)}"
+            )
+        u, beta = u.to(self._dtype), beta.to(self._dtype)
         found = _empty(u, beta)
         call_library(self._library, (u, beta), (*found, *self._data), 1, len(u))
         return found
+
+    def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
+        """Tell whether positions ``(n, d)`` and the factor of a metric have the dtype and sizes of the C++."""
+        one = factor.dim() == (2 if is_dense else 1)
+        return (
+            q.dtype == factor.dtype == self._dtype
+            and q.shape[1] == factor.shape[-1] == self._dim
+            and (one or len(q) % len(factor) == 0)
+        )
 
     def integrate(
         self,
@@ -91,9 +110,9 @@ class Rows:
         """
         (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
         q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
-        found, part = _empty(q, beta), torch.empty_like(step, memory_format=torch.contiguous_format)
+        beta, step, factor = (x.to(q.dtype).contiguous() for x in (beta, step, factor))
+        found, part = _empty(q, beta), torch.empty_like(step)
         lowest, numbers = torch.full_like(part, torch.inf), q.new_tensor(kicks)
-        beta, step, factor = beta.contiguous(), step.contiguous(), factor.contiguous()
         groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
         for some in numbers.split(at_once):
             tensors = (q, p, beta, step, factor, some, *found, part, *self._data)
@@ -109,17 +128,19 @@ def _empty(u: Tensor, beta: Tensor) -> Evaluation:
     return Evaluation(log_prior, log_likelihood, log_density, u.new_empty(u.shape))
 
 
-def over_rows(source: RowSource, dtype: torch.dtype) -> Rows | None:
+def over_rows(source: RowSource, dim: int, dtype: torch.dtype) -> NativeEvaluator | None:
     """Compile a density that :func:`bayeskit._native.row_source` has written; None where that fails.
 
     Parameters
     ----------
     source : RowSource
         Of a function of vectors and inverse temperatures, whose results are those of an :class:`Evaluation`.
+    dim : int
+        Of the vectors.
     dtype : torch.dtype
     """
     library = library_of(source.text + _INTEGRATION.format(real="float" if dtype == torch.float32 else "double"))
-    return None if library is None else Rows(library, source.data)
+    return None if library is None else NativeEvaluator(library, source.data, dim, dtype)
 
 
-__all__ = ["Rows", "over_rows"]
+__all__ = ["NativeEvaluator", "over_rows"]

@@ -136,8 +136,12 @@ class PyroDensity:
             raise
 
     def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
-        """Run the model until a prior draw admits the data, whose support may depend on it."""
+        """Run the model until a prior draw admits the data, whose support may depend on it.
+
+        Where none does, and the complaint is another each time, uniform distributions may have no density at the data.
+        """
         first: ModelError | None = None
+        complaints = set()
         for _ in range(PROTOTYPE_DRAWS):
             try:
                 return self._validated_run(generator)
@@ -147,9 +151,15 @@ class PyroDensity:
                 if not isinstance(error.__cause__, ValueError | torch.linalg.LinAlgError):
                     raise
                 first = first or error
+                complaints.add(str(error))
+        if len(complaints) > 1:
+            with suppress(ModelError):
+                return self._validated_run(generator, admits_uniform=True)
         raise first or ModelError("the model could not be run")
 
-    def _validated_run(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
+    def _validated_run(
+        self, generator: torch.Generator, admits_uniform: bool = False
+    ) -> tuple[dict[str, Record], dict[str, Any]]:
         """Run the model once as the user would, validation on, so that errors can name the site."""
         drawn: dict[str, Any] = {}
 
@@ -158,7 +168,7 @@ class PyroDensity:
             return self._draw(fn), None
 
         self._constants = Constants()
-        reader, augmented = Reader(draw, self._constants, first_run=True), AugmentedAssignment()
+        reader, augmented = Reader(draw, self._constants, True, admits_uniform), AugmentedAssignment()
         try:
             with global_stream(generator), self._globals(validate=True), reader, augmented:
                 self._model(*self._args, **self._kwargs)

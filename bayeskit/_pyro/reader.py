@@ -84,9 +84,12 @@ class Indices(Tensor):
 class Reader(Messenger):
     """Supply latent values, record log probabilities."""
 
-    def __init__(self, supply: Supply, constants: Constants, first_run: bool = False) -> None:
+    def __init__(
+        self, supply: Supply, constants: Constants, first_run: bool = False, admits_uniform: bool = False
+    ) -> None:
         super().__init__()
-        self.supply, self.constants, self.first_run = supply, constants, first_run
+        self.supply, self.constants = supply, constants
+        self.first_run, self._admits_uniform = first_run, admits_uniform
         self.records: dict[str, Record] = {}
         self.coordinates: dict[str, Coordinate | None] = {}
         self.last: str | None = None
@@ -128,8 +131,7 @@ class Reader(Messenger):
             msg["value"] = self.constants.observed.get(name, msg["value"])
             self._seen = name, msg["fn"], msg["value"]
             fn = _innermost(msg["fn"])
-            if self.first_run and isinstance(fn, Uniform):
-                # Its ends may be other sites, of which a draw need not reach around the data; its density is then zero.
+            if self._admits_uniform and isinstance(fn, Uniform):
                 fn._validate_args = msg["fn"]._validate_args = False
         elif not msg["done"]:
             if self.first_run:

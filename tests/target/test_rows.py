@@ -94,7 +94,7 @@ def test_code_that_says_something_else_than_the_graph_is_not_used(monkeypatch):
     monkeypatch.setattr(_engine, "row_source", wrongly)
     target = of_schools()
     u, beta = torch.full((2, 10), 0.2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    wrong = _engine.over_rows(target._engine._row_source(), u.dtype)(u, beta)
+    wrong = _engine.over_rows(target._engine._row_source(), 10, u.dtype)(u, beta)
     right = target._engine.evaluator(2, 1, False)(u, beta)
     assert not wrong[0].allclose(right.log_prior)
     assert_close(target._engine.evaluator(2, 1, True)(u, beta), right, torch.float64)
@@ -172,7 +172,7 @@ def test_what_is_changed_in_place_is_changed_under_all_its_names(function):
     one = torch.ones(1, dtype=torch.float64)
     source = row_source(traced(lambda x, one: (*function(x), one, one, x), x, one), (x, one), _engine.RESULTS)
     assert source
-    found = _engine.over_rows(source, x.dtype)(x, one)
+    found = _engine.over_rows(source, x.shape[1], x.dtype)(x, one)
     torch.testing.assert_close(found[0], function(x)[0], rtol=1e-14, atol=0)
 
 
@@ -230,7 +230,7 @@ def test_an_operation_is_that_of_torch(name):
     fail_apart(graph)
     source = row_source(graph, (padded, one), _engine.RESULTS)
     assert source
-    found = _engine.over_rows(source, x.dtype)(padded, one).gradient[0, :width]
+    found = _engine.over_rows(source, padded.shape[1], x.dtype)(padded, one).gradient[0, :width]
     torch.testing.assert_close(found, expected.reshape(-1), rtol=1e-12, atol=1e-12)
 
 
@@ -238,7 +238,7 @@ def test_digamma_is_exact_at_its_ends_and_on_both_sides():
     at = torch.tensor([[0.0, -0.0, math.inf, -2.0, math.nan, 1.0, 1e-300, 1e300, -0.5, -7.25, 9.999999, 10.0]]).double()
     one = torch.ones(1, dtype=torch.float64)
     source = row_source(traced(lambda x, one: (one, one, one, torch.digamma(x)), at, one), (at, one), _engine.RESULTS)
-    found = _engine.over_rows(source, at.dtype)(at, one).gradient
+    found = _engine.over_rows(source, at.shape[1], at.dtype)(at, one).gradient
     torch.testing.assert_close(found, torch.digamma(at), rtol=4e-15, atol=1e-15, equal_nan=True)
     assert abs(float(found[0, 5]) + 0.5772156649015329) < 1e-15  # Euler's constant
 
@@ -327,7 +327,7 @@ def test_many_numbers_are_arrays_and_loops(name, dtype):
     graph = traced(both, x, one)
     source = row_source(graph, (x, one), _engine.RESULTS)
     assert "for (int64_t i = 0" in source.text and source.text.count("\n") < 3000
-    found, expected = _engine.over_rows(source, dtype)(x, one), graph(x, one)
+    found, expected = _engine.over_rows(source, 96, dtype)(x, one), graph(x, one)
     for a, b in zip(found, expected, strict=True):
         near = 100 * torch.finfo(dtype).eps
         torch.testing.assert_close(a, b, rtol=near, atol=near * float(b.abs().max()))

@@ -26,6 +26,12 @@ def counts(y):
         pyro.sample("n", dist.Poisson(rate), obs=y)
 
 
+def shares(y):
+    observe(pyro.sample("mean", dist.Normal(0.0, 1.0)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("n", dist.Uniform(0.0, 1.0), obs=y)
+
+
 def simple(y):
     observe(pyro.sample("mean", dist.Normal(0.0, 1.0)), y)
 
@@ -199,6 +205,11 @@ BAD = {
         lambda: Target.from_pyro(counts, torch.tensor([1.0, 2.0, -3.0])),
         ModelError,
         r"'n'.*1 of its 3 observed values lie outside of the support of Poisson.*first is -3.0, at index \(2,\)",
+    ),
+    "data outside of fixed ends": (
+        lambda: Target.from_pyro(shares, torch.tensor([0.5, 2.0])),
+        ModelError,
+        r"'n'.*1 of its 2 observed values lie outside of the support of Uniform.*upper_bound=1.0",
     ),
     "compile": (lambda: Target.from_pyro(simple, Y, compile="yes"), SettingsError, "compile must be"),
     "last dimension": (

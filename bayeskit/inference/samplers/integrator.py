@@ -1,4 +1,4 @@
-"""Positions and momenta moved in turn: the symplectic integrator that all Hamiltonian kernels share."""
+"""Positions and momenta moved in turn: the integrator that HMC and the moves of SMC share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._evaluation import Evaluation, Evaluator
-from bayeskit._rows import Rows
+from bayeskit._rows import NativeEvaluator
 from bayeskit.inference.samplers.metric import Metric
 
 
@@ -43,8 +43,9 @@ def integrate(
         Positions and momenta ``(n, d)``, the evaluation of the last position, and the lowest log density of the path,
         ``(n,)``, which is NaN where one is.
     """
-    if isinstance(evaluate, Rows) and metric.directions is None:
-        return evaluate.integrate(q, p, step, beta, metric.factor, metric.is_dense, drift, kicks)
+    factor, is_dense = metric.factor, metric.is_dense
+    if isinstance(evaluate, NativeEvaluator) and metric.directions is None and evaluate.fits(q, factor, is_dense):
+        return evaluate.integrate(q, p, step, beta, factor, is_dense, drift, kicks)
     column, lowest = step.unsqueeze(-1), torch.full_like(step, torch.inf)
     for kick in kicks:
         q = torch.addcmul(q, column, metric.to_position(p), value=drift)

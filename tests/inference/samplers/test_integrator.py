@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit._rows import Rows
+from bayeskit._rows import NativeEvaluator
+from bayeskit.errors import ShapeError
 from bayeskit.inference.samplers import HMC, Metric
 from bayeskit.inference.samplers.integrator import integrate
 
@@ -53,7 +54,7 @@ def start(dtype):
 def test_the_path_is_that_of_the_graph(name, dtype):
     target, metric = quartic(dtype), metrics(dtype)[name]
     compiled, graph = (target._engine.evaluator(6, 1, compile) for compile in (True, False))
-    assert isinstance(compiled, Rows) and not isinstance(graph, Rows)
+    assert isinstance(compiled, NativeEvaluator) and not isinstance(graph, NativeEvaluator)
     q, p, step, beta = start(dtype)
     before = q.clone(), p.clone()
     found, expected = (integrate(by, metric, q, p, step, beta, 0.5, KICKS) for by in (compiled, graph))
@@ -120,3 +121,21 @@ def test_halving_the_step_divides_the_error_of_the_energy_by_four():
         _, end, there, _ = integrate(evaluate, metric, q, kicked, step, beta, 1.0, [1.0] * (count - 1) + [0.5])
         errors.append((end.square() - p.square()).sum(-1) / 2 - there.log_density + here.log_density)
     assert bool(((errors[0] / errors[1] - 4).abs() < 0.5).all())  # a leapfrog path is of second order
+
+
+@pytest.mark.compiler
+def test_a_metric_that_does_not_fit_reaches_no_memory_of_others():
+    """The C++ would read beyond the end of what is too short, or of numbers of half the size."""
+    target = quartic()
+    evaluate = target._engine.evaluator(6, 1, True)
+    q, p, step, beta = start(torch.float64)
+    found = evaluate(q.float(), beta)
+    torch.testing.assert_close(found.gradient, evaluate(q.float().double(), beta).gradient)
+    with pytest.raises(ShapeError, match=r"\(n, 3\) and \(n,\), not \(6, 2\) and \(6,\)"):
+        evaluate(q[:, :2], beta)
+    for metric in (Metric.diagonal(torch.ones(2).double()), Metric.diagonal(torch.ones(4, 3).double())):
+        with pytest.raises(RuntimeError):  # torch's own
+            integrate(evaluate, metric, q, p, step, beta, 1.0, KICKS)
+    single = integrate(evaluate, Metric.diagonal(torch.full((3,), 0.25)), q, p, step, beta, 1.0, KICKS)
+    double = integrate(evaluate, Metric.diagonal(torch.full((3,), 0.25).double()), q, p, step, beta, 1.0, KICKS)
+    torch.testing.assert_close(single[0], double[0], rtol=1e-12, atol=1e-12)
