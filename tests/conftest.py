@@ -11,7 +11,6 @@ from scipy.stats import norm
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from bayeskit import parallel
-from bayeskit._evaluation import has_compiler
 from bayeskit.models.vae import flows  # noqa: F401  before any test imports zuko, which switches validation off
 
 FAILURE_RATE = 1e-5
@@ -25,19 +24,6 @@ if not cache_dir().endswith(capability):
 torch.set_num_threads(1)
 # A worker needs seconds to import torch, so one that waits is kept for the next test with processes.
 parallel._IDLE_SECONDS = 600
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Let what would be compiled run as it is where there is no compiler: the warning is tested by itself."""
-    if not has_compiler():
-        config.addinivalue_line("filterwarnings", "ignore:.*no C\\+\\+ compiler was found")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not has_compiler():
-        for item in items:
-            if item.get_closest_marker("compiler"):
-                item.add_marker(pytest.mark.skip(reason="needs a C++ compiler"))
 
 
 def _globals() -> dict[str, object]:
