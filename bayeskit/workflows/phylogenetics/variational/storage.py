@@ -19,13 +19,13 @@ from bayeskit.models.phylogenetics import (
     JC69,
     K80,
     Alignment,
-    ForestLikelihood,
     GammaDirichlet,
     GammaRates,
     InvariantSites,
     SubsplitBayesianNetwork,
 )
 from bayeskit.models.phylogenetics.distributions.subsplit_graph import SubsplitGraph
+from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
 from bayeskit.workflows.phylogenetics.variational.family import TreeFamily, TreeTarget
 from bayeskit.workflows.phylogenetics.variational.flow import FlowLengths
 from bayeskit.workflows.phylogenetics.variational.lengths import LogNormalLengths
