@@ -52,7 +52,7 @@ def draw(arguments: argparse.Namespace) -> None:
     import torch
 
     import bayeskit as bk
-    import bayeskit._engine
+    from bayeskit import _engine
 
     torch.set_num_threads(1)
     models.FLAT = arguments.flat
@@ -73,7 +73,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
     torch._inductor.compile = timed(torch._inductor.compile)
     for step in ("row_source", "over_rows"):
-        setattr(bayeskit._engine, step, timed(getattr(bayeskit._engine, step)))
+        setattr(_engine, step, timed(getattr(_engine, step)))
     begin = processor_seconds()
     target = bk.Target.from_pyro(posterior.model, *posterior.arguments(data))
     building = processor_seconds() - begin

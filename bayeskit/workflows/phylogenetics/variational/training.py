@@ -13,7 +13,7 @@ from bayeskit._settings import real_number, whole_number
 from bayeskit.errors import LossError, SettingsError
 from bayeskit.inference.gradients.multi_sample import importance_weighted_estimate
 from bayeskit.inference.objectives import IWAE, ReweightedWakeSleep, Schedule
-from bayeskit.inference.objectives.objective import log_mean_exp
+from bayeskit.inference.objectives.objective import log_mean_exp as log_mean_weight
 from bayeskit.inference.objectives.reweighted_wake_sleep import reweighted_estimate
 from bayeskit.inference.samplers.driver import Ending, Records
 from bayeskit.workflows.phylogenetics.variational.family import LogDensities, TreeFamily
@@ -142,7 +142,7 @@ class Training:
             # A draw outside the support of the prior must not give others an infinite advantage.
             possible = torch.where(log_weight.isneginf(), _IMPOSSIBLE, log_weight)
             value = importance_weighted_estimate(possible, drawn.log_topology)
-        return value, log_mean_exp((log_prior + log_likelihood - log_guide).detach())
+        return value, log_mean_weight((log_prior + log_likelihood - log_guide).detach())
 
     def advance(
         self, state: TrainingState, iteration: int, generator: torch.Generator
