@@ -109,9 +109,9 @@ class GradientFields(NamedTuple):
         fields = (self.gradient, self.natural, self.empirical)
         titles = ("gradient", "natural gradient", "empirical Fisher")
         first, second = self.points[:, 0, 0].cpu().numpy(), self.points[0, :, 1].cpu().numpy()
-        for ax, title, field, colour in zip(axes, titles, fields, (BLUE, ORANGE, VERMILION), strict=True):
+        for ax, title, arrows, colour in zip(axes, titles, fields, (BLUE, ORANGE, VERMILION), strict=True):
             # Matplotlib's rows are the vertical axis.
-            u, v = field.permute(2, 1, 0).cpu().numpy()
+            u, v = arrows.permute(2, 1, 0).cpu().numpy()
             ax.streamplot(first, second, u, v, color=colour, linewidth=0.8, density=0.9, arrowsize=0.8)
             ax.set(title=title, xlabel="first parameter", ylabel="second parameter")
 
