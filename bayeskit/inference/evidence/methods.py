@@ -8,23 +8,40 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bayeskit._settings import unknown_name
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence import (
-    conjugate,
-    flows,
-    ladder,
-    laplus,
-    mode,
-    posterior,
-    predictive,
-    sequential,
-    variational,
-)
 from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence.conjugate.chib import chib
+from bayeskit.inference.evidence.conjugate.chib import refuses as chib_refuses
+from bayeskit.inference.evidence.flows.importance_sampling import flow_importance_sampling
+from bayeskit.inference.evidence.flows.learned_harmonic_mean import learned_harmonic_mean
+from bayeskit.inference.evidence.ladder.generalised_stepping_stone import generalised_stepping_stone
+from bayeskit.inference.evidence.ladder.modified_path_sampling import modified_path_sampling
+from bayeskit.inference.evidence.ladder.path_sampling import path_sampling
+from bayeskit.inference.evidence.ladder.stepping_stone import stepping_stone
+from bayeskit.inference.evidence.ladder.thermodynamic_integration import thermodynamic_integration
+from bayeskit.inference.evidence.laplus.approximations import beta_prime_laplus, gamma_laplus, lognormal_laplus
+from bayeskit.inference.evidence.laplus.importance_sampling import gamma_laplus_importance_sampling
 from bayeskit.inference.evidence.laplus.positive import PositiveDensity
 from bayeskit.inference.evidence.material import Material
+from bayeskit.inference.evidence.mode.laplace import laplace
+from bayeskit.inference.evidence.mode.laplace_importance_sampling import laplace_importance_sampling
+from bayeskit.inference.evidence.mode.point_estimates import maximum_likelihood, maximum_posterior
+from bayeskit.inference.evidence.posterior.bridge_sampling import bridge_sampling
+from bayeskit.inference.evidence.posterior.harmonic_mean import harmonic_mean
+from bayeskit.inference.evidence.posterior.stabilised_harmonic_mean import stabilised_harmonic_mean
+from bayeskit.inference.evidence.posterior.warp_bridge_sampling import warp_bridge_sampling
+from bayeskit.inference.evidence.predictive.conditional_predictive_ordinates import conditional_predictive_ordinates
+from bayeskit.inference.evidence.predictive.observations import refuses as predictive_refuses
+from bayeskit.inference.evidence.predictive.pointwise_predictive_density import pointwise_predictive_density
 from bayeskit.inference.evidence.prior.naive_monte_carlo import naive_monte_carlo
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.sequential.adaptive_smc import adaptive_smc
+from bayeskit.inference.evidence.sequential.nested_sampling import nested_sampling
+from bayeskit.inference.evidence.sequential.prequential import prequential
+from bayeskit.inference.evidence.sequential.prequential import refuses as prequential_refuses
+from bayeskit.inference.evidence.sequential.smc import smc
+from bayeskit.inference.evidence.variational.evidence_lower_bound import evidence_lower_bound
+from bayeskit.inference.evidence.variational.variational_importance_sampling import variational_importance_sampling
 from bayeskit.inference.samplers import sample_nested, sample_smc
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.target import Target
@@ -126,12 +143,12 @@ def _flow(function: Callable[..., Any]) -> Estimate:
 
 
 def _bound(target: Target, material: Material, seed: int) -> Evidence:
-    return variational.evidence_lower_bound(target, mean_field=material.mean_field, seed=seed)
+    return evidence_lower_bound(target, mean_field=material.mean_field, seed=seed)
 
 
 def _generalised(target: Target, material: Material, seed: int) -> Evidence:
     spend = material.budget
-    return ladder.generalised_stepping_stone(
+    return generalised_stepping_stone(
         target,
         material.draws,
         num_temperatures=spend.num_reference_temperatures,
@@ -146,7 +163,7 @@ def _generalised(target: Target, material: Material, seed: int) -> Evidence:
 
 def _refined(target: Target, material: Material, seed: int) -> Evidence:
     spend = material.budget
-    return ladder.thermodynamic_integration(
+    return thermodynamic_integration(
         target,
         ladder=material.ladder,
         num_chains=spend.ladder_chains,
@@ -170,7 +187,7 @@ def _smc(target: Target, material: Material, seed: int) -> Evidence:
     )
     obey(run.ending)
     # A resumed run has taken longer than its last part.
-    return replace(sequential.smc(target, run, seed=seed), seconds=run.draws.seconds)
+    return replace(smc(target, run, seed=seed), seconds=run.draws.seconds)
 
 
 def _populations(spend: Budget) -> dict[str, Any]:
@@ -179,7 +196,7 @@ def _populations(spend: Budget) -> dict[str, Any]:
 
 
 def _adaptive(target: Target, material: Material, seed: int) -> Evidence:
-    return sequential.adaptive_smc(
+    return adaptive_smc(
         target,
         **_populations(material.budget),
         seed=seed,
@@ -189,7 +206,7 @@ def _adaptive(target: Target, material: Material, seed: int) -> Evidence:
 
 
 def _prequential(target: Target, material: Material, seed: int) -> Evidence:
-    return sequential.prequential(target, **_populations(material.budget), seed=seed, progress=material.progress)
+    return prequential(target, **_populations(material.budget), seed=seed, progress=material.progress)
 
 
 def _nested(target: Target, material: Material, seed: int) -> Evidence:
@@ -202,11 +219,11 @@ def _nested(target: Target, material: Material, seed: int) -> Evidence:
         progress=material.progress,
     )
     obey(run.ending)
-    return sequential.nested_sampling(target, run, seed=seed)
+    return nested_sampling(target, run, seed=seed)
 
 
 def _chib(target: Target, material: Material, seed: int) -> Evidence:
-    return conjugate.chib(target, material.blocks or None, seed=seed, progress=material.progress)
+    return chib(target, material.blocks or None, seed=seed, progress=material.progress)
 
 
 def _scored(function: Callable[[Target], str | None]) -> Refusal:
@@ -222,56 +239,56 @@ def _row(
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        _row("maximum_likelihood", "mode", _at_the_mode(mode.maximum_likelihood), "approximation"),
-        _row("maximum_posterior", "mode", _at_the_mode(mode.maximum_posterior), "approximation"),
-        _row("laplace", "mode", _at_the_mode(mode.laplace), "approximation"),
-        _row("gamma_laplus", "positive mode", _positive(laplus.gamma_laplus), "approximation", _not_positive),
-        _row("beta_prime_laplus", "positive mode", _positive(laplus.beta_prime_laplus), "approximation", _not_positive),
-        _row("lognormal_laplus", "positive mode", _positive(laplus.lognormal_laplus), "approximation", _not_positive),
+        _row("maximum_likelihood", "mode", _at_the_mode(maximum_likelihood), "approximation"),
+        _row("maximum_posterior", "mode", _at_the_mode(maximum_posterior), "approximation"),
+        _row("laplace", "mode", _at_the_mode(laplace), "approximation"),
+        _row("gamma_laplus", "positive mode", _positive(gamma_laplus), "approximation", _not_positive),
+        _row("beta_prime_laplus", "positive mode", _positive(beta_prime_laplus), "approximation", _not_positive),
+        _row("lognormal_laplus", "positive mode", _positive(lognormal_laplus), "approximation", _not_positive),
         _row("evidence_lower_bound", "mean field", _bound, "bound"),
         _row("naive_monte_carlo", "prior", _alone(naive_monte_carlo)),
         _row(
             "gamma_laplus_importance_sampling",
             "positive mode",
-            _positive(laplus.gamma_laplus_importance_sampling),
+            _positive(gamma_laplus_importance_sampling),
             refuses=_not_positive,
         ),
-        _row("laplace_importance_sampling", "mode", _at_the_mode(mode.laplace_importance_sampling)),
+        _row("laplace_importance_sampling", "mode", _at_the_mode(laplace_importance_sampling)),
         _row(
             "variational_importance_sampling",
             "mean field",
-            _checked(variational.variational_importance_sampling, mean_field="mean field"),
+            _checked(variational_importance_sampling, mean_field="mean field"),
         ),
-        _row("harmonic_mean", "posterior", _posterior(posterior.harmonic_mean), "unstable"),
-        _row("stabilised_harmonic_mean", "posterior", _posterior(posterior.stabilised_harmonic_mean), "unstable"),
-        _row("bridge_sampling", "posterior", _posterior(posterior.bridge_sampling)),
-        _row("warp_bridge_sampling", "posterior", _posterior(posterior.warp_bridge_sampling)),
-        _row("learned_harmonic_mean", "posterior, flow", _flow(flows.learned_harmonic_mean)),
-        _row("flow_importance_sampling", "posterior, flow", _flow(flows.flow_importance_sampling)),
+        _row("harmonic_mean", "posterior", _posterior(harmonic_mean), "unstable"),
+        _row("stabilised_harmonic_mean", "posterior", _posterior(stabilised_harmonic_mean), "unstable"),
+        _row("bridge_sampling", "posterior", _posterior(bridge_sampling)),
+        _row("warp_bridge_sampling", "posterior", _posterior(warp_bridge_sampling)),
+        _row("learned_harmonic_mean", "posterior, flow", _flow(learned_harmonic_mean)),
+        _row("flow_importance_sampling", "posterior, flow", _flow(flow_importance_sampling)),
         _row("generalised_stepping_stone", "posterior", _generalised),
         # The gap of its trapezoids stays with however many draws.
-        _row("path_sampling", "ladder", _tempered(ladder.path_sampling), "approximation"),
-        _row("modified_path_sampling", "ladder", _tempered(ladder.modified_path_sampling)),
+        _row("path_sampling", "ladder", _tempered(path_sampling), "approximation"),
+        _row("modified_path_sampling", "ladder", _tempered(modified_path_sampling)),
         _row("thermodynamic_integration", "ladder", _refined),
-        _row("stepping_stone", "ladder", _tempered(ladder.stepping_stone)),
+        _row("stepping_stone", "ladder", _tempered(stepping_stone)),
         _row("smc", "prior", _smc),
         _row("adaptive_smc", "prior", _adaptive),
         _row("nested_sampling", "prior", _nested),
-        _row("prequential", "prior", _prequential, refuses=_scored(sequential.prequential_refuses)),
-        _row("chib", "", _chib, refuses=lambda target, material: conjugate.refuses(target, material.blocks)),
+        _row("prequential", "prior", _prequential, refuses=_scored(prequential_refuses)),
+        _row("chib", "", _chib, refuses=lambda target, material: chib_refuses(target, material.blocks)),
         _row(
             "conditional_predictive_ordinates",
             "posterior",
-            _posterior(predictive.conditional_predictive_ordinates),
+            _posterior(conditional_predictive_ordinates),
             "score",
-            _scored(predictive.refuses),
+            _scored(predictive_refuses),
         ),
         _row(
             "pointwise_predictive_density",
             "posterior",
-            _posterior(predictive.pointwise_predictive_density),
+            _posterior(pointwise_predictive_density),
             "score",
-            _scored(predictive.refuses),
+            _scored(predictive_refuses),
         ),
     )
 }
