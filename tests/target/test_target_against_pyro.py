@@ -11,7 +11,8 @@ from target_checks import (
 from target_models import ALL, CONTINUOUS, ENUMERATED, Case, hidden_markov, mixture
 from torch.distributions import von_mises
 
-from bayeskit import Target, _evaluation, _pyro
+from bayeskit import Target, _evaluation
+from bayeskit._pyro.density import PyroDensity
 from bayeskit._pyro.reader import Coordinate
 from bayeskit.errors import ModelError
 
@@ -201,7 +202,7 @@ def test_chunks_change_nothing(name, monkeypatch):
 @pytest.mark.parametrize("factor", [0.0, -1.0])
 @pytest.mark.parametrize("name", ["plate", "simplices", "hierarchical", "dependent_bounds"])
 def test_a_wrong_jacobian_is_noticed(name, factor, monkeypatch):
-    right = _pyro.PyroDensity._from_vector
+    right = PyroDensity._from_vector
 
     def wrong(self, u):
         supply = right(self, u)
@@ -213,20 +214,20 @@ def test_a_wrong_jacobian_is_noticed(name, factor, monkeypatch):
 
         return altered
 
-    monkeypatch.setattr(_pyro.PyroDensity, "_from_vector", wrong)
+    monkeypatch.setattr(PyroDensity, "_from_vector", wrong)
     with pytest.raises(AssertionError, match="not close"):
         assert_matches_hand(make(CONTINUOUS[name]), CONTINUOUS[name])
 
 
 @pytest.mark.parametrize("name", ["mixture", "global_switch", "hidden_markov", "discrete_parent", "two_parents"])
 def test_a_lost_discrete_prior_is_noticed(name, monkeypatch):
-    right = _pyro.PyroDensity._factors
+    right = PyroDensity._factors
 
     def wrong(self, records):
         factors, home, names = right(self, records)
         return [(k, f) for k, f in factors if k != "enumerated"], home, names
 
-    monkeypatch.setattr(_pyro.PyroDensity, "_factors", wrong)
+    monkeypatch.setattr(PyroDensity, "_factors", wrong)
     with pytest.raises(AssertionError, match="not close"):
         assert_matches_hand(make(ENUMERATED[name]), ENUMERATED[name])
 
