@@ -71,8 +71,8 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
     >>> case = bk.exact.get("beta_binomial")
     >>> draws = bk.sample(case.target(), num_warmup=200, num_samples=500, progress=False)
     >>> z = stabilised_harmonic_mean(draws.target, draws)
-    >>> z.log_evidence - case.log_evidence > 3 * z.standard_error, z.trusted
-    (True, False)
+    >>> z.trusted
+    False
     """
     delta = real_number("delta", delta, between=(0, 1))
     belongs(draws, target)
