@@ -12,6 +12,7 @@ from pyro import poutine
 from pyro.distributions import constraints
 
 import bayeskit as bk
+from bayeskit._statistics import effective_sample_size
 from bayeskit.errors import DataError, ModelError, SettingsError, SlowModelWarning, UnsupportedSiteError
 from bayeskit.inference import evidence
 
@@ -257,7 +258,7 @@ def test_flat_priors_can_be_sampled_and_have_no_evidence(limit):
     exact["precision"] = (degrees / square, math.sqrt(2 * degrees) / square)
     for name, found in (("mean", values["mean"]), ("precision", precision)):
         mean, deviation = exact[name]
-        error = deviation / math.sqrt(float(bk._statistics.effective_sample_size(found)))
+        error = deviation / math.sqrt(float(effective_sample_size(found)))
         assert abs(float(found.mean()) - mean) < limit(2) * error
     with pytest.raises(SettingsError, match="'mean'.*improper"):
         evidence.bridge_sampling(target, draws)

@@ -176,9 +176,8 @@ def test_a_control_variate_weighs_as_the_draws_that_it_depends_on(enumerated, mo
     with_it = nested(by(LeaveOneOut(2)), good, seed=3)[1].var(0).sum()
     without = nested(by(LeaveOneOut(2)), by(ScoreFunction()), seed=3)[1].var(0).sum()
     assert float(with_it) < 0.9 * float(without)
-    monkeypatch.setattr(
-        drawing, "offset", lambda site: None if weighting.offset(site) is None else 2 * weighting.offset(site)
-    )
+    offset = weighting.offset
+    monkeypatch.setattr(drawing, "offset", lambda site: None if offset(site) is None else 2 * offset(site))
     doubly = nested(by(LeaveOneOut(2)), good, seed=3)[1].var(0).sum()
     assert float(doubly) > float(with_it)
 
