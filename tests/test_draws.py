@@ -28,7 +28,7 @@ def model(y):
 @pytest.fixture(scope="module")
 def draws():
     target = bk.Target.from_pyro(model, torch.tensor([0.5, 1.5, 0.2], dtype=torch.float64))
-    return bk.sample(target, 2, 100, 50, seed=4, progress=False)
+    return bk.sample(target, 2, 100, 50, seed=4, target_acceptance=0.95, progress=False)
 
 
 def test_shapes(draws):

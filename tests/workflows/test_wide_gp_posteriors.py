@@ -38,7 +38,7 @@ def regression(data):
     """The model with its draws, and logarithms of two variances on a grid with their joint densities."""
     x, y = data
     target = bk.Target.from_pyro(RegressionModel(network()), x, y, compile=False)
-    draws = bk.sample(target, num_chains=CHAINS, num_warmup=60, num_samples=DRAWS, seed=0, progress=False)
+    draws = bk.sample(target, num_chains=CHAINS, num_warmup=200, num_samples=DRAWS, seed=0, progress=False)
     # Of a network with one hidden layer of ReLU and no bias the covariance grows as the square of the variance.
     values, vectors = torch.linalg.eigh(network(weight=1.0).nngp(x))
     power = (vectors.mT @ y).square()
@@ -123,7 +123,7 @@ def test_classification_against_quadrature(num_classes, limit):
     joint = log_mass + likelihood
     exact = float(joint.logsumexp(0))
 
-    draws = bk.sample(target, num_chains=CHAINS, num_warmup=60, num_samples=DRAWS, seed=2, progress=False)
+    draws = bk.sample(target, num_chains=CHAINS, num_warmup=200, num_samples=DRAWS, seed=2, progress=False)
     found = evidence.bridge_sampling(target, draws, seed=3)
     assert abs(found.log_evidence - exact) < limit() * found.standard_error
     # The function at a new input: a mean over the posterior of its mean given the values at the data.
