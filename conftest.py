@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayeskit._evaluation import has_compiler
+from bayeskit.logdensity.compiling import has_compiler
 
 
 def pytest_configure(config: pytest.Config) -> None:

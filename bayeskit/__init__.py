@@ -4,8 +4,8 @@ from bayeskit import errors, exact
 from bayeskit.draws import Draws
 from bayeskit.inference.samplers import sample
 from bayeskit.inference.training import Fit, fit
-from bayeskit.recurrence import scan
-from bayeskit.target import Target
+from bayeskit.logdensity.recurrence import scan
+from bayeskit.logdensity.target import Target
 from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
 
 __version__ = "0.1.0"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,27 +15,251 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
-from bayeskit._console import (
-    new_console,
-    new_table,
-    print_calibration,
-    print_evidence,
-    print_exam,
-    print_files,
-    print_generated_exam,
-)
-from bayeskit._usage import ExplainedCommands
-from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError
+from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError, _place_of
 
 if TYPE_CHECKING:
     from bayeskit.gallery import Entry
-    from bayeskit.inference.evidence import Budget, Calibration, Problem
+    from bayeskit.inference.evidence import Budget, Calibration, EvidenceComparison, Problem
+    from bayeskit.workflows import Exam
+
+__all__ = [
+    "Acceptance",
+    "BAD_INPUT",
+    "Chains",
+    "Jobs",
+    "LadderChains",
+    "LadderSamples",
+    "LadderWarmup",
+    "LivePoints",
+    "Methods",
+    "Out",
+    "Particles",
+    "Quiet",
+    "ReferenceTemperatures",
+    "Replicates",
+    "SMCReplicates",
+    "Samples",
+    "Seed",
+    "Temperatures",
+    "Warmup",
+    "app",
+    "evidence",
+    "exam",
+    "main",
+    "print_generated_exam",
+    "run",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What the command line prints.
+# --------------------------------------------------------------------------------------------------
+
+_MAX_FALSE_COMFORT = 0.01
+
+
+def _new_console() -> Console:
+    """Return what writes to standard output."""
+    # A file or a pipe has no width; without one, rich would cut lines at 80 characters.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def _new_table(title: str, *columns: str) -> Table:
+    """Return an empty table; numbers stand right of its first column."""
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column(columns[0], no_wrap=True)
+    for column in columns[1:]:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _print_evidence(
+    comparison: EvidenceComparison, title: str, reference: float | None, reference_error: float = 0.0
+) -> None:
+    """Print estimates, what they say against themselves, scores, what does not apply, and the verdict."""
+    console = _new_console()
+    table = _new_table(title, "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
+    for z in comparison:
+        table.add_row(
+            z.method,
+            _figure(z.log_evidence, ".4f"),
+            _figure(z.standard_error, ".4f"),
+            f"{z.num_evaluations}",
+            f"{z.seconds:.1f}",
+            "yes" if z.trusted else "no",
+            style=None if z.trusted else "yellow",
+        )
+    if comparison.results:
+        console.print(table)
+    scores = comparison.scores.values()
+    for score in scores:
+        text = f"{score.method}: predictive score {score.predictive_score:.4f} +- {score.standard_error:.4f}"
+        console.print(Text(text, style="" if score.trusted else "yellow"))
+    for answer in (*comparison, *scores):
+        for warning in answer.warnings:
+            console.print(Text(f"{answer.method}: {warning}", style="yellow"))
+    _print_refusals(console, comparison.refused)
+    for note in comparison.notes:
+        console.print(Text(note, style="dim"))
+    if comparison.results:
+        console.print(Text(str(comparison.verdict), style="bold"))
+    if reference is not None:
+        error = f" ± {reference_error:.4f}" if reference_error > 0 else ""
+        console.print(f"reference {reference:.4f}{error}")
+
+
+def _print_calibration(found: list[Calibration], out: Path | None, one_folder: bool = True) -> None:
+    """Print a table a case, and where the files are."""
+    console = _new_console()
+    columns = {
+        "bias": ("bias", ".4f"),
+        "sd_of_estimate": ("sd of\nestimate", ".4f"),
+        "mean_standard_error": ("mean\nstd. error", ".4f"),
+        "sd_of_z": ("sd of z", ".2f"),
+        "coverage_95": ("coverage\nof 95 %", ".2f"),
+        "trusted": ("trusted", ".2f"),
+        "false_comfort": ("false\ncomfort", ".3f"),
+        "failed": ("failed", ".2f"),
+    }
+    for one in found:
+        _print_refusals(console, one.refused, f"{one.case}: ")
+        if not one.estimates:
+            continue
+        known = "" if math.isnan(one.log_evidence) else f", log evidence {one.log_evidence:.4f}"
+        table = _new_table(f"{one.case}{known}", "method", *(heading for heading, _ in columns.values()))
+        for _, row in one.to_pandas().iterrows():
+            style = "bold red" if row["false_comfort"] > _MAX_FALSE_COMFORT else None
+            table.add_row(
+                row["method"], *(_figure(row[name], spec) for name, (_, spec) in columns.items()), style=style
+            )
+        console.print(table)
+    if out is None:
+        typer.echo("give --out DIR to keep replicates, table and plot")
+    else:
+        files = "replicates.csv, calibration.csv, calibration.svg"
+        typer.echo(
+            f"written to {out}: "
+            + (files if one_folder else f"calibration.csv, calibration.svg; of each case: {files}")
+        )
+
+
+def _print_refusals(console: Console, refused: Mapping[str, str], case: str = "") -> None:
+    """Say each reason once, for several methods may share it."""
+    from bayeskit.inference.evidence.comparison import by_reason
+
+    for reason, methods in by_reason(refused).items():
+        console.print(Text(f"{case}{', '.join(methods)}: does not apply: {reason}", style="dim"))
+
+
+def _print_files(out: Path | None, files: Iterable[Path] | None = None) -> None:
+    """Print which results lie in a folder: those named, or all that are known by their names."""
+    if out is None:
+        typer.echo("give --out DIR to keep the table, the draws and a report")
+    else:
+        found = sorted(p for p in out.iterdir() if _is_result(p)) if files is None else files
+        typer.echo(f"written to {out}: {', '.join(p.name for p in found)}")
+
+
+def _is_result(path: Path) -> bool:
+    return path.name in {"evidence.csv", "summary.csv", "posterior.nc", "report.html"}
+
+
+def print_generated_exam(result: Exam, folder: Path | None) -> None:
+    """Print counts by method, and every problem on which a method was trusted and wrong, or failed."""
+    console, counts = _new_console(), result.by_method()
+    table = _new_table("method", "right", "refused, though right", "flagged", "wrong", "failed", "refused", "n/a")
+    for row in counts.itertuples(index=False):
+        wrong = row[4] + row[5]
+        table.add_row(*map(str, row), style="bold red" if wrong else None)
+    console.print(table)
+    for answer in result.rows:
+        if answer.verdict in ("FALSE COMFORT", "failed"):
+            e = answer.evidence
+            estimate = f"{e.log_evidence:.4f} +- {e.standard_error:.4f}, exact {answer.exact:.4f}"
+            said = "; ".join(e.warnings) if answer.verdict == "failed" else estimate
+            smallest = f"\n  smallest: {answer.smallest}" if answer.smallest else ""
+            console.print(Text(f"{answer.verdict}: {e.method}: {said}\n  {answer.case}{smallest}", style="red"))
+    console.print(str(result))
+    if folder is not None:
+        _print_files(folder, [folder / "exam.csv"])
+
+
+def _print_exam(result: Exam, folder: Path | None) -> None:
+    """Print the answers case by case, and what does not apply."""
+    console = _new_console()
+    styles = {"self-flagged": "yellow", "FALSE COMFORT": "bold red", "failed": "red"}
+    table = _new_table("", "method", "estimate", "std. error", "z", "verdict")
+    case = ""
+    for row in result.rows:
+        if row.case != case:
+            case = row.case
+            if table.row_count:
+                table.add_row("")
+            table.add_row(case, f"{row.exact:.4f}", "exact", style="bold")
+        e = row.evidence
+        table.add_row(
+            f"  {e.method}",
+            _figure(e.log_evidence, ".4f"),
+            _figure(e.standard_error, ".4f"),
+            _figure(row.z, "+.2f"),
+            row.verdict,
+            style=styles.get(row.verdict),
+        )
+    if result.rows:
+        console.print(table)
+    for row in result.rows:
+        if row.verdict == "failed":
+            console.print(Text(f"{row.case}: {row.evidence.method}: {'; '.join(row.evidence.warnings)}", style="red"))
+    for case, refused in result.refused.items():
+        _print_refusals(console, refused, f"{case}: ")
+    console.print(Text(str(result), style="bold red" if result.has_false_comfort else "bold"))
+    if folder is not None:
+        typer.echo(f"written to {folder}: exam.csv")
+
+
+def _figure(value: float, spec: str) -> str:
+    return format(value, spec) if math.isfinite(value) else "-"
+
+
+# --------------------------------------------------------------------------------------------------
+# What is said of misspelt options and commands ends with the page that explains them.
+# --------------------------------------------------------------------------------------------------
+
+_PAGE = _place_of("how_to/command_line")
+# typer has click within it or beside it, by its version
+_UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Let what is said of misspelt options end with the page that explains them."""
+    try:
+        yield
+    except _UsageError as error:
+        if _PAGE not in error.message:
+            before = error.message and error.message + ("" if error.message.endswith((".", "?")) else ".")
+            error.message = f"{before} See {_PAGE}.".lstrip()
+        raise
+
+
+class _ExplainedCommands(TyperGroup):
+    """Commands whose usage errors name the page on the command line."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _explained():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _explained():
+            return super().invoke(ctx)
+
 
 # Torch and Pyro are imported inside the commands: asking for help should not wait for them.
-app = typer.Typer(cls=ExplainedCommands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_ExplainedCommands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-BAD_INPUT, FALSE_COMFORT_FOUND, INTERRUPTED = 2, 1, 130
+BAD_INPUT, _FALSE_COMFORT_FOUND, _INTERRUPTED = 2, 1, 130
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for table, draws and report.")]
 Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
@@ -84,7 +309,7 @@ def _plain_messages() -> Iterator[None]:
         except KeyboardInterrupt as interrupt:
             message = "interrupted; with --out the same command resumes, unless it runs a page or the plain exam"
             console.print(Text(message, style="yellow"), soft_wrap=True)
-            raise typer.Exit(INTERRUPTED) from interrupt
+            raise typer.Exit(_INTERRUPTED) from interrupt
 
 
 def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -153,7 +378,7 @@ def evidence(
     _check_choice(name, alignment, tree)
     if jobs > 1 and replicates == 1:
         raise SettingsError("--jobs says how many replicates are under way at a time; give --replicates as well")
-    from bayeskit._files import as_output_folder
+    from bayeskit.core.storage import as_output_folder
     from bayeskit.gallery import get, is_page, tree_target
     from bayeskit.inference.evidence import compare, select
     from bayeskit.inference.evidence.comparison import by_reason
@@ -187,7 +412,7 @@ def evidence(
         problem = _problem(entry, alignment, tree, substitution)
         found = _calibrated(problem, chosen, replicates, budget, seed, jobs, out, quiet)
         if not quiet:
-            print_calibration([found], out)
+            _print_calibration([found], out)
         return
     reference, reference_error = None, 0.0
     settings: dict[str, Any]
@@ -217,8 +442,8 @@ def evidence(
             progress=progress,
         )
     if not quiet:
-        print_evidence(comparison, title, reference, reference_error)
-        print_files(out)
+        _print_evidence(comparison, title, reference, reference_error)
+        _print_files(out)
     if not comparison.results and not comparison.scores:
         reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason(comparison.refused).items())
         raise SettingsError(f"no method gave an answer: {reasons}")
@@ -243,7 +468,7 @@ def run(
     A model writes summary.csv, posterior.nc and report.html; a page what it prints and its figures.
     """
     from bayeskit import gallery
-    from bayeskit._files import as_output_folder
+    from bayeskit.core.storage import as_output_folder
     from bayeskit.report import posterior_summary
     from bayeskit.workflows import posterior_in_folder
 
@@ -259,7 +484,7 @@ def run(
         if settings:
             options = ", ".join(f"--{key.removeprefix('num_').replace('_', '-')}" for key in settings)
             raise SettingsError(f"{name!r} is a page with its own settings; it takes --small, not {options}")
-        print_files(out, gallery.run_page(name, out, small=small, quiet=quiet))
+        _print_files(out, gallery.run_page(name, out, small=small, quiet=quiet))
         return
     if small:
         raise SettingsError(f"--small is for pages of the gallery; {name!r} takes --chains, --warmup and --samples")
@@ -276,15 +501,15 @@ def run(
     if quiet:
         return
     summary = posterior_summary(draws)
-    table = new_table(entry.name, "parameter", *(str(c).replace("_", "-") for c in summary.columns))
+    table = _new_table(entry.name, "parameter", *(str(c).replace("_", "-") for c in summary.columns))
     for parameter, row in summary.head(40).iterrows():
         shown = [f"{row[c]:.4g}" for c in ("mean", "mcse", "sd", "5 %", "95 %")]
         table.add_row(Text(str(parameter)), *shown, f"{row['ess']:.0f}", f"{row['r_hat']:.3f}")
-    console = new_console()
+    console = _new_console()
     console.print(table)
     if len(summary) > 40:
         console.print(f"... and {len(summary) - 40} more in summary.csv")
-    print_files(out)
+    _print_files(out)
 
 
 @_command("exam")
@@ -313,7 +538,7 @@ def exam(
     at all. With --table calibration, every case is answered many times, on a small budget, and the table says whether
     the error bars are right. With --out, writes exam.csv, or calibration.csv and calibration.svg and a folder a case.
     """
-    from bayeskit._files import as_output_folder
+    from bayeskit.core.storage import as_output_folder
     from bayeskit.workflows.exam import (
         FAILED,
         FALSE_COMFORT,
@@ -346,7 +571,7 @@ def exam(
             num_jobs=1 if jobs is None else jobs,
             progress=not quiet,
         )
-        print_calibration(found, out, one_folder=False)
+        _print_calibration(found, out, one_folder=False)
         return
     for option, given in (("--replicates", replicates), ("--jobs", jobs if generated is None else None)):
         if given is not None:
@@ -366,24 +591,24 @@ def exam(
             answers.to_csv(folder / "exam.csv")
         print_generated_exam(answers, folder)
         if answers.count(FALSE_COMFORT) > MAX_FALSE_COMFORT * len(answers.rows) or answers.count(FAILED):
-            raise typer.Exit(FALSE_COMFORT_FOUND)
+            raise typer.Exit(_FALSE_COMFORT_FOUND)
         return
     result = run_exam(what, which, seed, budget=SMALL if small else None, progress=not quiet)
     if folder is not None:
         result.to_csv(folder / "exam.csv")
-    print_exam(result, folder)
+    _print_exam(result, folder)
     if not result.rows:
         raise typer.Exit(BAD_INPUT)
     if result.has_false_comfort:
-        raise typer.Exit(FALSE_COMFORT_FOUND)
+        raise typer.Exit(_FALSE_COMFORT_FOUND)
 
 
 @_command("list")
-def list_models() -> None:
+def _list_models() -> None:
     """List the models and the pages of the gallery that can be run by name."""
     from bayeskit import gallery
 
-    console = new_console()
+    console = _new_console()
     table = _plain_table("model", "log evidence", "with 'bayeskit evidence NAME' or 'bayeskit run NAME --out DIR'")
     for entry in gallery.entries():
         known = "" if entry.reference is None else f"{entry.reference:.4f}"

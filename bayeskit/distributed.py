@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError, WorkerError
 
 __all__ = ["Ranks", "global_stream", "process_group"]

@@ -12,10 +12,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from bayeskit._arviz import as_inference_data, to_datasets
-from bayeskit._files import load_tensors, save_tensors
+from bayeskit.core.compatibility import as_inference_data, to_datasets
+from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.errors import DrawsError, ModelError
-from bayeskit.target import Target
+from bayeskit.logdensity.target import Target
+
+__all__ = ["Draws", "as_numpy"]
 
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
 _ENDINGS = ("interrupted", "time budget", "finished", "converged")  # what a user most needs to know first

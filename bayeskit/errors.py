@@ -10,6 +10,39 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+__all__ = [
+    "AccuracyWarning",
+    "AlignmentError",
+    "BayeskitError",
+    "BayeskitWarning",
+    "BudgetError",
+    "CheckpointError",
+    "CoherenceError",
+    "CompilationWarning",
+    "ConstantsWarning",
+    "ConversionWarning",
+    "DataError",
+    "DrawsError",
+    "GuideError",
+    "ImproperPosteriorError",
+    "InitializationError",
+    "InitializationWarning",
+    "JitterWarning",
+    "KernelError",
+    "LossError",
+    "MissingPackageError",
+    "ModelError",
+    "OutputError",
+    "SamplingWarning",
+    "SettingsError",
+    "ShapeError",
+    "SlowModelWarning",
+    "TreeError",
+    "UnknownNameError",
+    "UnsupportedSiteError",
+    "WorkerError",
+]
+
 
 class BayeskitError(Exception):
     """Base class of every exception bayeskit raises on purpose.

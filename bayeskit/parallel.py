@@ -19,11 +19,13 @@ from joblib.externals.loky.backend.reduction import dumps
 from joblib.externals.loky.process_executor import BrokenProcessPool
 from joblib.parallel import get_active_backend
 
-from bayeskit._progress import progress_bar
-from bayeskit._settings import whole_number
-from bayeskit._tasks import TaskFolder
-from bayeskit._torch import one_thread
+from bayeskit.core.inputs import whole_number
+from bayeskit.core.progress import progress_bar
+from bayeskit.core.randomness import one_thread
+from bayeskit.core.storage import TaskFolder
 from bayeskit.errors import WorkerError
+
+__all__ = ["DASK_PATIENCE", "Result", "Task", "map_tasks"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

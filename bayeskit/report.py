@@ -16,20 +16,22 @@ import numpy as np
 import pandas as pd
 import torch
 
-from bayeskit._files import write_atomically
-from bayeskit._page import cell, escape, number, pairs, table, whole_page
-from bayeskit._statistics import effective_sample_size, r_hat
+from bayeskit.core.page import cell, escape, number, pairs, table, whole_page
+from bayeskit.core.statistics import effective_sample_size, r_hat
+from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import EvidenceComparison
-from bayeskit.inference.evidence.page import evidence_sections, own_seconds
-from bayeskit.target import Target
+from bayeskit.inference.evidence.comparison import evidence_sections, own_seconds
+from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_PLOTTED = 12
-MAX_LISTED = 400
-PACKAGES = ("bayeskit", "torch", "pyro-ppl", "numpy", "scipy", "xarray", "arviz", "matplotlib")
+__all__ = ["posterior_summary", "write_report"]
+
+_MAX_PLOTTED = 12
+_MAX_LISTED = 400
+_PACKAGES = ("bayeskit", "torch", "pyro-ppl", "numpy", "scipy", "xarray", "arviz", "matplotlib")
 
 
 def posterior_summary(draws: Draws) -> pd.DataFrame:
@@ -138,7 +140,7 @@ def write_report(
 def _posterior_section(draws: Draws) -> str:
     names, values = _components(draws)  # once: deterministic sites need the whole model
     summary = _summary(names, values)
-    shown = summary.iloc[np.sort(_worst_first(summary)[:MAX_LISTED])]
+    shown = summary.iloc[np.sort(_worst_first(summary)[:_MAX_LISTED])]
     formats = {"ess": ".0f", "r_hat": ".3f"}
     rows = []
     for name, row in shown.iterrows():
@@ -190,7 +192,7 @@ def _settings_section(comparison: EvidenceComparison, target: Target | None, set
 
 def _versions() -> dict[str, str]:
     found = {}
-    for name in PACKAGES:
+    for name in _PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -204,10 +206,10 @@ def _versions() -> dict[str, str]:
 def _chain_figures(names: list[str], values: torch.Tensor, summary: pd.DataFrame) -> str:
     from matplotlib.figure import Figure
 
-    from bayeskit._plots import plot_rank, plot_trace
+    from bayeskit.core.plots import plot_rank, plot_trace
 
     figures = []
-    for index in _worst_first(summary)[:MAX_PLOTTED]:
+    for index in _worst_first(summary)[:_MAX_PLOTTED]:
         name, chains = names[index], values[index].numpy()
         # Fixed margins: a layout engine would draw every figure twice.
         figure = Figure(figsize=(8.0, 2.1))

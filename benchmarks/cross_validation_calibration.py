@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 import bayeskit as bk
-from bayeskit.inference.generalized.cross_validation.evidence import (
+from bayeskit.inference.generalized.cross_validation import (
     cross_validation_evidence,
     enumerated_cross_validation,
+    prequential,
 )
-from bayeskit.inference.generalized.cross_validation.prequential import prequential
 
 PRIOR_SD = 3.0
 PREPARED = 3  # held-out data of the cumulative scores from posterior draws

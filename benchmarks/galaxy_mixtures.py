@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributions import Dirichlet, Gamma, Normal, StudentT
 
 import bayeskit as bk
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference.evidence import bridge_sampling
 from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, MixturePrior, galaxy_velocities

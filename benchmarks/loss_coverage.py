@@ -25,17 +25,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from bayeskit._torch import new_generator, one_thread, validation_kept
+from bayeskit.core.randomness import new_generator, one_thread, validation_kept
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.calibrate.bootstrap_score_matching import bootstrap_score_matching
-from bayeskit.inference.generalized.calibrate.information_matching import information_matching
-from bayeskit.inference.generalized.calibrate.posterior_coverage import posterior_coverage
-from bayeskit.inference.generalized.calibrate.weighted_likelihood_bootstrap_matching import (
+from bayeskit.inference.generalized.calibrate import (
+    bootstrap_score_matching,
+    information_matching,
+    posterior_coverage,
     weighted_likelihood_bootstrap_matching,
 )
-from bayeskit.inference.generalized.coverage.report import BatchSelector, CoverageReport, coverage_report
-from bayeskit.inference.generalized.minimizer import minimize
-from bayeskit.inference.generalized.sandwich import curvature, influence
+from bayeskit.inference.generalized.coverage import BatchSelector, CoverageReport, coverage_report
+from bayeskit.inference.generalized.minimizer import curvature, influence, minimize
 from bayeskit.parallel import map_tasks
 
 DOUBLE = torch.float64

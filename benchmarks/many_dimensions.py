@@ -25,7 +25,7 @@ from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
 from bayeskit.inference import evidence
-from bayeskit.target import Target
+from bayeskit.logdensity.target import Target
 
 #: Fewer chains than by default, which in many dimensions cost the more and are needed the less.
 BUDGET = evidence.Budget(num_chains=16, num_warmup=300, num_samples=300, ladder_chains=8, ladder_samples=300)

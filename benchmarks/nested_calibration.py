@@ -19,8 +19,8 @@ import pandas as pd
 
 from bayeskit.exact import ExactCase, eggbox, gaussian_shells, linear_regression, spike_and_slab
 from bayeskit.inference.evidence import nested_sampling
+from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
-from bayeskit.target import Target
 
 CASES = {
     "linreg10": linear_regression,

@@ -32,7 +32,7 @@ from bayeskit.models.phylogenetics.distributions import (  # noqa: E402
     SubsplitBayesianNetwork,
     TopologyDistribution,
 )
-from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample  # noqa: E402
+from bayeskit.models.phylogenetics.samples import TreeSample  # noqa: E402
 
 FLOOR, EPSILON = float(np.finfo(float).eps), 1e-4
 ALPHAS = (1e-5, 1e-4, 1e-3)

@@ -30,10 +30,12 @@ import torch  # noqa: E402
 from bayeskit.errors import SamplingWarning  # noqa: E402
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep  # noqa: E402
 from bayeskit.models.phylogenetics import Alignment, TreeSample  # noqa: E402
-from bayeskit.workflows.phylogenetics.variational.inference import variational_inference  # noqa: E402
-from bayeskit.workflows.phylogenetics.variational.lengths import LogNormalLengths  # noqa: E402
-from bayeskit.workflows.phylogenetics.variational.posterior import VariationalPosterior  # noqa: E402
-from bayeskit.workflows.phylogenetics.variational.training import LearningRates  # noqa: E402
+from bayeskit.workflows.phylogenetics.variational import (
+    LearningRates,  # noqa: E402
+    LogNormalLengths,  # noqa: E402
+    VariationalPosterior,  # noqa: E402
+    variational_inference,  # noqa: E402
+)
 
 #: Published lower bound of one sample, and log evidence.
 PUBLISHED_BOUND, PUBLISHED_EVIDENCE = -7110.24, -7108.42

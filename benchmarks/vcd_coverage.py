@@ -27,7 +27,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from bayeskit._torch import global_stream, new_generator, one_thread
+from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.inference.objectives.variational_contrastive_divergence import VCD
 from bayeskit.inference.samplers import HMC
 

@@ -16,7 +16,7 @@ import round_citations  # noqa: E402
 from reference import write_pages  # noqa: E402
 
 from bayeskit import gallery  # noqa: E402
-from bayeskit._page import _SCRIPT  # noqa: E402
+from bayeskit.core.page import _SCRIPT  # noqa: E402
 
 project = "bayeskit"
 author = "The bayeskit developers"

@@ -9,7 +9,7 @@ from typer.utils import get_params_from_function
 from bayeskit import __version__, cli
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import Evidence
-from bayeskit.inference.evidence.budget import LEAST
+from bayeskit.inference.evidence.material import LEAST
 from bayeskit.workflows import Exam, ExamRow
 
 SMALL = (

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 import bayeskit as bk
-from bayeskit._arviz import as_inference_data, write_netcdf
+from bayeskit.core.compatibility import as_inference_data, write_netcdf
 from bayeskit.errors import CheckpointError, DrawsError, OutputError
 
 with warnings.catch_warnings():

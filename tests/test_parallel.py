@@ -12,9 +12,11 @@ import pytest
 import torch
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
-from bayeskit import _files, _tasks, parallel
-from bayeskit._tasks import decode, digest, encode
-from bayeskit._torch import new_generator
+from bayeskit import parallel
+from bayeskit.core import storage as _files
+from bayeskit.core import storage as _tasks
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.storage import decode, digest, encode
 from bayeskit.errors import CheckpointError, OutputError, SettingsError, WorkerError
 from bayeskit.parallel import map_tasks
 

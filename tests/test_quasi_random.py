@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from bayeskit._quasi_random import normal_points, student_points, uniform_points
-from bayeskit.inference.evidence.mode.student_t import DefensiveStudentT, StudentT
+from bayeskit.core.randomness import normal_points, student_points, uniform_points
+from bayeskit.inference.evidence.laplace_approximation import DefensiveStudentT, StudentT
 
 F64 = torch.float64
 

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 import bayeskit as bk
-from bayeskit._plots import plot_calibration, plot_evidence, plot_rank, plot_trace
+from bayeskit.core.plots import plot_calibration, plot_evidence, plot_rank, plot_trace
 from bayeskit.errors import OutputError, ShapeError
 from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore
 from bayeskit.report import posterior_summary, write_report

@@ -5,16 +5,18 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit._pareto_smoothing import num_largest, pareto_smoothed, shape_of_largest
-from bayeskit._statistics import (
+from bayeskit.core.statistics import (
     effective_sample_size,
     effective_within_chains,
     independent_log_mean_exp_error,
     log_mean_exp,
     log_mean_exp_error,
     mean_error,
+    num_largest,
     pareto_shape,
+    pareto_smoothed,
     r_hat,
+    shape_of_largest,
     share_beyond_the_largest,
     stratified_log_mean_exp_error,
     weight_effective_sample_size,

@@ -9,8 +9,9 @@ from scipy.special import betaln, gammaln
 from torch import Tensor
 
 from bayeskit.errors import DataError
-from bayeskit.exact._inputs import positive_scalar
-from bayeskit.exact.case import Conditionals, ExactCase
+from bayeskit.exact.case import Conditionals, ExactCase, positive_scalar
+
+__all__ = ["beta_binomial", "beta_binomial_model"]
 
 
 def beta_binomial_model(successes: Tensor, trials: Tensor, alpha: Tensor, beta: Tensor) -> None:

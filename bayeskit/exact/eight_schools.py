@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.exact._inputs import finite_tensor, positive_scalar
-from bayeskit.exact.case import ExactCase
+from bayeskit.exact.case import ExactCase, finite_tensor, positive_scalar
+
+__all__ = ["eight_schools", "eight_schools_centered_model", "eight_schools_model"]
 
 _EFFECTS = (28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0)
 _STANDARD_ERRORS = (15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0)

@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.exact._inputs import finite_tensor, positive_scalar, read_table
-from bayeskit.exact.case import Conditionals, ExactCase
+from bayeskit.exact.case import Conditionals, ExactCase, finite_tensor, positive_scalar, read_table
+
+__all__ = ["linear_regression", "linear_regression_model"]
 
 
 def linear_regression_model(design: Tensor, response: Tensor, noise_sd: Tensor, prior_sd: Tensor) -> None:

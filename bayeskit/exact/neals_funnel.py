@@ -10,10 +10,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from bayeskit._settings import whole_number
+from bayeskit.core.inputs import whole_number
 from bayeskit.errors import DataError, SettingsError
-from bayeskit.exact._inputs import finite_tensor, positive_scalar
-from bayeskit.exact.case import ExactCase
+from bayeskit.exact.case import ExactCase, finite_tensor, positive_scalar
+
+__all__ = ["neals_funnel", "neals_funnel_model"]
 
 _REACH = 15.0  # prior standard deviations beyond which the scale has no mass in double precision
 _GONE = 80.0  # so far below its peak, on the log scale, the integrand is over

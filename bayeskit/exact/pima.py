@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.exact._inputs import read_table
-from bayeskit.exact.case import ExactCase
+from bayeskit.exact.case import ExactCase, read_table
+
+__all__ = ["pima", "pima_model"]
 
 _PRIOR_SD = 10.0
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.exact._inputs import finite_tensor, positive_scalar, read_table
-from bayeskit.exact.case import Conditionals, ExactCase
+from bayeskit.exact.case import Conditionals, ExactCase, finite_tensor, positive_scalar, read_table
+
+__all__ = ["radiata_pine", "radiata_pine_model"]
 
 _MODEL_NUMBERS = {"x": 1, "z": 2}
 

@@ -13,8 +13,16 @@ from scipy.special import roots_laguerre
 from torch import Tensor
 
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
-from bayeskit.exact._inputs import positive_scalar
-from bayeskit.exact.case import ExactCase
+from bayeskit.exact.case import ExactCase, positive_scalar
+
+__all__ = [
+    "PATTERN_CLASSES",
+    "count_site_patterns",
+    "pattern_log_probabilities",
+    "three_taxon_sequences",
+    "three_taxon_tree",
+    "three_taxon_tree_model",
+]
 
 PATTERN_CLASSES = ("xxx", "xxy", "xyx", "yxx", "xyz")
 """Classes of site patterns, in the order of every tensor of counts or probabilities here."""

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bayeskit._settings import unknown_name
+from bayeskit.core.inputs import unknown_name
 from bayeskit.gallery.trees import primates_target
 
 if TYPE_CHECKING:
     from bayeskit.exact import ExactCase
-    from bayeskit.target import Target
+    from bayeskit.logdensity.target import Target
+
+__all__ = ["Entry", "entries", "get", "names"]
 
 
 @dataclass(frozen=True)

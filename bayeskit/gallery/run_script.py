@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["figures_in", "main", "set_style"]
+
 
 def set_style() -> None:
     """Let lines and bars take colours that are told apart with any kind of colour vision."""
     import matplotlib
     from cycler import cycler
 
-    from bayeskit._plots import CHAIN_COLOURS
+    from bayeskit.core.plots import CHAIN_COLOURS
 
     matplotlib.use("agg")
     matplotlib.rcParams["axes.prop_cycle"] = cycler(color=list(CHAIN_COLOURS))

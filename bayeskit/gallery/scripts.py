@@ -14,11 +14,13 @@ from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
-from bayeskit._settings import unknown_name
+from bayeskit.core.inputs import unknown_name
 from bayeskit.errors import MissingPackageError, OutputError
 from bayeskit.gallery.registry import names
 
-SMALL_VARIABLE = "BAYESKIT_SMALL_EXAMPLES"
+__all__ = ["GROUPS", "Page", "is_page", "is_small", "page", "pages", "run_page"]
+
+_SMALL_VARIABLE = "BAYESKIT_SMALL_EXAMPLES"
 GROUPS = {
     "evidence": "Evidence",
     "variational_autoencoders": "Variational autoencoders",
@@ -90,7 +92,7 @@ def is_small() -> bool:
     >>> from bayeskit.gallery import is_small
     >>> num_samples = 100 if is_small() else 1000
     """
-    return bool(os.environ.get(SMALL_VARIABLE))
+    return bool(os.environ.get(_SMALL_VARIABLE))
 
 
 def pages() -> tuple[Page, ...]:
@@ -178,13 +180,13 @@ def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = F
     ...     [file.name for file in gallery.run_page("nile_change_point", folder, small=True, quiet=True)]
     ['nile_change_point.txt', 'nile_change_point_1.png', 'nile_change_point_2.png']
     """
-    from bayeskit._files import as_output_folder, write_atomically
+    from bayeskit.core.storage import as_output_folder, write_atomically
 
     chosen = page(name)
     chosen.require()
     folder = as_output_folder(out)
     # Unbuffered, so that what a page prints is seen at once, and its error comes last.
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({SMALL_VARIABLE: "1"} if small else {})
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({_SMALL_VARIABLE: "1"} if small else {})
     command = [sys.executable, "-m", "bayeskit.gallery.run_script", str(chosen.path), str(folder)]
     lines = []
     with subprocess.Popen(
@@ -214,10 +216,10 @@ def _folder() -> Path:
 
 @functools.cache
 def _pages(folder: Path) -> list[Page]:
-    return [read_page(path) for group in GROUPS for path in sorted((folder / group).glob("*.py"))]
+    return [_read_page(path) for group in GROUPS for path in sorted((folder / group).glob("*.py"))]
 
 
-def read_page(path: Path) -> Page:
+def _read_page(path: Path) -> Page:
     """Read title and lesson from a script's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     title = text.partition("\n")[0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bayeskit._settings import unknown_name
+from bayeskit.core.inputs import unknown_name
 
 if TYPE_CHECKING:
-    from bayeskit.target import Target
+    from bayeskit.logdensity.target import Target
+
+__all__ = ["SUBSTITUTION_MODELS", "primates_target", "tree_target"]
 
 SUBSTITUTION_MODELS = ("JC69", "K80", "HKY85", "GTR")
 """Substitution models by name; parameters of their own have the usual priors."""
@@ -23,8 +25,8 @@ def primates_target() -> Target:
     >>> primates_target().dim
     21
     """
+    from bayeskit.logdensity.target import Target
     from bayeskit.models.phylogenetics import JC69, TreeModel, primates
-    from bayeskit.target import Target
 
     alignment, tree = primates()
     return Target.from_pyro(TreeModel(alignment, tree, substitution=JC69()))
@@ -68,8 +70,8 @@ def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC
     """
     if substitution not in SUBSTITUTION_MODELS:
         raise unknown_name("substitution model", substitution, SUBSTITUTION_MODELS)
+    from bayeskit.logdensity.target import Target
     from bayeskit.models import phylogenetics
-    from bayeskit.target import Target
 
     sequences = phylogenetics.Alignment.from_file(alignment)
     topology = phylogenetics.Tree.from_file(tree)

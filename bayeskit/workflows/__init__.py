@@ -1,10 +1,10 @@
 """What joins models with inference: runs that leave their results in a folder, and the exam."""
 
+from bayeskit.workflows.bayes_factors import ModelComparison, compare_models
 from bayeskit.workflows.calibration import calibration_in_folder
 from bayeskit.workflows.exam import Exam, ExamRow, run_exam, run_generated_exam
 from bayeskit.workflows.folder import evidence_in_folder, posterior_in_folder, save_netcdf
 from bayeskit.workflows.mixtures import TemperingBudget, compare_num_components, mixture_evidence, symmetrised_bridge
-from bayeskit.workflows.model_comparison import ModelComparison, compare_models
 from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
 
 __all__ = [

@@ -1,9 +1,11 @@
-"""Bayes factors and posterior probabilities of models of the same data, with their errors."""
+"""Models of the same data compared by their evidence: Bayes factors and posterior probabilities, with their errors."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,22 +15,79 @@ import numpy as np
 import pandas as pd
 from scipy.special import logsumexp
 
-from bayeskit._files import write_atomically
-from bayeskit._settings import real_number
-from bayeskit.errors import SettingsError, UnknownNameError
-from bayeskit.inference.evidence import Evidence, EvidenceComparison
-from bayeskit.workflows._probabilities import simulated_probabilities
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import derived_seed
+from bayeskit.core.storage import digest, write_atomically
+from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
+from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
+from bayeskit.inference.evidence.material import Material
+from bayeskit.inference.evidence.methods import Method, select
+from bayeskit.logdensity.engine import Engine
+from bayeskit.logdensity.target import Target
+from bayeskit.parallel import map_tasks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TOLD_APART = 1.959963984540054
+__all__ = ["ModelComparison", "compare_models"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Posterior probabilities of models whose log evidences are uncertain.
+# --------------------------------------------------------------------------------------------------
+
+_PAIRS = 10_000
+
+
+def _simulated_probabilities(weight: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return standard deviations and central 95 % intervals of the softmax of weights with independent normal errors.
+
+    To first order in the errors would be cheaper, and wrong as soon as they exceed a fraction of a nat. Draws come in
+    pairs of opposite sign, which have no third moment to disturb small errors; their seed is fixed.
+
+    Parameters
+    ----------
+    weight : ndarray
+        Log weights, shape ``(n,)``; -inf for none.
+    error : ndarray
+        Their standard errors, shape ``(n,)``.
+
+    Returns
+    -------
+    tuple of ndarray
+        Standard deviation, lower and upper end, each of shape ``(n,)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> spread, low, high = _simulated_probabilities(np.array([-100.0, -110.0]), np.array([5.0, 0.1]))
+    >>> spread.round(1).tolist(), low.round(1).tolist()
+    ([0.1, 0.1], [0.6, 0.0])
+    """
+    if not error.any():
+        p = np.exp(weight - logsumexp(weight))
+        return np.zeros_like(p), p.copy(), p
+    pairs = max(1000, min(_PAIRS, 10**7 // len(weight)))
+    noise = np.random.default_rng(0).standard_normal((pairs, len(weight))) * error
+    drawn = weight + np.concatenate([noise, -noise])
+    drawn -= drawn.max(1, keepdims=True)
+    np.exp(drawn, out=drawn)
+    drawn /= drawn.sum(1, keepdims=True)
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return drawn.std(0), low, high
+
+
+# --------------------------------------------------------------------------------------------------
+# Bayes factors and posterior probabilities of models of the same data, with their errors.
+# --------------------------------------------------------------------------------------------------
+
+_TOLD_APART = 1.959963984540054
 """Standard errors by which two log evidences must differ to be told apart."""
-TIED = 0.1
+_TIED = 0.1
 """Half the 95 % interval of a log Bayes factor, in nats, below which one that contains zero is a tie of the data's."""
-TOO_VAGUE = 0.5
+_TOO_VAGUE = 0.5
 """Standard error of a log evidence, in nats, above which probabilities are rough."""
-MOST_NAMED = 5
+_MOST_NAMED = 5
 """Models that a warning names."""
 
 
@@ -76,7 +135,7 @@ class ModelComparison:
                 raise SettingsError(f"the result of model {name!r} is a {type(z).__name__}: {remedy}")
         object.__setattr__(self, "results", dict(self.results))
         given = None if self.prior_probabilities == {} else self.prior_probabilities
-        weights = as_prior_probabilities(self.results, given)
+        weights = _as_prior_probabilities(self.results, given)
         object.__setattr__(self, "prior_probabilities", weights)
 
     @classmethod
@@ -117,7 +176,7 @@ class ModelComparison:
             if not isinstance(comparison, EvidenceComparison):
                 raise SettingsError(f"{name!r} is a {type(comparison).__name__}, not an EvidenceComparison")
         results = {name: _agreed(comparison) for name, comparison in comparisons.items()}
-        return cls(results, as_prior_probabilities(results, prior_probabilities) if results else {})
+        return cls(results, _as_prior_probabilities(results, prior_probabilities) if results else {})
 
     def __getitem__(self, model: str) -> Evidence:
         if model not in self.results:
@@ -174,7 +233,7 @@ class ModelComparison:
         if not np.isfinite(weight).any():
             return unknown
         p = np.exp(weight - logsumexp(weight))
-        spread, low, high = simulated_probabilities(weight, np.where(np.isfinite(error), error, 0.0))
+        spread, low, high = _simulated_probabilities(weight, np.where(np.isfinite(error), error, 0.0))
         table = np.stack([p, spread, low, high])
         table[1:, ~np.isfinite(error)] = math.nan
         return unknown | {name: tuple(row) for name, row in zip(names, table.T.tolist(), strict=True)}
@@ -194,7 +253,7 @@ class ModelComparison:
                 text += "; Bayes factors against it have no error, and those of the other probabilities leave it out"
             result.append(text)
         vague = {name: z.standard_error for name, z in self.results.items() if z.trusted}
-        vague = {name: error for name, error in vague.items() if error > TOO_VAGUE}
+        vague = {name: error for name, error in vague.items() if error > _TOO_VAGUE}
         if vague:
             worst = " at worst" if len(vague) > 1 else ""
             result.append(
@@ -204,9 +263,9 @@ class ModelComparison:
         best = self.best
         for name in self.results:
             difference, error = self.log_bayes_factor(name)
-            if name != best and abs(difference) <= TOLD_APART * error:
+            if name != best and abs(difference) <= _TOLD_APART * error:
                 remedy = "give a larger budget"
-                if TOLD_APART * error < TIED:
+                if _TOLD_APART * error < _TIED:
                     remedy = "a tie, which other data could break, but no larger budget"
                 result.append(
                     f"models {best!r} and {name!r} are not told apart: their log Bayes factor is {-difference:.3g} +- "
@@ -273,7 +332,7 @@ class ModelComparison:
         return "\n".join([*lines, *(f"  {warning}" for warning in self.warnings)])
 
 
-def as_prior_probabilities(models: Iterable[str], given: Mapping[str, float] | None) -> dict[str, float]:
+def _as_prior_probabilities(models: Iterable[str], given: Mapping[str, float] | None) -> dict[str, float]:
     """Return prior probabilities that add up to one, by model; equal ones where none are given.
 
     Raises
@@ -283,7 +342,7 @@ def as_prior_probabilities(models: Iterable[str], given: Mapping[str, float] | N
 
     Examples
     --------
-    >>> as_prior_probabilities(["with", "without"], {"without": 3, "with": 1})
+    >>> _as_prior_probabilities(["with", "without"], {"without": 3, "with": 1})
     {'with': 0.25, 'without': 0.75}
     """
     if not isinstance(given, (Mapping, type(None))):
@@ -315,8 +374,8 @@ def _agreed(comparison: EvidenceComparison) -> Evidence:
 def _listed(names: Iterable[str]) -> str:
     """Name models in a sentence, a few of many."""
     quoted = [repr(name) for name in names]
-    more = f" and {len(quoted) - MOST_NAMED} more" if len(quoted) > MOST_NAMED else ""
-    return f"model{'s' * (len(quoted) > 1)} {', '.join(quoted[:MOST_NAMED])}{more}"
+    more = f" and {len(quoted) - _MOST_NAMED} more" if len(quoted) > _MOST_NAMED else ""
+    return f"model{'s' * (len(quoted) > 1)} {', '.join(quoted[:_MOST_NAMED])}{more}"
 
 
 def _or_nothing(log_evidence: float) -> float:
@@ -324,14 +383,14 @@ def _or_nothing(log_evidence: float) -> float:
 
 
 def _plot(table: pd.DataFrame, ax: Axes | None) -> Axes:
-    from bayeskit._plots import BLUE, GREY, VERMILION
+    from bayeskit.core.plots import BLUE, GREY, VERMILION
 
     if ax is None:
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=(7.0, 1.4 + 0.42 * len(table)), layout="constrained")
     for row, model in enumerate(table.itertuples()):
-        factor, half = model.log_bayes_factor, TOLD_APART * model.log_bayes_factor_error
+        factor, half = model.log_bayes_factor, _TOLD_APART * model.log_bayes_factor_error
         if not math.isfinite(factor):
             continue
         colour = BLUE if model.trusted else VERMILION
@@ -350,3 +409,196 @@ def _label(row: Any) -> str:
     if math.isnan(row.log_evidence):
         return f"{row.model} (failed)"
     return f"{row.model}, p = {row.posterior_probability:.2g}" + ("" if row.trusted else " (not trusted)")
+
+
+# --------------------------------------------------------------------------------------------------
+# Compare models of the same data by their evidence.
+# --------------------------------------------------------------------------------------------------
+
+
+def compare_models(
+    models: Mapping[str, Target | Callable[[], Target]],
+    method: str = "bridge_sampling",
+    *,
+    budget: Budget | None = None,
+    seed: int = 0,
+    num_jobs: int = 1,
+    checkpoint: str | Path | None = None,
+    prior_probabilities: Mapping[str, float] | None = None,
+    progress: bool = True,
+) -> ModelComparison:
+    """Estimate the evidence of each model and turn it into Bayes factors and posterior probabilities.
+
+    Parameters
+    ----------
+    models : mapping of str to Target or callable
+        By name, at least two models of the same data. A callable takes no argument and returns the Target; it is
+        called where the model is worked on, and before where the method does not apply to every target.
+    method : str, default "bridge_sampling"
+        Name of a function in :mod:`bayeskit.inference.evidence`.
+    budget : Budget, optional
+        Of each model.
+    seed : int, default 0
+        Each model has random numbers of its own, which depend on this and on its name, not on the other models.
+    num_jobs : int, default 1
+        Models under way at a time; see :func:`bayeskit.parallel.map_tasks`. The result does not depend on it.
+    checkpoint : path, optional
+        Folder from which a later call with the same arguments goes on, in the middle of a model too. Values of
+        globals do not tell a callable from another: pass data by closure or ``functools.partial``.
+    prior_probabilities : mapping of str to float, optional
+        Nonnegative weights, scaled to add up to one; by default equal.
+    progress : bool, default True
+
+    Returns
+    -------
+    ModelComparison
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than two models, one is neither Target nor callable, or ``prior_probabilities`` are not
+        those of the models; if the method gives no log evidence or does not apply to one of the models.
+    UnknownNameError
+        If no method has that name.
+    CheckpointError
+        If the folder belongs to another comparison.
+    WorkerError
+        If processes that work on models keep dying.
+
+    Warns
+    -----
+    SamplingWarning
+        If an estimate is not to be trusted, or a model differs from the best by no more than the error allows.
+
+    References
+    ----------
+    Kass, R. E., Raftery, A. E. (1995). Bayes factors. Journal of the American Statistical Association 90, 773-795.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import Budget
+    >>> from bayeskit.workflows.bayes_factors import compare_models
+    >>> models = {"density": exact.radiata_pine("x").target(), "adjusted": exact.radiata_pine("z").target()}
+    >>> comparison = compare_models(models, budget=Budget(16, 200, 200), progress=False)
+    >>> truth = exact.radiata_pine("x").log_evidence - exact.radiata_pine("z").log_evidence
+    >>> factor, error = comparison.log_bayes_factor("density")
+    >>> comparison.best, abs(factor - truth) < 4 * error < 0.5
+    ('adjusted', True)
+    """
+    _check_models(models)
+    weights = _as_prior_probabilities(models, prior_probabilities)
+    way = select([method])[0]
+    chosen = way.name
+    _check_method(way, models)
+    spend = budget or Budget()
+    folder = None if checkpoint is None else Path(checkpoint)
+    seed, jobs = whole_number("seed", seed), whole_number("num_jobs", num_jobs, 1)
+    tasks = [
+        _Task(
+            name,
+            model,
+            chosen,
+            spend,
+            derived_seed(seed, f"model {name}"),
+            None if folder is None else str(folder / f"model-{i:03d}"),
+        )
+        for i, (name, model) in enumerate(models.items())
+    ]
+    results = map_tasks(
+        _estimate,
+        [task.packed() for task in tasks],
+        num_jobs=jobs,
+        checkpoint=checkpoint,
+        result_types=(Evidence,),
+        progress=progress,
+        description="comparing models",
+    )
+    if folder is not None:
+        for path in folder.glob("model-*.*"):  # runs in the middle of models: all have their result now
+            path.unlink(missing_ok=True)
+    settings = {"method": chosen, "seed": seed} | vars(spend)
+    comparison = ModelComparison(dict(zip(models, results, strict=True)), weights, settings)
+    for warning in comparison.warnings:
+        warnings.warn(warning, SamplingWarning, stacklevel=2)
+    return comparison
+
+
+@dataclass(frozen=True)
+class _Task:
+    name: str
+    model: Target | Callable[[], Target]
+    method: str
+    budget: Budget
+    seed: int
+    checkpoint: str | None
+
+    def packed(self) -> _Task:
+        """Leave graphs behind: here they would round otherwise than in another process, where they cannot go."""
+        return replace(self, model=_without_graphs(self.model)) if isinstance(self.model, Target) else self
+
+    def fingerprint(self) -> str:
+        """Identify the task wherever its folder lies."""
+        return digest((self.name, self.model, self.method, self.budget, self.seed))
+
+    def __repr__(self) -> str:
+        return f"model {self.name!r}"
+
+
+def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Target]]) -> None:
+    """Say what cannot work before any model is worked on."""
+    if method.kind == "score":
+        raise SettingsError(
+            f"{method.name} is a predictive score, which is no log evidence and gives no Bayes factor; choose a method "
+            "such as bridge_sampling"
+        )
+    if method.refuses is None and not method.needs & {"prior", "ladder"}:
+        return  # it applies to every target, so that none needs to be built here
+    for name, model in models.items():
+        target = _built(name, model)
+        reason = method.refusal(target, Material(target))
+        if reason is not None:
+            raise SettingsError(
+                f"{method.name} does not apply to model {name!r}: {reason}; choose a method that applies to all models"
+            )
+
+
+def _built(name: str, model: Target | Callable[[], Target]) -> Target:
+    try:
+        target = model if isinstance(model, Target) else model()
+    except TypeError as error:
+        raise SettingsError(
+            f"the callable of model {name!r} cannot be called without arguments ({error}); of a Pyro model, give "
+            "Target.from_pyro(model, ...)"
+        ) from error
+    if not isinstance(target, Target):
+        raise SettingsError(f"the callable of model {name!r} returned a {type(target).__name__}, not a Target")
+    return target
+
+
+def _estimate(task: _Task) -> Evidence:
+    target = _built(task.name, task.model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)  # the estimate says by itself whether to trust it
+        table = compare(
+            target, [task.method], task.seed, budget=task.budget, checkpoint=task.checkpoint, progress=False
+        )
+    return table[task.method]
+
+
+def _check_models(models: Mapping[str, Target | Callable[[], Target]]) -> None:
+    if not isinstance(models, Mapping):
+        raise SettingsError(f"models must be a dict of targets by name, not a {type(models).__name__}")
+    if len(models) < 2:
+        raise SettingsError(f"give at least two models to compare, not {len(models)}")
+    for name, model in models.items():
+        if not isinstance(name, str) or not (isinstance(model, Target) or callable(model)):
+            raise SettingsError(
+                f"model {name!r} is a {type(model).__name__}; give a name and a Target, or a function that makes one"
+            )
+
+
+def _without_graphs(target: Target) -> Target:
+    bare = copy.copy(target)
+    bare._engine = Engine(bare._joint_of_batch, bare.dim, bare.dtype, bare.device)
+    return bare

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from bayeskit._files import as_output_folder, write_atomically
+from bayeskit.core.storage import as_output_folder, write_atomically
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Budget, Calibration, Problem, calibrate
 from bayeskit.inference.evidence.calibration import SMALL, Answered, applicable, as_problem
 
-CHECKPOINT = "checkpoint.replicates"
+__all__ = ["calibration_in_folder", "calibrations"]
+
+_CHECKPOINT = "checkpoint.replicates"
 
 
 def calibration_in_folder(
@@ -74,7 +76,7 @@ def calibration_in_folder(
         seed=seed,
         num_jobs=num_jobs,
         skip_refused=skip_refused,
-        checkpoint=out / CHECKPOINT,
+        checkpoint=out / _CHECKPOINT,
         progress=progress,
     )
     _write(found, out)
@@ -153,7 +155,7 @@ def calibrations(
             seed=seed,
             num_jobs=num_jobs,
             skip_refused=True,
-            checkpoint=None if inner is None else inner / CHECKPOINT,
+            checkpoint=None if inner is None else inner / _CHECKPOINT,
             progress=progress,
         )
         if inner is not None:
@@ -169,13 +171,13 @@ def calibrations(
 
 
 def _write(found: Calibration, folder: Path) -> None:
-    write_atomically(folder / "replicates.csv", _csv(replicates_of(found)))
+    write_atomically(folder / "replicates.csv", _csv(_replicates_of(found)))
     write_atomically(folder / "calibration.csv", _csv(found.to_pandas()))
     _save_plot([found], folder / "calibration.svg")
 
 
 def _remove_checkpoint(folder: Path) -> None:
-    shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
+    shutil.rmtree(folder / _CHECKPOINT, ignore_errors=True)
 
 
 def _save_plot(found: Sequence[Calibration], path: Path) -> None:
@@ -191,14 +193,14 @@ def _save_plot(found: Sequence[Calibration], path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def replicates_of(found: Calibration) -> pd.DataFrame:
+def _replicates_of(found: Calibration) -> pd.DataFrame:
     """Return one row a method and replicate: case, method, seed, estimate, standard error, z, trusted, seconds.
 
     Examples
     --------
     >>> from bayeskit.inference import evidence
     >>> found = evidence.calibrate("laplace_importance_sampling", "beta_binomial", 3, progress=False)
-    >>> replicates_of(found).shape
+    >>> _replicates_of(found).shape
     (3, 8)
     """
     parts = [

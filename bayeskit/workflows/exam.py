@@ -16,18 +16,35 @@ from typing import Any
 import pandas as pd
 
 from bayeskit import exact
-from bayeskit._files import write_atomically
-from bayeskit._progress import progress_bar
-from bayeskit._settings import whole_number
-from bayeskit._torch import derived_seed
+from bayeskit.core.inputs import whole_number
+from bayeskit.core.progress import progress_bar
+from bayeskit.core.randomness import derived_seed
+from bayeskit.core.storage import write_atomically
 from bayeskit.errors import BayeskitError, SamplingWarning, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, compare, select
 from bayeskit.parallel import map_tasks
 
-PASS, SELF_FLAGGED, FALSE_COMFORT, FAILED = "pass", "self-flagged", "FALSE COMFORT", "failed"
-REFUSED, REFUSED_WHOLE = "does not apply", "refused"
-MAX_Z = 3.0
-GENERATED_MAX_Z, MAX_PROBLEMS = 4.0, 1_000_000
+__all__ = [
+    "Exam",
+    "ExamRow",
+    "FAILED",
+    "FALSE_COMFORT",
+    "GENERATED_BUDGET",
+    "GENERATED_METHODS",
+    "MAX_FALSE_COMFORT",
+    "MAX_PROBLEMS",
+    "MAX_SECONDS",
+    "MAX_TRIALS",
+    "SMALL",
+    "run_exam",
+    "run_generated_exam",
+    "selected_cases",
+]
+
+_PASS, _SELF_FLAGGED, FALSE_COMFORT, FAILED = "pass", "self-flagged", "FALSE COMFORT", "failed"
+_REFUSED, _REFUSED_WHOLE = "does not apply", "refused"
+_MAX_Z = 3.0
+_GENERATED_MAX_Z, MAX_PROBLEMS = 4.0, 1_000_000
 MAX_FALSE_COMFORT = 0.002  # share of generated answers
 MAX_SECONDS = 300.0  # of all methods on one generated problem
 MAX_TRIALS = 12  # of smaller forms of a failure
@@ -89,7 +106,7 @@ class ExamRow:
     evidence: Evidence
     exact: float
     exact_error: float = 0.0
-    limit: float = MAX_Z
+    limit: float = _MAX_Z
     smallest: str = ""
 
     @property
@@ -110,10 +127,10 @@ class ExamRow:
         a problem that has an answer.
         """
         if math.isnan(self.evidence.log_evidence):
-            return REFUSED_WHOLE if "".join(self.evidence.warnings).startswith("refused: ") else FAILED
+            return _REFUSED_WHOLE if "".join(self.evidence.warnings).startswith("refused: ") else FAILED
         if not self.evidence.trusted:
-            return SELF_FLAGGED
-        return PASS if abs(self.z) <= self.limit else FALSE_COMFORT
+            return _SELF_FLAGGED
+        return _PASS if abs(self.z) <= self.limit else FALSE_COMFORT
 
 
 @dataclass(frozen=True)
@@ -137,11 +154,11 @@ class Exam:
 
     def by_method(self) -> pd.DataFrame:
         """Return counts by method: right, refused though right, flagged, trusted and wrong, failed, refused, n/a."""
-        columns = ["right", "refused though right", "flagged", "trusted and wrong", "failed", REFUSED_WHOLE, REFUSED]
+        columns = ["right", "refused though right", "flagged", "trusted and wrong", "failed", _REFUSED_WHOLE, _REFUSED]
         counts: dict[str, list[int]] = {}
         for row in self.rows:
             near = abs(row.z) <= row.limit
-            kinds = {PASS: 0, SELF_FLAGGED: 1 if near else 2, FALSE_COMFORT: 3, FAILED: 4, REFUSED_WHOLE: 5}
+            kinds = {_PASS: 0, _SELF_FLAGGED: 1 if near else 2, FALSE_COMFORT: 3, FAILED: 4, _REFUSED_WHOLE: 5}
             counts.setdefault(row.evidence.method, [0] * len(columns))[kinds[row.verdict]] += 1
         for reasons in self.refused.values():
             for name in reasons:
@@ -165,7 +182,7 @@ class Exam:
             start = (row.case, e.method, e.log_evidence, e.standard_error, row.exact)
             rows.append((*start, row.z, e.trusted, e.seconds, row.verdict, "; ".join(e.warnings)))
         for case, reasons in self.refused.items():
-            rows += [(case, name, *_NOTHING, False, 0.0, REFUSED, why) for name, why in reasons.items()]
+            rows += [(case, name, *_NOTHING, False, 0.0, _REFUSED, why) for name, why in reasons.items()]
         return pd.DataFrame(rows, columns=columns)
 
     def to_csv(self, path: str | Path) -> None:
@@ -179,7 +196,7 @@ class Exam:
         write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
 
     def __str__(self) -> str:
-        passed, flagged, comfort, failed = (self.count(v) for v in (PASS, SELF_FLAGGED, FALSE_COMFORT, FAILED))
+        passed, flagged, comfort, failed = (self.count(v) for v in (_PASS, _SELF_FLAGGED, FALSE_COMFORT, FAILED))
         text = f"{len(self.rows)} answers: {passed} pass, {flagged} self-flagged, {comfort} false comfort"
         text += f", {failed} failed" if failed else ""
         if comfort:
@@ -403,12 +420,12 @@ def _ask(problem: exact.Family, task: _Generated) -> tuple[tuple[ExamRow, ...], 
             said = f"failed: {type(error).__name__}: {error}"
         else:
             rows = tuple(
-                ExamRow(name, estimate, case.log_evidence, case.standard_error, GENERATED_MAX_Z)
+                ExamRow(name, estimate, case.log_evidence, case.standard_error, _GENERATED_MAX_Z)
                 for estimate in comparison
             )
             return rows, {name: dict(comparison.refused)} if comparison.refused else {}
     nothing = (Evidence(method, math.nan, math.nan, 0, (said,)) for method in task.methods)
-    return tuple(ExamRow(name, e, case.log_evidence, case.standard_error, GENERATED_MAX_Z) for e in nothing), {}
+    return tuple(ExamRow(name, e, case.log_evidence, case.standard_error, _GENERATED_MAX_Z) for e in nothing), {}
 
 
 def selected_cases(cases: str | Sequence[str]) -> list[str]:

@@ -8,16 +8,18 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from bayeskit._arviz import write_netcdf
-from bayeskit._files import as_output_folder, write_atomically
+from bayeskit.core.compatibility import write_netcdf
+from bayeskit.core.storage import as_output_folder, write_atomically
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import Budget, EvidenceComparison, compare, select
 from bayeskit.inference.samplers import sample
 from bayeskit.inference.samplers.driver import obey
+from bayeskit.logdensity.target import Target
 from bayeskit.report import posterior_summary, write_report
-from bayeskit.target import Target
 
-CHECKPOINT = "checkpoint"
+__all__ = ["evidence_in_folder", "posterior_draws", "posterior_in_folder", "save_netcdf"]
+
+_CHECKPOINT = "checkpoint"
 
 
 def evidence_in_folder(
@@ -79,7 +81,7 @@ def evidence_in_folder(
     """
     select(methods)
     out = as_output_folder(folder)
-    comparison = compare(target, methods, seed, budget=budget, checkpoint=out / CHECKPOINT, progress=progress)
+    comparison = compare(target, methods, seed, budget=budget, checkpoint=out / _CHECKPOINT, progress=progress)
     # The table first: should the disk fill up on the draws, the answer is already there.
     comparison.to_csv(out / "evidence.csv")
     draws = posterior_draws(comparison)
@@ -154,7 +156,7 @@ def posterior_in_folder(
         num_samples,
         seed,
         target_acceptance=target_acceptance,
-        checkpoint=out / f"{CHECKPOINT}.posterior",
+        checkpoint=out / f"{_CHECKPOINT}.posterior",
         progress=progress,
     )
     obey(draws.settings["ending"])
@@ -225,7 +227,7 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
 
 def _remove_checkpoints(folder: Path, part: str = "*") -> None:
     """Delete the checkpoints of finished runs, whatever they are called, and no file of somebody else."""
-    for path in folder.glob(f"{CHECKPOINT}.{part}"):
+    for path in folder.glob(f"{_CHECKPOINT}.{part}"):
         if _is_checkpoint(path):
             path.unlink(missing_ok=True)
 

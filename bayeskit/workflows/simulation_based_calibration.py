@@ -16,21 +16,23 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bayeskit._engine import Compile
-from bayeskit._replicas import Replicas, call_of
-from bayeskit._statistics import effective_sample_size
-from bayeskit._tasks import digest
-from bayeskit._torch import new_generator
-from bayeskit._uniformity import chi_square_p_value, deviation_sd, ecdf_p_value, holm
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.statistics import effective_sample_size
+from bayeskit.core.storage import digest
+from bayeskit.core.uniformity import chi_square_p_value, deviation_sd, ecdf_p_value, holm
 from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.samplers.driver import obey
-from bayeskit.inference.samplers.sample import sample
+from bayeskit.inference.samplers.sampling import sample
+from bayeskit.logdensity.combinators import Replicas, call_of
+from bayeskit.logdensity.engine import Compile
+from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
-from bayeskit.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+__all__ = ["MIN_REPLICATES", "SBCResult", "Sampler", "Simulate", "sbc"]
 
 Sampler = Callable[[Target, int], Draws]
 """``(target, seed) -> Draws``."""
@@ -38,10 +40,10 @@ Sampler = Callable[[Target, int], Draws]
 Simulate = Callable[[dict[str, Tensor], torch.Generator], tuple[Any, ...]]
 """``(values of the latent sites, generator) -> arguments of the model``."""
 
-LOG_LIKELIHOOD = "log_likelihood"
+_LOG_LIKELIHOOD = "log_likelihood"
 MIN_REPLICATES = 20
 # Draws taken at every second autocorrelation time or further apart are independent for this purpose.
-NEEDED_PER_RANKED_DRAW = 2.0
+_NEEDED_PER_RANKED_DRAW = 2.0
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,11 @@ class SBCResult:
     def warnings(self) -> tuple[str, ...]:
         """What makes the ranks themselves doubtful, with the remedy."""
         result = []
-        short = int((self.effective_sample_size < NEEDED_PER_RANKED_DRAW * self.num_draws).sum())
+        short = int((self.effective_sample_size < _NEEDED_PER_RANKED_DRAW * self.num_draws).sum())
         if short:
             result.append(
                 f"in {short} of {self.num_replicates} replicates the effective sample size is below "
-                f"{NEEDED_PER_RANKED_DRAW:g} times the {self.num_draws} draws ranked, so that ranks crowd at both "
+                f"{_NEEDED_PER_RANKED_DRAW:g} times the {self.num_draws} draws ranked, so that ranks crowd at both "
                 "ends even where the sampler is right; draw more samples or lower num_draws"
             )
         diverging = int((self.num_diverging > 0).sum())
@@ -156,7 +158,7 @@ class SBCResult:
         """
         from matplotlib.figure import Figure
 
-        from bayeskit._plots import plot_rank_uniformity
+        from bayeskit.core.plots import plot_rank_uniformity
 
         if names is None:
             names = list(self.p_values.min(axis=1).sort_values(kind="stable").index[:6])
@@ -378,7 +380,7 @@ def _workspace(study: _Study) -> _Workspace:
 
 def _enough_draws(target: Target, seed: int, num_draws: int) -> Draws:
     """Sample until the draws can be thinned to ``num_draws`` independent ones, up to a limit."""
-    needed = NEEDED_PER_RANKED_DRAW * num_draws
+    needed = _NEEDED_PER_RANKED_DRAW * num_draws
     num_samples = max(200, -(-2 * num_draws // 4))
     for _ in range(4):
         with warnings.catch_warnings():
@@ -407,7 +409,7 @@ def _names(target: Target) -> list[str]:
     for site in target.sites:
         indices = np.ndindex(*site.shape) if site.shape else [()]
         names += [f"{site.name}[{','.join(map(str, index))}]" if index else site.name for index in indices]
-    return [*names, LOG_LIKELIHOOD]
+    return [*names, _LOG_LIKELIHOOD]
 
 
 def _rank(truth: Tensor, draws: Tensor, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,13 @@ from typing import Any
 
 #: Rooms in the order in which a reader meets them; those of one part share a heading in the table of contents.
 PARTS = {
-    "The hinge": ("bayeskit", "bayeskit.target", "bayeskit.draws", "bayeskit.parallel", "bayeskit.distributed"),
+    "The hinge": (
+        "bayeskit",
+        "bayeskit.logdensity.target",
+        "bayeskit.draws",
+        "bayeskit.parallel",
+        "bayeskit.distributed",
+    ),
     "Inference": ("bayeskit.inference",),
     "Models": ("bayeskit.models",),
     "Workflows, problems, pages": (

@@ -22,14 +22,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from bayeskit.gallery import is_small
-from bayeskit.inference.generalized import (
-    Flat,
-    GibbsPosterior,
-    calibrate,
-    coverage_report,
-    gaussian_posterior,
-    losses,
-)
+from bayeskit.inference.generalized import Flat, GibbsPosterior, calibrate, coverage_report, gaussian_posterior, losses
 
 # %%
 # The model

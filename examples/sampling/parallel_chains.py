@@ -21,7 +21,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.gallery import is_small
 from bayeskit.inference.evidence import Budget
-from bayeskit.workflows.model_comparison import compare_models
+from bayeskit.workflows.bayes_factors import compare_models
 
 density, adjusted = exact.radiata_pine("x"), exact.radiata_pine("z")
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bayeskit.gallery import is_small
 from bayeskit.models.wide_networks import infinite_width, last_layer_ensemble, nngp_posterior
-from bayeskit.models.wide_networks.empirical import fit_power_law
+from bayeskit.models.wide_networks.finite_width import fit_power_law
 
 NOISE = 0.5
 

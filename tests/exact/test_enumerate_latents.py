@@ -10,7 +10,6 @@ from pyro import poutine
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 
 import bayeskit as bk
-from bayeskit._pyro import replay
 from bayeskit.errors import (
     ImproperPosteriorError,
     ModelError,
@@ -19,9 +18,10 @@ from bayeskit.errors import (
     UnknownNameError,
     UnsupportedSiteError,
 )
-from bayeskit.exact.enumerate_latents import enumerate_latents
+from bayeskit.exact.enumeration import enumerate_latents
+from bayeskit.logdensity import pyro_runs as replay
 
-module = sys.modules["bayeskit.exact.enumerate_latents"]  # the package may show the function under this name
+module = sys.modules["bayeskit.exact.enumeration"]  # the package may show the function under this name
 F64 = torch.float64
 ENUMERATE = {"enumerate": "parallel"}
 

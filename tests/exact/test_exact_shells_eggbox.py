@@ -9,9 +9,7 @@ from scipy.special import gammaln
 from scipy.stats import norm
 
 from bayeskit.errors import SettingsError
-from bayeskit.exact.eggbox import eggbox
-from bayeskit.exact.gaussian_shells import gaussian_shells
-from bayeskit.exact.spike_and_slab import spike_and_slab
+from bayeskit.exact.several_modes import eggbox, gaussian_shells, spike_and_slab
 
 CASES = {
     "shells2": (gaussian_shells, -1.745642),

@@ -9,8 +9,9 @@ from pyro.infer.reparam import LatentStableReparam, LinearHMMReparam, StableRepa
 from pyro.ops.special import safe_log
 from target_checks import F64
 
-from bayeskit import Target, _evaluation
-from bayeskit._pyro import batching
+from bayeskit import Target
+from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.logdensity import pyro_distributions as batching
 
 Y = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=F64)
 

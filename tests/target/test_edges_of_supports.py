@@ -13,11 +13,11 @@ from pyro.distributions import constraints
 from scipy.stats import kstest
 
 import bayeskit as bk
-from bayeskit import _unconstrained
-from bayeskit._torch import global_stream, new_generator
-from bayeskit._transforms import bijection
-from bayeskit._unconstrained import draw, log_density
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import UnsupportedSiteError
+from bayeskit.logdensity import supports as _unconstrained
+from bayeskit.logdensity.supports import draw, log_density
+from bayeskit.logdensity.transforms import bijection
 
 FAILURE_RATE = 1e-5
 F64 = torch.float64

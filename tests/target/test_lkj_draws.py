@@ -11,11 +11,11 @@ from scipy.stats import beta as beta_law
 from scipy.stats import kstest
 
 import bayeskit as bk
-from bayeskit._pyro.draws import MendedDraws, draw, mended
-from bayeskit._pyro.simulation import simulate
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import ConstantsWarning
 from bayeskit.inference.evidence import bridge_sampling, naive_monte_carlo
+from bayeskit.logdensity.pyro_density import simulate
+from bayeskit.logdensity.pyro_distributions import MendedDraws, draw, mended
 
 F64 = torch.float64
 FAILURE_RATE = 1e-5

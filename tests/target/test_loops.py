@@ -11,9 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 import bayeskit as bk
-from bayeskit import _loop, _native, _operations, recurrence
-from bayeskit._engine import Engine
 from bayeskit.errors import CompilationWarning
+from bayeskit.logdensity import compiling as _operations
+from bayeskit.logdensity import native as _native
+from bayeskit.logdensity import recurrence
+from bayeskit.logdensity import recurrence as _loop
+from bayeskit.logdensity.engine import Engine
 
 F64 = torch.float64
 Y = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -385,7 +388,7 @@ def test_a_loop_that_does_not_compile_runs_in_python(monkeypatch):
 def test_an_engine_compiles_its_loops(monkeypatch):
     called = []
     right = _operations.call_library
-    monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: None)  # have the rest compiled by inductor
+    monkeypatch.setattr("bayeskit.logdensity.engine.row_source", lambda *_: None)  # have the rest compiled by inductor
     monkeypatch.setattr(_operations, "call_library", lambda *a: called.append(1) or right(*a))
 
     def joint(u):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit import _engine, exact
-from bayeskit._native import row_source
-from bayeskit._tracing import fail_apart, traced
+from bayeskit import exact
+from bayeskit.logdensity import engine as _engine
+from bayeskit.logdensity.native import row_source
+from bayeskit.logdensity.tracing import fail_apart, traced
 
 pytestmark = pytest.mark.compiler
 

@@ -7,8 +7,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
-from bayeskit import _loop, recurrence
 from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
+from bayeskit.logdensity import recurrence
+from bayeskit.logdensity import recurrence as _loop
 
 F64 = torch.float64
 Y = torch.randn(37, generator=torch.Generator().manual_seed(0), dtype=F64)

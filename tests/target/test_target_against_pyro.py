@@ -11,10 +11,11 @@ from target_checks import (
 from target_models import ALL, CONTINUOUS, ENUMERATED, Case, hidden_markov, mixture
 from torch.distributions import von_mises
 
-from bayeskit import Target, _evaluation
-from bayeskit._pyro.density import PyroDensity
-from bayeskit._pyro.reader import Coordinate
+from bayeskit import Target
 from bayeskit.errors import ModelError
+from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.logdensity.pyro_density import PyroDensity
+from bayeskit.logdensity.pyro_runs import Coordinate
 
 
 def make(case: Case, **settings) -> Target:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from target_models import CONTINUOUS
 
-from bayeskit import Target, _cost, _evaluation
+from bayeskit import Target
+from bayeskit.logdensity import compiling as _cost
+from bayeskit.logdensity import compiling as _evaluation
 
 # Tracing rewrites the others: constant masks become positions, and a factorisation that fails becomes NaN.
 PLAIN = [name for name in CONTINUOUS if name not in ("hierarchical", "gaussian_process")]

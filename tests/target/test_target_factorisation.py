@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit._pyro.witness import parts_of
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import ModelError
-from bayeskit.exact.several import WishartNormal
+from bayeskit.exact.generated import WishartNormal
+from bayeskit.logdensity.pyro_density import parts_of
 
 
 def log_likelihood(u):

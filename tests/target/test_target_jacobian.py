@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from bayeskit import Target
 from bayeskit.errors import ModelError, ShapeError, SlowModelWarning
-from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
+from bayeskit.inference.generalized.cross_validation import WeightedData
 from bayeskit.inference.samplers import MinibatchTarget
 
 

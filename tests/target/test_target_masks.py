@@ -14,8 +14,8 @@ from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.generalized import Flat
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.samplers import MinibatchTarget
-from bayeskit.inference.samplers.initial import starting_points
-from bayeskit.inference.samplers.sample import prior_variance
+from bayeskit.inference.samplers.sampling import prior_variance
+from bayeskit.inference.samplers.starts import starting_points
 
 F64 = torch.float64
 ENUMERATED = {"enumerate": "parallel"}

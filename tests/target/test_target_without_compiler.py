@@ -5,8 +5,10 @@ import warnings
 import pytest
 import torch
 
-from bayeskit import _evaluation, _operations, exact
+from bayeskit import exact
 from bayeskit.errors import CompilationWarning
+from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.logdensity import compiling as _operations
 
 
 def broken(*_, **__):
@@ -27,7 +29,7 @@ def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch, request):
         _operations.library_of.cache_clear()  # which remembers failures, too
         request.addfinalizer(_operations.library_of.cache_clear)
     else:
-        monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: None)  # have it compiled by inductor
+        monkeypatch.setattr("bayeskit.logdensity.engine.row_source", lambda *_: None)  # have it compiled by inductor
         monkeypatch.setattr(torch._inductor, "compile", broken)
         monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
     target = case.target()

@@ -7,8 +7,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
-from bayeskit import _evaluation, exact
-from bayeskit._tracing import traced
+from bayeskit import exact
+from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.logdensity.tracing import traced
 
 U = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64)
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from bayeskit import cli, exact
-from bayeskit._console import print_generated_exam
+from bayeskit.cli import print_generated_exam
 from bayeskit.errors import CheckpointError, DataError, SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.workflows import exam as exam_module

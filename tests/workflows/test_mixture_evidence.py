@@ -17,14 +17,9 @@ from bayeskit.models.discrete.mixtures import (
     galaxy_velocities,
     sample_exact_posterior,
 )
-from bayeskit.workflows.mixtures import (
-    TemperingBudget,
-    compare_num_components,
-    mixture_evidence,
-    symmetrised_bridge,
-)
-from bayeskit.workflows.mixtures import comparison as comparison_module
-from bayeskit.workflows.mixtures import evidence as module
+from bayeskit.workflows import mixtures as comparison_module
+from bayeskit.workflows import mixtures as module
+from bayeskit.workflows.mixtures import TemperingBudget, compare_num_components, mixture_evidence, symmetrised_bridge
 
 Y = torch.tensor([-3.1, -2.9, -2.4, -2.6, 0.1, 0.3, 0.2, 2.6, 3.0, 3.5], dtype=torch.float64)
 TINY = TemperingBudget(num_particles=48, num_replicates=10, ess_threshold=0.7)

@@ -13,8 +13,8 @@ from scipy.stats import chi2
 from bayeskit import exact
 from bayeskit.errors import CheckpointError, SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison
-from bayeskit.workflows import model_comparison as module
-from bayeskit.workflows.model_comparison import ModelComparison, compare_models
+from bayeskit.workflows import bayes_factors as module
+from bayeskit.workflows.bayes_factors import ModelComparison, compare_models
 
 SMALL = Budget(8, 150, 150)
 TINY = Budget(4, 30, 40)  # for what holds to the last bit

@@ -10,10 +10,10 @@ from scipy.stats import chisquare
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit._replicas import Replicas
-from bayeskit._torch import new_generator
-from bayeskit._uniformity import chi_square_p_value, ecdf_band, ecdf_p_value, holm
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.uniformity import chi_square_p_value, ecdf_band, ecdf_p_value, holm
 from bayeskit.errors import CheckpointError, ModelError, SettingsError, UnknownNameError, UnsupportedSiteError
+from bayeskit.logdensity.combinators import Replicas
 from bayeskit.workflows import simulation_based_calibration
 from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
 

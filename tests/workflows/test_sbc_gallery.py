@@ -8,7 +8,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit import gallery
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SamplingWarning, SettingsError, UnsupportedSiteError
 from bayeskit.workflows import simulation_based_calibration
 

@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from scipy.stats import chi2
 from tree_quadrature import log_evidence
 
-from bayeskit._statistics import independent_log_mean_exp_error, stratified_log_mean_exp_error
+from bayeskit.core.statistics import independent_log_mean_exp_error, stratified_log_mean_exp_error
 from bayeskit.errors import SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget
-from bayeskit.inference.evidence.laplus.matching import match_gamma
-from bayeskit.inference.evidence.laplus.modes import climb_to_modes
+from bayeskit.inference.evidence.laplus import climb_to_modes, match_gamma
 from bayeskit.models.phylogenetics import (
     HKY85,
     Alignment,
@@ -28,9 +27,9 @@ from bayeskit.models.phylogenetics import (
     all_topologies,
     primates,
 )
-from bayeskit.workflows.phylogenetics import compare_topologies, defence, topology_comparison
-from bayeskit.workflows.phylogenetics.defence import share_of_tail
-from bayeskit.workflows.phylogenetics.proposal import Proposal
+from bayeskit.workflows.phylogenetics import compare_topologies, topology_comparison
+from bayeskit.workflows.phylogenetics import topology_comparison as defence
+from bayeskit.workflows.phylogenetics.topology_comparison import Proposal, share_of_tail
 
 DOUBLE = torch.float64
 SEQUENCES = {

@@ -21,10 +21,12 @@ from bayeskit.models.phylogenetics import (
     all_topologies,
 )
 from bayeskit.workflows.phylogenetics import compare_topologies
-from bayeskit.workflows.phylogenetics.variational.flow import FlowLengths
-from bayeskit.workflows.phylogenetics.variational.inference import variational_inference
-from bayeskit.workflows.phylogenetics.variational.lengths import LogNormalLengths
-from bayeskit.workflows.phylogenetics.variational.training import LearningRates
+from bayeskit.workflows.phylogenetics.variational import (
+    FlowLengths,
+    LearningRates,
+    LogNormalLengths,
+    variational_inference,
+)
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(

@@ -7,14 +7,19 @@ import torch
 
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep
 from bayeskit.models.phylogenetics import Alignment, SubsplitBayesianNetwork, all_topologies
-from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
-from bayeskit.workflows.phylogenetics.variational import places as variational_places
-from bayeskit.workflows.phylogenetics.variational import training as variational_training
-from bayeskit.workflows.phylogenetics.variational.family import TreeFamily, TreeTarget
-from bayeskit.workflows.phylogenetics.variational.flow import FlowLengths
-from bayeskit.workflows.phylogenetics.variational.lengths import Lengths, LogNormalLengths
-from bayeskit.workflows.phylogenetics.variational.places import Places
-from bayeskit.workflows.phylogenetics.variational.training import LearningRates, Training
+from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
+from bayeskit.workflows.phylogenetics import variational as variational_places
+from bayeskit.workflows.phylogenetics import variational as variational_training
+from bayeskit.workflows.phylogenetics.variational import (
+    FlowLengths,
+    LearningRates,
+    Lengths,
+    LogNormalLengths,
+    Places,
+    Training,
+    TreeFamily,
+    TreeTarget,
+)
 
 DOUBLE = torch.float64
 FIVE = Alignment.from_sequences({"A": "CCTCATCG", "B": "CCTCATCT", "C": "CCAGTGAT", "D": "GCAGTGCC", "E": "CTCGR-CA"})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bayeskit._files import load_tensors
+from bayeskit.core.storage import load_tensors
 from bayeskit.errors import CheckpointError, OutputError, SettingsError
 from bayeskit.models.phylogenetics import (
     GTR,

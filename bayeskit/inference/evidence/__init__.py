@@ -1,10 +1,10 @@
 """Marginal likelihoods: every way to compute them, each with an error bar and a verdict on itself."""
 
-from bayeskit.inference.evidence.budget import Budget
+from bayeskit.inference.evidence.bridge import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence.calibration import Calibration, Problem, calibrate
-from bayeskit.inference.evidence.compare import compare
-from bayeskit.inference.evidence.comparison import EvidenceComparison
-from bayeskit.inference.evidence.conjugate import ConjugateBlock, chib
+from bayeskit.inference.evidence.chibs_method import chib
+from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, compare, judge
+from bayeskit.inference.evidence.conditionals import ConjugateBlock
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
 from bayeskit.inference.evidence.ladder import (
@@ -14,49 +14,33 @@ from bayeskit.inference.evidence.ladder import (
     stepping_stone,
     thermodynamic_integration,
 )
+from bayeskit.inference.evidence.laplace_approximation import (
+    laplace,
+    laplace_importance_sampling,
+    maximum_likelihood,
+    maximum_posterior,
+)
 from bayeskit.inference.evidence.laplus import (
     beta_prime_laplus,
     gamma_laplus,
     gamma_laplus_importance_sampling,
     lognormal_laplus,
 )
-from bayeskit.inference.evidence.material import Material
+from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
+from bayeskit.inference.evidence.material import Budget, Material
 from bayeskit.inference.evidence.methods import METHODS, Method, select
-from bayeskit.inference.evidence.mode import (
-    Mode,
-    find_mode,
-    laplace,
-    laplace_importance_sampling,
-    maximum_likelihood,
-    maximum_posterior,
-)
-from bayeskit.inference.evidence.posterior import (
-    bridge_sampling,
-    harmonic_mean,
-    stabilised_harmonic_mean,
-    warp_bridge_sampling,
-)
-from bayeskit.inference.evidence.predictive import (
-    PredictiveScore,
-    conditional_predictive_ordinates,
-    pointwise_predictive_density,
-)
-from bayeskit.inference.evidence.prior.naive_monte_carlo import naive_monte_carlo
-from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.sequential import (
-    PrequentialEvidence,
-    adaptive_smc,
-    nested_sampling,
-    prequential,
-    smc,
-)
+from bayeskit.inference.evidence.modes import Mode, find_mode
+from bayeskit.inference.evidence.nested_evidence import nested_sampling
+from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates, pointwise_predictive_density
+from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential
+from bayeskit.inference.evidence.result import Evidence, PredictiveScore
+from bayeskit.inference.evidence.sequential import adaptive_smc, smc
 from bayeskit.inference.evidence.variational import (
     MeanField,
     evidence_lower_bound,
     fit_mean_field,
     variational_importance_sampling,
 )
-from bayeskit.inference.evidence.verdict import Verdict, judge
 
 __all__ = [
     "METHODS",

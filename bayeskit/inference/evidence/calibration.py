@@ -15,19 +15,20 @@ import pandas as pd
 import torch
 from scipy.stats import norm
 
-from bayeskit._settings import real_number, whole_number
-from bayeskit._torch import new_generator
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, SettingsError
-from bayeskit.inference.evidence.budget import Budget
-from bayeskit.inference.evidence.compare import compare
-from bayeskit.inference.evidence.material import Material
+from bayeskit.inference.evidence.comparison import compare
+from bayeskit.inference.evidence.material import Budget, Material
 from bayeskit.inference.evidence.methods import METHODS, select
+from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
-from bayeskit.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["Answered", "Calibration", "Problem", "SMALL", "applicable", "as_problem", "calibrate"]
 
 SMALL = Budget(
     num_chains=4,
@@ -39,11 +40,11 @@ SMALL = Budget(
     num_particles=16,
     num_live=100,
 )
-COMPILE_FROM = 16
+_COMPILE_FROM = 16
 #: The exact case whose posterior is known and normal in unconstrained space.
-NORMAL_CASE = "linreg10"
+_NORMAL_CASE = "linreg10"
 #: Errors below this, in nats, are those of the last digits.
-EXACT = 1e-10
+_EXACT = 1e-10
 _COVERED = float(norm.ppf(0.975))
 
 
@@ -133,7 +134,7 @@ class Calibration:
         with np.errstate(divide="ignore", invalid="ignore"):
             z = (estimate - truth) / np.hypot(self.standard_errors[method], self.reference_error)
         # An estimate that is right to rounding, and says so, is no error away.
-        return np.where((self.standard_errors[method] < EXACT) & (np.abs(estimate - truth) < EXACT), 0.0, z)
+        return np.where((self.standard_errors[method] < _EXACT) & (np.abs(estimate - truth) < _EXACT), 0.0, z)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row a method: bias, error, sd of z, coverage of the 95 % interval, false comfort.
@@ -173,7 +174,7 @@ class Calibration:
         ----------
         ax : Axes, optional
         """
-        from bayeskit._plots import plot_calibration
+        from bayeskit.core.plots import plot_calibration
 
         z = {method: self.z(method) for method in self.estimates}
         failed = {method: np.isnan(estimate) for method, estimate in self.estimates.items()}
@@ -260,15 +261,15 @@ def calibrate(
             "; ".join(f"{name} cannot be calibrated on {known.name}: {refused[name]}" for name in refused)
         )
     if correlation is not None:
-        of_another = target.fingerprint() != _exact_target(NORMAL_CASE).fingerprint()
+        of_another = target.fingerprint() != _exact_target(_NORMAL_CASE).fingerprint()
         if of_another or any("posterior" not in METHODS[m].needs for m in names):
             raise SettingsError(
-                f"autoregressive draws exist for the exact case {NORMAL_CASE} and methods on posterior draws only"
+                f"autoregressive draws exist for the exact case {_NORMAL_CASE} and methods on posterior draws only"
             )
         correlation = real_number("correlation", correlation)
         if not 0 <= correlation < 1:
             raise SettingsError(f"correlation must lie in [0, 1), not {correlation}")
-    pays, fingerprint = num_replicates >= COMPILE_FROM, target.fingerprint()
+    pays, fingerprint = num_replicates >= _COMPILE_FROM, target.fingerprint()
     seeds = _seeds(seed, num_replicates)
     tasks = [_Replicate(known, fingerprint, names, budget, correlation, one, pays) for one in seeds]
     results = map_tasks(
@@ -400,7 +401,7 @@ def _autoregressive(target: Target, task: _Replicate) -> Draws:
     """Draws with a known autocorrelation from the exact normal posterior of linreg10."""
     from bayeskit import exact
 
-    case, rho = exact.get(NORMAL_CASE), float(task.correlation or 0.0)
+    case, rho = exact.get(_NORMAL_CASE), float(task.correlation or 0.0)
     assert case.posterior_mean is not None and case.posterior_covariance is not None
     mean, factor = case.posterior_mean["b"], torch.linalg.cholesky(case.posterior_covariance["b"])
     generator = new_generator(task.seed, stream="autoregressive draws")

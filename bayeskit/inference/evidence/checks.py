@@ -9,20 +9,162 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bayeskit._statistics import effective_sample_size, effective_within_chains, mean_error, r_hat
+from bayeskit.core.statistics import effective_sample_size, effective_within_chains, mean_error, num_largest, r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError, ShapeError
 from bayeskit.inference.samplers import Ladder
-from bayeskit.target import Target
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "MAX_PARETO_SHAPE",
+    "MAX_R_HAT",
+    "MIN_DRAWS",
+    "MIN_EFFECTIVE",
+    "MIN_MISSED_SHARE",
+    "NO_PRIOR_DRAWS",
+    "belongs",
+    "finite_chains",
+    "is_same",
+    "ladder_error",
+    "ladder_problems",
+    "largest_shape",
+    "missed_draws",
+    "posterior_problems",
+    "require_own",
+    "rounding_problems",
+    "weight_problems",
+    "with_rounding",
+    "without_nan",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Values that are rounded to an end of their support, where a likelihood cannot see how far beyond it they lie.
+# --------------------------------------------------------------------------------------------------
+
+#: Coordinates nearer to zero than this, in units of the logarithm of the rounding unit, round to no end.
+_NEAR = 0.8
+
+
+def rounding_problems(
+    target: Target, points: Tensor, log_weights: Tensor | None, standard_error: float
+) -> tuple[list[str], float]:
+    """Say whether rounded values can move an estimate by a standard error.
+
+    Parameters
+    ----------
+    target : Target
+    points : Tensor
+        Draws, particles or proposals, ``(*batch, d)``.
+    log_weights : Tensor, optional
+        With which the points stand for the posterior, ``(*batch)``; equal by default.
+    standard_error : float
+        Of the log evidence.
+
+    Returns
+    -------
+    problems : list of str
+    share : float
+        Of the posterior, where values are rounded and the likelihood depends on how.
+    """
+    points = points.reshape(-1, points.shape[-1])
+    weights = torch.ones_like(points[:, 0]) if log_weights is None else log_weights.reshape(-1).softmax(0)
+    weights = weights / weights.sum()
+    # Few points lie so far out; the model is run for those alone.
+    far = -_NEAR * float(torch.log(torch.tensor(torch.finfo(points.dtype).eps)))
+    rows = ((points.abs() > far).any(-1) & points.isfinite().all(-1)).nonzero().flatten()
+    if not len(rows):
+        return [], 0.0
+    change, rounded = target.rounding(points[rows])
+    moved = -torch.expm1(-change.abs().nan_to_num(nan=0.0))
+    share = float((weights[rows] * moved).sum())
+    if not share > standard_error:
+        return [], share
+    affected = [name for name, where in rounded.items() if bool((where & (moved > 0)).any())]
+    return [
+        f"{100 * share:.2g} % of the posterior lies where values of {', '.join(map(repr, affected))} are rounded to "
+        "an end of their support, and the likelihood depends on how far from it they are: write the likelihood in the "
+        "unconstrained value, such as Bernoulli(logits=...), or take a prior with less mass at the end"
+    ], share
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether a proposal reaches everything that the posterior holds.
+# --------------------------------------------------------------------------------------------------
+
+MIN_MISSED_SHARE = 0.01
+
+
+def missed_draws(log_prob: Callable[[Tensor], Tensor], draws: Draws | None, largest: float) -> list[str]:
+    """Ask whether posterior draws lie where no draw of the proposal had as large a weight.
+
+    Parameters
+    ----------
+    log_prob : callable
+        Log density of the proposal in unconstrained space, ``(n, d) -> (n,)``.
+    draws : Draws or None
+        From the posterior; without them nothing is asked.
+    largest : float
+        Largest log weight among the draws of the proposal.
+
+    Returns
+    -------
+    list of str
+        One warning where more than 1 % of the posterior draws have a larger weight.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence.checks import missed_draws
+    >>> missed_draws(lambda x: x.sum(-1), None, 0.0)
+    []
+    """
+    if draws is None:
+        return []
+    x = draws.unconstrained.flatten(0, 1)
+    log_weights = (draws.log_prior + draws.log_likelihood).flatten() - log_prob(x)
+    share = float((log_weights > largest).to(torch.float64).mean())
+    if share <= MIN_MISSED_SHARE:
+        return []
+    return [f"{100 * share:.0f} % of the posterior draws lie outside the proposal: use bridge sampling"]
+
+
+# --------------------------------------------------------------------------------------------------
+# How heavy the tail of weights may seem before the variance of their mean is in doubt.
+# --------------------------------------------------------------------------------------------------
+
+_INFINITE_VARIANCE = 0.5
+
+
+def largest_shape(num_weights: int, slowness: float = 1.0) -> float:
+    """Return the largest fitted Pareto ``k`` at which weights may pass for ones of finite variance.
+
+    The mean of raw weights has a standard error only where ``k`` is below one half. The fit knows ``k`` up to about
+    ``(1 + k) / sqrt(t)`` where it rests on the ``t`` largest weights, and weights whose largest happened not to be
+    drawn have both a small fit and a small error, so that the fit must lie below one half by that much.
+
+    Parameters
+    ----------
+    num_weights : int
+        That the fit has seen.
+    slowness : float, default 1.0
+        Draws that are worth one independent draw, at least 1.
+
+    Examples
+    --------
+    >>> [round(largest_shape(n), 2) for n in (400, 1000, 4000, 100_000)]
+    [0.31, 0.35, 0.39, 0.45]
+    """
+    effective = max((num_largest(num_weights) - 1) / max(slowness, 1.0), 1.0)
+    return _INFINITE_VARIANCE - (1 + _INFINITE_VARIANCE) / math.sqrt(effective)
+
 
 MAX_R_HAT = 1.05
 MAX_PARETO_SHAPE = 0.7
 MIN_EFFECTIVE = 100
-MAX_DIVERGING = 0.01
-MAX_UNREACHED = 0.05  # share of the mass behind divergences
-MIN_ROUND_TRIPS = 10
-MIN_EFFECTIVE_WITHIN = 8.0
-LOST_CHAINS = "lost_chains"
+_MAX_DIVERGING = 0.01
+_MAX_UNREACHED = 0.05  # share of the mass behind divergences
+_MIN_ROUND_TRIPS = 10
+_MIN_EFFECTIVE_WITHIN = 8.0
+_LOST_CHAINS = "lost_chains"
 
 
 MIN_DRAWS = 8
@@ -124,10 +266,10 @@ def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
     share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
     problems = []
     # Halves of short chains differ by chance as much as they have few effective draws, however many chains there are.
-    chance = 1 / effective_within_chains(x).clamp(min=MIN_EFFECTIVE_WITHIN)
+    chance = 1 / effective_within_chains(x).clamp(min=_MIN_EFFECTIVE_WITHIN)
     if not bool((ratio.square() <= MAX_R_HAT**2 + chance).all()):
         problems.append(f"chains disagree (R-hat {worst:.3f} > {MAX_R_HAT}): run longer chains or more warm-up")
-    lost = int(draws.settings.get(LOST_CHAINS, 0))
+    lost = int(draws.settings.get(_LOST_CHAINS, 0))
     if lost:
         problems.append(
             f"{lost} chains were left out, for the density is infinite or not a number at some of their draws: look at "
@@ -145,9 +287,9 @@ def _divergence_problems(share: float, unreached: float) -> list[str]:
     Where chains diverge they turn back. Were they let in, they would stay for about as many transitions as they
     remember where they were; so that share of transitions times this memory is about the mass behind.
     """
-    if share > MAX_DIVERGING:
+    if share > _MAX_DIVERGING:
         return [f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise"]
-    if unreached > MAX_UNREACHED:
+    if unreached > _MAX_UNREACHED:
         return [
             f"{100 * share:.2g} % of transitions diverged and chains move slowly, so that up to "
             f"{100 * min(unreached, 1):.0f} % of the mass may not have been reached: raise target_acceptance or "
@@ -182,7 +324,7 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     worst = float(ranks.max())
     problems = []
     # As of the posterior: halves of short chains differ by chance as much as they have few effective draws.
-    chance = 1 / effective_within_chains(tempered).clamp(min=MIN_EFFECTIVE_WITHIN)
+    chance = 1 / effective_within_chains(tempered).clamp(min=_MIN_EFFECTIVE_WITHIN)
     if not bool((ranks.square() <= (2 * MAX_R_HAT - 1) ** 2 + chance).all()):
         problems.append(
             f"chains at temperature {int(ranks.amax(1).argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder "
@@ -201,7 +343,7 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     if ladder.exchange is not None:
         trips = float(ladder.exchange.round_trips.sum())
         facts["round_trips"] = trips
-        if trips < MIN_ROUND_TRIPS:
+        if trips < _MIN_ROUND_TRIPS:
             problems.append(
                 f"only {trips:.0f} round trips between prior and posterior: give the ladder more samples, more "
                 "temperatures, or those of ladder.exchange.temperatures"
@@ -261,7 +403,7 @@ def finite_chains(draws: Draws) -> Draws:
         log_likelihood=draws.log_likelihood[alive],
         beta=draws.beta[alive],
         sample_stats=stats,
-        settings=draws.settings | {LOST_CHAINS: int((finite.any(1) & ~alive).sum())},
+        settings=draws.settings | {_LOST_CHAINS: int((finite.any(1) & ~alive).sum())},
     )
 
 

@@ -1,28 +1,415 @@
-"""Estimates of one log evidence side by side: table, plot, page, file and verdict."""
+"""Several methods on shared draws, side by side: table, plot, page, file and verdict."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import xarray as xr
+from scipy.stats import norm
 
-from bayeskit._arviz import as_inference_data, plain_attributes, write_netcdf
-from bayeskit._files import write_atomically
+from bayeskit.core.compatibility import as_inference_data, plain_attributes, write_netcdf
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.page import cell, escape, number, table, whole_page
+from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
-from bayeskit.errors import UnknownNameError
-from bayeskit.inference.evidence.predictive.result import PredictiveScore
-from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.verdict import Verdict, judge
+from bayeskit.errors import BayeskitError, CheckpointError, OutputError, SettingsError, UnknownNameError
+from bayeskit.inference.evidence.checks import belongs
+from bayeskit.inference.evidence.judgement import comparison, judge_target
+from bayeskit.inference.evidence.material import Budget, Material
+from bayeskit.inference.evidence.methods import Method, select
+from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.samplers import Ladder
+from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from bayeskit.inference.evidence.conditionals import ConjugateBlock
+
+__all__ = [
+    "COLUMNS",
+    "EvidenceComparison",
+    "Verdict",
+    "by_reason",
+    "compare",
+    "evidence_sections",
+    "judge",
+    "own_seconds",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What several estimates of one log evidence amount to.
+# --------------------------------------------------------------------------------------------------
+
+#: How often, at most, trusted methods that are all right are said to disagree.
+_FALSE_ALARM = 0.01
+#: Estimates whose errors are at most so many times larger count as comparable.
+_COMPARABLE = 10.0
+#: Of an estimate, what rounding may make of it.
+_ROUNDING = 1e-10
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What several estimates of one log evidence amount to.
+
+    Attributes
+    ----------
+    best : Evidence or None
+        The trusted estimate that speaks for those that agree; None where no method is trusted.
+    agreeing : tuple of str
+        Trusted methods whose estimates fit `best` within the errors of both, itself included.
+    disagreeing : dict of float
+        Trusted methods that do not fit, and by how many standard errors of the difference.
+    untrusted : dict of str
+        Methods that say themselves that they are not to be trusted, and why.
+    refused : dict of str
+        Methods that do not apply, and why.
+    num_sources : int
+        On how many different sets of draws or searches the agreeing methods rest.
+    notes : tuple of str
+        What to know of the target.
+    is_agreed : bool
+        Whether the agreeing methods outnumber those that disagree, also among those of comparable precision, and are
+        more than one.
+    """
+
+    best: Evidence | None
+    agreeing: tuple[str, ...] = ()
+    disagreeing: dict[str, float] = field(default_factory=dict)
+    untrusted: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    num_sources: int = 0
+    notes: tuple[str, ...] = ()
+    is_agreed: bool = False
+
+    @property
+    def log_evidence(self) -> float:
+        """The agreed value in nats; NaN where there is none."""
+        return math.nan if self.best is None else self.best.log_evidence
+
+    @property
+    def standard_error(self) -> float:
+        """Its standard error in nats."""
+        return math.nan if self.best is None else self.best.standard_error
+
+    @property
+    def num_trusted(self) -> int:
+        """How many methods trust themselves."""
+        return len(self.agreeing) + len(self.disagreeing)
+
+    @property
+    def num_methods(self) -> int:
+        """How many methods applied."""
+        return self.num_trusted + len(self.untrusted)
+
+    def __str__(self) -> str:
+        if self.best is None:
+            if not self.untrusted and not self.refused:
+                return "log evidence unknown: none of the methods asked estimates it"
+            if not self.untrusted:
+                return f"log evidence unknown: none of {len(self.refused)} methods applies"
+            reason, count = Counter(self.untrusted.values()).most_common(1)[0]
+            if self.num_methods == 1:
+                return f"log evidence unknown: {next(iter(self.untrusted))} is not trusted: {reason}"
+            text = f"log evidence unknown: none of {self.num_methods} methods is trusted"
+            return f"{text}; {count} of them: {reason}" if count > 1 else text
+        text = f"log evidence {self.log_evidence:.4f} ± {self.standard_error:.4f} by {self.best.method}; "
+        text += f"{self.num_trusted} of {self.num_methods} methods trusted"
+        if not self.disagreeing and (self.is_agreed or self.num_trusted == 1):
+            sources = f" on {self.num_sources} separate sets of draws" if self.num_sources > 1 else ""
+            return f"{text}, which agree{sources}" if self.num_trusted > 1 else text
+        away = ", ".join(f"{name} ({gap:.1f} standard errors away)" for name, gap in self.disagreeing.items())
+        if self.is_agreed:
+            return f"{text}, of which {len(self.agreeing)} agree; it disagrees with {away}"
+        return f"{text}, but there is no agreement" + (f": it disagrees with {away}" if away else "")
+
+
+def judge(
+    estimates: Iterable[Evidence],
+    *,
+    sources: Mapping[str, str] | None = None,
+    refused: Mapping[str, str] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Verdict:
+    """Sum up several estimates of one log evidence.
+
+    Estimates that share draws are not independent, so they are not averaged. The most precise trusted estimate speaks
+    with which most of the trusted ones agree, and most of those of comparable precision: an estimate whose error is ten
+    times larger agrees with nearly anything. Nor does an estimate speak with which more precise ones agree that
+    contradict each other. Where there is none of that kind the one with the most comparable ones on its side is given,
+    and the verdict says that there is no agreement. Two estimates agree unless they differ by more standard errors than
+    the largest of so many comparisons would in one of a hundred tables of right ones.
+
+    Parameters
+    ----------
+    estimates : iterable of Evidence
+    sources : mapping of str to str, optional
+        The draws or the search that each method rests on; methods on one count as one source.
+    refused : mapping of str to str, optional
+        Methods that did not apply, and why.
+    notes : tuple of str, optional
+        What to know of the target.
+
+    Returns
+    -------
+    Verdict
+
+    Raises
+    ------
+    SettingsError
+        If two estimates are by one method.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Evidence
+    >>> bridge = Evidence("bridge_sampling", -94.083, 0.002, 8000)
+    >>> verdict = judge([bridge, Evidence("path_sampling", -94.09, 0.01, 8000), Evidence("smc", -94.5, 0.05, 8000)])
+    >>> print(verdict)  # doctest: +NORMALIZE_WHITESPACE
+    log evidence -94.0830 ± 0.0020 by bridge_sampling; 3 of 3 methods trusted, of which 2 agree;
+    it disagrees with smc (8.3 standard errors away)
+    """
+    results = list(estimates)
+    repeated = [name for name, count in Counter(z.method for z in results).items() if count > 1]
+    if repeated:
+        raise SettingsError(f"there are several estimates by {', '.join(repeated)}; give one of each method")
+    trusted = sorted((z for z in results if z.trusted), key=lambda z: z.standard_error)
+    untrusted = {z.method: "; ".join(z.warnings) or "it is not finite" for z in results if not z.trusted}
+    common = {"untrusted": untrusted, "refused": dict(refused or {}), "notes": notes}
+    if not trusted:
+        return Verdict(None, **common)  # type: ignore[arg-type]
+    limit = float(norm.isf(_FALSE_ALARM / (2 * max(1, len(trusted) - 1))))
+    gaps = [[_gap(one, other) for other in trusted] for one in trusted]
+    agree = [[gap <= limit for gap in row] for row in gaps]
+    place = next((i for i in range(len(trusted)) if _speaks(i, trusted, agree)), None)
+    agreed = place is not None and len(trusted) > 1
+    if place is None:
+        united = [i for i in range(len(trusted)) if _united(i, agree)]
+        place = max(united, key=lambda i: (sum(_comparable(i, trusted, agree)), -i))
+    order = [z.method for z in results if z.trusted]
+    away = {z.method: gap for z, gap in zip(trusted, gaps[place], strict=True)}
+    agreeing = tuple(name for name in order if away[name] <= limit)
+    disagreeing = {name: away[name] for name in order if away[name] > limit}
+    different = {(sources or {}).get(name, name) for name in agreeing}
+    return Verdict(
+        trusted[place],
+        agreeing,
+        disagreeing,
+        num_sources=len(different),
+        is_agreed=agreed,
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def _comparable(place: int, trusted: Sequence[Evidence], agree: Sequence[Sequence[bool]]) -> list[bool]:
+    """Return which of the estimates that are not much less precise agree."""
+    reach = _COMPARABLE * trusted[place].standard_error
+    return [agree[place][i] for i, z in enumerate(trusted) if i <= place or z.standard_error <= reach]
+
+
+def _speaks(place: int, trusted: Sequence[Evidence], agree: Sequence[Sequence[bool]]) -> bool:
+    """Tell whether an estimate speaks for the majority; `trusted` is in order of precision."""
+    close = _comparable(place, trusted, agree)
+    if 2 * sum(agree[place]) <= len(trusted) or 2 * sum(close) <= len(close):
+        return False
+    return _united(place, agree)
+
+
+def _united(place: int, agree: Sequence[Sequence[bool]]) -> bool:
+    """Tell whether the more precise estimates that agree with this one agree with each other; the first has none."""
+    finer = [i for i in range(place) if agree[place][i]]
+    return all(agree[i][j] for i in finer for j in finer)
+
+
+def _gap(one: Evidence, other: Evidence) -> float:
+    difference = abs(one.log_evidence - other.log_evidence)
+    # Sums of many terms differ by rounding, whatever their errors.
+    floor = _ROUNDING * (1 + abs(one.log_evidence))
+    return difference / math.hypot(one.standard_error, other.standard_error, floor)
+
+
+# --------------------------------------------------------------------------------------------------
+# A comparison of estimates as pieces of an HTML page.
+# --------------------------------------------------------------------------------------------------
+
+_CAPTION = "Estimates with 95 % intervals; hollow ones are not trusted, arrows lie beyond the axis."
+_FOOTNOTE = (
+    "Standard errors are Monte Carlo errors of the log evidence, in nats. Evaluations and seconds include the shared "
+    "draws: what each estimate would have cost alone."
+)
+
+
+def _comparison_page(
+    comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
+) -> str:
+    """Return a whole page of one comparison.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Evidence, EvidenceComparison
+    >>> estimate = Evidence("bridge_sampling", -94.08, 0.004, 8000)
+    >>> _comparison_page(EvidenceComparison({"bridge_sampling": estimate}, None, None)).startswith("<!doctype html>")
+    True
+    """
+    return whole_page("Log evidence", evidence_sections(comparison, reference, reference_error))
+
+
+def evidence_sections(
+    comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
+) -> list[str]:
+    """Return the verdict, if there is anything to judge, and the tables, if there is anything to show.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import EvidenceComparison
+    >>> evidence_sections(EvidenceComparison({}, None, None))
+    []
+    """
+    sections = [_verdict_section(comparison, reference, reference_error)] if comparison.results else []
+    if comparison.results or comparison.scores or comparison.refused:
+        sections.append(_estimates_section(comparison, reference))
+    return sections
+
+
+def _verdict_section(
+    comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
+) -> str:
+    """Return the agreed value in large figures, and what stands behind it."""
+    verdict = comparison.verdict
+    if verdict.best is None:
+        value = '<p class="value bad">unknown</p>'
+    else:
+        spread = f'<span class="error">± {verdict.standard_error:.4f}</span>'
+        value = f'<p class="value">{verdict.log_evidence:.4f} {spread}</p>'
+    note = ""
+    if reference is not None:
+        reference = real_number("reference", reference)
+        reference_error = real_number("reference_error", reference_error)
+        if not (math.isfinite(reference) and 0 <= reference_error < math.inf):
+            raise SettingsError(
+                f"reference and reference_error must be finite, the error at least zero, not {reference} and "
+                f"{reference_error}; leave them out where nothing is known"
+            )
+        known = f"{reference:.4f} ± {reference_error:.4f}" if reference_error > 0 else f"{reference:.4f}"
+        note = f" Reference value: {known}."
+        error = math.hypot(verdict.standard_error, reference_error)
+        if verdict.best is not None and error > 0:
+            z = (verdict.log_evidence - reference) / error
+            note += f" The estimate is {z:+.2f} standard errors away from it."
+    text = f"<p>{escape(str(verdict))}.{note}</p>"
+    text += "".join(f"<p>{escape(remark)}</p>" for remark in verdict.notes)
+    return f'<section class="headline"><h2>Log evidence</h2>{value}{text}</section>'
+
+
+def _estimates_section(comparison: EvidenceComparison, reference: float | None = None) -> str:
+    """Return table and plot of the estimates if there are, why some are not trusted, scores, and what did not apply."""
+    parts = ["<section><h2>Estimates</h2>"]
+    if comparison.results:
+        parts.append(_estimates_table(comparison))
+    else:
+        parts.append("<p>No method gave an estimate of the log evidence.</p>")
+        parts += [f"<p>{escape(note)}</p>" for note in comparison.notes]  # elsewhere they stand beside the verdict
+    parts += _beside_the_estimates(comparison)
+    if comparison.results or comparison.scores:
+        parts.append(f"<p>{_FOOTNOTE}</p>")
+    if comparison.results:
+        parts.append(f"<figure>{_figure(comparison, reference)}<figcaption>{_CAPTION}</figcaption></figure>")
+    parts.append("</section>")
+    return "".join(parts)
+
+
+def _notebook_view(comparison: EvidenceComparison) -> str:
+    """Return verdict, tables and remarks without heading or plot, as a notebook shows them below a cell."""
+    parts = []
+    if comparison.results:
+        parts += [f"<p><b>{escape(str(comparison.verdict))}</b></p>", _estimates_table(comparison)]
+    parts += [f"<p>{escape(note)}</p>" for note in comparison.notes]
+    return "".join([*parts, *_beside_the_estimates(comparison)])
+
+
+def _beside_the_estimates(comparison: EvidenceComparison) -> list[str]:
+    """Return why some are not trusted, the scores, and what did not apply."""
+    parts = []
+    doubtful = [z for z in (*comparison, *comparison.scores.values()) if z.warnings]
+    if doubtful:
+        items = [f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>" for z in doubtful]
+        parts.append(f"<h3>Why some are not trusted</h3><ul>{''.join(items)}</ul>")
+    if comparison.scores:
+        header = ["score", "value", "standard error", "seconds", "trusted"]
+        rows = [
+            (
+                "" if s.trusted else "untrusted",
+                [
+                    cell(s.method),
+                    number(s.predictive_score, ".4f"),
+                    number(s.standard_error, ".4f"),
+                    number(s.seconds, ".1f"),
+                    cell("yes" if s.trusted else "no"),
+                ],
+            )
+            for s in comparison.scores.values()
+        ]
+        parts.append("<h3>Predictive scores</h3><p>They say how well single observations are foretold.</p>")
+        parts.append(table(header, rows))
+    if comparison.refused:
+        items = [
+            f"<li><b>{escape(', '.join(names))}</b>: {escape(why)}</li>"
+            for why, names in by_reason(comparison.refused).items()
+        ]
+        parts.append(f"<h3>What does not apply</h3><ul>{''.join(items)}</ul>")
+    return parts
+
+
+def _estimates_table(comparison: EvidenceComparison) -> str:
+    """Return the table of estimates alone."""
+    header = ["method", "log evidence", "standard error", "evaluations", "seconds", "trusted"]
+    rows = []
+    for z in comparison:
+        cells = [
+            cell(z.method),
+            number(z.log_evidence, ".4f"),
+            number(z.standard_error, ".4f"),
+            number(z.num_evaluations, "d"),
+            number(z.seconds, ".1f"),
+            cell("yes" if z.trusted else "no"),
+        ]
+        rows.append(("" if z.trusted else "untrusted", cells))
+    return table(header, rows)
+
+
+def own_seconds(comparison: EvidenceComparison) -> float:
+    """Return the time of the estimators without that of the parts they share."""
+    spent = comparison.part_seconds
+    shared = {name: math.fsum(spent.get(part, 0.0) for part in parts) for name, parts in comparison.sources.items()}
+    return math.fsum(max(0.0, z.seconds - shared.get(z.method, 0.0)) for z in comparison)
+
+
+def _figure(comparison: EvidenceComparison, reference: float | None) -> str:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 1.5 + 0.4 * len(comparison.results)), layout="constrained")
+    comparison.plot(reference, figure.subplots())
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    # Inside a page the XML declaration and document type before the element are not allowed.
+    svg = text[text.index("<svg") :]
+    return svg.replace("<svg", '<svg role="img" aria-label="Estimates of the log evidence"', 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimates of one log evidence side by side: table, plot, page, file and verdict.
+# --------------------------------------------------------------------------------------------------
 
 COLUMNS = (
     "method",
@@ -164,9 +551,7 @@ class EvidenceComparison:
         OutputError
             If the file cannot be written.
         """
-        from bayeskit.inference.evidence.page import comparison_page
-
-        page = comparison_page(self, reference, reference_error)
+        page = _comparison_page(self, reference, reference_error)
         if path is not None:
             write_atomically(path, page.encode("utf-8"))
         return page
@@ -180,14 +565,13 @@ class EvidenceComparison:
             An exact or published value to draw as a line.
         ax : Axes, optional
         """
-        from bayeskit._plots import plot_evidence
+        from bayeskit.core.plots import plot_evidence
 
         return plot_evidence(list(self), reference, ax)
 
     def _repr_html_(self) -> str:
-        from bayeskit.inference.evidence.page import notebook_view
 
-        return notebook_view(self)
+        return _notebook_view(self)
 
     def __str__(self) -> str:
         lines = [str(z) for z in self.results.values()] + [str(s) for s in self.scores.values()]
@@ -211,3 +595,151 @@ def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _spent(z: Evidence | PredictiveScore) -> tuple[int, float, bool, str]:
     return z.num_evaluations, z.seconds, z.trusted, "; ".join(z.warnings)
+
+
+# --------------------------------------------------------------------------------------------------
+# Run several methods on shared draws and set them side by side.
+# --------------------------------------------------------------------------------------------------
+
+
+def compare(
+    target: Target,
+    methods: str | Sequence[str] = "all",
+    seed: int = 0,
+    *,
+    budget: Budget | None = None,
+    draws: Draws | None = None,
+    ladder: Ladder | None = None,
+    blocks: ConjugateBlock | Sequence[ConjugateBlock] = (),
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> EvidenceComparison:
+    """Compute the log evidence in several ways: one posterior run, one tempered ladder, one fit for all that need it.
+
+    Parameters
+    ----------
+    target : Target
+    methods : "all" or sequence of str
+        Names of functions in :mod:`bayeskit.inference.evidence`.
+    seed : int, default 0
+    budget : Budget, optional
+        Chains and lengths of the shared runs.
+    draws, ladder : optional
+        Existing runs to use instead of new ones. Methods that need no draws start their searches from these and check
+        themselves against them; they never look at draws that were made here for others.
+    blocks : ConjugateBlock or sequence of them, optional
+        The full conditionals of the model, for :func:`~bayeskit.inference.evidence.chib`; by default those that the
+        target knows.
+    checkpoint : path, optional
+        Prefix of the files from which an interrupted comparison resumes, such as ``PREFIX.posterior`` and
+        ``PREFIX.ladder``.
+    progress : bool, default True
+
+    Returns
+    -------
+    EvidenceComparison
+        Each row is what the method would say if it were called by itself with these settings, whoever else is asked.
+        ``num_evaluations`` and ``seconds`` include its draws: what the estimate would have cost alone.
+        Methods that do not apply to the target, such as those for positive coordinates, are in ``refused`` with the
+        reason; predictive scores are in ``scores``.
+
+    Raises
+    ------
+    UnknownNameError
+        For an unknown method.
+    SettingsError
+        If `target` is none, or its prior is known to be improper.
+    DrawsError
+        If draws or ladder are of another target, or too few.
+    CheckpointError
+        If a checkpoint belongs to another run.
+    BayeskitError
+        If the shared draws cannot be made. A method that fails later is reported as failed in its row, and the others
+        stand.
+
+    Warns
+    -----
+    ConstantsWarning
+        If the prior does not integrate to one, so that every estimate is off by that; see
+        :func:`~bayeskit.inference.evidence.check_constants`.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference import evidence
+    >>> case = bk.exact.get("beta_binomial")
+    >>> small = evidence.Budget(4, 100, 200, num_temperatures=10, ladder_chains=4, ladder_samples=100)
+    >>> table = evidence.compare(case.target(), ["bridge_sampling", "stepping_stone"], budget=small)
+    >>> list(table.to_pandas()["method"])
+    ['bridge_sampling', 'stepping_stone']
+    >>> abs(table["bridge_sampling"].log_evidence - case.log_evidence) < 0.05, table.verdict.is_agreed
+    (True, True)
+    """
+    if not isinstance(target, Target):
+        raise SettingsError(f"compare works on a Target, not a {type(target).__name__}; make one by Target.from_pyro")
+    chosen, seed = select(methods), whole_number("seed", seed)
+    if not chosen:
+        raise SettingsError("methods names no method; give names, or 'all'")
+    for name, value, kind in (("budget", budget, Budget), ("draws", draws, Draws), ("ladder", ladder, Ladder)):
+        if not isinstance(value, (kind, type(None))):
+            raise SettingsError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}")
+    given = _as_blocks(blocks)
+    if draws is not None:
+        belongs(draws, target)
+    if ladder is not None:
+        belongs(ladder.draws, target, posterior=False)
+    material = Material(
+        target, budget, seed, draws=draws, ladder=ladder, blocks=given, checkpoint=checkpoint, progress=progress
+    )
+    constants = judge_target(target, proper=any(method.kind != "score" for method in chosen))
+    refusals = {method.name: method.refusal(target, material) for method in chosen}
+    refused = {name: reason for name, reason in refusals.items() if reason is not None}
+    applied = [method for method in chosen if method.name not in refused]
+    for part in ("posterior", "ladder"):
+        # What takes longest comes first, and if it fails there is little to compare.
+        if any(part in method.needs for method in applied):
+            material.part(part)
+    with comparison():
+        answers = {method.name: _answer(method, material, seed) for method in applied}
+    return EvidenceComparison(
+        {name: answer for name, answer in answers.items() if isinstance(answer, Evidence)},
+        material.draws_if_there,
+        material.ladder if material.has("ladder") else None,
+        {"seed": seed} | vars(material.budget),
+        {name: answer for name, answer in answers.items() if isinstance(answer, PredictiveScore)},
+        refused,
+        {method.name: method.needs for method in applied},
+        dict(material.seconds),
+        constants.warnings + constants.notes,
+    )
+
+
+def _as_blocks(blocks: ConjugateBlock | Sequence[ConjugateBlock]) -> tuple[ConjugateBlock, ...]:
+    from bayeskit.inference.evidence.conditionals import ConjugateBlock
+
+    several = (blocks,) if isinstance(blocks, ConjugateBlock) else blocks
+    if not isinstance(several, Sequence) or not all(isinstance(block, ConjugateBlock) for block in several):
+        raise SettingsError(
+            "blocks must be ConjugateBlocks, one or a sequence of them, such as blocks=[ConjugateBlock(...)]"
+        )
+    return tuple(several)
+
+
+def _answer(method: Method, material: Material, seed: int) -> Evidence | PredictiveScore:
+    begin, made = time.monotonic(), sum(material.seconds.values())
+    result: Evidence | PredictiveScore
+    try:
+        result = method.estimate(material.target, material, seed)
+    except (CheckpointError, OutputError):
+        raise  # another run's files are no fault of the method, and the next ones would meet them too
+    except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
+        # Whatever one method stumbles over, the draws and the other methods' results stand.
+        kind = "" if isinstance(error, BayeskitError) else f"{type(error).__name__}: "
+        failure = (f"failed: {kind}{error}",)
+        if method.kind == "score":
+            result = PredictiveScore(method.name, math.nan, math.nan, 0, failure)
+        else:
+            result = Evidence(method.name, math.nan, math.nan, 0, failure)
+    own = time.monotonic() - begin - (sum(material.seconds.values()) - made)
+    shared = math.fsum(material.seconds.get(part, 0.0) for part in method.needs)
+    return replace(result, seconds=max(0.0, own, result.seconds) + shared)

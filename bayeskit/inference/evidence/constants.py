@@ -1,4 +1,4 @@
-"""Was a constant dropped? A wrong constant in prior or likelihood is a wrong evidence with a right-looking error."""
+"""Was a constant dropped? A wrong constant in prior or likelihood is a wrong evidence with a right error bar."""
 
 from __future__ import annotations
 
@@ -6,17 +6,388 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from bayeskit._pyro import PyroDensity
-from bayeskit._pyro.witness import Part, log_normaliser, parts_of
-from bayeskit._settings import whole_number
-from bayeskit._torch import new_generator, one_thread
+from bayeskit.core.inputs import whole_number
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.core.statistics import pareto_shape, weight_effective_sample_size
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.evidence._prior_integral import NOTABLE, ONE, SURE, UNKNOWN, Integral, with_draws, without_draws
+from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.inference.evidence.improper_priors import listed
-from bayeskit.target import Target
+from bayeskit.inference.evidence.modes import curvature, find_modes
+from bayeskit.logdensity.pyro_density import Part, PyroDensity, log_normaliser, parts_of
+from bayeskit.logdensity.target import Target
 
-LEAST_DRAWS = 500
+__all__ = [
+    "ConstantsReport",
+    "Integral",
+    "LogPrior",
+    "Reference",
+    "WIDTHS",
+    "bridge",
+    "check_constants",
+    "importance",
+    "tails",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Does a prior integrate to one? Importance sampling, a bridge to the prior's own draws, and a look along rays.
+# --------------------------------------------------------------------------------------------------
+
+_FAR = (3.0, 30.0, 1e3, 1e5, 1e8)
+_HEAVY = 4.3  # spread of 99 % over that of 68 %: 2.6 for a normal, 3.7 for a Student-t with 5 degrees of freedom
+_PILOTS = 6
+WIDTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Of references around each peak, beside the width that the curvature there says."""
+_MAX_PEAKS, _NEAR, _SEARCHES = 8, 0.5, 4
+"""Peaks at most; closer than this, in units of their widths, two are one; searches before a number is believed."""
+_SURE, _NOTABLE = 5.0, 0.01
+"""Standard errors and nats by which two integrals differ; see :meth:`Integral.differs`."""
+_MISSED = 0.5
+"""By how much a log weight of the prior's draws may exceed those of the reference's."""
+
+
+@dataclass(frozen=True)
+class Integral:
+    """An estimate of the log of an integral; ``reliable`` is false where it says nothing."""
+
+    log_value: float
+    standard_error: float
+    reliable: bool
+
+    def differs(self, other: Integral, errors: float, least: float) -> bool:
+        """Whether two reliable estimates are further apart than ``errors`` standard errors and ``least`` nats."""
+        off = abs(self.log_value - other.log_value)
+        error = math.hypot(self.standard_error, other.standard_error)
+        return self.reliable and other.reliable and off > max(errors * error, least)
+
+
+_UNKNOWN = Integral(math.nan, math.nan, False)
+_ONE = Integral(0.0, 0.0, True)
+
+
+class Reference:
+    """Independent Student-t variables, correlated by a factor: ``x = location + factor @ t``.
+
+    Parameters
+    ----------
+    location : Tensor, shape (d,)
+    factor : Tensor, shape (d, d)
+        Lower triangular.
+    degrees_of_freedom : Tensor, shape (d,)
+    """
+
+    def __init__(self, location: Tensor, factor: Tensor, degrees_of_freedom: Tensor) -> None:
+        self.location, self.factor, self.df = location, factor, degrees_of_freedom
+
+    @classmethod
+    def fit(cls, draws: Tensor, degrees_of_freedom: Tensor) -> Reference:
+        """Fit by quantiles, which heavy tails do not move; ``draws`` has shape ``(n, d)``."""
+        low, middle, high = (draws.quantile(q, 0) for q in (0.16, 0.5, 0.84))
+        scale = (0.5 * (high - low)).clamp(min=1e-12)
+        bounded = ((draws - middle) / scale).clamp(-4.0, 4.0)
+        correlation = torch.corrcoef(bounded.T).reshape(len(scale), len(scale)).nan_to_num(0.0)
+        correlation = 0.98 * correlation
+        correlation.fill_diagonal_(1.0)
+        factor = scale.unsqueeze(-1) * torch.linalg.cholesky(correlation)
+        # Coordinates whose scale is itself uncertain have heavier tails than they show along one line.
+        tail = (draws.quantile(0.995, 0) - draws.quantile(0.005, 0)) / (2 * scale)
+        df = torch.where(tail > _HEAVY, degrees_of_freedom.clamp(max=1.0), degrees_of_freedom)
+        return cls(middle, factor, df)
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw, ``(num_draws, d)``."""
+        half = (self.df / 2).expand(num_draws, -1).contiguous()
+        normal = torch.randn(half.shape, generator=generator, dtype=torch.float64)
+        gamma = torch._standard_gamma(half, generator=generator)
+        return self.location + (normal * (half / gamma).sqrt()) @ self.factor.T
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density, ``(*batch, d) -> (*batch)``."""
+        t = self.standardised(x)
+        power = (self.df + 1) / 2
+        constant = power.lgamma() - (self.df / 2).lgamma() - 0.5 * (self.df * math.pi).log()
+        terms = constant - power * torch.log1p(t.square() / self.df)
+        return terms.sum(-1) - self.factor.diagonal().log().sum()
+
+    def standardised(self, x: Tensor) -> Tensor:
+        """Return the Student-t variables behind ``x``, ``(*batch, d) -> (*batch, d)``."""
+        flat = (x - self.location).reshape(-1, len(self.location))
+        return torch.linalg.solve_triangular(self.factor, flat.T, upper=False).T.reshape(x.shape)
+
+
+class _Mixture:
+    """Several references, each with a share of the draws."""
+
+    def __init__(self, references: list[Reference], shares: list[float]) -> None:
+        self.references, self.shares = references, torch.tensor(shares, dtype=torch.float64)
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw independently, ``(num_draws, d)``."""
+        which = torch.multinomial(self.shares, num_draws, True, generator=generator)
+        counts = which.bincount(minlength=len(self.references)).tolist()
+        pairs = zip(self.references, counts, strict=True)
+        return torch.cat([reference.sample(count, generator) for reference, count in pairs if count])
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density, ``(*batch, d) -> (*batch)``."""
+        terms = torch.stack([reference.log_prob(x) for reference in self.references], -1)
+        return (terms + (self.shares / self.shares.sum()).log()).logsumexp(-1)
+
+
+class LogPrior:
+    """The log prior density of a target in double precision, and how often it was asked for."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.count = target, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return log densities, ``(*batch, d) -> (*batch)``, ``-inf`` where they are not a number."""
+        self.count += x[..., 0].numel()
+        target = self.target
+        value = target.log_prior(x.to(dtype=target.dtype, device=target.device)).detach().to("cpu", torch.float64)
+        return torch.where(value.isnan(), -torch.inf, value)
+
+
+def importance(log_weights: Tensor) -> Integral:
+    """Return the mean of importance weights."""
+    n, log_mean = len(log_weights), float(log_weights.logsumexp(0)) - math.log(len(log_weights))
+    if not math.isfinite(log_mean):
+        return _UNKNOWN
+    error = float((log_weights - log_mean).exp().std()) / math.sqrt(n)
+    effective = float(weight_effective_sample_size(log_weights))
+    return Integral(log_mean, error, pareto_shape(log_weights) <= MAX_PARETO_SHAPE and effective >= MIN_EFFECTIVE)
+
+
+def bridge(at_draws: Tensor, at_reference: Tensor) -> Integral:
+    """Return the integral from log ratios of prior to reference, at as many draws of each (Bennett 1976)."""
+    low, high = -1e5, 1e5
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        more = float(torch.sigmoid(at_reference - middle).sum() - torch.sigmoid(middle - at_draws).sum()) > 0
+        low, high = (middle, high) if more else (low, middle)
+    a, b = torch.sigmoid(at_reference - low), torch.sigmoid(low - at_draws)
+    if not float(a.sum()) > 0 or not float(b.sum()) > 0:
+        return _UNKNOWN
+    variance = sum(float(c.var() / c.mean().square()) / len(c) for c in (a, b))
+    effective = min(float(c.sum().square() / c.square().sum()) for c in (a, b))
+    # Bounded terms always look even; what counts is how far the two sets of draws overlap.
+    overlap = float(a.sum() + b.sum()) / (len(a) + len(b))
+    return Integral(low, math.sqrt(variance), effective >= MIN_EFFECTIVE and overlap > 0.02)
+
+
+def _misfit(draws: Tensor, points: Tensor, log_weights: Tensor, reference: Reference) -> float:
+    """Return the largest ``|z|`` between the draws' and the density's means of bounded functions of each coordinate.
+
+    Needs no constant: the density enters by self-normalised weights.
+    """
+
+    def features(x: Tensor) -> Tensor:
+        t = reference.standardised(x)
+        return torch.cat([t.tanh(), (t / 2).square().tanh()], -1)
+
+    weights = torch.softmax(log_weights, 0)
+    of_draws, of_points = features(draws), features(points)
+    mean = weights @ of_points
+    variance = weights.square() @ (of_points - mean).square() + of_draws.var(0) / len(of_draws)
+    return float(((of_draws.mean(0) - mean) / variance.sqrt()).abs().max())
+
+
+def _ray(prior: LogPrior, centre: Tensor, directions: Tensor) -> int | None:
+    """Return a direction along which the prior does not fall off faster than the inverse of the distance.
+
+    Parameters
+    ----------
+    centre : Tensor, shape (d,)
+    directions : Tensor, shape (n, d)
+        Each as long as the scale of the prior along it.
+
+    Returns
+    -------
+    int or None
+        Index into ``directions``.
+    """
+    steps = torch.tensor(_FAR, dtype=torch.float64)
+    both = torch.stack([directions, -directions], 1)  # (n, 2, d)
+    points = centre + steps[:, None, None, None] * both
+    mass = prior(points) + steps.log()[:, None, None]
+    # All the way: transforms that stop at the last floating-point number make any density flat far out.
+    flat = mass.isfinite().all(0) & (mass.diff(dim=0) > -0.02).all(0)
+    found = flat.any(-1).nonzero()
+    return int(found[0]) if len(found) else None
+
+
+def _directions_of(factor: Tensor) -> Tensor:
+    """Return the axes, the principal directions of ``factor @ factor.T``, and that of all alike, ``(2 d + 1, d)``."""
+    values, vectors = torch.linalg.eigh(factor @ factor.T)
+    lengths = factor.norm(dim=1)
+    together = lengths.min() * torch.ones(1, len(factor), dtype=factor.dtype)
+    return torch.cat([torch.diag(lengths), (vectors * values.clamp(min=0).sqrt()).T, together])
+
+
+def _direction_name(target: Target, index: int) -> str:
+    """Name a direction of :func:`_directions_of`."""
+    return target.names[index] if index < target.dim else "a combination of coordinates"
+
+
+def tails(prior: LogPrior, centre: Tensor, scale: Tensor) -> Tensor:
+    """Return degrees of freedom, 0.3 to 5, with tails no lighter than the prior's along each axis, ``(d,)``."""
+    axes = torch.diag(scale)
+    far = torch.tensor((10.0, 30.0), dtype=torch.float64)
+    points = centre + far[:, None, None, None] * torch.stack([axes, -axes])
+    near, further = prior(points)  # each (2, d)
+    power = (near - further) / math.log(3.0)
+    return (power.nan_to_num(nan=math.inf).amin(0) - 1).clamp(0.3, 5.0)
+
+
+def _outgrown(prior: LogPrior, near: Reference, reference: Reference | _Mixture, log_weights: Tensor) -> bool:
+    """Whether weights grow beyond any that was seen on the way out: the reference has the lighter tails."""
+    steps = torch.tensor((30.0, 1e3, 1e5), dtype=torch.float64)
+    directions = _directions_of(near.factor)
+    points = near.location + steps[:, None, None, None] * torch.stack([directions, -directions])
+    weights = prior(points) - reference.log_prob(points)
+    return bool((weights > log_weights.max() + 2.0).any())
+
+
+@dataclass(frozen=True)
+class _PriorCheck:
+    """What is known of a prior's integral."""
+
+    by_importance: Integral  # from a reference alone; draws of the prior serve for its fit
+    by_bridge: Integral  # between the prior's draws and the reference
+    misfit: float  # largest |z| between the draws and the density; NaN if not known
+    flat: str | None  # a direction along which the prior has no end
+    num_evaluations: int
+
+
+def _without_draws(target: Target, num_draws: int, seed: int) -> _PriorCheck:
+    """Check a prior that cannot be drawn from, by a reference placed at its modes and refitted to weighted draws.
+
+    A number other than one must come out of a second look, from elsewhere, as well.
+    """
+    d, generator, prior = target.dim, new_generator(seed, stream="prior integral"), LogPrior(target)
+    index = _ray(prior, torch.zeros(d, dtype=torch.float64), _directions_of(torch.eye(d, dtype=torch.float64)))
+    if index is not None:  # a search would climb for ever
+        return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, _direction_name(target, index), prior.count)
+    peaks = _Peaks(target, prior)
+    try:
+        peaks.look(seed)
+    except (BayeskitError, torch.linalg.LinAlgError):
+        return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, None, prior.count + peaks.count)
+    best = peaks.found[0]
+    index = _ray(prior, best.location, _directions_of(best.factor))
+    if index is not None:
+        return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, _direction_name(target, index), prior.count + peaks.count)
+    fitted = _refitted(prior, best, num_draws, generator)
+    integral = _mixed(prior, fitted, peaks.found, num_draws, generator)
+    if integral.differs(_ONE, _SURE, _NOTABLE):
+        try:
+            for other in range(1, _SEARCHES):
+                peaks.look(seed + other)
+            again = _mixed(prior, fitted, peaks.found, 2 * num_draws, generator)
+        except (BayeskitError, torch.linalg.LinAlgError):
+            again = _UNKNOWN
+        integral = again if again.reliable and not integral.differs(again, _SURE, _NOTABLE) else _UNKNOWN
+    return _PriorCheck(integral, _UNKNOWN, math.nan, None, prior.count + peaks.count)
+
+
+class _Peaks:
+    """A reference at each mode of the prior that was found, the highest first."""
+
+    def __init__(self, target: Target, prior: LogPrior) -> None:
+        self.found: list[Reference] = []
+        self.count = 0  # of evaluations by the searches
+        self._prior = prior
+        self._alone = Target.from_functions(
+            target.log_prior,
+            lambda u: torch.zeros_like(u[..., 0]),
+            target.dim,
+            dtype=target.dtype,
+            device=target.device,
+            compile=False,
+        )
+
+    def look(self, seed: int) -> None:
+        """Search from other starting points, and add what is new."""
+        with torch.enable_grad():
+            ends, climbing = find_modes(self._alone, seed=seed)
+        self.count += climbing
+        for end in ends:
+            centre = end.cpu().double()
+            known = any(float(peak.standardised(centre).abs().max()) < _NEAR for peak in self.found)
+            if not known and len(self.found) < _MAX_PEAKS:
+                self.found.append(self._at(end))
+
+    def _at(self, end: Tensor) -> Reference:
+        with torch.enable_grad():
+            precision, differences = curvature(self._alone, end)
+        self.count += differences
+        values, vectors = torch.linalg.eigh(precision.cpu().double())
+        # Where there is no curvature, as in a box, the first guess is a unit; the pilots find the rest.
+        values = torch.where(values < 1e-8, 1.0, values)
+        covariance = (vectors / values) @ vectors.T
+        centre = end.cpu().double()
+        df = tails(self._prior, centre, covariance.diagonal().sqrt())
+        return Reference(centre, torch.linalg.cholesky(covariance), df)
+
+
+def _refitted(prior: LogPrior, reference: Reference, num_draws: int, generator: torch.Generator) -> Reference:
+    """Return the reference after rounds of fits to its own weighted draws."""
+    df = reference.df
+    for _ in range(_PILOTS):
+        points = reference.sample(num_draws, generator)
+        log_weights = prior(points) - reference.log_prob(points)
+        share = float(weight_effective_sample_size(log_weights)) / num_draws
+        if not math.isfinite(share) or share > 0.5:
+            break
+        chosen = torch.multinomial(torch.softmax(log_weights, 0), num_draws, True, generator=generator)
+        try:
+            reference = Reference.fit(points[chosen], df)
+        except torch.linalg.LinAlgError:
+            break
+    return reference
+
+
+def _mixed(
+    prior: LogPrior, fitted: Reference, peaks: list[Reference], num_draws: int, generator: torch.Generator
+) -> Integral:
+    """Return the integral by a mixture of the fit and, in case it missed something, all peaks and wider ones."""
+    wider = [Reference(p.location, width * p.factor, p.df) for p in peaks for width in WIDTHS]
+    mixture = _Mixture([fitted, *wider], [0.5, *[0.5 / len(wider)] * len(wider)])
+    points = mixture.sample(num_draws, generator)
+    log_weights = prior(points) - mixture.log_prob(points)
+    return _UNKNOWN if _outgrown(prior, fitted, mixture, log_weights) else importance(log_weights)
+
+
+def _with_draws(target: Target, draws: Tensor, seed: int) -> _PriorCheck:
+    """Check a prior against draws that are said to be its own, ``(2 n, d)``: half to fit, half to compare."""
+    n, prior = len(draws) // 2, LogPrior(target)
+    generator = new_generator(seed, stream="prior integral")
+    fitted, held_out = draws[:n], draws[n : 2 * n]
+    low, centre, high = (fitted.quantile(q, 0) for q in (0.16, 0.5, 0.84))
+    try:
+        reference = Reference.fit(fitted, tails(prior, centre, (0.5 * (high - low)).clamp(min=1e-12)))
+    except torch.linalg.LinAlgError:
+        return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, None, prior.count)
+    index = _ray(prior, reference.location, _directions_of(reference.factor))
+    points = reference.sample(n, generator)
+    at_points = prior(points) - reference.log_prob(points)
+    at_draws = prior(held_out) - reference.log_prob(held_out)
+    by_importance = importance(at_points)
+    # Where draws of the prior have larger weights than any of the reference's, the reference has not been there.
+    missed = bool((at_draws > at_points.max() + _MISSED).any())
+    if missed or _outgrown(prior, reference, reference, at_points):
+        by_importance = _UNKNOWN
+    worst = _misfit(held_out, points, at_points, reference) if by_importance.reliable else math.nan
+    flat = None if index is None else _direction_name(target, index)
+    return _PriorCheck(by_importance, bridge(at_draws, at_points), worst, flat, prior.count)
+
+
+# --------------------------------------------------------------------------------------------------
+# Was a constant dropped? A wrong constant in prior or likelihood is a wrong evidence with a right-looking error.
+# --------------------------------------------------------------------------------------------------
+
+_LEAST_DRAWS = 500
 
 
 @dataclass(frozen=True)
@@ -116,7 +487,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     >>> found.fine, abs(found.log_prior_integral - 1.837877) < 5 * found.standard_error  # 2 pi was dropped
     (False, True)
     """
-    num_draws = whole_number("num_draws", num_draws, least=LEAST_DRAWS)
+    num_draws = whole_number("num_draws", num_draws, least=_LEAST_DRAWS)
     density = target._density
     parts = parts_of(density, new_generator(seed, stream="constants")) if isinstance(density, PyroDensity) else None
     warnings, notes = _of_parts(parts) if parts is not None else ([], [_FUNCTIONS])
@@ -149,23 +520,23 @@ def _of_prior(
     if draws is not None:
         draws = draws[draws.isfinite().all(-1)]
         if len(draws) < num_draws:
-            return UNKNOWN, [], [_unknown(parts)], 0, False
-        check = with_draws(target, draws, seed)
+            return _UNKNOWN, [], [_unknown(parts)], 0, False
+        check = _with_draws(target, draws, seed)
     else:
-        check = without_draws(target, 2 * num_draws, seed)
+        check = _without_draws(target, 2 * num_draws, seed)
     if check.flat is not None:
-        return UNKNOWN, [_improper(check.flat)], [], check.num_evaluations, True
+        return _UNKNOWN, [_improper(check.flat)], [], check.num_evaluations, True
     sure, bridged = check.by_importance, check.by_bridge
     found = []
-    if sure.differs(ONE, SURE, NOTABLE):
+    if sure.differs(_ONE, _SURE, _NOTABLE):
         found.append(_off(sure, parts))
-    if check.misfit > SURE + 1 or sure.differs(bridged, SURE, NOTABLE):
+    if check.misfit > _SURE + 1 or sure.differs(bridged, _SURE, _NOTABLE):
         names = "sample_prior do not follow log_prior" if parts is None else "the prior do not follow its density"
         found.append(f"the draws of {names}: methods that start from the prior are wrong; make the two agree")
-    if not sure.reliable and bridged.differs(ONE, SURE, NOTABLE):
+    if not sure.reliable and bridged.differs(_ONE, _SURE, _NOTABLE):
         found.append(_off(bridged, parts) + ", unless the prior's draws do not follow its density")
     # With draws from elsewhere the bridge leads elsewhere, so importance sampling comes first.
-    best = sure if sure.reliable else bridged if bridged.reliable else UNKNOWN
+    best = sure if sure.reliable else bridged if bridged.reliable else _UNKNOWN
     return best, found, [] if best.reliable else [_unknown(parts)], check.num_evaluations, False
 
 
@@ -236,7 +607,7 @@ def _own_distribution(part: Part) -> str | None:
     if total is None or not bool(total.isfinite().all()):
         return None
     worst = float(total[total.abs().argmax()])
-    if abs(worst) <= NOTABLE:
+    if abs(worst) <= _NOTABLE:
         return ""
     return (
         f"{part.own} of the {'observed' if part.observed else 'latent'} site {part.name!r} is not normalised: it "

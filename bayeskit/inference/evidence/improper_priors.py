@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pyro.distributions import Delta
 
-from bayeskit._pyro import PyroDensity
-from bayeskit._pyro.replay import base_of
-from bayeskit._pyro.witness import Part, parts_of
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError
-from bayeskit.target import Target
+from bayeskit.logdensity.pyro_density import Part, PyroDensity, parts_of
+from bayeskit.logdensity.pyro_runs import base_of
+from bayeskit.logdensity.target import Target
+
+__all__ = ["improper", "listed"]
 
 
 def improper(target: Target) -> str | None:
@@ -51,7 +52,7 @@ def improper(target: Target) -> str | None:
     return f"{where} is improper, so that no marginal likelihood exists; give it a proper one, such as a wide normal"
 
 
-def require_proper(target: Target) -> None:
+def _require_proper(target: Target) -> None:
     """Refuse a target whose prior is known to be improper.
 
     Raises

@@ -22,9 +22,11 @@ from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.samplers import Ladder
-from bayeskit.inference.samplers.nested.result import NestedRun
-from bayeskit.inference.samplers.smc.run import SMCRun
-from bayeskit.target import Target
+from bayeskit.inference.samplers.nested import NestedRun
+from bayeskit.inference.samplers.smc import SMCRun
+from bayeskit.logdensity.target import Target
+
+__all__ = ["F", "comparison", "estimator", "judge_target"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

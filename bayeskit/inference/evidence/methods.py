@@ -6,48 +6,52 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bayeskit._settings import unknown_name
+from bayeskit.core.inputs import unknown_name
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.budget import Budget
+from bayeskit.inference.evidence.bridge import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
-from bayeskit.inference.evidence.conjugate.chib import chib
-from bayeskit.inference.evidence.conjugate.chib import refuses as chib_refuses
-from bayeskit.inference.evidence.flows.importance_sampling import flow_importance_sampling
-from bayeskit.inference.evidence.flows.learned_harmonic_mean import learned_harmonic_mean
-from bayeskit.inference.evidence.ladder.generalised_stepping_stone import generalised_stepping_stone
-from bayeskit.inference.evidence.ladder.modified_path_sampling import modified_path_sampling
-from bayeskit.inference.evidence.ladder.path_sampling import path_sampling
-from bayeskit.inference.evidence.ladder.stepping_stone import stepping_stone
-from bayeskit.inference.evidence.ladder.thermodynamic_integration import thermodynamic_integration
-from bayeskit.inference.evidence.laplus.approximations import beta_prime_laplus, gamma_laplus, lognormal_laplus
-from bayeskit.inference.evidence.laplus.importance_sampling import gamma_laplus_importance_sampling
-from bayeskit.inference.evidence.laplus.positive import PositiveDensity
-from bayeskit.inference.evidence.material import Material
-from bayeskit.inference.evidence.mode.laplace import laplace
-from bayeskit.inference.evidence.mode.laplace_importance_sampling import laplace_importance_sampling
-from bayeskit.inference.evidence.mode.point_estimates import maximum_likelihood, maximum_posterior
-from bayeskit.inference.evidence.posterior.bridge_sampling import bridge_sampling
-from bayeskit.inference.evidence.posterior.harmonic_mean import harmonic_mean
-from bayeskit.inference.evidence.posterior.stabilised_harmonic_mean import stabilised_harmonic_mean
-from bayeskit.inference.evidence.posterior.warp_bridge_sampling import warp_bridge_sampling
-from bayeskit.inference.evidence.predictive.conditional_predictive_ordinates import conditional_predictive_ordinates
-from bayeskit.inference.evidence.predictive.observations import refuses as predictive_refuses
-from bayeskit.inference.evidence.predictive.pointwise_predictive_density import pointwise_predictive_density
-from bayeskit.inference.evidence.prior.naive_monte_carlo import naive_monte_carlo
+from bayeskit.inference.evidence.chibs_method import chib
+from bayeskit.inference.evidence.chibs_method import refuses as chib_refuses
+from bayeskit.inference.evidence.flows import flow_importance_sampling, learned_harmonic_mean
+from bayeskit.inference.evidence.ladder import (
+    generalised_stepping_stone,
+    modified_path_sampling,
+    path_sampling,
+    stepping_stone,
+    thermodynamic_integration,
+)
+from bayeskit.inference.evidence.laplace_approximation import (
+    laplace,
+    laplace_importance_sampling,
+    maximum_likelihood,
+    maximum_posterior,
+)
+from bayeskit.inference.evidence.laplus import (
+    PositiveDensity,
+    beta_prime_laplus,
+    gamma_laplus,
+    gamma_laplus_importance_sampling,
+    lognormal_laplus,
+)
+from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
+from bayeskit.inference.evidence.material import Budget, Material
+from bayeskit.inference.evidence.nested_evidence import nested_sampling
+from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates, pointwise_predictive_density
+from bayeskit.inference.evidence.predictive import refuses as predictive_refuses
+from bayeskit.inference.evidence.prequential_evidence import prequential
+from bayeskit.inference.evidence.prequential_evidence import refuses as prequential_refuses
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.sequential.adaptive_smc import adaptive_smc
-from bayeskit.inference.evidence.sequential.nested_sampling import nested_sampling
-from bayeskit.inference.evidence.sequential.prequential import prequential
-from bayeskit.inference.evidence.sequential.prequential import refuses as prequential_refuses
-from bayeskit.inference.evidence.sequential.smc import smc
-from bayeskit.inference.evidence.variational.evidence_lower_bound import evidence_lower_bound
-from bayeskit.inference.evidence.variational.variational_importance_sampling import variational_importance_sampling
+from bayeskit.inference.evidence.sequential import adaptive_smc, smc
+from bayeskit.inference.evidence.variational import evidence_lower_bound, variational_importance_sampling
 from bayeskit.inference.samplers import sample_nested, sample_smc
 from bayeskit.inference.samplers.driver import obey
-from bayeskit.target import Target
+from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
-    from bayeskit.inference.evidence.predictive.result import PredictiveScore
+    from bayeskit.inference.evidence.result import PredictiveScore
+
+__all__ = ["Estimate", "Kind", "METHODS", "Method", "Refusal", "select"]
+
 
 Estimate = Callable[[Target, Material, int], "Evidence | PredictiveScore"]
 Refusal = Callable[[Target, Material], "str | None"]

@@ -9,31 +9,53 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from scipy.stats import chi2
 from torch import Tensor
 
-from bayeskit._climbing import Objective, spread
-from bayeskit._engine import Engine
-from bayeskit._torch import new_generator, one_thread
+from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
-from bayeskit.inference.samplers.initial import CANDIDATES, starting_points
-from bayeskit.target import Target
+from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
+from bayeskit.logdensity.climbing import Objective, spread
+from bayeskit.logdensity.engine import Engine
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "BLOCK",
+    "Mode",
+    "Peak",
+    "STARTS_BESIDE_DRAWS",
+    "best_of",
+    "curvature",
+    "divided_by_valleys",
+    "find_mode",
+    "find_modes",
+    "is_missed",
+    "likelihood",
+    "not_a_maximum",
+    "num_looks",
+    "posterior",
+    "posterior_of_values",
+    "require_draws",
+    "starts_from_prior",
+    "weigh_peak",
+]
 
 #: A search has ended at a maximum if no step along the gradient gains more than this.
-MAX_GAIN = 1e-3
-#: Coordinates beyond this, if they still have a slope above ``MAX_SLOPE``, are on their way to infinity.
-FAR, MAX_SLOPE = 30.0, 1e-3
+_MAX_GAIN = 1e-3
+#: Coordinates beyond this, if they still have a slope above ``_MAX_SLOPE``, are on their way to infinity.
+_FAR, _MAX_SLOPE = 30.0, 1e-3
 #: The Hessian is taken again, so many times at most, where a step was wrong by more than this factor.
-MAX_SCALINGS, MAX_STEP_RATIO = 8, 30.0
+_MAX_SCALINGS, _MAX_STEP_RATIO = 8, 30.0
 #: Newton's steps after a search at most, and the gains they may promise.
-MAX_STEPS, STEP_GAIN = 5, (1e-10, 0.1)
+_MAX_STEPS, _STEP_GAIN = 5, (1e-10, 0.1)
 #: Draws that are looked at for hills, at once or one by one.
-LOOKS, LOOKS_IN_A_LOOP = 2000, 500
+_LOOKS, _LOOKS_IN_A_LOOP = 2000, 500
 #: Searches from the prior besides that from the best of some draws.
 STARTS_BESIDE_DRAWS = 2
 #: Where between two points, seen from the lower, a valley is looked for, and by how much it is lower than either.
-PLACE, VALLEY = 0.35, 0.5
+_PLACE, _VALLEY = 0.35, 0.5
 #: Rows of distances at a time, few enough to stay in a processor's cache.
 BLOCK = 64
 _NOTHING = 1e300
@@ -135,7 +157,8 @@ def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> M
     Examples
     --------
     >>> import bayeskit as bk
-    >>> from bayeskit.inference.evidence.mode import find_mode, laplace, laplace_importance_sampling
+    >>> from bayeskit.inference.evidence.modes import find_mode
+    >>> from bayeskit.inference.evidence.laplace_approximation import laplace, laplace_importance_sampling
     >>> target = bk.exact.get("linreg10").target()
     >>> mode = find_mode(target)
     >>> normal = laplace(target, mode=mode).log_evidence
@@ -156,13 +179,13 @@ def _refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
     precision, spent = curvature(target, end)
     value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
     spent += 1
-    for _ in range(MAX_STEPS):
+    for _ in range(_MAX_STEPS):
         scale = precision.diagonal().rsqrt()
         factor, failed = torch.linalg.cholesky_ex(scale[:, None] * precision * scale)
         if bool(failed) or not bool(factor.isfinite().all()):
             break
         step = scale * torch.cholesky_solve((scale * gradient)[:, None], factor)[:, 0]
-        if not STEP_GAIN[0] < float(step @ gradient) < STEP_GAIN[1]:
+        if not _STEP_GAIN[0] < float(step @ gradient) < _STEP_GAIN[1]:
             break
         reached, slope = (result[0] for result in target.value_and_grad((end + step).unsqueeze(0)))
         spent += 1
@@ -249,7 +272,7 @@ def find_modes(
 
 def num_looks(target: Target) -> int:
     """Return how many points to look at for hills: fewer where they are evaluated one by one."""
-    return LOOKS_IN_A_LOOP if target._loops else LOOKS
+    return _LOOKS_IN_A_LOOP if target._loops else _LOOKS
 
 
 def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor, int]:
@@ -287,8 +310,8 @@ def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor,
     if len(x) < 2:
         return x, spent
     nearest = _nearest_before(x / spread(x))
-    between = target.log_density(torch.lerp(x[1:], x[nearest], PLACE)).nan_to_num(nan=-torch.inf)
-    divided = between < log_density[1:] - VALLEY
+    between = target.log_density(torch.lerp(x[1:], x[nearest], _PLACE)).nan_to_num(nan=-torch.inf)
+    divided = between < log_density[1:] - _VALLEY
     return torch.cat([x[:1], x[1:][divided]])[:at_most], spent + len(x) - 1
 
 
@@ -334,7 +357,7 @@ def curvature(target: Target, mode: Tensor, objective: Objective | None = None) 
     small = torch.finfo(target.dtype).eps ** (1 / 3)
     resolved = small**2 * mode.abs()
     step, spent = small * mode.abs().clamp(min=1.0), 0
-    for _ in range(MAX_SCALINGS):
+    for _ in range(_MAX_SCALINGS):
         precision = _differences(climbed, mode, step)
         spent += 2 * target.dim * climbed.cost
         bend = precision.diagonal().abs()
@@ -342,7 +365,7 @@ def curvature(target: Target, mode: Tensor, objective: Objective | None = None) 
         right = torch.where(bend.isfinite(), small / bend.sqrt(), small * step)
         right = torch.where(bend > 0, right, step) if bool(bend.isfinite().all()) else right
         right = torch.maximum(right.clamp(max=1e3 * step), resolved)
-        wrong = (right > MAX_STEP_RATIO * step) | (step > MAX_STEP_RATIO * right)
+        wrong = (right > _MAX_STEP_RATIO * step) | (step > _MAX_STEP_RATIO * right)
         if not bool(wrong.any()):
             break
         step = torch.where(wrong, right, step)
@@ -387,10 +410,10 @@ def not_a_maximum(target: Target, objective: Objective, end: Tensor, precision: 
     steps = torch.logspace(-8, 2, 21, dtype=end.dtype, device=end.device)[:, None, None]
     reached = objective.value((end + steps * torch.stack(directions)).flatten(0, 1))
     gain = float((reached - value).nan_to_num(nan=-torch.inf).max())
-    away = (end.abs() > FAR) & (size > MAX_SLOPE)
+    away = (end.abs() > _FAR) & (size > _MAX_SLOPE)
     running = bool(away.any())
     spent = objective.cost + len(reached)
-    limit = MAX_GAIN + 100 * torch.finfo(end.dtype).eps * abs(float(value))
+    limit = _MAX_GAIN + 100 * torch.finfo(end.dtype).eps * abs(float(value))
     if gain <= limit and not running and bool(size.isfinite().all()):
         return [], spent
     # What a coordinate can gain by itself: one on its way to infinity makes others steep, but narrow.
@@ -457,3 +480,121 @@ def likelihood(target: Target) -> Objective:
         return found.log_likelihood[:n], found.gradient[:n] - found.gradient[n:]
 
     return Objective(target.log_likelihood, value_and_gradient, cost=2)
+
+
+# --------------------------------------------------------------------------------------------------
+# What surrounds a mode: an ellipsoid and the posterior mass in it.
+# --------------------------------------------------------------------------------------------------
+
+_PEAK_DRAWS = 1000
+#: Part of the normal distribution about a mode that counts as its peak.
+_PEAK_SHARE = 0.9
+#: A peak is weighed if at least so many of its draws are effective.
+_MIN_EFFECTIVE = 30.0
+#: A missing share is said if it is larger than so many of its errors.
+_MAX_ERRORS = 5.0
+
+
+@dataclass(frozen=True)
+class Peak:
+    """An ellipsoid about a mode, and what it holds.
+
+    Attributes
+    ----------
+    position : Tensor
+        The mode, unconstrained, shape ``(d,)``.
+    factor : Tensor
+        Lower Cholesky factor of the negative Hessian there, shape ``(d, d)``.
+    radius : float
+        Of the ellipsoid, in standard deviations of the normal distribution about the mode.
+    log_mass : float
+        Log of prior times likelihood integrated over the ellipsoid.
+    relative_error : float
+        Standard error of the mass over the mass.
+    """
+
+    position: Tensor
+    factor: Tensor
+    radius: float
+    log_mass: float
+    relative_error: float
+
+    def holds(self, x: Tensor) -> Tensor:
+        """Return whether points lie inside, ``(*batch, d) -> (*batch)``, bool."""
+        return ((x - self.position) @ self.factor).norm(dim=-1) <= self.radius
+
+
+def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | None, int]:
+    """Weigh the ellipsoid about a mode by draws from the normal distribution that fits there.
+
+    Parameters
+    ----------
+    target : Target
+    mode : Tensor
+        Unconstrained, shape ``(d,)``.
+    seed : int, default 0
+
+    Returns
+    -------
+    peak : Peak or None
+        None where no normal distribution fits, or too few of its draws tell the mass.
+    num_evaluations : int
+
+    Examples
+    --------
+    >>> import bayeskit as bk, torch
+    >>> from bayeskit.inference.evidence.modes import weigh_peak
+    >>> target = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u[..., 0], 2)
+    >>> peak, _ = weigh_peak(target, torch.zeros(2, dtype=torch.float64))
+    >>> abs(peak.log_mass - math.log(0.9 * 2 * math.pi)) < 5 * peak.relative_error
+    True
+    """
+    precision, spent = curvature(target, mode)
+    factor, failed = torch.linalg.cholesky_ex(precision)
+    if bool(failed) or not bool(factor.isfinite().all()):
+        return None, spent
+    generator = new_generator(seed, factor.device, stream="mass of a peak")
+    like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
+    noise = torch.randn(_PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
+    radius = math.sqrt(float(chi2.ppf(_PEAK_SHARE, target.dim)))
+    x = mode + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
+    constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
+    log_weight = target.log_density(x) + 0.5 * noise.square().sum(-1) - constant
+    log_weight = torch.where(noise.norm(dim=-1) <= radius, log_weight, -torch.inf)
+    log_weight = log_weight.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).to(torch.float64)
+    total = float(log_weight.logsumexp(0))
+    effective = math.exp(2 * total - float((2 * log_weight).logsumexp(0))) if math.isfinite(total) else 0.0
+    if effective < _MIN_EFFECTIVE:
+        return None, spent + _PEAK_DRAWS
+    error = math.sqrt(max(1 / effective - 1 / _PEAK_DRAWS, 1 / _PEAK_DRAWS**2))
+    return Peak(mode, factor, radius, total - math.log(_PEAK_DRAWS), error), spent + _PEAK_DRAWS
+
+
+def is_missed(expected: float, share: float, chance: float, relative_error: float, least: float) -> bool:
+    """Whether draws hold less of a peak than they should, beyond all errors.
+
+    Where what should be there is known but roughly, it is its logarithm that has a normal error.
+
+    Parameters
+    ----------
+    expected, share : float
+        Share of the posterior that the peak should have, and that of the draws in it.
+    chance : float
+        Standard error of the share.
+    relative_error : float
+        Of what is expected.
+    least : float
+        What counts as missing at all.
+
+    Examples
+    --------
+    A hundred times the estimate, whose error is a fifth, and not one draw:
+
+    >>> is_missed(100.0, 0.0, 0.001, 0.2, least=0.01)
+    True
+    >>> is_missed(1.1, 1.0, 0.001, 0.2, least=0.01)
+    False
+    """
+    difference = math.hypot(chance, expected * relative_error)
+    lowest = expected * math.exp(-_MAX_ERRORS * relative_error)
+    return expected - share > max(least, _MAX_ERRORS * difference) or lowest - share > max(least, _MAX_ERRORS * chance)

@@ -1,45 +1,60 @@
 """Updating beliefs by a loss instead of a likelihood."""
 
 from bayeskit.inference.generalized import calibrate, losses
-from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import loss_likelihood_bootstrap
-from bayeskit.inference.generalized.bootstrap.posterior_bootstrap import posterior_bootstrap
-from bayeskit.inference.generalized.checks.coherence import CoherenceReport, coherence_check
-from bayeskit.inference.generalized.checks.mismatch import ResidualMismatch, residual_mismatch
-from bayeskit.inference.generalized.checks.propriety import ProprietyReport, propriety_check
+from bayeskit.inference.generalized import variational as divergences
+from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap, posterior_bootstrap
+from bayeskit.inference.generalized.checks import (
+    CoherenceReport,
+    ProprietyReport,
+    ResidualMismatch,
+    coherence_check,
+    propriety_check,
+    residual_mismatch,
+)
 from bayeskit.inference.generalized.coarsened import (
     CalibrationCurve,
     calibration_curve,
     coarsened_posterior,
     coarsening_weight,
 )
-from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
-from bayeskit.inference.generalized.coverage.report import BatchSelector, CoverageReport, coverage_report
-from bayeskit.inference.generalized.cross_validation.data_particles import Carriage
-from bayeskit.inference.generalized.cross_validation.evidence import (
+from bayeskit.inference.generalized.coverage import (
+    BatchSelector,
+    CoverageReport,
+    ReplicatePosteriors,
+    coverage_report,
+    replicate_posteriors,
+)
+from bayeskit.inference.generalized.cross_validation import (
+    Carriage,
+    CrossValidation,
+    Prequential,
     cross_validation_evidence,
     enumerated_cross_validation,
+    prequential,
 )
-from bayeskit.inference.generalized.cross_validation.prequential import Prequential, prequential
-from bayeskit.inference.generalized.cross_validation.result import CrossValidation
-from bayeskit.inference.generalized.exact.conjugate import (
+from bayeskit.inference.generalized.exact import (
     BetaPosterior,
     GaussianPosterior,
+    GridPosterior,
     Quadratic,
     beta_posterior,
     gaussian_posterior,
+    grid_posterior,
     quadratic_coefficients,
 )
-from bayeskit.inference.generalized.exact.grid import GridPosterior, grid_posterior
-from bayeskit.inference.generalized.martingale.copula import CopulaUpdate
-from bayeskit.inference.generalized.martingale.posterior import MartingalePosterior, martingale_posterior
-from bayeskit.inference.generalized.martingale.predictive import PolyaUrn, Predictive, ScoreDriven, normal_location
-from bayeskit.inference.generalized.minimizer import Minimum, minimize
-from bayeskit.inference.generalized.pooling import DeepSets, Max, Mean, Pooling, Sum
-from bayeskit.inference.generalized.posterior import GibbsPosterior
+from bayeskit.inference.generalized.martingale import (
+    CopulaUpdate,
+    MartingalePosterior,
+    PolyaUrn,
+    Predictive,
+    ScoreDriven,
+    martingale_posterior,
+    normal_location,
+)
+from bayeskit.inference.generalized.minimizer import Information, Minimum, information, minimize
+from bayeskit.inference.generalized.posterior import DeepSets, GibbsPosterior, Max, Mean, Pooling, Sum
 from bayeskit.inference.generalized.prior import Flat
-from bayeskit.inference.generalized.sandwich import Information, information
-from bayeskit.inference.generalized.variational import divergences
-from bayeskit.inference.generalized.variational.objective import GVI
+from bayeskit.inference.generalized.variational import GVI
 
 __all__ = [
     "BatchSelector",

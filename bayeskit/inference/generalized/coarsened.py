@@ -11,8 +11,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bayeskit._plots import BLUE, VERMILION
-from bayeskit._settings import real_number, whole_number
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.plots import BLUE, VERMILION
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
 from bayeskit.inference.generalized.losses.loss import as_data, num_data
@@ -21,6 +21,8 @@ from bayeskit.inference.samplers.ladder import sample_ladder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["CalibrationCurve", "Complexity", "calibration_curve", "coarsened_posterior", "coarsening_weight"]
 
 Complexity = Callable[[dict[str, Tensor]], Tensor]
 """``{site: (chains, draws, *shape)} -> (chains, draws)``."""

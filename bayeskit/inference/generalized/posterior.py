@@ -1,18 +1,19 @@
-"""Beliefs updated by a loss instead of a likelihood."""
+"""Beliefs updated by a loss instead of a likelihood, and how the losses of the data become one."""
 
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyro
 import torch
 from torch import Tensor
 
-from bayeskit._engine import Compile, Engine
-from bayeskit._pyro import PyroDensity
-from bayeskit._settings import real_number, whole_number
-from bayeskit._torch import new_generator, validation_kept
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.errors import (
     BayeskitError,
     CoherenceError,
@@ -32,13 +33,182 @@ from bayeskit.inference.generalized.losses.loss import (
     num_data,
     taken,
 )
-from bayeskit.inference.generalized.pooling import Pooling, Sum, as_pooling
-from bayeskit.inference.generalized.prior import Prior
-from bayeskit.inference.generalized.recession import direction_of_recession
-from bayeskit.target import Target
+from bayeskit.inference.generalized.prior import Prior, direction_of_recession
+from bayeskit.logdensity.engine import Compile, Engine
+from bayeskit.logdensity.pyro_density import PyroDensity
+from bayeskit.logdensity.target import Target
 
-PROBES = 20
-SHOWN = 0.1  # components of a direction smaller than this are not named
+__all__ = [
+    "DeepSets",
+    "GibbsPosterior",
+    "Max",
+    "Mean",
+    "Pooling",
+    "Sum",
+    "as_loss",
+    "as_pooling",
+    "check_pooling",
+    "check_sum",
+]
+
+# --------------------------------------------------------------------------------------------------
+# How the losses of the data become one: only the sum makes updates coherent.
+# --------------------------------------------------------------------------------------------------
+
+
+class Pooling(ABC):
+    """A function of the losses of all data that does not depend on their order.
+
+    Attributes
+    ----------
+    coherent : bool
+        Whether updating by all data at once and by one part after the other agree.
+    """
+
+    coherent: bool = False
+
+    @abstractmethod
+    def __call__(self, each: Tensor) -> Tensor:
+        """Return the pooled loss, a scalar, of those of the data, ``(n,)``."""
+
+
+@dataclass(frozen=True)
+class Sum(Pooling):
+    """The sum: the only pooling here under which updating is coherent.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Sum()(torch.tensor([1.0, 2.0, 4.0])).item(), Sum().coherent
+    (7.0, True)
+    """
+
+    coherent = True
+
+    def __call__(self, each: Tensor) -> Tensor:
+        """Return the sum."""
+        return each.sum()
+
+
+@dataclass(frozen=True)
+class Mean(Pooling):
+    """The mean: beliefs no longer sharpen as data come in. Not coherent.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Mean()(torch.tensor([1.0, 2.0, 6.0])).item(), Mean().coherent
+    (3.0, False)
+    """
+
+    def __call__(self, each: Tensor) -> Tensor:
+        """Return the mean."""
+        return each.mean()
+
+
+@dataclass(frozen=True)
+class Max(Pooling):
+    """The largest loss: the worst datum decides. Not coherent.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Max()(torch.tensor([1.0, 2.0, 4.0])).item(), Max().coherent
+    (4.0, False)
+    """
+
+    def __call__(self, each: Tensor) -> Tensor:
+        """Return the largest."""
+        return each.amax()
+
+
+@dataclass(frozen=True)
+class DeepSets(Pooling):
+    """``outer`` of the sum of ``inner`` of each loss. Not coherent, unless ``outer`` is the identity.
+
+    Every continuous function of a set has this form if ``inner`` may return vectors.
+
+    Parameters
+    ----------
+    inner : callable
+        ``(n,) -> (n,)`` or ``(n, k)``, each loss on its own.
+    outer : callable
+        ``()`` or ``(k,) -> ()``.
+
+    References
+    ----------
+    Zaheer, M., Kottur, S., Ravanbakhsh, S., Poczos, B., Salakhutdinov, R., Smola, A. (2017). Deep sets. NeurIPS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> root_mean_square = DeepSets(torch.square, torch.sqrt)
+    >>> root_mean_square(torch.tensor([3.0, 4.0])).item()
+    5.0
+    """
+
+    inner: Callable[[Tensor], Tensor]
+    outer: Callable[[Tensor], Tensor]
+
+    def __call__(self, each: Tensor) -> Tensor:
+        """Return ``outer(inner(each).sum(0))``."""
+        return self.outer(self.inner(each).sum(0))
+
+
+def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any) -> Pooling:
+    """Return the pooling that a user names.
+
+    Raises
+    ------
+    SettingsError
+        If it is none.
+    """
+    if isinstance(pooling, Pooling):
+        return pooling
+    if pooling == "sum":
+        return Sum()
+    if pooling == "mean":
+        return Mean()
+    if pooling == "max":
+        return Max()
+    raise SettingsError(f"pooling must be 'sum', 'mean', 'max' or an object such as DeepSets(...), not {pooling!r:.80}")
+
+
+def check_sum(posterior: GibbsPosterior, what: str = "a learning rate is calibrated") -> None:
+    """Refuse losses that are pooled by anything but their sum.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if not isinstance(posterior.pooling, Sum):
+        raise SettingsError(
+            f"{what} for losses that add up, not ones pooled by {type(posterior.pooling).__name__}; leave pooling at "
+            "'sum'"
+        )
+
+
+def check_pooling(posterior: GibbsPosterior) -> None:
+    """Refuse poolings under which weights of the data mean nothing.
+
+    Raises
+    ------
+    SettingsError
+        If the pooling is neither sum nor mean.
+    """
+    if not isinstance(posterior.pooling, (Sum, Mean)):
+        raise SettingsError(
+            f"{type(posterior.pooling).__name__} pools losses so that weights of the data mean nothing; take pooling "
+            "'sum'"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Beliefs updated by a loss instead of a likelihood.
+# --------------------------------------------------------------------------------------------------
+
+_PROBES = 20
+_SHOWN = 0.1  # components of a direction smaller than this are not named
 
 
 class GibbsPosterior(Target):
@@ -295,7 +465,7 @@ class GibbsPosterior(Target):
         """Refuse a loss that is nan somewhere, or of the wrong shape, or infinite for a datum wherever one looks."""
         infinite: Tensor | None = None
         pooling = type(self.pooling).__name__
-        for u in self.prior.start(PROBES, seed):
+        for u in self.prior.start(_PROBES, seed):
             value = self._probe(u)
             if bool(value.isnan().any()):
                 raise DataError(f"the loss of {_datum(value.isnan())} is nan at {self.prior.parameter(u)!r:.200}")
@@ -306,7 +476,7 @@ class GibbsPosterior(Target):
             if bool(pooled.isnan()):
                 raise DataError(f"the pooling {pooling} makes nan of losses {value.tolist()!r:.80}")
         if infinite is not None and bool(infinite.any()):
-            raise DataError(f"the loss of {_datum(infinite)} is infinite at each of {PROBES} draws from the prior")
+            raise DataError(f"the loss of {_datum(infinite)} is infinite at each of {_PROBES} draws from the prior")
 
     def _refuse_recession(self, seed: int) -> None:
         """Refuse an improper prior along whose flat directions the loss does not grow."""
@@ -314,7 +484,7 @@ class GibbsPosterior(Target):
         found = direction_of_recession(self._joint_of_batch, self.prior, largest, seed)
         if found is None:
             return
-        shown = [f"{name} {x:+.3g}" for name, x in zip(self.names, found.tolist(), strict=True) if abs(x) >= SHOWN]
+        shown = [f"{name} {x:+.3g}" for name, x in zip(self.names, found.tolist(), strict=True) if abs(x) >= _SHOWN]
         sites = ", ".join(repr(name) for name in self.prior.improper)
         raise ImproperPosteriorError(
             f"the prior of {sites} is improper and the loss {type(self.loss).__name__}, pooled "

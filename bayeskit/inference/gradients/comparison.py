@@ -1,22 +1,43 @@
-"""What a comparison of estimators has found, as a table and a picture."""
+"""Estimators side by side: bias against enumeration, variance, and cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
-from bayeskit._plots import BLUE, GREY, VERMILION
+from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.core.plots import BLUE, GREY, VERMILION
+from bayeskit.core.progress import progress_bar
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.errors import DataError, SettingsError
+from bayeskit.inference.gradients.estimator import Function, GradientEstimator, Table, function_of
+from bayeskit.inference.gradients.score_function import Baseline, DisARM, LeaveOneOut, ScoreFunction
+from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, space_of
+from bayeskit.inference.gradients.without_replacement import RaoBlackwell, UnorderedSet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["GradientComparison", "GradientStatistics", "compare"]
+
+
+# --------------------------------------------------------------------------------------------------
+# What a comparison of estimators has found, as a table and a picture.
+# --------------------------------------------------------------------------------------------------
+
 #: Draws of a category that are expected before its component is judged: rarer ones make no bell curve.
-EXPECTED = 200
+_EXPECTED = 200
 #: A z-score beyond it is called a bias: one in 16,000 for a single component.
 _BIASED = 4.0
 #: Where larger ones are drawn.
@@ -131,7 +152,7 @@ class GradientComparison:
         lines = [f"{self.num_replicates} replicates", table.to_string(index=False, float_format="{:.4g}".format)]
         if few:
             lines.append(
-                f"judged: components of the gradient whose category is expected {EXPECTED} times or more, of all; "
+                f"judged: components of the gradient whose category is expected {_EXPECTED} times or more, of all; "
                 f"raise num_replicates to {self.enough:.7g} to judge every one"
             )
         return "\n".join([*lines, *self.notes])
@@ -212,3 +233,245 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+#: Numbers that one block of replicates may hold for its points.
+_BLOCK = 1 << 21
+#: Gradients from which a baseline learns before it is measured.
+_LESSONS = 200
+#: Calls of a single gradient whose median is its cost.
+_CALLS = 25
+_TABULATED = (
+    "a table of values is continued linearly between categories, where relaxed estimators may look better than on the "
+    "curved function of a model"
+)
+
+
+def compare(
+    distribution: Distribution | Space | Tensor,
+    f: Function | Tensor,
+    estimators: Sequence[GradientEstimator] | GradientEstimator | None = None,
+    *,
+    num_replicates: int = 10_000,
+    seed: int = 0,
+    limit: int = LIMIT,
+    progress: bool = True,
+) -> GradientComparison:
+    """Set estimators side by side on one problem small enough to enumerate.
+
+    Parameters
+    ----------
+    distribution : Distribution or Tensor
+        Bernoulli, Categorical or OneHotCategorical, alone or made one event; or logits of a Categorical,
+        `(*batch, categories)`.
+    f : callable or Tensor
+        From values `(points, *more, *event)` to numbers `(points, *more)`, whatever dimensions stand between; or its
+        values at the categories, a tensor or array. Relaxed estimators hand out one-hot vectors, so that an `f` that
+        indexes fails there; values at the categories are continued linearly between these, where `StraightThrough` has
+        neither bias nor variance, other than on the curved function of a model.
+    estimators : GradientEstimator or sequence of them, optional
+        By default the score function alone and with leave-one-out baselines, the unordered set with and without its
+        baseline, Rao-Blackwellised top-k, and DisARM where the distribution is made of bits, at equal evaluations.
+    num_replicates : int, default 10,000
+        At least 2.
+    seed : int, default 0
+    limit : int, default 65,536
+        Number of points to enumerate at most.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    GradientComparison
+
+    Raises
+    ------
+    SettingsError
+        If there are more points than the limit, nothing to compare, or what is to be compared is no estimator.
+    DataError
+        If `f` is not finite somewhere, naming the point.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference import gradients
+    >>> logits = torch.tensor([0.3, -0.5, 1.1, 0.0, -1.2], dtype=torch.float64)
+    >>> f = torch.tensor([1.0, 3.0, -2.0, 0.5, 4.0], dtype=torch.float64)
+    >>> estimators = [gradients.LeaveOneOut(2), gradients.UnorderedSet(2)]
+    >>> table = gradients.compare(logits, f, estimators, num_replicates=2000)
+    >>> table["UnorderedSet(k=2)"].variance < table["LeaveOneOut(num_samples=2)"].variance
+    True
+    """
+    whole_number("num_replicates", num_replicates, least=2)
+    space = space_of(_given(distribution))
+    function = function_of(f if callable(f) else as_numbers("f", f).to(space.like), space)
+    if not isinstance(space, Factorised):
+        raise SettingsError(
+            f"{type(space.distribution).__name__} has no logits of its own to compare gradients by; compare on a "
+            "Categorical, a OneHotCategorical or Bernoulli"
+        )
+    chosen = _usual(space) if estimators is None else _listed(estimators)
+    if not chosen:
+        raise SettingsError("there are no estimators to compare; leave them out for the usual ones")
+    names = _names(chosen)
+    results = {}
+    with progress_bar("gradients", len(chosen), enabled=progress) as bar:
+        for i, (name, estimator) in enumerate(zip(names, chosen, strict=True)):
+            results[name] = _measured(name, estimator, space, function, num_replicates, seed, limit)
+            bar.update(i + 1)
+    enough = math.ceil(_EXPECTED / float(space.least_probability().min()))
+    tabulated = isinstance(function, Table) and any(e.relaxed and not e.unbiased for e in chosen)
+    return GradientComparison(results, num_replicates, enough, (_TABULATED,) if tabulated else ())
+
+
+def _given(distribution: Any) -> Distribution | Space | Tensor:
+    """Return the distribution, or logits of any library as a tensor."""
+    if isinstance(distribution, (Distribution, Space, Tensor)):
+        return distribution
+    logits = as_numbers("distribution", distribution)
+    return logits if logits.is_floating_point() else logits.to(torch.get_default_dtype())
+
+
+def _listed(estimators: Any) -> list[GradientEstimator]:
+    found: list[Any]
+    try:
+        found = [estimators] if isinstance(estimators, (GradientEstimator, str)) else list(estimators)
+    except TypeError:
+        found = [estimators]
+    for estimator in found:
+        if not isinstance(estimator, GradientEstimator):
+            raise SettingsError(f"{estimator!r:.80} is no gradient estimator; give objects such as UnorderedSet(k=4)")
+    return found
+
+
+def _usual(space: Factorised) -> list[GradientEstimator]:
+    if space.size < 2:
+        raise SettingsError("there is one point only, whose expectation has no gradient to compare")
+    count = min(4, space.size)
+    found: list[GradientEstimator] = [
+        ScoreFunction(count),
+        LeaveOneOut(count),
+        UnorderedSet(count),
+        UnorderedSet(count, baseline=True),
+        RaoBlackwell(max(count - 1, 1)),
+    ]
+    return [*found, DisARM(max(count // 2, 1))] if space.binary else found
+
+
+def _names(estimators: Sequence[GradientEstimator]) -> list[str]:
+    """Return the estimators as they were written; those that read alike are numbered."""
+    found = [_name(estimator) for estimator in estimators]
+    return [f"{name} #{found[: i + 1].count(name)}" if found.count(name) > 1 else name for i, name in enumerate(found)]
+
+
+def _name(estimator: GradientEstimator) -> str:
+    """Return the estimator as it was written, defaults that decide nothing left out."""
+    if not dataclasses.is_dataclass(estimator):
+        return type(estimator).__name__
+    parts = []
+    for i, field in enumerate(dataclasses.fields(estimator)):
+        value = getattr(estimator, field.name)
+        if i == 0 or value != field.default:
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = f"{float(value):.4g}"
+            shown = value if isinstance(value, (int, float, bool, str)) else type(value).__name__
+            parts.append(f"{field.name}={shown}")
+    return f"{type(estimator).__name__}({', '.join(parts)})"
+
+
+def _measured(
+    name: str,
+    estimator: GradientEstimator,
+    space: Factorised,
+    function: Function,
+    num_replicates: int,
+    seed: int,
+    limit: int,
+) -> GradientStatistics:
+    exact, rounding = _exact(estimator, space, function, limit)
+    estimator = _trained(estimator, space, function, seed)
+    count = estimator.num_evaluations(space)
+    size = max(count * space.num_variables * space.num_categories * space.batch_shape.numel(), 1)
+    block = max(min(_BLOCK // size, num_replicates), 1)
+    generator = new_generator(seed, exact.device, stream=f"comparison of gradients: {name}")
+    total, squares, done = torch.zeros_like(exact), torch.zeros_like(exact), 0
+    while done < num_replicates:
+        copies = min(block, num_replicates - done)
+        found = _gradient(space, (copies,), lambda q: estimator.surrogate(q, function, generator)) - exact
+        total, squares, done = total + found.sum(0), squares + found.square().sum(0), done + copies
+    if not bool(squares.isfinite().all()):
+        raise DataError(f"gradients of {name} are not finite; look at f where it draws, such as between corners")
+    shift = total / done
+    variance = (squares / done - shift.square()).clamp_min(0) * done / (done - 1)
+    error = (variance / done).sqrt()
+    often = space.least_probability().reshape(exact.shape) * num_replicates >= _EXPECTED
+    seconds = []
+    with one_thread():
+        for _ in range(_CALLS):
+            begin = time.perf_counter()
+            _gradient(space, (), lambda q: estimator.surrogate(q, function, generator))
+            seconds.append(time.perf_counter() - begin)
+    return GradientStatistics(
+        name,
+        exact + shift,
+        error,
+        exact,
+        rounding,
+        often | ((shift.abs() <= rounding) & (error <= rounding)),
+        float(variance.sum()),
+        count,
+        statistics.median(seconds),
+        estimator.unbiased,
+    )
+
+
+class _Fixed:
+    """A baseline that has learnt and learns no more: replicates in one block would teach it of each other."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self._baseline = baseline
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return copy.deepcopy(self._baseline)(values)
+
+
+def _trained(estimator: GradientEstimator, space: Factorised, function: Function, seed: int) -> GradientEstimator:
+    """Return the estimator with a copy of its baseline, if it has one, as that is after some gradients."""
+    baseline = getattr(estimator, "baseline", None)
+    if not isinstance(estimator, ScoreFunction) or baseline is None:
+        return estimator
+    learned = copy.deepcopy(baseline)
+    learning = dataclasses.replace(estimator, baseline=learned)
+    generator = new_generator(seed, space.like.device, stream="comparison of gradients: baseline")
+    for _ in range(_LESSONS):
+        _gradient(space, (), lambda q: learning.surrogate(q, function, generator))
+    return dataclasses.replace(estimator, baseline=_Fixed(learned))
+
+
+def _exact(estimator: GradientEstimator, space: Factorised, function: Function, limit: int) -> tuple[Tensor, Tensor]:
+    """Return the exact gradient, and differences from it that rounding alone may make."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def watched(points: Tensor) -> Tensor:
+        seen.append((points.detach(), function(points)))
+        return seen[-1][1]
+
+    exact = _gradient(space, (), lambda q: estimator.expectation(q, watched, limit))
+    points, values = seen[-1]
+    bad = ~values.detach().isfinite()
+    if bool(bad.any()):
+        place = tuple(int(i) for i in bad.nonzero()[0])
+        raise DataError(f"f is {float(values[place])} at {points[place].tolist()}; it must be finite everywhere")
+    # Exact gradients near zero are differences of values, whose rounding is theirs.
+    own = exact.abs().reshape(*space.batch_shape, -1).amax(-1)
+    largest = torch.maximum(own, values.detach().abs().amax(0).to(exact))
+    largest = largest.reshape(*largest.shape, *[1] * (exact.dim() - largest.dim()))
+    return exact, (100 * torch.finfo(exact.dtype).eps * largest).expand(exact.shape)
+
+
+def _gradient(space: Factorised, copies: tuple[int, ...], value: Callable[[Space], Tensor]) -> Tensor:
+    """Return the gradient of a sum in the logits of independent copies of a distribution, `(*copies, *logits)`."""
+    with torch.enable_grad():
+        copied = space.copies(copies)
+        (gradient,) = torch.autograd.grad(value(copied).sum(), copied.parameter, allow_unused=True)
+    return torch.zeros_like(copied.parameter) if gradient is None else gradient

@@ -1,18 +1,35 @@
-"""What every gradient estimator is: a rule that draws weighted points."""
+"""What every gradient estimator is, a rule that draws weighted points, and the exact gradient."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bayeskit._torch import new_generator
+from bayeskit.core.inputs import whole_number
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, space_of
+
+__all__ = [
+    "Enumeration",
+    "Function",
+    "GradientEstimator",
+    "Table",
+    "WeightedPoints",
+    "evaluated",
+    "function_of",
+    "magic",
+]
+
+# --------------------------------------------------------------------------------------------------
+# What every gradient estimator is: a rule that draws weighted points.
+# --------------------------------------------------------------------------------------------------
 
 #: What is averaged: points `(points, *batch, *event)` to values `(points, *batch)`.
 Function = Callable[[Tensor], Tensor]
@@ -236,3 +253,44 @@ def _with_gradient(distribution: Distribution | Space | Tensor) -> tuple[Space, 
             "gradient of what its logits are made of"
         )
     raise SettingsError(f"the logits of {name} require no gradient; make them with requires_grad_() first")
+
+
+# --------------------------------------------------------------------------------------------------
+# The exact gradient, by a sum over all points.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enumeration(GradientEstimator):
+    """All points, weighted by their probabilities: exact.
+
+    Parameters
+    ----------
+    limit : int, default 65,536
+        Number of points beyond which it is refused.
+
+    Raises
+    ------
+    SettingsError
+        If the limit is below one, or there are more points.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Enumeration().estimate(torch.zeros(2), torch.tensor([1.0, 3.0]))
+    tensor([-0.5000,  0.5000])
+    """
+
+    limit: int = LIMIT
+
+    def __post_init__(self) -> None:
+        whole_number("limit", self.limit, least=1)
+
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Return all points."""
+        codes = space.enumerate(self.limit)
+        return WeightedPoints(space.value(codes), space.log_prob(codes).exp())
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return how many points there are."""
+        return space.size

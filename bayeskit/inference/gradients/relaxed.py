@@ -1,19 +1,189 @@
-"""Estimators by paths: discrete draws relaxed to points between corners, at the price of a bias."""
+"""Relaxed draws: estimators by paths, and unbiased ones that use a relaxation as their control variate."""
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid, one_hot
 
-from bayeskit._settings import whole_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import SettingsError
-from bayeskit.inference.gradients.estimator import GradientEstimator, WeightedPoints
+from bayeskit.inference.gradients.estimator import (
+    Function,
+    GradientEstimator,
+    Table,
+    WeightedPoints,
+    _with_gradient,
+    evaluated,
+    magic,
+)
 from bayeskit.inference.gradients.space import Factorised, Space, gumbel
-from bayeskit.inference.gradients.temperature import Temperature, check_temperature, present
+
+__all__ = [
+    "Annealed",
+    "ExponentialDecay",
+    "GumbelSoftmax",
+    "REBAR",
+    "RELAX",
+    "RelaxedDraws",
+    "StraightThrough",
+    "Temperature",
+    "Tunable",
+    "evaluations",
+    "relaxed_draws",
+    "weighted",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Temperatures of relaxed draws: fixed, learned, or falling from step to step.
+# --------------------------------------------------------------------------------------------------
+
+#: A number, a scalar tensor such as a parameter, or what returns either when a draw needs it.
+Temperature = float | Tensor | Callable[[], float | Tensor]
+
+
+@dataclass(frozen=True)
+class ExponentialDecay:
+    """From ``start`` down to ``end`` by a constant factor a step, then ``end``: a schedule.
+
+    Parameters
+    ----------
+    rate : float
+        Fall of the logarithm in one step, above zero.
+    start, end : float, default 1.0 and 0.5
+
+    Raises
+    ------
+    SettingsError
+        If a setting is not above zero, or ``end`` above ``start``.
+
+    References
+    ----------
+    Jang, E., Gu, S., Poole, B. (2017). Categorical reparameterization with Gumbel-Softmax. ICLR.
+
+    Examples
+    --------
+    >>> import math
+    >>> schedule = ExponentialDecay(rate=math.log(2) / 100, start=1.0, end=0.3)
+    >>> round(schedule(0), 6), round(schedule(100), 6), schedule(10_000)
+    (1.0, 0.5, 0.3)
+    """
+
+    rate: float
+    start: float = 1.0
+    end: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "start", "end"):
+            if not 0 < real_number(name, getattr(self, name)) < math.inf:
+                raise SettingsError(f"{name} must be above zero and finite, not {getattr(self, name)}")
+        if self.end > self.start:
+            raise SettingsError(f"end must be at most start, not {self.end} above {self.start}")
+
+    def __call__(self, step: int) -> float:
+        """Return the value at ``step``."""
+        return max(self.end, self.start * math.exp(-self.rate * step))
+
+
+class Annealed(nn.Module):
+    """A temperature that follows a schedule.
+
+    :func:`bayeskit.fit` counts a step after each of the optimiser's, where the object, or the estimator with it,
+    belongs to the guide or is a variable that the guide reads; in a loop of your own, call :meth:`step`. Drawing counts
+    nothing: all sites that share the object, all particles, and draws made again in a backward pass have one
+    temperature.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        From the number of the step, counted from zero, to the temperature; such as :class:`ExponentialDecay` or
+        ``objectives.Linear(1000, start=1.0, end=0.3)``.
+
+    Attributes
+    ----------
+    num_steps : Tensor
+        Steps counted so far: a module's buffer, so that checkpoints of :func:`bayeskit.fit` keep it. As a network's
+        running means, a new training run does not set it back.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.objectives.evidence_lower_bound import Linear
+    >>> temperature = Annealed(Linear(4, start=1.0, end=0.5))
+    >>> temperature(), temperature.step(), temperature()
+    (1.0, None, 0.875)
+    """
+
+    num_steps: Tensor
+
+    def __init__(self, schedule: Callable[[int], float]) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self) -> float:
+        """Return the temperature of the present step."""
+        return self.schedule(int(self.num_steps))
+
+    def step(self) -> None:
+        """Count a step."""
+        self.num_steps += 1
+
+
+def _check_temperature(temperature: Temperature) -> None:
+    """Refuse what cannot be a temperature; what it is at a draw is looked at then.
+
+    Raises
+    ------
+    SettingsError
+        If it is no positive number, no scalar tensor, or a function that wants arguments.
+    """
+    if callable(temperature):
+        try:
+            inspect.signature(temperature.forward if isinstance(temperature, nn.Module) else temperature).bind()
+        except TypeError:
+            raise SettingsError(
+                f"the temperature {temperature!r:.60} cannot be called without arguments; give Annealed(schedule), "
+                "which counts the steps"
+            ) from None
+        return
+    if isinstance(temperature, Tensor) and temperature.dim():
+        raise SettingsError(f"the temperature has shape {tuple(temperature.shape)}; give a number or a scalar tensor")
+    _positive(temperature)
+
+
+def _present(temperature: Temperature) -> float | Tensor:
+    """Return the temperature of a draw.
+
+    Raises
+    ------
+    SettingsError
+        If it is not above zero.
+    """
+    found = temperature() if callable(temperature) else temperature
+    _positive(found)
+    return found
+
+
+def _positive(temperature: float | Tensor) -> None:
+    value = real_number("temperature", temperature.detach() if isinstance(temperature, Tensor) else temperature)
+    if not 0 < value < math.inf:
+        raise SettingsError(
+            f"the temperature must be above zero and finite, not {value:g}; without a relaxation there is no path: use "
+            "StraightThrough, or an estimator of scores such as LeaveOneOut. A learned one stays above zero as "
+            "lambda: log_temperature.exp()"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimators by paths: discrete draws relaxed to points between corners, at the price of a bias.
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -67,17 +237,17 @@ class GumbelSoftmax(GradientEstimator):
     hard: bool = False
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
+        _check_temperature(self.temperature)
         whole_number("num_samples", self.num_samples, least=1)
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw relaxed points with equal weights."""
-        independent = require_independent(space, type(self).__name__)
-        noisy = perturbed(independent, self.num_samples, generator)
-        soft = (noisy / present(self.temperature)).softmax(-1)
+        independent = _require_independent(space, type(self).__name__)
+        noisy = _perturbed(independent, self.num_samples, generator)
+        soft = (noisy / _present(self.temperature)).softmax(-1)
         if self.hard:
-            soft = straight_through(noisy.argmax(-1), soft)
-        return equally_weighted(independent.soft(soft), soft)
+            soft = _straight_through(noisy.argmax(-1), soft)
+        return _equally_weighted(independent.soft(soft), soft)
 
     def num_evaluations(self, space: Space) -> int:
         """Return the number of draws."""
@@ -125,17 +295,17 @@ class StraightThrough(GradientEstimator):
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points with equal weights."""
-        independent = require_independent(space, type(self).__name__)
+        independent = _require_independent(space, type(self).__name__)
         codes = independent.sample(self.num_samples, generator)
-        values = straight_through(codes, independent.log_probabilities.exp())
-        return equally_weighted(independent.soft(values), values)
+        values = _straight_through(codes, independent.log_probabilities.exp())
+        return _equally_weighted(independent.soft(values), values)
 
     def num_evaluations(self, space: Space) -> int:
         """Return the number of draws."""
         return self.num_samples
 
 
-def require_independent(space: Space, name: str) -> Factorised:
+def _require_independent(space: Space, name: str) -> Factorised:
     """Return the space, if its variables are independent.
 
     Raises
@@ -151,17 +321,275 @@ def require_independent(space: Space, name: str) -> Factorised:
     )
 
 
-def perturbed(space: Factorised, num_samples: int, generator: torch.Generator | None) -> Tensor:
+def _perturbed(space: Factorised, num_samples: int, generator: torch.Generator | None) -> Tensor:
     """Return log probabilities plus Gumbel noise, `(num_samples, *batch, variables, categories)`."""
     log_probability = space.log_probabilities
     return log_probability + gumbel((num_samples, *log_probability.shape), log_probability, generator)
 
 
-def straight_through(codes: Tensor, soft: Tensor) -> Tensor:
+def _straight_through(codes: Tensor, soft: Tensor) -> Tensor:
     """Return corners, `(points, *batch, variables, categories)`, with the gradient of soft points."""
     return one_hot(codes, soft.shape[-1]).to(soft.dtype) + (soft - soft.detach())
 
 
-def equally_weighted(values: Tensor, like: Tensor) -> WeightedPoints:
+def _equally_weighted(values: Tensor, like: Tensor) -> WeightedPoints:
     """Return points with equal weights; `like` has their batch and two more dimensions."""
     return WeightedPoints(values, like.new_full(like.shape[:-2], 1 / len(like)))
+
+
+# --------------------------------------------------------------------------------------------------
+# REBAR: the score function, with a relaxation of the very draw as its control variate.
+# --------------------------------------------------------------------------------------------------
+
+
+class RelaxedDraws(NamedTuple):
+    """Draws at corners, and two relaxations of each, equal in value.
+
+    Attributes
+    ----------
+    corner : Tensor
+        As the function sees it, `(draws, *batch, *event)`; one-hot for a Categorical.
+    free : Tensor
+        The relaxed draw that was rounded to the corner, of the same shape.
+    given : Tensor
+        The relaxed draw as a function of the logits given that it is rounded to this corner.
+    score : Tensor
+        Ones whose gradient is that of the corner's log probability, `(draws, *batch)`.
+    """
+
+    corner: Tensor
+    free: Tensor
+    given: Tensor
+    score: Tensor
+
+
+def relaxed_draws(
+    space: Space, temperature: Temperature, num_samples: int, generator: torch.Generator | None, name: str
+) -> RelaxedDraws:
+    r"""Draw corners with their relaxations.
+
+    Exponential arrival times :math:`T_i` with rates :math:`p_i` have :math:`z_i = -\log T_i` for log probabilities
+    plus Gumbel noise, and the first to arrive, `b`, is the draw. Its time does not depend on which it is, nor on the
+    probabilities; the others' are later by exponential times of their rates. So given `b`,
+    :math:`z_i = z_b - \log(1 + R_i / (p_i T_b))` with noise :math:`R_i` of rate one, taken from the same draw: both
+    relaxations have the same value, so that the estimate's is the draw's own, and different gradients.
+    """
+    independent = _require_independent(space, name)
+    log_probability = independent.log_probabilities
+    noisy = _perturbed(independent, num_samples, generator)
+    top, codes = noisy.detach().max(-1, keepdim=True)
+    behind = top - noisy.detach()
+    log_wait = behind + torch.log1p(-(-behind).exp())  # log(R_i / (p_i T_b)); minus infinity for the first itself
+    conditional = top + logsigmoid(log_probability - log_probability.detach() - log_wait)
+    now = _present(temperature)
+    corner = one_hot(codes.squeeze(-1), space.num_categories).to(noisy.dtype)
+    return RelaxedDraws(
+        independent.soft(corner),
+        independent.soft((noisy / now).softmax(-1)),
+        independent.soft((conditional / now).softmax(-1)),
+        magic(space.log_prob(codes.squeeze(-1))),
+    )
+
+
+class Tunable(GradientEstimator):
+    """An estimator whose control variate has settings that can be learned."""
+
+    relaxed: ClassVar[bool] = True
+
+    def variance_loss(
+        self,
+        distribution: Distribution | Space | Tensor,
+        f: Function | Tensor,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        r"""Return the squared length of one estimate, whose gradient lowers the variance.
+
+        As the estimator is unbiased whatever its settings :math:`\phi`, those move the variance alone, and
+        :math:`\nabla_\phi \mathrm{Var}(g) = E\, \nabla_\phi g^2`. Take the gradient by the settings only, as with
+        ``loss.backward(inputs=[temperature, scale])``: by logits or by parameters of `f` it means nothing.
+
+        Parameters
+        ----------
+        distribution : Distribution or Tensor
+            As of :meth:`surrogate`, its logits with a gradient.
+        f : callable or Tensor
+            Where it is evaluated between corners it must have two derivatives there.
+        generator : torch.Generator, optional
+
+        Returns
+        -------
+        Tensor
+            A scalar: the sum over the batch.
+        """
+        with torch.enable_grad():
+            space, logits = _with_gradient(distribution)
+            function = Table(f) if isinstance(f, Tensor) else f
+            total = self.surrogate(space, function, generator).sum()
+            (gradient,) = torch.autograd.grad(total, logits, create_graph=True)
+            return gradient.square().sum()
+
+
+@dataclass(frozen=True)
+class REBAR(Tunable):
+    r"""The score of what a relaxed draw leaves unexplained, plus the gradient along the relaxed path.
+
+    With a draw :math:`b`, the relaxed :math:`z` that was rounded to it, and :math:`\tilde z`, the same given
+    :math:`b`, the gradient is
+    :math:`(f(b) - \eta f(\tilde z)) \nabla \log p(b) + \eta \nabla f(z) - \eta \nabla f(\tilde z)`: unbiased for
+    every temperature and scale :math:`\eta`. As weighted points these are :math:`b` with one, :math:`z` with
+    :math:`\eta`, and :math:`\tilde z` with :math:`-\eta`. One noise makes both relaxations.
+
+    Parameters
+    ----------
+    temperature : float, Tensor, or callable, default 0.5
+        Above zero; as of :class:`GumbelSoftmax`. A parameter can be learned by :meth:`variance_loss`.
+    scale : float or Tensor, default 1.0
+        Of the control variate; zero leaves it out.
+    num_samples : int, default 1
+
+    Raises
+    ------
+    SettingsError
+        If the temperature is not above zero, there is nothing to draw, or variables depend on each other.
+
+    References
+    ----------
+    Tucker, G., Mnih, A., Maddison, C. J., Lawson, D., Sohl-Dickstein, J. (2017). REBAR: low-variance, unbiased gradient
+    estimates for discrete latent variable models. NeurIPS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> gradient = REBAR(temperature=0.5).estimate(torch.zeros(5000, 2), torch.tensor([1.0, 3.0]))
+    >>> bool((gradient.mean(0) - torch.tensor([-0.5, 0.5])).abs().max() < 0.05)
+    True
+    """
+
+    temperature: Temperature = 0.5
+    scale: float | Tensor = 1.0
+    num_samples: int = 1
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+        _check_scale(self.scale)
+        whole_number("num_samples", self.num_samples, least=1)
+
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Draw points and their relaxations."""
+        drawn = relaxed_draws(space, self.temperature, self.num_samples, generator, type(self).__name__)
+        return weighted(drawn, self.scale)
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return three for each draw, or one without the control variate."""
+        return evaluations(self.num_samples, self.scale)
+
+
+def _check_scale(scale: float | Tensor) -> None:
+    """Refuse what is no finite number."""
+    if isinstance(scale, Tensor) and scale.dim():
+        raise SettingsError(f"the scale has shape {tuple(scale.shape)}; give a number or a scalar tensor")
+    number = real_number("scale", scale.detach() if isinstance(scale, Tensor) else scale)
+    if number - number != 0:
+        raise SettingsError(f"the scale must be finite, not {number}")
+
+
+def evaluations(num_samples: int, scale: float | Tensor) -> int:
+    """Return how many points there are."""
+    return num_samples if _absent(scale) else 3 * num_samples
+
+
+def weighted(drawn: RelaxedDraws, scale: float | Tensor) -> WeightedPoints:
+    """Return draws and their relaxations with their weights."""
+    own = drawn.score / len(drawn.score)
+    if _absent(scale):
+        return WeightedPoints(drawn.corner, own)
+    free = (scale / len(own)) * torch.ones_like(own)
+    return WeightedPoints(torch.cat([drawn.corner, drawn.free, drawn.given]), torch.cat([own, free, -scale * own]))
+
+
+def _absent(scale: float | Tensor) -> bool:
+    """Tell whether there is no control variate; a learned scale of zero may yet move."""
+    return not isinstance(scale, Tensor) and scale == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# RELAX: a learned control variate at relaxed points.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RELAX(Tunable):
+    r"""REBAR with a control variate that is learned: :math:`c(z) = \eta f(z) + r(z)`.
+
+    Unbiased for every :math:`r`, temperature and scale. A scale of zero leaves the function at corners alone, so that
+    it may be a black box, and `r` has to learn all of it.
+
+    Parameters
+    ----------
+    control : callable
+        :math:`r`, such as a torch module: from relaxed points as the function has them, `(points, *batch, *event)`,
+        to `(points, *batch)`. It may have parameters, to be learned by :meth:`variance_loss` together with
+        temperature and scale.
+    temperature : float, Tensor, or callable, default 0.5
+        Above zero; as of :class:`GumbelSoftmax`.
+    scale : float or Tensor, default 1.0
+        Of the function in its own control variate.
+    num_samples : int, default 1
+
+    Raises
+    ------
+    SettingsError
+        If `control` cannot be called, the temperature is not above zero, there is nothing to draw, or variables depend
+        on each other.
+
+    Notes
+    -----
+    At a site of a guide, `control` predicts what the bound has of this site, before its plate's scale. The loss of an
+    objective has no gradient by its parameters; that of the squared gradient has, in a loop of your own::
+
+        found = torch.autograd.grad(ELBO().differentiable_loss(model, guide), parameters, create_graph=True)
+        sum(g.square().sum() for g in found).backward(inputs=list(control.parameters()))
+
+    References
+    ----------
+    Grathwohl, W., Choi, D., Wu, Y., Roeder, G., Duvenaud, D. (2018). Backpropagation through the void: optimizing
+    control variates for black-box gradient estimation. ICLR.
+
+    Examples
+    --------
+    >>> import torch
+    >>> control = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Flatten(-2))
+    >>> estimator = RELAX(control, scale=0.0)
+    >>> optimizer = torch.optim.Adam(control.parameters(), lr=0.1)
+    >>> logits = torch.zeros(100, 2)
+    >>> for _ in range(50):
+    ...     optimizer.zero_grad()
+    ...     loss = estimator.variance_loss(logits, torch.tensor([1.0, 3.0]))
+    ...     loss.backward(inputs=list(control.parameters()))
+    ...     optimizer.step()
+    >>> estimator.estimate(logits, torch.tensor([1.0, 3.0])).var(0).sum() < 1.5
+    tensor(True)
+    """
+
+    control: Function
+    temperature: Temperature = 0.5
+    scale: float | Tensor = 1.0
+    num_samples: int = 1
+
+    def __post_init__(self) -> None:
+        if not callable(self.control):
+            raise SettingsError(f"control must be a function of relaxed points, not {self.control!r:.60}")
+        _check_temperature(self.temperature)
+        _check_scale(self.scale)
+        whole_number("num_samples", self.num_samples, least=1)
+
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Draw points and their relaxations; the offset is what the learned part adds."""
+        drawn = relaxed_draws(space, self.temperature, self.num_samples, generator, type(self).__name__)
+        free = evaluated(self.control, WeightedPoints(drawn.free, drawn.score))
+        given = evaluated(self.control, WeightedPoints(drawn.given, drawn.score))
+        return weighted(drawn, self.scale)._replace(offset=(free - drawn.score * given).mean(0))
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return three for each draw, or one where the scale is zero; those of `control` do not count."""
+        return evaluations(self.num_samples, self.scale)

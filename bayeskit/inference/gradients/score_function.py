@@ -1,7 +1,9 @@
-"""The score function, with and without baselines that leave it unbiased."""
+"""The score function: with baselines, for the multi-sample bound, and for bits with antithetic draws."""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,10 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from bayeskit._settings import real_number, whole_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.gradients.estimator import Function, GradientEstimator, WeightedPoints, evaluated, magic
-from bayeskit.inference.gradients.space import Space, space_of
+from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, check_size, space_of
+
+__all__ = [
+    "ARM",
+    "Baseline",
+    "ControlVariate",
+    "DisARM",
+    "LeaveOneOut",
+    "MovingAverage",
+    "ScoreFunction",
+    "VIMCO",
+    "importance_weighted_estimate",
+    "leave_one_out_bound",
+]
+
+# --------------------------------------------------------------------------------------------------
+# The score function, with and without baselines that leave it unbiased.
+# --------------------------------------------------------------------------------------------------
 
 
 class Baseline(Protocol):
@@ -250,3 +269,270 @@ def _independent(space: Space, num_samples: int, generator: torch.Generator | No
     """Draw points whose weights have the gradient of their log probabilities."""
     codes = space.sample(num_samples, generator)
     return WeightedPoints(space.value(codes), magic(space.log_prob(codes)) / num_samples)
+
+
+# --------------------------------------------------------------------------------------------------
+# The multi-sample bound, and its gradient for draws that carry none.
+# --------------------------------------------------------------------------------------------------
+
+
+def leave_one_out_bound(log_weight: Tensor) -> Tensor:
+    """Return the bound with each particle's weight replaced by the geometric mean of the others.
+
+    Parameters
+    ----------
+    log_weight : Tensor
+        Shape ``(K, *batch)`` with ``K >= 2``.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(K, *batch)``: what the bound would have been without looking at particle ``k``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> leave_one_out_bound(torch.tensor([1.0, 3.0]))
+    tensor([3., 1.])
+    """
+    count = len(log_weight)
+    finite = log_weight.isfinite()
+    known = torch.where(finite, log_weight, 0.0)
+    others = (known.sum(0) - known) / (count - 1)
+    # One weight of zero among the others makes their geometric mean zero; taken from a sum it would make it NaN.
+    others = torch.where((~finite).sum(0) > (~finite).long(), -torch.inf, others)
+    peak = log_weight.amax(0)
+    weight = (log_weight - peak).exp()
+    # The sum without particle k is taken anew where subtracting would cancel, and in logarithms throughout: the
+    # others may be too small for a number beside the largest.
+    without = (weight.sum(0) - weight).log() + peak
+    top = log_weight.argmax(0, keepdim=True)
+    without = without.scatter(0, top, log_weight.scatter(0, top, -torch.inf).logsumexp(0, keepdim=True))
+    return torch.logaddexp(without, others) - math.log(count)
+
+
+def importance_weighted_estimate(log_weight: Tensor, log_score: Tensor | None = None) -> Tensor:
+    """Return the bound, with a gradient that is right whatever the guide draws.
+
+    Parameters
+    ----------
+    log_weight : Tensor
+        Shape ``(K, *batch)``.
+    log_score : Tensor, optional
+        Log density under the guide of draws that carry no gradient, ``(K, *batch)``.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(*batch)``.
+
+    References
+    ----------
+    Mnih, A., Rezende, D. (2016). Variational inference for Monte Carlo objectives. ICML.
+    """
+    bound = log_weight.logsumexp(0) - math.log(len(log_weight))
+    if log_score is None:
+        return bound
+    detached = log_weight.detach()
+    signal = bound.detach() - (leave_one_out_bound(detached) if len(detached) > 1 else 0.0)
+    surrogate = bound + (signal * log_score).sum(0)
+    return bound.detach() + (surrogate - surrogate.detach())
+
+
+# --------------------------------------------------------------------------------------------------
+# The multi-sample bound's gradient for draws without a path.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VIMCO(GradientEstimator):
+    r"""Gradient of the expected log of the mean of several values' exponentials, with leave-one-out baselines.
+
+    What it estimates is not the gradient of :math:`E f` but of
+    :math:`E \log \frac{1}{K} \sum_k \exp f(z_k)`; :meth:`expectation` gives that by enumeration.
+
+    Parameters
+    ----------
+    num_samples : int, default 4
+        At least 2.
+
+    Raises
+    ------
+    SettingsError
+        If there are no others.
+
+    References
+    ----------
+    Mnih, A., Rezende, D. (2016). Variational inference for Monte Carlo objectives. ICML.
+
+    Examples
+    --------
+    >>> import torch
+    >>> f = torch.tensor([0.0, 1.0])
+    >>> exact = VIMCO(num_samples=2).expectation(torch.zeros(2), lambda z: f[z])
+    >>> f.exp().mean().log() > exact > f.mean()
+    tensor(True)
+    """
+
+    num_samples: int = 4
+
+    def __post_init__(self) -> None:
+        whole_number("num_samples", self.num_samples, least=2)
+
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Draw points with equal weights."""
+        codes = space.sample(self.num_samples, generator)
+        log_probability = space.log_prob(codes)
+        return WeightedPoints(space.value(codes), torch.full_like(log_probability, 1 / self.num_samples))
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return the number of draws."""
+        return self.num_samples
+
+    def surrogate(
+        self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return an estimate of the bound whose gradient estimates that of the expected bound."""
+        space = space_of(distribution)
+        codes = space.sample(self.num_samples, generator)
+        log_probability = space.log_prob(codes)
+        values = evaluated(f, WeightedPoints(space.value(codes), log_probability))
+        return importance_weighted_estimate(values, log_probability)
+
+    def expectation(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
+        """Return the expected bound by enumeration of all tuples of points, differentiable, `(*batch)`.
+
+        Raises
+        ------
+        SettingsError
+            If there are more tuples than the limit.
+        """
+        space = space_of(distribution)
+        check_size(space.size**self.num_samples, limit)
+        codes = space.enumerate(limit)
+        log_probability = space.log_prob(codes)
+        values = evaluated(f, WeightedPoints(space.value(codes), log_probability))
+        tuples = torch.cartesian_prod(*[torch.arange(space.size, device=codes.device)] * self.num_samples).mT
+        bound = values[tuples].logsumexp(0) - math.log(self.num_samples)
+        return (log_probability[tuples].sum(0).exp() * bound).sum(0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimators for independent bits, by antithetic draws.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Antithetic(GradientEstimator):
+    """Pairs of draws made of one uniform number `u` for each bit and of `1 - u`.
+
+    Parameters
+    ----------
+    num_pairs : int, default 1
+
+    Raises
+    ------
+    SettingsError
+        If there is nothing to draw, or the distribution is not made of bits.
+    """
+
+    num_pairs: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number("num_pairs", self.num_pairs, least=1)
+
+    def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
+        """Draw pairs."""
+        logits = _bits(space, type(self).__name__)
+        shape = (self.num_pairs, *logits.shape)
+        uniform = torch.rand(shape, dtype=logits.dtype, device=logits.device, generator=generator)
+        fixed = logits.detach()
+        second, first = uniform < fixed.sigmoid(), uniform > (-fixed).sigmoid()
+        slope = self.slope(uniform, first, second, fixed)
+        # What each bit's logit moves of the first point's weight, it takes from the second's.
+        moved = (slope * (logits - fixed)).sum(-1)
+        weights = torch.cat([0.5 + moved, 0.5 - moved]) / self.num_pairs
+        return WeightedPoints(space.value(torch.cat([first, second]).long()), weights)
+
+    @abstractmethod
+    def slope(self, uniform: Tensor, first: Tensor, second: Tensor, logits: Tensor) -> Tensor:
+        """Return by how much the difference of both values moves each logit, `(pairs, *batch, bits)`."""
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return the number of draws."""
+        return 2 * self.num_pairs
+
+
+@dataclass(frozen=True)
+class ARM(_Antithetic):
+    r"""Augment, reinforce, merge: :math:`(f(b_1) - f(b_2)) (u - 1/2)` for the logit of each bit.
+
+    Parameters
+    ----------
+    num_pairs : int, default 1
+        Each costs two evaluations.
+
+    Raises
+    ------
+    SettingsError
+        If there is nothing to draw, or the distribution is not made of bits.
+
+    References
+    ----------
+    Yin, M., Zhou, M. (2019). ARM: Augment-REINFORCE-merge gradient for stochastic binary networks. ICLR.
+
+    Examples
+    --------
+    >>> import torch
+    >>> bit = torch.distributions.Bernoulli(logits=torch.zeros(1000, requires_grad=True))
+    >>> gradient = ARM().estimate(bit, lambda z: 4.0 * z)
+    >>> bool((gradient.mean() - 1.0).abs() < 0.1)
+    True
+    """
+
+    def slope(self, uniform: Tensor, first: Tensor, second: Tensor, logits: Tensor) -> Tensor:
+        """Return the uniform number's distance from its mean."""
+        return uniform - 0.5
+
+
+@dataclass(frozen=True)
+class DisARM(_Antithetic):
+    r"""ARM with its noise integrated out given both points: bits in which they agree do not move.
+
+    Parameters
+    ----------
+    num_pairs : int, default 1
+        Each costs two evaluations.
+
+    Raises
+    ------
+    SettingsError
+        If there is nothing to draw, or the distribution is not made of bits.
+
+    References
+    ----------
+    Dong, Z., Mnih, A., Tucker, G. (2020). DisARM: an antithetic gradient estimator for binary latent variables.
+    NeurIPS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> bit = torch.distributions.Bernoulli(logits=torch.zeros(1, requires_grad=True))
+    >>> DisARM().estimate(bit, lambda z: 4.0 * z)
+    tensor([1.])
+    """
+
+    def slope(self, uniform: Tensor, first: Tensor, second: Tensor, logits: Tensor) -> Tensor:
+        """Return half the probability of the likelier value where the points differ, signed by the first."""
+        sign = first.to(logits) - second.to(logits)
+        return 0.5 * sign * logits.abs().sigmoid()
+
+
+def _bits(space: Space, name: str) -> Tensor:
+    """Return logits `(*batch, bits)`."""
+    if not isinstance(space, Factorised) or not space.binary:
+        raise SettingsError(
+            f"{name} draws bits, but the distribution is a {type(space.distribution).__name__}; use Bernoulli, alone "
+            "or with .to_event, or another estimator such as UnorderedSet"
+        )
+    return space.parameter.reshape(*space.batch_shape, space.num_variables)

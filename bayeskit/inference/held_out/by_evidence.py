@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeskit._progress import progress_bar
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.progress import progress_bar
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.inference.evidence import Budget, Evidence, compare
-from bayeskit.inference.held_out.minibatches import Minibatches
-from bayeskit.inference.held_out.result import HeldOut
-from bayeskit.inference.objectives.drawing import run_particles
-from bayeskit.inference.objectives.particles import Particles
-from bayeskit.target import Target
+from bayeskit.inference.held_out.importance import HeldOut, Minibatches
+from bayeskit.inference.objectives.drawing import Particles, run_particles
+from bayeskit.logdensity.target import Target
+
+__all__ = ["by_evidence"]
 
 
 def by_evidence(

@@ -1,39 +1,1114 @@
-"""Draw particles: one run of the guide, and one of the model on its draws."""
+"""Particles: runs of guide and model on its draws, and the log weight of every datum."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Categorical, Delta, TorchDistribution
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import prune_subsample_sites
+from pyro.poutine.runtime import _ENUM_ALLOCATOR
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
-
-from bayeskit._enumeration import Enumeration
-from bayeskit._pyro.draws import MendedDraws
-from bayeskit.errors import GuideError, ModelError, SettingsError
-from bayeskit.inference.objectives.enumeration import Enumerated
-from bayeskit.inference.objectives.gate import Gate
-from bayeskit.inference.objectives.layout import PARTICLES, Layout, Plate, reduced
-from bayeskit.inference.objectives.particles import Particles
-from bayeskit.inference.objectives.sites import (
-    PATH,
-    RELAXED,
-    Compatibility,
-    Site,
-    log_density,
+from torch.distributions import (
+    Bernoulli,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    Normal,
+    OneHotCategorical,
+    constraints,
+    kl_divergence,
 )
-from bayeskit.inference.objectives.terms import closed_forms, density_of, is_path, score_of, term_of, weight_of_point
-from bayeskit.inference.objectives.weighting import Weighting, baseline_terms, offset
+from torch.nn.functional import softplus
 
-SUMMED_OUT = "_summed_out"
-BASELINES = "_baselines"
+from bayeskit.errors import DataError, GuideError, ModelError, SettingsError, ShapeError
+from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction, space_of
+from bayeskit.logdensity.enumeration import Enumeration, Factor, align, pack, sum_product
+from bayeskit.logdensity.pyro_distributions import MendedDraws
+from bayeskit.logdensity.transforms import support_of
+
+__all__ = [
+    "Compatibility",
+    "Enumerated",
+    "GRADIENT",
+    "Gate",
+    "Layout",
+    "PARTICLES",
+    "PATH",
+    "Particles",
+    "Plate",
+    "Site",
+    "SubsampleIndices",
+    "log_density",
+    "masked",
+    "offset",
+    "plate_nesting",
+    "reduced",
+    "relaxed_log_density",
+    "require_reparameterized",
+    "rows_of_minibatch",
+    "run_particles",
+    "score_of",
+    "stacked",
+    "supplied_sites",
+    "unwrapped",
+    "weight",
+]
+
+# --------------------------------------------------------------------------------------------------
+# What a site of a trace contributes: its log density, and whether guide and model fit together.
+# --------------------------------------------------------------------------------------------------
+
+Site = dict[str, Any]
+
+#: Marks sites whose values may lie between the points of their support.
+_RELAXED = "_relaxed"
+#: Marks sites whose values carry a gradient though their distribution has none.
+PATH = "_path"
+
+
+def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
+    """Return the distribution inside ``.to_event``, and how many event dimensions that added."""
+    events = 0
+    while isinstance(fn, Independent):
+        events += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+    return fn, events
+
+
+def log_density(fn: Any, value: Tensor) -> Tensor:
+    """Return ``fn.log_prob(value)``, for Bernoulli pixels with half the passes over memory."""
+    base, events = unwrapped(fn)
+    if isinstance(base, Bernoulli) and events and "logits" in base.__dict__ and not value.requires_grad:
+        if torch.broadcast_shapes(base.logits.shape, value.shape) == base.logits.shape:
+            if fn._validate_args or base._validate_args:
+                fn._validate_sample(value)
+            dims = tuple(range(-events, 0))
+            return _BernoulliLogDensity.apply(base.logits, value.to(base.logits.dtype), dims)
+    return fn.log_prob(value)
+
+
+def relaxed_log_density(name: str, fn: Any, value: Tensor) -> Tensor:
+    """Return the log density of bits or one-hot vectors, continued linearly to points between these.
+
+    Raises
+    ------
+    GuideError
+        If the site has another distribution.
+    """
+    base, events = unwrapped(fn)
+    if isinstance(base, Bernoulli):
+        terms = value * base.logits - softplus(base.logits)
+    elif isinstance(base, OneHotCategorical):
+        terms = (value * base.logits.log_softmax(-1)).sum(-1)
+    else:
+        raise GuideError(
+            f"site {name!r}: the guide draws points between corners, at which {type(base).__name__} has no density; "
+            "use Bernoulli or OneHotCategorical in guide and model, or an estimator that is not relaxed, such as "
+            "UnorderedSet"
+        )
+    return terms.sum(tuple(range(-events, 0))) if events else terms
+
+
+class _BernoulliLogDensity(torch.autograd.Function):
+    """``sum(value * logits - softplus(logits))``, and its gradient ``value - sigmoid(logits)`` in one buffer."""
+
+    @staticmethod
+    def forward(context: Any, logits: Tensor, value: Tensor, dims: tuple[int, ...]) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(logits, value)
+        context.events = len(dims)
+        terms = softplus(logits).neg_()
+        return terms.addcmul_(value, logits).sum(dims)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        logits, value = context.saved_tensors
+        weight = gradient[(...,) + (None,) * context.events]
+        if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+            return (value - logits.sigmoid()) * weight, None, None
+        return logits.sigmoid().neg_().add_(value).mul_(weight), None, None
+
+
+class Compatibility:
+    """Whether guide and model fit together; each new combination is looked at once."""
+
+    def __init__(self) -> None:
+        self._seen: set[Any] = set()
+
+    def __call__(self, model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
+        """Check that the guide names every latent site of the model, and no other.
+
+        Parameters
+        ----------
+        model, guide : mapping
+            Sample sites by name, those of subsampling left out.
+
+        Raises
+        ------
+        GuideError
+            Naming the site and the remedy.
+        """
+        if self._is_new(tuple((n, s["is_observed"]) for sites in (model, guide) for n, s in sites.items())):
+            _check_names(model, guide)
+
+    def site(self, name: str, prior: Any, posterior: Any, value: Tensor | None) -> None:
+        """Check that the model can have drawn what the guide drew for one site; a relaxed value is no draw."""
+        shapes = prior.event_shape, posterior.event_shape
+        if self._is_new((name, type(unwrapped(prior)[0]), type(unwrapped(posterior)[0]), *shapes)):
+            _check_support(name, prior, posterior, value)
+
+    def _is_new(self, key: Any) -> bool:
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
+
+
+def _check_names(model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
+    latent = {name: site for name, site in model.items() if not site["is_observed"]}
+    enumerated = {name for name, site in latent.items() if site["infer"].get("enumerate") == "parallel"}
+    if missing := sorted(set(latent) - set(guide) - enumerated):
+        raise GuideError(
+            f"the guide has no site for the latent {_names(missing)} of the model; add pyro.sample for it, observe "
+            'it, or, if it is discrete, mark it infer={"enumerate": "parallel"} so that it is summed out'
+        )
+    for name, site in guide.items():
+        if site["is_observed"] or site["infer"].get("is_auxiliary"):
+            continue
+        if name in model and model[name]["is_observed"]:
+            raise GuideError(f"the guide samples {name!r}, which the model observes; take it out of the guide")
+        if name not in latent:
+            raise GuideError(
+                f"the guide has a site {name!r} that the model lacks; rename it, or mark it "
+                'infer={"is_auxiliary": True} and give an auxiliary bound'
+            )
+
+
+def _names(names: list[str]) -> str:
+    return ("site " if len(names) == 1 else "sites ") + ", ".join(repr(name) for name in names)
+
+
+def _check_support(name: str, prior: Any, posterior: Any, value: Tensor | None) -> None:
+    wanted, given = _reach(prior), _reach(posterior)
+    drawn = _component(posterior)
+    # What a chain of transforms can reach, torch knows only roughly: there the values decide.
+    vague = type(drawn).__name__ in ("TransformedDistribution", "Delta")
+    if wanted.is_discrete != given.is_discrete or not vague and not _contains(wanted, given):
+        raise GuideError(
+            f"site {name!r}: the guide's {type(unwrapped(posterior)[0]).__name__} has support {given}, the model's "
+            f"{type(unwrapped(prior)[0]).__name__} {wanted}; choose a distribution in the guide whose draws the "
+            "model can have produced, for example a TransformedDistribution"
+        )
+    shapes = prior.event_shape, posterior.event_shape
+    if shapes[0] != shapes[1]:
+        raise GuideError(
+            f"site {name!r}: a draw of the guide has shape {tuple(shapes[1])}, one of the model {tuple(shapes[0])}; "
+            "let .to_event agree"
+        )
+    if value is not None and not bool(value.isnan().any()) and not bool(wanted.check(value).all()):
+        raise GuideError(f"site {name!r}: the guide drew a value outside the support {wanted} of the model")
+
+
+def _component(fn: Any) -> Any:
+    """Return a distribution without its wrappers, and of a mixture the components."""
+    fn = unwrapped(fn)[0]
+    while isinstance(fn, MixtureSameFamily):
+        fn = unwrapped(fn.component_distribution)[0]
+    return fn
+
+
+def _reach(fn: Any) -> Any:
+    """Return the support of single numbers as torch has it, which of a mixture holds all components."""
+    mixed = isinstance(unwrapped(fn)[0], MixtureSameFamily)
+    try:
+        support = support_of(fn) if mixed else fn.support
+    except NotImplementedError:
+        support = _component(fn).support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
+def _contains(wanted: Any, given: Any) -> bool:
+    """Tell whether a guide with support ``given`` stays in ``wanted``, as far as types can tell."""
+    if wanted is constraints.real or wanted is constraints.real_vector:
+        return not given.is_discrete
+    if wanted.is_discrete:
+        return True  # values decide
+    lower, upper = _bounds(wanted)
+    least, most = _bounds(given)
+    if lower is None and upper is None:
+        return True  # a structured support: the values decide
+    below = lower is None or (least is not None and bool((torch.as_tensor(least) >= torch.as_tensor(lower)).all()))
+    above = upper is None or (most is not None and bool((torch.as_tensor(most) <= torch.as_tensor(upper)).all()))
+    return below and above
+
+
+def _bounds(support: Any) -> tuple[Any, Any]:
+    return getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+
+
+def require_reparameterized(guide: Mapping[str, Site], objective: str, otherwise: str) -> None:
+    """Refuse a guide with draws that carry no gradient.
+
+    Parameters
+    ----------
+    guide : mapping of Site
+    objective : str
+        What needs the gradient.
+    otherwise : str
+        What to use for such a guide.
+
+    Raises
+    ------
+    GuideError
+    """
+    for name, site in guide.items():
+        if not site["is_observed"] and not site["fn"].has_rsample:
+            raise GuideError(
+                f"site {name!r}: draws of the guide's {type(site['fn']).__name__} are not reparameterised, which "
+                f"{objective} needs; choose a distribution with rsample, or {otherwise}"
+            )
+
+
+# --------------------------------------------------------------------------------------------------
+# Where particles and data stand in a trace.
+# --------------------------------------------------------------------------------------------------
+
+PARTICLES = "_particles"
+
+
+class Plate(NamedTuple):
+    """A plate of independent data: its dimension counted from the right, items in the batch, items in all."""
+
+    dim: int
+    size: int
+    full_size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where particles and data stand in a trace.
+
+    Attributes
+    ----------
+    num_particles : int
+    nesting : int
+        Number of plate dimensions; particles stand left of them.
+    plates : mapping
+        By name, those plates that hold every latent site: their items are the data.
+    """
+
+    num_particles: int
+    nesting: int
+    plates: Mapping[str, Plate]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the data, leftmost plate first."""
+        return tuple(p.size for p in sorted(self.plates.values()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(particles, *batch)``."""
+        return (self.num_particles, *self.batch_shape)
+
+    @property
+    def scale(self) -> float:
+        """How many items of the whole data each item of the batch stands for."""
+        return math.prod(p.full_size / p.size for p in self.plates.values())
+
+    def reduce(self, term: Tensor) -> Tensor:
+        """Sum a term with plate dimensions over all but particles and data: ``(particles, *batch)``."""
+        dims = sorted(p.dim for p in self.plates.values())
+        shape = (1,) * (self.nesting + 1 - term.dim()) + tuple(term.shape)
+        inner = [d for d in range(-self.nesting, 0) if d not in dims]
+        term = term.reshape(shape)
+        if inner:
+            term = term.sum(inner)
+        return term.expand(self.shape)
+
+    def spread(self, events: int) -> tuple[int, ...]:
+        """Return the shape in which a ``(particles, *batch)`` tensor meets a site's value."""
+        sizes = {p.dim: p.size for p in self.plates.values()}
+        plates = tuple(sizes.get(d, 1) for d in range(-self.nesting, 0))
+        return (self.num_particles, *plates, *(1,) * events)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the plates that results keep: particles, where there are several, and data."""
+        data = sorted(self.plates, key=lambda name: self.plates[name])
+        return (PARTICLES, *data) if self.num_particles > 1 else tuple(data)
+
+    def shaped(self, term: Tensor) -> Tensor:
+        """Expand a term that has the dimensions of :attr:`labels` to ``(particles, *batch)``."""
+        if self.num_particles == 1:
+            term = term.unsqueeze(0)
+        return term.expand(self.shape)
+
+
+def reduced(site: Site, term: Tensor, layout: Layout) -> Tensor:
+    """Apply a site's mask and scale to a term of it and sum it up to ``(K, *batch)``."""
+    term, scale = masked(site, term), site["scale"]
+    if not isinstance(scale, Tensor):
+        scale = scale / layout.scale
+        return layout.reduce(term if scale == 1 else term * scale)
+    return layout.reduce(term * (scale / layout.scale))
+
+
+def masked(site: Site, term: Tensor) -> Tensor:
+    """Apply a site's mask to a term of it."""
+    mask = site["mask"]
+    if mask is None or mask is True:
+        return term
+    return torch.zeros_like(term) if mask is False else torch.where(mask, term, term.new_zeros(()))
+
+
+# --------------------------------------------------------------------------------------------------
+# Sites of the guide that are drawn as weighted points, as their gradient estimators want it.
+# --------------------------------------------------------------------------------------------------
+
+GRADIENT = "gradient"
+_WEIGHTS = "_weights"
+_OFFSET = "_offset"
+#: Points of all sites together, beyond which they are refused.
+_MAX_POINTS = 1 << 16
+
+
+class _Drawn(TorchDistribution):  # type: ignore[misc]
+    """A distribution whose support has been narrowed to points that were drawn."""
+
+    def __init__(self, fn: Any, values: Tensor) -> None:
+        super().__init__(fn.batch_shape, fn.event_shape, validate_args=False)
+        self.fn, self.values = fn, values
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """Return the points."""
+        return self.values
+
+
+class _Weighting(Messenger):
+    """Let sites marked ``infer={"gradient": estimator}`` run through points that the estimator draws.
+
+    Stands right inside of the messenger that enumerates, which gives the points a dimension of their own, so that the
+    points of several sites multiply. Relaxed points lie between the corners of the support, where densities are
+    continued linearly; one alone, which carries all of its gradient itself, is a draw like others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_points = 1
+
+    def _pyro_sample(self, message: Any) -> None:
+        estimator = message["infer"].get(GRADIENT)
+        if estimator is None or message["is_observed"] or message["done"]:
+            return
+        name, fn = message["name"], message["fn"]
+        if not isinstance(estimator, GradientEstimator):
+            raise GuideError(
+                f"site {name!r}: infer['gradient'] is {estimator!r:.60}, no gradient estimator; give such as "
+                "gradients.UnorderedSet(k=4)"
+            )
+        if "_markov_scope" in message["infer"]:
+            raise GuideError(
+                f"site {name!r}: gradient estimators know no pyro.markov; take it out, or give the chain as one site"
+            )
+        if not isinstance(fn, TorchDistributionMixin) or not fn.support.is_discrete:
+            raise GuideError(
+                f"site {name!r} is a {type(fn).__name__}, which has no discrete support for the gradient estimator; "
+                "leave infer['gradient'] out"
+            )
+        _check_estimator(name, estimator)
+        if estimator.relaxed and isinstance(unwrapped(fn)[0], Categorical):
+            raise GuideError(
+                f"site {name!r} is a Categorical, whose values are whole numbers; {type(estimator).__name__} draws "
+                "points between corners: use OneHotCategorical in guide and model"
+            )
+        try:
+            values, weights, offset = estimator.points(space_of(fn))
+        except (SettingsError, DataError, ShapeError) as error:
+            raise type(error)(f"site {name!r}: {error}") from error
+        if len(weights) == 1 and estimator.relaxed and not weights.requires_grad:
+            message["value"], message["done"] = values[0], True
+            message["infer"] = {**message["infer"], _RELAXED: True, PATH: True}
+            return
+        if len(weights) == 1:
+            # A dimension of size one would not show which terms depend on the site: the point comes twice, at half.
+            values, weights = torch.cat([values, values]), torch.cat([weights, weights]) / 2
+        self._num_points *= len(weights)
+        if self._num_points > _MAX_POINTS:
+            raise GuideError(
+                f"site {name!r}: with its {len(weights)} points those of all sites together are {self._num_points}, "
+                f"more than {_MAX_POINTS}, since a term may depend on each; make many sites one by a plate or .to_event"
+            )
+        message["infer"] = {**message["infer"], "enumerate": "parallel", _WEIGHTS: weights, _OFFSET: offset}
+        message["infer"][_RELAXED] = estimator.relaxed
+        message["fn"] = _Drawn(fn, values)
+
+    def _pyro_post_sample(self, message: Any) -> None:
+        fn = message["fn"]
+        if isinstance(fn, _Drawn):
+            message["fn"] = fn.fn
+            weights, dim = message["infer"][_WEIGHTS], message["infer"]["_enumerate_dim"]
+            gap = -dim - weights.dim()
+            message["infer"][_WEIGHTS] = weights.reshape(weights.shape[0], *[1] * gap, *weights.shape[1:])
+
+
+def _check_estimator(name: str, estimator: GradientEstimator) -> None:
+    """Refuse estimators of something else than an expectation, and those that do more than the points they draw."""
+    if isinstance(estimator, VIMCO):
+        raise GuideError(
+            f"site {name!r}: VIMCO is about the multi-sample bound of the whole model, not about one site; take "
+            f"infer['gradient'] out and train by IWAE(num_particles={estimator.num_samples}), whose draws have "
+            "this very gradient"
+        )
+    if type(estimator).surrogate is not GradientEstimator.surrogate and not isinstance(estimator, ScoreFunction):
+        raise GuideError(
+            f"site {name!r}: {type(estimator).__name__} has a surrogate of its own, of which a guide knows nothing; "
+            "put what it adds into the weights or the offset of its points"
+        )
+
+
+def _baseline_terms(
+    sites: Mapping[str, Site],
+    log_model: Mapping[str, Tensor],
+    log_guide: Mapping[str, Tensor],
+    kl: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return what the baselines of sites add to the bound: zero in value, and in expectation of the gradient.
+
+    Parameters
+    ----------
+    sites : mapping of Site
+        Those of the guide.
+    log_model, log_guide, kl : mapping of Tensor
+        What the bound is made of, by site. It is linear in the weights of each, so that its derivative by these is
+        what each point is worth.
+
+    Returns
+    -------
+    dict of Tensor
+        By site, the shape of its density without the dimension of its points.
+
+    Raises
+    ------
+    GuideError
+        If this is computed again in the backward pass, where a baseline would learn once more.
+    """
+    found: dict[str, Tensor] = {}
+    with_baseline: dict[str, tuple[ScoreFunction, Tensor]] = {}
+    for name, site in sites.items():
+        estimator, weights = site["infer"].get(GRADIENT), weight(site)
+        if weights is not None and isinstance(estimator, ScoreFunction) and estimator.baseline is not None:
+            with_baseline[name] = estimator, weights
+    if not with_baseline or not torch.is_grad_enabled():
+        return found
+    plus = [term.sum() for name, term in log_model.items() if name not in kl]
+    minus = [term.sum() for name, term in log_guide.items() if name not in kl] + [term.sum() for term in kl.values()]
+    bound = torch.stack(plus).sum() - torch.stack(minus).sum()
+    for name, (estimator, weights) in with_baseline.items():
+        if weights.requires_grad:
+            _check_once(name)
+            (worth,) = torch.autograd.grad(bound, weights, retain_graph=True, allow_unused=True)
+            if worth is not None:
+                found[name] = torch.as_tensor(estimator.correction(weights, worth))
+    return found
+
+
+def offset(site: Site) -> Tensor | None:
+    """Return what a control variate adds to the bound at a site, zero in expectation, of the shape of its draws."""
+    found = site["infer"].get(_OFFSET)
+    return found if isinstance(found, Tensor) else None
+
+
+def _check_once(name: str) -> None:
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("computed again"):
+            return
+    except RuntimeError:
+        raise GuideError(
+            f"site {name!r}: its baseline learns from draw to draw, and would learn twice from particles that are "
+            "computed again in the backward pass; leave chunk_size out, or use LeaveOneOut, whose baseline is its own "
+            "draws"
+        ) from None
+
+
+def weight(site: Any) -> Tensor | None:
+    """Return the weights of a site's points, in the shape of its log density; None where all are enumerated."""
+    found = site["infer"].get(_WEIGHTS)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# What a site of a trace counts for: its log density, its score, and divergences that have a closed form.
+# --------------------------------------------------------------------------------------------------
+
+
+def _term_of(site: Site, layout: Layout) -> Tensor:
+    """Return the log density of a site, ``(K, *batch)``, without the scale that belongs to the data's plates."""
+    return reduced(site, _density_of(site), layout)
+
+
+def _density_of(site: Site) -> Tensor:
+    """Return the log density of a site at its value; the site keeps a copy, in case it is to be named in an error."""
+    if site["infer"].get(_RELAXED):
+        term = relaxed_log_density(site["name"], site["fn"], site["value"])
+    else:
+        term = log_density(site["fn"], site["value"])
+    site["term"] = masked(site, term.detach())  # what a mask takes out is nobody's fault
+    return term
+
+
+def _is_path(site: Site) -> bool:
+    """Whether the draw carries a gradient."""
+    return bool(site["fn"].has_rsample) or PATH in site["infer"]
+
+
+def score_of(site: Site) -> Tensor:
+    """Return the log density of a draw as its distribution has it.
+
+    Scales and masks say what a term counts for in the loss, not how probable the draw was. What a mask takes out may
+    be padding whose density is not a number.
+    """
+    term = log_density(site["fn"], site["value"])
+    return torch.where(masked(site, torch.ones_like(term)) > 0, term, torch.where(term.isfinite(), term, 0.0))
+
+
+def _weight_of_point(site: Site) -> Tensor:
+    """Return what each point of an enumerated site of the guide counts for."""
+    drawn = weight(site)
+    return _density_of(site).exp() if drawn is None else drawn
+
+
+def _closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[tuple[str, Tensor]]:
+    """Return the divergences of guide from model that have a closed form, by site.
+
+    A site's divergence given what was drawn before it may stand for the difference of its log densities where the
+    model conditions it on nothing that the guide draws later.
+    """
+    found, order = [], {name: i for i, name in enumerate(guide)}
+    latent = [name for name, site in model.items() if not site["is_observed"]]
+    for position, name in enumerate(latent):
+        if name not in guide or any(order.get(before, len(order)) > order[name] for before in latent[:position]):
+            continue
+        prior, posterior = model[name], guide[name]
+        same_mask = prior["mask"] is posterior["mask"]
+        if not same_mask or isinstance(prior["scale"], Tensor) or prior["scale"] != posterior["scale"]:
+            continue
+        if {"_enumerate_dim", _RELAXED} & posterior["infer"].keys() or isinstance(unwrapped(posterior["fn"])[0], Delta):
+            continue  # Pyro's closed form of a Delta leaves out its log_density, the Jacobian of automatic guides
+        if _is_masked(prior["fn"]) or _is_masked(posterior["fn"]):
+            continue  # each by its own mask, of which torch's closed form knows one
+        with suppress(NotImplementedError):
+            found.append((name, kl_divergence(*_alike(posterior["fn"], prior["fn"]))))
+    return found
+
+
+def _is_masked(fn: Any) -> bool:
+    while fn is not None:
+        if getattr(fn, "_mask", None) is not None:
+            return True
+        fn = vars(fn).get("base_dist")
+    return False
+
+
+def _alike(posterior: Any, prior: Any) -> tuple[Any, Any]:
+    """Give both one batch shape: some of torch's closed forms index one by a mask of the other's shape."""
+    if posterior.batch_shape == prior.batch_shape or isinstance(unwrapped(prior)[0], Normal):
+        return posterior, prior
+    shape = torch.broadcast_shapes(posterior.batch_shape, prior.batch_shape)
+    return posterior.expand(shape), prior.expand(shape)
+
+
+# --------------------------------------------------------------------------------------------------
+# Sites that are summed out: of the model by log-sum-exp, of the guide by expectation.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """The enumerated sites of one run.
+
+    Attributes
+    ----------
+    variables : dict
+        Names of the sites by the number Pyro gave them.
+    dims : dict
+        That number by the dimension it takes, where no Markov chain says otherwise.
+    in_guide : bool
+        Whether these are sites of the guide.
+    """
+
+    variables: dict[int, str]
+    dims: dict[int, int]
+    in_guide: bool
+
+    @classmethod
+    def of(cls, model: Mapping[str, Site], guide: Mapping[str, Site]) -> Enumerated | None:
+        """Find them; None where nothing is enumerated.
+
+        Raises
+        ------
+        GuideError
+            If some belong to the guide and others to the model alone.
+        """
+        found: dict[bool, dict[int, str]] = {True: {}, False: {}}
+        for name, site in {**model, **guide}.items():
+            dim = site["infer"].get("_enumerate_dim")
+            if dim is not None and not site["is_observed"]:
+                found[name in guide][site["infer"]["_dim_to_id"][dim]] = name
+        if found[True] and found[False]:
+            ours, theirs = next(iter(found[True].values())), next(iter(found[False].values()))
+            raise GuideError(
+                f"site {ours!r} is enumerated in the guide and {theirs!r} in the model alone; either give both to the "
+                "guide or neither"
+            )
+        in_guide = bool(found[True])
+        variables = found[in_guide]
+        return cls(variables, dict(_ENUM_ALLOCATOR.dim_to_id), in_guide) if variables else None
+
+    def factor(self, site: Site, term: Tensor, layout: Layout, *, bare: bool = False) -> Factor:
+        """Label the dimensions of a term of a site, masked and without the scale of the data's plates.
+
+        A mask around a site that is summed out of the model is padding, whose prior integrates to one.
+        """
+        scale = 1.0 if bare else site["scale"] / layout.scale
+        if isinstance(scale, Tensor) or abs(scale - 1) > 1e-12:
+            if term.dim() > layout.nesting + 1 and not self.in_guide:
+                raise GuideError(
+                    f"site {site['name']!r} depends on enumerated sites and is scaled or subsampled; only the plates "
+                    "that hold all sites may be subsampled then"
+                )
+            term = term * scale
+        plates = {f.dim: (f.name, f.size) for f in site["cond_indep_stack"] if f.vectorized}
+        dims = {**self.dims, **site["infer"].get("_dim_to_id", {})}
+        summed_out = not self.in_guide and "_enumerate_dim" in site["infer"] and not site["is_observed"]
+        term = term if bare or summed_out else masked(site, term)
+        return pack(site["name"], term, plates, dims, -layout.nesting - 2)
+
+    def home(self, sites: Mapping[str, Site]) -> dict[int, frozenset[str]]:
+        """Return the plates of each variable."""
+        return {
+            number: frozenset(f.name for f in sites[name]["cond_indep_stack"] if f.vectorized)
+            for number, name in self.variables.items()
+        }
+
+    def summed(self, factors: dict[str, Factor], sites: Mapping[str, Site], layout: Layout) -> Tensor:
+        """Sum the model's sites out of the product of ``factors``: ``(K, *batch)``."""
+        keep = layout.labels
+        total = sum_product(list(factors.values()), self.home(sites), self.variables, keep)
+        return layout.shaped(total)
+
+    def expected(self, cost: Factor, own: Mapping[int, Factor], layout: Layout) -> Tensor:
+        """Return the expectation of a term over the guide's enumerated sites that it depends on, ``(K, *batch)``.
+
+        Parameters
+        ----------
+        cost : Factor
+        own : mapping
+            The weight of each point of an enumerated site of the guide, such as its probability.
+        layout : Layout
+
+        Raises
+        ------
+        GuideError
+            If the term lies outside a plate of such a site.
+        """
+        needed: set[int] = set()
+        reached = set(cost.variables)
+        while reached - needed:
+            number = (reached - needed).pop()
+            needed.add(number)
+            reached |= own[number].variables
+        for number in needed:
+            if not own[number].plates <= cost.plates:
+                raise GuideError(
+                    f"the enumerated site {self.variables[number]!r} stands in a plate that a site depending on it "
+                    "does not; draw it instead, or move that site into the plate"
+                )
+        labels = tuple(dict.fromkeys((*cost.labels, *(x for n in needed for x in own[n].labels))))
+        value = align(cost, labels)
+        if needed:
+            weight = math.prod((align(own[n], labels) for n in needed), start=torch.ones(()))
+            # Masked before the product: its derivative by a weight of zero would be infinite, and NaN further back.
+            value = weight * torch.where((weight != 0) | value.isfinite(), value, value.new_zeros(()))
+        return self.added_up(Factor(value, labels, cost.plates), layout)
+
+    def added_up(self, term: Factor, layout: Layout) -> Tensor:
+        """Sum a term over everything but particles and data: ``(K, *batch)``."""
+        kept = layout.labels
+        drop = [i for i, label in enumerate(term.labels) if label not in kept]
+        value = term.tensor.sum(drop) if drop else term.tensor
+        left = tuple(label for label in term.labels if label in kept)
+        return layout.shaped(align(Factor(value, left, frozenset(kept)), kept))
+
+
+# --------------------------------------------------------------------------------------------------
+# Run a model or guide once more, on the items it had and on values given to it.
+# --------------------------------------------------------------------------------------------------
+
+
+class _Rows(NamedTuple):
+    rows: Tensor
+    num_items: int
+
+
+_ROWS: ContextVar[_Rows | None] = ContextVar("rows of the minibatch", default=None)
+
+
+@contextmanager
+def rows_of_minibatch(rows: Tensor | None, num_items: int) -> Iterator[None]:
+    """Say which of ``num_items`` data the minibatch holds that model and guide are called with inside.
+
+    A model whose plate has the size of the minibatch cannot know; training loops do.
+
+    Parameters
+    ----------
+    rows : Tensor or None
+        Shape ``(batch,)``; None where it is not known.
+    num_items : int
+        Of the whole data.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> with rows_of_minibatch(torch.tensor([7, 2]), 10), SubsampleIndices() as indices, pyro.plate("data", 2):
+    ...     pass
+    >>> indices.values["data"], indices.items["data"], indices.sizes["data"]
+    (tensor([0, 1]), tensor([7, 2]), 10)
+    """
+    token = _ROWS.set(None if rows is None else _Rows(rows, num_items))
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
+class SubsampleIndices(Messenger):
+    """Note which items every plate takes, while it is entered.
+
+    Attributes
+    ----------
+    values : dict of Tensor
+        Indices by name of the plate.
+    items : dict of Tensor
+        The same, but for plates over a whole minibatch: its rows, where :func:`rows_of_minibatch` tells them.
+    sizes : dict of int
+        How many items there are in all.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> with SubsampleIndices() as indices, pyro.plate("data", 5, subsample=torch.tensor([3, 1])):
+    ...     pass
+    >>> indices.values["data"]
+    tensor([3, 1])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, Tensor] = {}
+        self.items: dict[str, Tensor] = {}
+        self.sizes: dict[str, int] = {}
+
+    def _pyro_post_sample(self, message: Any) -> None:
+        if not site_is_subsample(message):
+            return
+        name, value, size = message["name"], message["value"], int(message["fn"].size)
+        self.values[name], known = value, _ROWS.get()
+        whole = known is not None and len(value) == size == len(known.rows)
+        self.items[name], self.sizes[name] = (known.rows, known.num_items) if known and whole else (value, size)
+
+
+class _Supply(Messenger):
+    """Fix the plates' items, and give latent sites the values that ``value_of`` names."""
+
+    def __init__(self, indices: Mapping[str, Tensor], value_of: Callable[[str, Any], Tensor | None]) -> None:
+        super().__init__()
+        self._indices, self._value_of = indices, value_of
+
+    def _pyro_sample(self, message: Any) -> None:
+        name = message["name"]
+        if site_is_subsample(message):
+            if message["value"] is None and name in self._indices:
+                message["value"] = self._indices[name]
+        elif not message["is_observed"]:
+            value = self._value_of(name, message["fn"])
+            if value is not None:
+                message["value"], message["done"] = value, True
+
+
+def supplied_sites(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    layout: Layout,
+    indices: Mapping[str, Tensor],
+    value_of: Callable[[str, Any], Tensor | None],
+) -> dict[str, Site]:
+    """Run a model or guide once more, on the same items and on given values, and return its sample sites.
+
+    Parameters
+    ----------
+    function : callable
+    args, kwargs
+        What it is called with.
+    layout : Layout
+        The number of particles and where they stand.
+    indices : mapping of Tensor
+        The items that each plate takes, by name.
+    value_of : callable
+        The value of a latent site, given its name and distribution; None has it drawn.
+
+    Returns
+    -------
+    dict
+        Sites by name, those of subsampling left out.
+    """
+    function = _Supply(indices, value_of)(function)
+    if layout.num_particles > 1:
+        function = pyro.plate(PARTICLES, layout.num_particles, dim=-layout.nesting - 1)(function)
+    with poutine.block(expose_types=["param"]), MendedDraws():  # the optimiser has to hear of parameters met here first
+        trace = poutine.trace(function).get_trace(*args, **kwargs)
+    nodes: Mapping[str, Any] = prune_subsample_sites(trace).nodes
+    return {name: site for name, site in nodes.items() if site["type"] == "sample"}
+
+
+# --------------------------------------------------------------------------------------------------
+# Particles: log weights of a guide's draws under a model, for every datum.
+#
+# Every multi-sample objective is a pure function of what stands here.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Particles:
+    """What one run of guide and model gives for each of ``K`` particles of each datum.
+
+    Attributes
+    ----------
+    log_likelihood : Tensor
+        Log density of observed sites and factors, ``(K, *batch)``.
+    log_prior, log_guide : dict of Tensor
+        Log density of each latent site under model and guide, ``(K, *batch)``; of sites in ``kl`` only where a score
+        needs it.
+    log_score : Tensor or None
+        Log density under the guide of those sites whose draws carry no gradient, to be used in score-function
+        terms; None if there are none.
+    kl : dict of Tensor
+        Kullback-Leibler divergence of guide from model in closed form, ``(K, *batch)``, of those latent sites that
+        have one, if it was asked for.
+    scale : float
+        How many items of the whole data each datum stands for, from subsampling.
+    layout : Layout
+    model_sites, guide_sites : dict
+        The sites themselves.
+    in_expectation : str or None
+        Name of a site that the guide enumerates. All terms are then expectations over such sites, which may be
+        added up but make no weights.
+    """
+
+    log_likelihood: Tensor
+    log_prior: dict[str, Tensor]
+    log_guide: dict[str, Tensor]
+    log_score: Tensor | None
+    kl: dict[str, Tensor]
+    scale: float
+    layout: Layout
+    model_sites: dict[str, Site] = field(repr=False)
+    guide_sites: dict[str, Site] = field(repr=False)
+    in_expectation: str | None = None
+    finite: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by site, where the sites are not kept
+    in_sum: str | None = None  # a latent site whose prior is part of a sum over the model's enumerated sites
+
+    @property
+    def log_model(self) -> Tensor:
+        """Log joint density, ``(K, *batch)``."""
+        return sum(self.log_prior.values(), self.log_likelihood)
+
+    @property
+    def log_guide_total(self) -> Tensor:
+        """Log density of the guide, ``(K, *batch)``."""
+        return sum(self.log_guide.values(), torch.zeros_like(self.log_likelihood))
+
+    @property
+    def log_weight(self) -> Tensor:
+        """Log joint density less log density of the guide, ``(K, *batch)``.
+
+        Raises
+        ------
+        GuideError
+            If the guide enumerates a site.
+        RuntimeError
+            If closed forms took the place of log densities.
+        """
+        if self.kl:
+            raise RuntimeError("log weights need particles drawn without analytic_kl")
+        if self.in_expectation is not None:
+            raise GuideError(
+                f"site {self.in_expectation!r} is enumerated in the guide, or drawn as weighted points, but this "
+                "objective weighs draws; take the mark out of the guide (infer['enumerate'] or infer['gradient']), or "
+                "use ELBO"
+            )
+        return self.log_model - self.log_guide_total
+
+    def require_divergences(self, objective: str) -> None:
+        """Refuse guide sites whose prior is part of a sum over enumerated sites of the model: they have none."""
+        if self.in_sum is not None:
+            raise GuideError(
+                f"{objective} weighs the divergence of each latent site, but the prior of {self.in_sum!r} depends on a "
+                "site that the model sums out, so that it has no term of its own; enumerate that site in the guide, or "
+                "use ELBO without weights, or IWAE"
+            )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return everything that carries a gradient, in a fixed order."""
+        score = () if self.log_score is None else (self.log_score,)
+        return (self.log_likelihood, *score, *self.log_prior.values(), *self.log_guide.values(), *self.kl.values())
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Particles:
+        """Return the same particles with :meth:`tensors` replaced."""
+        rest = iter(tensors)
+
+        def next_of(terms: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: next(rest) for name in terms}
+
+        likelihood = next(rest)
+        score = None if self.log_score is None else next(rest)
+        prior, guide, kl = next_of(self.log_prior), next_of(self.log_guide), next_of(self.kl)
+        return replace(self, log_likelihood=likelihood, log_score=score, log_prior=prior, log_guide=guide, kl=kl)
+
+    def without_sites(self) -> Particles:
+        """Return the same particles without the graph that made them."""
+        bare = self.with_tensors(tuple(t.detach() for t in self.tensors()))
+        return replace(bare, model_sites={}, guide_sites={}, finite=self.finite_by_site())
+
+    def finite_by_site(self) -> dict[str, Tensor]:
+        """Return, for each site with a term, whether that is finite: scalars, so that nothing waits for a device."""
+        found = dict(self.finite)
+        for name, site in (*self.guide_sites.items(), *self.model_sites.items()):
+            term = site.get("term", self.kl.get(name))
+            if term is not None:
+                good = term.detach().isfinite().all()
+                found[name] = found[name] & good if name in found else good
+        return found
+
+    def culprit(self) -> str | None:
+        """Return the name of the first site whose log density is not finite, if there is one."""
+        terms = [*self.guide_sites.items(), *self.model_sites.items()]
+        for name, site in terms:
+            if not bool(_finite(site)):
+                return name
+        return next((name for name, good in self.finite.items() if not bool(good)), None)
+
+
+def _finite(site: Site) -> Tensor:
+    term = site["term"] if "term" in site else site["fn"].log_prob(site["value"])
+    return term.isfinite().all()
+
+
+def _all_finite(runs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    names = dict.fromkeys(name for run in runs for name in run)
+    return {name: torch.stack([run[name] for run in runs if name in run]).all() for name in names}
+
+
+def stacked(runs: list[Particles]) -> Particles:
+    """Join runs of one model and guide along their particles."""
+    first = runs[0]
+    count = sum(r.layout.num_particles for r in runs)
+
+    def join(name: str) -> dict[str, Tensor]:
+        return {site: torch.cat([getattr(r, name)[site] for r in runs]) for site in getattr(first, name)}
+
+    scores = [r.log_score for r in runs if r.log_score is not None]
+    return Particles(
+        torch.cat([r.log_likelihood for r in runs]),
+        join("log_prior"),
+        join("log_guide"),
+        torch.cat(scores) if scores else None,
+        join("kl"),
+        first.scale,
+        replace(first.layout, num_particles=count),
+        first.model_sites,
+        first.guide_sites,
+        first.in_expectation,
+        _all_finite([run.finite_by_site() for run in runs]),
+        first.in_sum,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# One forward pass, two objectives: weigh the gradient that reaches the guide.
+# --------------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """A factor by which gradients are multiplied on their way to the guide's parameters.
+
+    The loss is built first and the factor set before its backward pass, so that the factor may depend on
+    everything the forward pass found. The model's parameters do not notice.
+
+    Examples
+    --------
+    >>> import torch
+    >>> gate, x = Gate(), torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> y = gate(x).square().sum()
+    >>> gate.factor = torch.tensor([3.0, -1.0])
+    >>> y.backward()
+    >>> x.grad
+    tensor([ 6., -4.])
+    """
+
+    def __init__(self) -> None:
+        self._factor: Tensor | None = None
+        self.parts: list[tuple[Gate, int]] = []
+
+    @property
+    def factor(self) -> Tensor | None:
+        """The factor, ``(K, *batch)``; setting it also sets those of the ``parts`` that chunks of particles passed."""
+        return self._factor
+
+    @factor.setter
+    def factor(self, value: Tensor) -> None:
+        self._factor = value
+        start = 0
+        for part, size in self.parts:
+            part.factor = value[start : start + size]
+            start += size
+
+    def __call__(self, value: Tensor, shape: Callable[[], tuple[int, ...]] | None = None) -> Tensor:
+        """Return ``value``; its gradient will be multiplied by the factor, viewed in ``shape()``."""
+        return _Gated.apply(value, self, shape)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: Tensor, gate: Gate, shape: Callable[[], tuple[int, ...]] | None) -> Tensor:  # type: ignore[override]
+        context.gate, context.shape = gate, shape
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        factor = context.gate.factor
+        if factor is None:
+            raise RuntimeError("the factor of a gate must be set before the backward pass")
+        return gradient * (factor if context.shape is None else factor.reshape(context.shape())), None, None
+
+
+# --------------------------------------------------------------------------------------------------
+# Draw particles: one run of the guide, and one of the model on its draws.
+# --------------------------------------------------------------------------------------------------
+
+_SUMMED_OUT = "_summed_out"
+_BASELINES = "_baselines"
 
 
 class _WithinNesting(Messenger):
@@ -68,7 +1143,7 @@ class _Values(Messenger):
             # Plates draw their subsamples as sites, too, which have no support to compare.
             if self._compatibility is not None and isinstance(message["fn"], TorchDistributionMixin):
                 site = self._sites[name]
-                value = None if site["infer"].get(RELAXED) else self._values[name]
+                value = None if site["infer"].get(_RELAXED) else self._values[name]
                 self._compatibility.site(name, message["fn"], site["fn"], value)
             message["value"], message["done"] = self._values[name], True
             message["infer"] = self._sites[name]["infer"]
@@ -201,24 +1276,24 @@ def run_particles(
             particles.log_guide = {name: gate(term) for name, term in particles.log_guide.items()}
             particles.kl = {name: gate(term) for name, term in particles.kl.items()}
         return particles
-    closed = closed_forms(model_sites, guide_sites) if analytic_kl else []
+    closed = _closed_forms(model_sites, guide_sites) if analytic_kl else []
     kl = {name: reduced(model_sites[name], term, layout) for name, term in closed}
     # A closed form stands for both log densities, unless the draw's own is needed as its score.
     spared = {name for name in kl if not detached and guide_sites[name]["fn"].has_rsample}
     log_guide = {
-        name: term_of(site, layout)
+        name: _term_of(site, layout)
         for name, site in guide_sites.items()
         if name not in spared  # factors, too
     }
     scores = [
-        layout.reduce(score_of(guide_sites[name])) for name in log_guide if detached or not is_path(guide_sites[name])
+        layout.reduce(score_of(guide_sites[name])) for name in log_guide if detached or not _is_path(guide_sites[name])
     ]
     if path_only:
         _leave_path(log_guide, _scores(run, guide, guide_trace, guide_sites, layout))
     if gate is not None:
         log_guide = {name: gate(term) for name, term in log_guide.items()}
         kl = {name: gate(term) for name, term in kl.items()}
-    terms = {name: term_of(site, layout) for name, site in model_sites.items() if name not in spared}
+    terms = {name: _term_of(site, layout) for name, site in model_sites.items() if name not in spared}
     return _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites)
 
 
@@ -259,10 +1334,10 @@ def _summed_out(
     analytic_kl: bool,
 ) -> Particles:
     """Gather the terms where sites are enumerated."""
-    factors = {name: enumerated.factor(site, density_of(site), layout) for name, site in model_sites.items()}
-    own = {name: enumerated.factor(site, density_of(site), layout) for name, site in guide_sites.items()}
+    factors = {name: enumerated.factor(site, _density_of(site), layout) for name, site in model_sites.items()}
+    own = {name: enumerated.factor(site, _density_of(site), layout) for name, site in guide_sites.items()}
     drawn = [name for name, site in guide_sites.items() if "_enumerate_dim" not in site["infer"]]
-    scored = [name for name in drawn if not is_path(guide_sites[name])]
+    scored = [name for name in drawn if not _is_path(guide_sites[name])]
     for name in scored:
         if own[name].variables:
             raise GuideError(
@@ -271,10 +1346,10 @@ def _summed_out(
             )
     if enumerated.in_guide:
         weights = {
-            number: enumerated.factor(guide_sites[name], weight_of_point(guide_sites[name]), layout, bare=True)
+            number: enumerated.factor(guide_sites[name], _weight_of_point(guide_sites[name]), layout, bare=True)
             for number, name in enumerated.variables.items()
         }
-        closed = closed_forms(model_sites, guide_sites) if analytic_kl else []
+        closed = _closed_forms(model_sites, guide_sites) if analytic_kl else []
         costs = {name: enumerated.factor(model_sites[name], term, layout) for name, term in closed}
         terms, log_guide, kl = (
             {name: enumerated.expected(factor, weights, layout) for name, factor in part.items()}
@@ -282,7 +1357,7 @@ def _summed_out(
         )
         baselines = [
             enumerated.added_up(enumerated.factor(guide_sites[name], term, layout, bare=True), layout)
-            for name, term in baseline_terms(guide_sites, terms, log_guide, kl).items()
+            for name, term in _baseline_terms(guide_sites, terms, log_guide, kl).items()
         ]
         baselines += [
             enumerated.expected(enumerated.factor(site, term, layout), weights, layout)
@@ -290,7 +1365,7 @@ def _summed_out(
             if (term := offset(site)) is not None
         ]
         if baselines:
-            terms[BASELINES] = sum(baselines[1:], baselines[0])
+            terms[_BASELINES] = sum(baselines[1:], baselines[0])
         scores = [
             enumerated.added_up(enumerated.factor(site, score_of(site), layout, bare=True), layout)
             for site in (guide_sites[name] for name in scored)
@@ -302,9 +1377,9 @@ def _summed_out(
     terms = {n: enumerated.expected(f, {}, layout) for n, f in factors.items() if n not in summed}
     # Draws whose prior depends on a summed-out site have no prior of their own: it is part of the sum.
     terms |= {name: any_term.new_zeros(()).expand(layout.shape) for name in summed if name in guide_sites}
-    terms[SUMMED_OUT] = enumerated.summed(summed, model_sites, layout)
+    terms[_SUMMED_OUT] = enumerated.summed(summed, model_sites, layout)
     log_guide = {name: enumerated.expected(factor, {}, layout) for name, factor in own.items()}
-    free = [(n, t) for n, t in closed_forms(model_sites, guide_sites) if n not in summed] if analytic_kl else []
+    free = [(n, t) for n, t in _closed_forms(model_sites, guide_sites) if n not in summed] if analytic_kl else []
     kl = {name: reduced(model_sites[name], term, layout) for name, term in free}
     scores = [layout.reduce(score_of(guide_sites[name])) for name in scored]
     found = _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites)
@@ -325,7 +1400,7 @@ class _Run:
         if self.num_particles > 1:
             function = pyro.plate(PARTICLES, self.num_particles, dim=-self.nesting - 1)(function)
         enumeration = Enumeration(first_available_dim=-self.nesting - 2 if first else None)
-        weighting = Weighting() if first else nullcontext()  # the model has no weights: its sites are given
+        weighting = _Weighting() if first else nullcontext()  # the model has no weights: its sites are given
         with enumeration, MendedDraws(), weighting:
             return poutine.trace(function).get_trace(*self.args, **self.kwargs)
 
@@ -383,5 +1458,5 @@ def _scores(
         }
         with poutine.block():
             again = _samples(run.trace(_Values(trace.nodes, fixed)(guide)))
-        return {name: term_of(again[name], layout) for name in free}
+        return {name: _term_of(again[name], layout) for name in free}
     return {name: reduced(site, log_density(site["fn"], site["value"].detach()), layout) for name, site in free.items()}

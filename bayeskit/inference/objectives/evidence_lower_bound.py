@@ -1,17 +1,88 @@
-"""The evidence lower bound, with closed-form divergences, weights on them, and free bits."""
+"""The evidence lower bound: closed-form divergences, weights on them, free bits, sticking the landing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from bayeskit._settings import real_number
+from bayeskit.core.inputs import real_number
 from bayeskit.errors import SettingsError
-from bayeskit.inference.objectives.annealing import Schedule
+from bayeskit.inference.objectives.drawing import Particles
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
-from bayeskit.inference.objectives.particles import Particles
+
+__all__ = ["Cyclical", "ELBO", "Linear", "STL", "Schedule", "divergences", "infomax_weight", "score_function_estimate"]
+
+# --------------------------------------------------------------------------------------------------
+# Weights that change over the steps of training.
+# --------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A weight for each step, counted from zero."""
+
+    def __call__(self, step: int) -> float:
+        """Return the weight at ``step``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From ``start`` to ``end`` in ``num_steps`` equal steps, then ``end``.
+
+    Examples
+    --------
+    >>> Linear(10)(0), Linear(10)(5), Linear(10)(100)
+    (0.0, 0.5, 1.0)
+    """
+
+    num_steps: int
+    start: float = 0.0
+    end: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise SettingsError(f"num_steps must be at least 1, not {self.num_steps}")
+
+    def __call__(self, step: int) -> float:
+        """Return the weight at ``step``."""
+        return self.start + (self.end - self.start) * min(step / self.num_steps, 1.0)
+
+
+@dataclass(frozen=True)
+class Cyclical:
+    """Again and again from ``start`` to ``end``: up over the first half of each period, then constant.
+
+    References
+    ----------
+    Fu, H. et al. (2019). Cyclical annealing schedule: a simple approach to mitigating KL vanishing. NAACL.
+
+    Examples
+    --------
+    >>> Cyclical(10)(0), Cyclical(10)(5), Cyclical(10)(12)
+    (0.0, 1.0, 0.4)
+    """
+
+    period: int
+    start: float = 0.0
+    end: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.period < 2:
+            raise SettingsError(f"period must be at least 2, not {self.period}")
+
+    def __call__(self, step: int) -> float:
+        """Return the weight at ``step``."""
+        return self.start + (self.end - self.start) * min(2 * (step % self.period) / self.period, 1.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# The evidence lower bound, with closed-form divergences, weights on them, and free bits.
+# --------------------------------------------------------------------------------------------------
 
 
 def score_function_estimate(value: Tensor, log_score: Tensor | None) -> Tensor:
@@ -188,3 +259,57 @@ def infomax_weight(information: float) -> float:
     if not information >= 0:
         raise SettingsError(f"information must not be negative, not {information}")
     return 1 / (1 + information)
+
+
+# --------------------------------------------------------------------------------------------------
+# The evidence lower bound whose gradient vanishes, draw by draw, where the guide is exact.
+# --------------------------------------------------------------------------------------------------
+
+
+class STL(Objective):
+    """Evidence lower bound with the gradient of the guide taken along its draws alone.
+
+    The guide's log density depends on its parameters through the draw and also directly. The direct part has
+    expectation zero and is left out: what remains is zero on every draw once the guide is the exact posterior.
+    Sites whose draws carry no gradient, such as discrete ones, get the score-function term instead; with two or
+    more particles, it vanishes at the exact posterior, too.
+
+    Parameters
+    ----------
+    num_particles : int, default 1
+    max_plate_nesting, vectorize_particles, chunk_size, data_plate
+        As in :class:`Objective`.
+
+    Notes
+    -----
+    A guide of several sites is run a second time on its own draws, held fixed. Detaching the parameters of its
+    distributions would not do: those of a later site also depend on earlier draws, and without that path the
+    gradient at the exact posterior is no longer zero.
+
+    References
+    ----------
+    Roeder, G., Wu, Y., Duvenaud, D. (2017). Sticking the landing: simple, lower-variance gradient estimators for
+    variational inference. NeurIPS.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import STL
+    >>> def model(x):
+    ...     with pyro.plate("data", len(x)):
+    ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    ...         pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+    >>> slope = torch.tensor(0.5, requires_grad=True)
+    >>> def guide(x):
+    ...     with pyro.plate("data", len(x)):
+    ...         pyro.sample("z", dist.Normal(slope * x, 0.5**0.5))  # the exact posterior
+    >>> STL()(model, guide)(torch.tensor([1.0, -0.5])).backward()
+    >>> abs(slope.grad.item()) < 1e-5
+    True
+    """
+
+    def estimate(self, draw: Draw) -> Tensor:
+        """Return the bound of each datum, ``(*batch)``."""
+        particles = draw(self.num_particles, path_only=True)
+        value, score = particles.log_weight, particles.log_score
+        return score_function_estimate(value, score)

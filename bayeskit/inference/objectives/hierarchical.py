@@ -11,19 +11,26 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import GuideError, SettingsError
+from bayeskit.inference.objectives.drawing import (
+    Layout,
+    Particles,
+    Site,
+    SubsampleIndices,
+    log_density,
+    reduced,
+    score_of,
+    supplied_sites,
+)
 from bayeskit.inference.objectives.evidence_lower_bound import score_function_estimate
-from bayeskit.inference.objectives.layout import Layout, reduced
 from bayeskit.inference.objectives.objective import Draw, Objective
-from bayeskit.inference.objectives.particles import Particles
-from bayeskit.inference.objectives.rerun import SubsampleIndices, supplied_sites
-from bayeskit.inference.objectives.sites import Site, log_density
-from bayeskit.inference.objectives.terms import score_of
+
+__all__ = ["AuxiliaryELBO", "Reverse"]
 
 Reverse = Callable[..., Any]
 """A Pyro function of the latent values, by name, and the model's arguments; it samples the auxiliary sites."""
 
 
-def marginal_bound(log_joint: Tensor, log_ratio: Tensor) -> Tensor:
+def _marginal_bound(log_joint: Tensor, log_ratio: Tensor) -> Tensor:
     """Return the bound with the guide's density replaced by an estimate that is too large on average.
 
     Parameters
@@ -42,7 +49,7 @@ def marginal_bound(log_joint: Tensor, log_ratio: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> marginal_bound(torch.zeros(1), torch.tensor([[2.0], [2.0]]))
+    >>> _marginal_bound(torch.zeros(1), torch.tensor([[2.0], [2.0]]))
     tensor([-2.])
     """
     return log_joint - (log_ratio.logsumexp(0) - math.log(len(log_ratio)))
@@ -137,7 +144,7 @@ class AuxiliaryELBO(Objective):
             ratio, score = inference.at_further_draws(self.num_auxiliary)
             ratios.append(ratio)
             scores.append(score)
-        value = marginal_bound(log_joint, torch.cat(ratios))
+        value = _marginal_bound(log_joint, torch.cat(ratios))
         known = [score for score in scores if score is not None]
         return score_function_estimate(value, sum(known[1:], known[0]) if known else None)
 

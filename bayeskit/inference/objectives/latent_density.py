@@ -12,16 +12,25 @@ import torch
 from torch import Tensor
 from torch.distributions import Transform, constraints
 
-from bayeskit._evaluation import Evaluation, Evaluator, tempered
-from bayeskit._torch import global_stream, validation_kept
-from bayeskit._transforms import bijection, support_of
+from bayeskit.core.randomness import global_stream, validation_kept
 from bayeskit.errors import GuideError, SettingsError, ShapeError
-from bayeskit.inference.objectives.drawing import plate_nesting, run_particles
-from bayeskit.inference.objectives.layout import Layout, reduced
-from bayeskit.inference.objectives.particles import Particles
-from bayeskit.inference.objectives.rerun import SubsampleIndices, supplied_sites
-from bayeskit.inference.objectives.sites import Compatibility, Site, log_density
-from bayeskit.inference.objectives.terms import score_of
+from bayeskit.inference.objectives.drawing import (
+    Compatibility,
+    Layout,
+    Particles,
+    Site,
+    SubsampleIndices,
+    log_density,
+    plate_nesting,
+    reduced,
+    run_particles,
+    score_of,
+    supplied_sites,
+)
+from bayeskit.logdensity.compiling import Evaluation, Evaluator, tempered
+from bayeskit.logdensity.transforms import bijection, support_of
+
+__all__ = ["LatentDensity"]
 
 
 @dataclass(frozen=True)

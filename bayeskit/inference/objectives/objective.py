@@ -16,13 +16,20 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bayeskit._pyro import own_words
 from bayeskit.errors import LossError, SettingsError
-from bayeskit.inference.objectives.drawing import plate_nesting, run_particles
-from bayeskit.inference.objectives.gate import Gate
-from bayeskit.inference.objectives.layout import PARTICLES
-from bayeskit.inference.objectives.particles import Particles, stacked
-from bayeskit.inference.objectives.sites import Compatibility, Site
+from bayeskit.inference.objectives.drawing import (
+    PARTICLES,
+    Compatibility,
+    Gate,
+    Particles,
+    Site,
+    plate_nesting,
+    run_particles,
+    stacked,
+)
+from bayeskit.logdensity.pyro_runs import own_words
+
+__all__ = ["Draw", "Objective", "log_mean_weight", "with_gradient_of"]
 
 
 class _Options(NamedTuple):
@@ -285,6 +292,6 @@ def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
     return value.detach() + (surrogate - surrogate.detach())
 
 
-def log_mean_exp(log_weight: Tensor) -> Tensor:
+def log_mean_weight(log_weight: Tensor) -> Tensor:
     """Return the log of the mean of ``exp(log_weight)`` over particles: ``(K, *batch) -> (*batch)``."""
     return log_weight.logsumexp(0) - math.log(len(log_weight))

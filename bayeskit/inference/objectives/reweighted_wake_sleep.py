@@ -9,9 +9,12 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from bayeskit._pyro.draws import MendedDraws
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.inference.objectives.objective import Draw, Objective, log_mean_exp, with_gradient_of
+from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
+from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_exp
+from bayeskit.logdensity.pyro_distributions import MendedDraws
+
+__all__ = ["ReweightedWakeSleep", "reweighted_estimate"]
 
 
 def reweighted_estimate(log_weight: Tensor, log_guide: Tensor, wake_phi: float = 1.0) -> Tensor:

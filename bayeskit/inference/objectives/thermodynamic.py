@@ -11,6 +11,16 @@ from torch import Tensor
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
 
+__all__ = [
+    "EqualMoments",
+    "LogUniform",
+    "TVO",
+    "TemperatureSchedule",
+    "tempered_means",
+    "thermodynamic_bounds",
+    "thermodynamic_estimate",
+]
+
 
 @runtime_checkable
 class TemperatureSchedule(Protocol):
@@ -100,7 +110,7 @@ def _check_intervals(num_intervals: int) -> None:
         raise SettingsError(f"num_intervals must be a whole number of at least 1, not {num_intervals!r}")
 
 
-def tempered_weights(log_weight: Tensor, inverse_temperature: Tensor) -> Tensor:
+def _tempered_weights(log_weight: Tensor, inverse_temperature: Tensor) -> Tensor:
     """Return self-normalised weights at each inverse temperature: ``(K, *batch)`` to ``(T, K, *batch)``."""
     beta = inverse_temperature.reshape(-1, *(1,) * log_weight.dim())
     return (beta * log_weight).softmax(1)
@@ -108,7 +118,7 @@ def tempered_weights(log_weight: Tensor, inverse_temperature: Tensor) -> Tensor:
 
 def tempered_means(log_weight: Tensor, inverse_temperature: Tensor) -> Tensor:
     """Return the expected log weight at each inverse temperature: ``(K, *batch)`` to ``(T, *batch)``."""
-    return (tempered_weights(log_weight, inverse_temperature) * log_weight).sum(1)
+    return (_tempered_weights(log_weight, inverse_temperature) * log_weight).sum(1)
 
 
 def thermodynamic_bounds(log_weight: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,7 +174,7 @@ def thermodynamic_estimate(
     """
     log_score = log_guide if log_score is None else log_score
     log_weight = (log_model - log_guide).detach()
-    weights = tempered_weights(log_weight, inverse_temperature[:-1])
+    weights = _tempered_weights(log_weight, inverse_temperature[:-1])
     means = (weights * log_weight).sum(1)
     shape = (-1, *(1,) * (weights.dim() - 1))
     step, beta = inverse_temperature.diff().reshape(shape), inverse_temperature[:-1].reshape(shape)

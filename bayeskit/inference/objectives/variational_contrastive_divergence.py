@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
+from bayeskit.inference.objectives.drawing import Layout, SubsampleIndices, require_reparameterized
 from bayeskit.inference.objectives.latent_density import LatentDensity
-from bayeskit.inference.objectives.layout import Layout
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
-from bayeskit.inference.objectives.rerun import SubsampleIndices
-from bayeskit.inference.objectives.sites import require_reparameterized
 from bayeskit.inference.samplers.hmc import HMC
+
+__all__ = ["Kernel", "VCD", "contrastive_estimate"]
 
 
 class Kernel(Protocol):

@@ -1,29 +1,25 @@
 """Samplers: init/step kernels over a batch of chains, and the one loop that runs them."""
 
-from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
-from bayeskit.inference.samplers.chains import Chains, Convergence, RunSettings
+from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState, ChEES, LongestAxis
+from bayeskit.inference.samplers.chains import Chains, Convergence, RunSettings, run
 from bayeskit.inference.samplers.driver import Algorithm, Control, Outcome, drive
-from bayeskit.inference.samplers.foreign import sample_with_pyro
 from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.inference.samplers.ladder import Exchange, Ladder, sample_ladder
 from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
 from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
 from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
-from bayeskit.inference.samplers.run import run
-from bayeskit.inference.samplers.sample import sample
+from bayeskit.inference.samplers.pyro_nuts import sample_with_pyro
+from bayeskit.inference.samplers.sampling import sample
 from bayeskit.inference.samplers.smc import PopulationHMC, Schedule, SMCInfo, SMCRun, SMCState, Stage, sample_smc
 from bayeskit.inference.samplers.stochastic_gradient import (
     SGHMC,
     SGLD,
     Constant,
-    Epochs,
-    IndependentRows,
-    MinibatchTarget,
     Polynomial,
     PreconditionedSGLD,
     sample_stochastic_gradient,
 )
-from bayeskit.inference.samplers.trajectory import ChEES, LongestAxis
 
 __all__ = [
     "HMC",

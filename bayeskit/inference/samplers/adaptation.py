@@ -2,36 +2,248 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from bayeskit._settings import real_number, whole_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import SettingsError
-from bayeskit.inference.samplers.directions import RANK, Window
-from bayeskit.inference.samplers.dual_averaging import DualAveraging
-from bayeskit.inference.samplers.hmc import HMC, HMCState
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.moments import MAX_CROSS_DIMENSION, Moments
-from bayeskit.inference.samplers.trajectory import ChEES, TrajectoryRule, TrajectoryState
-from bayeskit.target import Target
+from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
+from bayeskit.inference.samplers.metric import MAX_CROSS_DIMENSION, RANK, Metric, Moments, Window
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "Adaptation",
+    "AdaptationState",
+    "ChEES",
+    "DualAveraging",
+    "FLOOR",
+    "LongestAxis",
+    "MetricKind",
+    "TrajectoryRule",
+    "TrajectoryState",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Dual averaging: a step size that makes a mean acceptance statistic equal a wanted value.
+# --------------------------------------------------------------------------------------------------
+
+
+class DualAveraging(NamedTuple):
+    """Nesterov's dual averaging on the log step size, ``g`` of them at once.
+
+    Attributes
+    ----------
+    step_size : Tensor
+        Shape ``(g,)``, in use.
+    error_sum, log_average, centre, count : Tensor
+        Shape ``(g,)``: what the algorithm remembers.
+
+    References
+    ----------
+    Hoffman, M. D., Gelman, A. (2014). The No-U-Turn sampler. Journal of Machine Learning
+    Research 15, 1593-1623, section 3.2.
+
+    Examples
+    --------
+    >>> import torch
+    >>> state = DualAveraging.start(torch.tensor([1.0]))
+    >>> for _ in range(200):  # acceptance falls with the step size and is 0.8 at 0.5
+    ...     state = state.update((1.05 - 0.5 * state.step_size).clamp(0, 1), wanted=0.8)
+    >>> round(float(state.averaged), 1)
+    0.5
+    """
+
+    step_size: Tensor
+    error_sum: Tensor
+    log_average: Tensor
+    centre: Tensor
+    count: Tensor  # type: ignore[assignment]
+
+    @classmethod
+    def start(cls, step_size: Tensor) -> DualAveraging:
+        """Start at ``step_size``, leaning towards twice as large ones."""
+        log_step, zero = step_size.log(), torch.zeros_like(step_size)
+        return cls(step_size, zero, log_step, log_step + math.log(2.0), zero)
+
+    def update(self, acceptance: Tensor, wanted: float | Tensor) -> DualAveraging:
+        """Learn from one mean acceptance statistic, shape ``(g,)``."""
+        count = self.count + 1
+        weight = 1 / (count + 10)
+        error_sum = torch.lerp(self.error_sum, wanted - acceptance, weight)
+        log_step = self.centre - count.sqrt() / 0.05 * error_sum
+        log_average = torch.lerp(self.log_average, log_step, count**-0.75)
+        return DualAveraging(log_step.exp(), error_sum, log_average, self.centre, count)
+
+    @property
+    def averaged(self) -> Tensor:
+        """The step size to keep after adaptation, ``(g,)``."""
+        return self.log_average.exp()
+
+
+# --------------------------------------------------------------------------------------------------
+# How long a Hamiltonian trajectory should be, learnt during warm-up.
+# --------------------------------------------------------------------------------------------------
+
+
+class TrajectoryState(NamedTuple):
+    """What a rule remembers; lengths are in units of the whitened space."""
+
+    log_length: Tensor  # (), in use
+    log_average: Tensor  # (), over the iterations since the last restart
+    second_moment: Tensor  # (), of the gradient
+    count: Tensor  # type: ignore[assignment]  # ()
+
+
+class TrajectoryRule(Protocol):
+    """A way to choose the length of a trajectory, one for all chains."""
+
+    def start(self, like: Tensor) -> TrajectoryState:
+        """Return the first state, in dtype and device of ``like``."""
+        ...
+
+    def update(
+        self, state: TrajectoryState, before: Tensor, info: HMCInfo, mean: Tensor, metric: Metric, step_size: Tensor
+    ) -> TrajectoryState:
+        """Learn from one step that started at ``before``, ``(n, d)``."""
+        ...
+
+    def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
+        """Take a new metric into account; ``correlation`` is what is left of it, ``(g, d, d)``."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChEES:
+    """Maximise the change in squared distance from the centre.
+
+    ChEES, the change in the estimator of the expected square, is the mean of ``(|x' - m|^2 - |x - m|^2)^2 / 4``
+    over proposals ``x'``. Its derivative with respect to the length of the trajectory is
+    known from each proposal and its momentum, so a stochastic gradient step on the log length is
+    taken after every iteration, pooled over chains. Distances are measured in the metric.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.05
+        Of the log length; gradients are scaled by their own size (Adam without momentum).
+    cost_exponent : float in [0, 1], default 0
+        The criterion is divided by the length to this power: 0 maximises the change a step, 1 the
+        change a gradient.
+
+    References
+    ----------
+    Hoffman, M. D., Radul, A., Sountsov, P. (2021). An adaptive-MCMC scheme for setting
+    trajectory lengths in Hamiltonian Monte Carlo. AISTATS 130, 3907-3915.
+    Riou-Durand, L., Sountsov, P., Vogrinc, J., Margossian, C., Power, S. (2023). Adaptive tuning
+    for Metropolis adjusted Langevin trajectories. AISTATS 206, 8102-8116 (the division by the length).
+    """
+
+    learning_rate: float = 0.05
+    cost_exponent: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise SettingsError(f"learning_rate must be positive, not {self.learning_rate}")
+        if not 0 <= self.cost_exponent <= 1:
+            raise SettingsError(f"cost_exponent must lie in [0, 1], not {self.cost_exponent}")
+
+    def start(self, like: Tensor) -> TrajectoryState:
+        """Start at a quarter period of a standard normal."""
+        zero = like.new_zeros(())
+        length = zero + math.log(math.pi / 2)
+        return TrajectoryState(length, length, zero, zero)
+
+    def update(
+        self, state: TrajectoryState, before: Tensor, info: HMCInfo, mean: Tensor, metric: Metric, step_size: Tensor
+    ) -> TrajectoryState:
+        """Take one stochastic gradient step on the log length."""
+        start, end = metric.whiten(before - mean), metric.whiten(info.proposal - mean)
+        change = end.square().sum(-1) - start.square().sum(-1)
+        slope = change * (end * info.momentum).sum(-1) * step_size * info.num_steps
+        criterion = 0.25 * change.square()
+        usable = slope.isfinite() & criterion.isfinite()
+        weight = torch.where(usable, info.acceptance_rate, 0.0)
+        total = (weight * torch.where(usable, criterion, 0.0)).sum()
+        ascent = (weight * torch.where(usable, slope, 0.0)).sum()
+        # Gradient of log(criterion / length^c), up to the positive factor total / sum(weight).
+        scale = weight.sum().clamp(min=1e-8)
+        gradient = (ascent - self.cost_exponent * total) / scale
+        # Squares of what is far out in a tail overflow, and one of them would end all learning.
+        gradient = torch.where(gradient.square().isfinite(), gradient, 0.0)
+        count = state.count + 1
+        second = torch.lerp(state.second_moment, gradient.square(), 0.05)
+        size = (second / (1 - 0.95**count)).sqrt().clamp(min=torch.finfo(second.dtype).tiny)
+        log_length = state.log_length + self.learning_rate * (gradient / size).clamp(-3.0, 3.0)
+        log_average = torch.lerp(state.log_average, log_length, count**-0.6)
+        return TrajectoryState(log_length, log_average, second, count)
+
+    def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
+        """Start anew at a quarter period of the longest axis: the criterion has maxima at its odd multiples, too."""
+        zero = torch.zeros_like(state.count)
+        log_length = zero + math.log(math.pi / 2)
+        if correlation is not None:
+            log_length = log_length + _longest(correlation).log()
+        return TrajectoryState(log_length, log_length, zero, zero)
+
+
+@dataclass(frozen=True)
+class LongestAxis:
+    """A fixed share of the period of the longest axis that the metric leaves.
+
+    The longest axis is the square root of the largest eigenvalue of the correlation matrix. A quarter of a
+    period would decorrelate means best; log likelihoods, which are even about the mode and which
+    tempered ladders average, want less.
+
+    Parameters
+    ----------
+    share : float, default 0.2
+        Of the period.
+    """
+
+    share: float = 0.2
+
+    def start(self, like: Tensor) -> TrajectoryState:
+        """Start as on a standard normal."""
+        zero = like.new_zeros(())
+        length = zero + math.log(2 * math.pi * self.share)
+        return TrajectoryState(length, length, zero, zero)
+
+    def update(
+        self, state: TrajectoryState, before: Tensor, info: HMCInfo, mean: Tensor, metric: Metric, step_size: Tensor
+    ) -> TrajectoryState:
+        """Learn nothing from single steps."""
+        return state
+
+    def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
+        """Measure the longest axis; the median over groups decides."""
+        if correlation is None:
+            return state
+        length = (2 * math.pi * self.share * _longest(correlation)).log()
+        return state._replace(log_length=length, log_average=length)
+
+
+def _longest(correlation: Tensor) -> Tensor:
+    """Return the standard deviation along the longest axis, the median over groups, ``(g, d, d) -> ()``."""
+    return torch.linalg.eigvalsh(correlation)[..., -1].clamp(min=1.0).sqrt().median()
+
 
 MetricKind = Literal["auto", "diagonal", "dense", "low_rank"]
 # Draws of the last window that "auto" wants, a dimension for a dense metric, in all for one of low rank.
-DRAWS_DENSE, DRAWS_LOW_RANK = 2.5, 200
-MAX_LOW_RANK_DIMENSION = 10_000  # beyond, "auto" does not keep the draws of a window
+_DRAWS_DENSE, _DRAWS_LOW_RANK = 2.5, 200
+_MAX_LOW_RANK_DIMENSION = 10_000  # beyond, "auto" does not keep the draws of a window
 FLOOR = 0.1  # of an acceptance rate, or one chain in trouble would set the step size of all
 # Of a trajectory in a dense metric, a little over a quarter period of a standard normal: means are then negatively
 # correlated and squares hardly, and what is not normal gets its time.
-LEAST_LENGTH = 1.75
-FIRST_CAREFUL = 2  # the window from which on divergences count: earlier ones are signs of a metric that is a guess
-MAX_DIVERGING = 1e-3  # share of a window's transitions
-FIRST_STEPS = 8  # leapfrogs at most in the first window, twice as many in each that follows
+_LEAST_LENGTH = 1.75
+_FIRST_CAREFUL = 2  # the window from which on divergences count: earlier ones are signs of a metric that is a guess
+_MAX_DIVERGING = 1e-3  # share of a window's transitions
+_FIRST_STEPS = 8  # leapfrogs at most in the first window, twice as many in each that follows
 
 
-class Kernel(Protocol):
+class _Kernel(Protocol):
     """A kernel that can be tuned: :class:`HMC`, :class:`NUTS`."""
 
     step_size: float | Tensor
@@ -205,12 +417,12 @@ class Adaptation:
         if isinstance(self.kernel, HMC):
             # A metric that is still a guess must not spend long trajectories; every window makes it a better one.
             closed = sum(end <= int(state.iteration) for end in self._windows()[1])
-            limit = float(min(self.max_steps, FIRST_STEPS << closed))
+            limit = float(min(self.max_steps, _FIRST_STEPS << closed))
             if int(state.iteration) >= self._windows()[1][-1]:
                 limit = float(self.max_steps)
             length = state.trajectory.log_length.exp()
             if state.factor.dim() == 3 or state.stretch.shape[-1]:
-                length = length.clamp(min=LEAST_LENGTH)
+                length = length.clamp(min=_LEAST_LENGTH)
             steps = (length / state.step.step_size).median()
             changes["num_steps"] = min(max(float(steps), 1.0), limit)
         return self.planned(state).with_settings(**changes)
@@ -251,9 +463,9 @@ class Adaptation:
         ends = self._windows()[1]
         number = ends.index(iteration)
         wanted = state.wanted
-        if number >= FIRST_CAREFUL:
+        if number >= _FIRST_CAREFUL:
             transitions = (iteration - ends[number - 1]) * len(state.kernel.position) // self.num_groups
-            often = state.divergences > MAX_DIVERGING * transitions
+            often = state.divergences > _MAX_DIVERGING * transitions
             wanted = torch.where(often, 1 - 0.5 * (1 - wanted), wanted)
         return state._replace(wanted=wanted, divergences=torch.zeros_like(state.divergences))
 
@@ -361,9 +573,9 @@ class Adaptation:
             return self.metric
         _, ends = self._windows()
         draws = chains * (ends[-1] - (ends[-2] if len(ends) > 1 else 0))
-        if d <= MAX_CROSS_DIMENSION and draws >= DRAWS_DENSE * d:
+        if d <= MAX_CROSS_DIMENSION and draws >= _DRAWS_DENSE * d:
             return "dense"
-        return "low_rank" if draws >= DRAWS_LOW_RANK and d <= MAX_LOW_RANK_DIMENSION else "diagonal"
+        return "low_rank" if draws >= _DRAWS_LOW_RANK and d <= _MAX_LOW_RANK_DIMENSION else "diagonal"
 
     def _metric(self, state: AdaptationState) -> Metric:
         parts = (state.factor, state.directions, state.stretch)

@@ -7,21 +7,23 @@ import math
 import torch
 from torch import Tensor
 
-from bayeskit._statistics import effective_sample_size, r_hat
+from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
 
-MAX_R_HAT = 1.05
-ENOUGH_TO_JUDGE = 200  # draws of a chain
-ENOUGH_TO_COUNT = 2000  # draws in all, of which a tenth, or 400, should be effective
-EFFECTIVE, EFFECTIVE_SHARE = 400, 0.1
-GATHERED = 4.0  # standard errors that divergences lie off, before a place is named
-AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
-FUNNEL = 0.3  # correlation of a coordinate with the mean logarithm of the lengths of the others' moves
-SEPARATE = 4.0  # standard deviations between the means of chains in different modes
-LOST = 20.0  # log density, beyond the dimension, that a chain which is not at home lacks
-AT_AN_END, NEAR = 16.0, 1e-5  # an unconstrained value that is as good as an end, and how near that is
-FEWEST = 3  # coordinates of a funnel
-LONG_TAIL, TAIL = 3.0, 1e-3  # how much longer one tail is than the other, from the median to this quantile
+__all__ = ["problems"]
+
+_MAX_R_HAT = 1.05
+_ENOUGH_TO_JUDGE = 200  # draws of a chain
+_ENOUGH_TO_COUNT = 2000  # draws in all, of which a tenth, or 400, should be effective
+_EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
+_GATHERED = 4.0  # standard errors that divergences lie off, before a place is named
+_AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
+_FUNNEL = 0.3  # correlation of a coordinate with the mean logarithm of the lengths of the others' moves
+_SEPARATE = 4.0  # standard deviations between the means of chains in different modes
+_LOST = 20.0  # log density, beyond the dimension, that a chain which is not at home lacks
+_AT_AN_END, _NEAR = 16.0, 1e-5  # an unconstrained value that is as good as an end, and how near that is
+_FEWEST = 3  # coordinates of a funnel
+_LONG_TAIL, _TAIL = 3.0, 1e-3  # how much longer one tail is than the other, from the median to this quantile
 
 
 def problems(draws: Draws, max_steps: int) -> list[str]:
@@ -38,18 +40,18 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     x = draws.unconstrained
     alive = draws.log_density.isfinite().all(1)  # a lost chain has a warning of its own
     x = x[alive]
-    if len(x) < 2 or draws.num_draws < ENOUGH_TO_JUDGE:
+    if len(x) < 2 or draws.num_draws < _ENOUGH_TO_JUDGE:
         return found
     by_coordinate = x.movedim(-1, 0)
     disagreement = r_hat(by_coordinate)
     worst = int(disagreement.nan_to_num(nan=torch.inf).argmax())
-    if not float(disagreement[worst]) <= MAX_R_HAT:
-        seen = f"the chains disagree (R-hat {float(disagreement[worst]):.2f} > {MAX_R_HAT}, in {_name(draws, worst)})"
+    if not float(disagreement[worst]) <= _MAX_R_HAT:
+        seen = f"the chains disagree (R-hat {float(disagreement[worst]):.2f} > {_MAX_R_HAT}, in {_name(draws, worst)})"
         cause = _of_disagreement(draws, alive, worst) or _of_slowness(draws, x, worst, max_steps)
         return [*found, f"{seen}, so these are not draws from one posterior; {cause}"]
     effective = effective_sample_size(by_coordinate)
     worst, total = int(effective.argmin()), x.shape[0] * x.shape[1]
-    if total >= ENOUGH_TO_COUNT and float(effective[worst]) < min(EFFECTIVE, EFFECTIVE_SHARE * total):
+    if total >= _ENOUGH_TO_COUNT and float(effective[worst]) < min(_EFFECTIVE, _EFFECTIVE_SHARE * total):
         seen = f"of {total} draws only {float(effective[worst]):.0f} are effective for {_name(draws, worst)}"
         found.append(f"{seen}; {_of_slowness(draws, x, worst, max_steps)}")
     return found
@@ -68,7 +70,7 @@ def _divergences(draws: Draws) -> list[str]:
     everywhere = x.flatten(0, 1)
     off = (x[diverging].mean(0) - everywhere.mean(0)) / everywhere.std(0) * math.sqrt(count)
     place = int(off.abs().nan_to_num(nan=0.0).argmax())
-    if float(off[place].abs()) <= GATHERED:
+    if float(off[place].abs()) <= _GATHERED:
         return [seen + "raise target_acceptance or reparameterise the model"]
     if off[place] < 0:
         return [
@@ -86,7 +88,7 @@ def _of_disagreement(draws: Draws, alive: Tensor, worst: int) -> str | None:
     """Return what keeps chains apart for good: their starts, a period, or modes."""
     x, density = draws.unconstrained[alive], draws.log_density[alive]
     level = density.median(1).values
-    lost = level < level.max() - LOST - x.shape[-1]
+    lost = level < level.max() - _LOST - x.shape[-1]
     if bool(lost.any()):
         chains = alive.nonzero().flatten()[lost].tolist()
         away = (x[lost].mean((0, 1)) - x[~lost].mean((0, 1))).abs() / x[~lost].std((0, 1))
@@ -101,7 +103,7 @@ def _of_disagreement(draws: Draws, alive: Tensor, worst: int) -> str | None:
             "about another direction, or write it as the direction of a point, as dist.ProjectedNormal does"
         )
     means, width = x[..., worst].mean(1).sort().values, x[..., worst].std(1).median()
-    if float(means.diff().max()) > SEPARATE * float(width):
+    if float(means.diff().max()) > _SEPARATE * float(width):
         places = ", ".join(f"{float(m):.3g}" for m in means)
         return (
             f"they stay at {places}, in several modes; use sample_ladder with exchange=True, or sample_smc, or order "
@@ -116,11 +118,11 @@ def _repeats(draws: Draws, points: Tensor, place: int) -> bool:
     if target is None:
         return False
     ends = points[:1].repeat(2, 1)
-    ends[:, place] = torch.tensor([-AT_AN_END, AT_AN_END]).to(ends)
+    ends[:, place] = torch.tensor([-_AT_AN_END, _AT_AN_END]).to(ends)
     for site in target.sites:
         if site.start <= place < site.stop and site.shape.numel() == site.stop - site.start:
             low, high = target.constrain(ends)[site.name].reshape(2, -1)[:, place - site.start].tolist()
-            if abs(low + math.pi) < NEAR and abs(high - math.pi) < NEAR:
+            if abs(low + math.pi) < _NEAR and abs(high - math.pi) < _NEAR:
                 return True
     turned = points.clone()
     turned[:, place] += 2 * math.pi
@@ -147,15 +149,15 @@ def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
             "target_acceptance, or run longer"
         )
     steps = draws.sample_stats.get("n_steps")
-    if steps is not None and float(steps.double().mean()) > AT_THE_LIMIT * max_steps:
+    if steps is not None and float(steps.double().mean()) > _AT_THE_LIMIT * max_steps:
         return (
             f"trajectories reach the limit of {max_steps} steps, as {_name(draws, worst)} varies on another scale "
             "than the rest; centre and scale what it multiplies, raise num_warmup, or reparameterise the model"
         )
-    tail = torch.tensor([TAIL, 0.5, 1 - TAIL], dtype=torch.float64, device=x.device)
+    tail = torch.tensor([_TAIL, 0.5, 1 - _TAIL], dtype=torch.float64, device=x.device)
     low, middle, high = x[..., worst].double().flatten().quantile(tail).tolist()
     short, long = sorted((middle - low, high - middle))
-    if long > LONG_TAIL * short:
+    if long > _LONG_TAIL * short:
         side = "small" if middle - low == long else "large"
         return (
             f"its values have a long tail where they are {side} on the unconstrained scale, and chains stay there for "
@@ -169,7 +171,7 @@ def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
 def _neck(x: Tensor) -> tuple[int, bool] | None:
     """Return the coordinate with which the others' moves, of ``x (chains, draws, d)``, change, and if they grow."""
     d = x.shape[-1]
-    if d < FEWEST:
+    if d < _FEWEST:
         return None
     move, middle = (x[:, 1:] - x[:, :-1]).flatten(0, 1), (0.5 * (x[:, 1:] + x[:, :-1])).flatten(0, 1)
     moved = (move != 0).all(-1)  # rejected proposals tell nothing
@@ -180,7 +182,7 @@ def _neck(x: Tensor) -> tuple[int, bool] | None:
     tied = (centred[0] * centred[1]).mean(-1) / centred.square().mean(-1).sqrt().prod(0)
     tied = tied.nan_to_num(nan=0.0)
     place = int(tied.abs().argmax())
-    return (place, bool(tied[place] > 0)) if float(tied[place].abs()) > FUNNEL else None
+    return (place, bool(tied[place] > 0)) if float(tied[place].abs()) > _FUNNEL else None
 
 
 def _name(draws: Draws, place: int) -> str:

@@ -13,21 +13,26 @@ import torch
 from scipy.stats import beta as beta_distribution
 from torch import Tensor
 
-from bayeskit._arviz import as_inference_data
-from bayeskit._settings import real_number, whole_number
+from bayeskit.core.compatibility import as_inference_data
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.draws import Draws, as_numpy
 from bayeskit.errors import SettingsError
-from bayeskit.inference.samplers.adaptation import Adaptation
-from bayeskit.inference.samplers.chains import RunSettings
-from bayeskit.inference.samplers.climb import Climb
+from bayeskit.inference.samplers.adaptation import Adaptation, LongestAxis
+from bayeskit.inference.samplers.chains import PriorBlock, PriorDraws, RunSettings, run
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
-from bayeskit.inference.samplers.groups import Group, require_groups, run_groups
 from bayeskit.inference.samplers.hmc import HMC
-from bayeskit.inference.samplers.run import run
-from bayeskit.inference.samplers.sample import as_draws, join_groups, prior_variance
-from bayeskit.inference.samplers.tempering import PriorBlock, PriorDraws
-from bayeskit.inference.samplers.trajectory import LongestAxis
-from bayeskit.target import Target
+from bayeskit.inference.samplers.sampling import (
+    Group,
+    as_draws,
+    join_groups,
+    prior_variance,
+    require_groups,
+    run_groups,
+)
+from bayeskit.inference.samplers.starts import Climb
+from bayeskit.logdensity.target import Target
+
+__all__ = ["Exchange", "Ladder", "sample_ladder"]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,20 @@
-"""Metrics: the covariance a kernel believes in, kept as a factor, so that momenta are standard normal."""
+"""Metrics: the covariance that a kernel believes in, and how it is learnt from draws and gradients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
+
+__all__ = ["MAX_CROSS_DIMENSION", "Metric", "Moments", "RANK", "Window"]
+
+# --------------------------------------------------------------------------------------------------
+# Metrics: the covariance a kernel believes in, kept as a factor, so that momenta are standard normal.
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,3 +148,221 @@ class Metric:
         if factor.dim() == 1 or len(factor) == len(x):
             return factor * x
         return (factor.unsqueeze(1) * x.reshape(len(factor), -1, x.shape[-1])).reshape(x.shape)
+
+
+# --------------------------------------------------------------------------------------------------
+# Running mean and covariance of groups of chains, and the metric they give.
+# --------------------------------------------------------------------------------------------------
+
+MAX_CROSS_DIMENSION = 400
+_PRIOR_WEIGHT, _FISHER_WEIGHT = 5.0, 1.0
+_DRAWS_PER_EFFECTIVE = 3.0
+
+
+class Moments(NamedTuple):
+    """Pooled moments of the chains of each of ``g`` groups.
+
+    Attributes
+    ----------
+    count : Tensor
+        Draws seen, shape ``(g, 1)``.
+    mean : Tensor
+        Shape ``(g, d)``.
+    cross : Tensor
+        Sums of centred products, ``(g, d, d)``; of squares only, ``(g, d)``, above 400 dimensions.
+    """
+
+    count: Tensor  # type: ignore[assignment]
+    mean: Tensor
+    cross: Tensor
+
+    @classmethod
+    def start(cls, num_groups: int, like: Tensor) -> Moments:
+        """Start empty, in dimension, dtype and device of ``like``, shape ``(*, d)``."""
+        d = like.shape[-1]
+        shape = (num_groups, d, d) if d <= MAX_CROSS_DIMENSION else (num_groups, d)
+        return cls(like.new_zeros(num_groups, 1), like.new_zeros(num_groups, d), like.new_zeros(shape))
+
+    def update(self, position: Tensor, alive: Tensor) -> Moments:
+        """Add one draw of every living chain, ``(n, d)`` and ``(n,)``; the chains of a group are neighbours.
+
+        A chain is dead where it started without density: it never moves, and tells nothing.
+        """
+        x = position.reshape(len(self.mean), -1, position.shape[-1])
+        known = alive.reshape(*x.shape[:2], 1)
+        m = known.sum(1).to(x)
+        mean = torch.where(known, x, 0.0).sum(1) / m.clamp(min=1)
+        centred = torch.where(known, x - mean.unsqueeze(1), 0.0)
+        count = self.count + m
+        delta = torch.where(m > 0, mean - self.mean, 0.0)
+        weight = self.count * m / count.clamp(min=1)
+        if self.cross.dim() == 3:
+            cross = centred.mT @ centred + weight.unsqueeze(-1) * delta.unsqueeze(-1) * delta.unsqueeze(-2)
+        else:
+            cross = centred.square().sum(1) + weight * delta.square()
+        return Moments(count, self.mean + delta * (m / count.clamp(min=1)), self.cross + cross)
+
+    def variance(self, before: Tensor) -> Tensor:
+        """Return variances ``(g, d)``, shrunk towards ``before`` with the weight of five draws.
+
+        The logarithms are averaged, as a prior may be wider than its posterior by orders of magnitude. Where a
+        coordinate has not moved, ``before`` stays.
+        """
+        cross = self.cross.diagonal(dim1=-2, dim2=-1) if self.cross.dim() == 3 else self.cross
+        variance = cross / (self.count - 1).clamp(min=1)
+        shrunk = torch.lerp(before.log(), variance.log(), self.count / (self.count + _PRIOR_WEIGHT)).exp()
+        return torch.where((variance > 0) & variance.isfinite(), shrunk, before)
+
+    def root_with(self, slopes: Moments) -> Tensor:
+        """Return the Cholesky factor of the covariance that draws and gradients agree on, ``(g, d, d)``.
+
+        Among all metrics the geometric mean of the covariance of the draws and the inverse covariance of the
+        gradients has the least Fisher divergence from the posterior to a normal distribution (Seyboldt, Carlson and
+        Carpenter 2026, arXiv:2603.18845). On a normal posterior it is exact from a few more draws than dimensions
+        on, wherever they come from. Both are shrunk towards the identity with the weight of one draw: in units of
+        the metric before, which thus stays where nothing is known.
+        """
+        mean = _agreement(self.cross, slopes.cross, self.count.unsqueeze(-1))
+        identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        factor, failed = torch.linalg.cholesky_ex(mean)
+        usable = ((failed == 0) & factor.isfinite().all(-1).all(-1))[:, None, None]
+        return torch.where(usable, factor, identity).to(self.mean.dtype)
+
+    def correlation(self) -> Tensor:
+        """Return correlation matrices ``(g, d, d)``, shrunk towards the identity as far as the draws are noise.
+
+        The weight of the identity is the expected squared error of the correlations over their
+        squared size (Schaefer and Strimmer 2005), a third of the draws counted as independent:
+        where nothing is correlated the result is the identity.
+        """
+        variance = self.cross.diagonal(dim1=-2, dim2=-1)
+        root = torch.where(variance > 0, variance.rsqrt(), torch.zeros_like(variance))
+        identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+        correlation = (self.cross * root.unsqueeze(-1) * root.unsqueeze(-2)) * (1 - identity)
+        square = correlation.square()
+        effective = self.count.squeeze(-1).clamp(min=1) / _DRAWS_PER_EFFECTIVE
+        error = ((1 - square).square() * (1 - identity)).sum((-1, -2)) / effective
+        tiny = torch.finfo(root.dtype).tiny
+        weight = (error / square.sum((-1, -2)).clamp(min=tiny)).clamp(max=1.0)[..., None, None]
+        correlation = torch.where(correlation.isfinite(), (1 - weight) * correlation, torch.zeros_like(correlation))
+        return correlation + identity
+
+
+def _agreement(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
+    """Return the covariance that sums of centred products of draws and of gradients agree on, ``(g, d, d)``, float64.
+
+    That is the geometric mean of the covariance of the draws and the inverse covariance of the gradients, both shrunk
+    towards the identity with the weight of one draw; ``count (g, 1, 1)``.
+    """
+    identity = torch.eye(draws.shape[-1], dtype=torch.float64, device=draws.device)
+    covariance, gradients = (
+        (cross.double() + _FISHER_WEIGHT * identity) / (count.double() + _FISHER_WEIGHT) for cross in (draws, slopes)
+    )
+    # Squares of gradients may overflow, and no factorisation takes that.
+    usable = (covariance.isfinite() & gradients.isfinite()).all(-1).all(-1)[..., None, None]
+    covariance, gradients = (torch.where(usable, x, identity) for x in (covariance, gradients))
+    root, inverse = _power(gradients, 0.5), _power(gradients, -0.5)
+    mean = inverse @ _power(root @ covariance @ root, 0.5) @ inverse
+    return 0.5 * (mean + mean.mT)
+
+
+def _power(matrix: Tensor, exponent: float) -> Tensor:
+    """Return a power of positive definite matrices, ``(g, d, d) -> (g, d, d)``."""
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
+    smallest = torch.finfo(values.dtype).eps * values[..., -1:]
+    return (vectors * values.clamp(min=smallest).pow(exponent).unsqueeze(-2)) @ vectors.mT
+
+
+# --------------------------------------------------------------------------------------------------
+# The few directions along which a posterior is longer or shorter than its coordinates say, in many dimensions.
+# --------------------------------------------------------------------------------------------------
+
+RANK = 32  # directions at most
+_MAX_DRAWS = 256  # of a group that are remembered
+_CUTOFF = 2.0  # variances, in units of the diagonal, that are nearer to one than this factor are not worth a product
+
+
+class Window(NamedTuple):
+    """Draws of a window of ``g`` groups and gradients there, evenly spread over the window.
+
+    Attributes
+    ----------
+    draws, gradients : Tensor
+        Shape ``(g, slots, m, d)``, of ``m`` chains of a group at a time; NaN for what is not there.
+    count : Tensor
+        Times that were offered so far, (), int64, on the host.
+    stride : Tensor
+        Every so manyth is kept, (), int64, on the host.
+    """
+
+    draws: Tensor
+    gradients: Tensor
+    count: Tensor  # type: ignore[assignment]
+    stride: Tensor
+
+    @classmethod
+    def start(cls, num_groups: int, like: Tensor, kept: bool = True) -> Window:
+        """Start empty, for chains of the shape ``(n, d)`` of ``like``; one that keeps nothing has no slots."""
+        m, d = min(len(like) // num_groups, _MAX_DRAWS), like.shape[-1]
+        slots = 2 * max(1, _MAX_DRAWS // (2 * m)) if kept else 0
+        empty = like.new_full((num_groups, slots, m, d), torch.nan)
+        return cls(empty, empty.clone(), torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.int64))
+
+    def update(self, position: Tensor, gradient: Tensor, alive: Tensor) -> Window:
+        """Offer one draw of every chain, ``(n, d)`` and ``(n,)``, and the gradients there."""
+        count, stride, slots = int(self.count), int(self.stride), self.draws.shape[1]
+        draws, gradients = self.draws, self.gradients
+        if slots and count % stride == 0:
+            slot = count // stride
+            if slot == slots:  # full: every other one goes
+                stride, slot = 2 * stride, slots // 2
+                draws, gradients = (
+                    torch.cat([x[:, ::2], torch.full_like(x[:, ::2], torch.nan)], 1) for x in (draws, gradients)
+                )
+            index = torch.tensor([slot], device=draws.device)
+            news = (torch.where(alive.unsqueeze(-1), new, torch.nan) for new in (position, gradient))
+            draws, gradients = (
+                x.index_copy(1, index, new.reshape(len(x), 1, -1, x.shape[-1])[:, :, : x.shape[2]])
+                for x, new in zip((draws, gradients), news, strict=True)
+            )
+        return Window(draws, gradients, self.count + 1, torch.full_like(self.stride, stride))
+
+    def directions(self, deviation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return directions ``(g, d, k)`` and stretches ``(g, k)``, in units of ``deviation``, ``(g, d)``.
+
+        The candidates are the longest axes of the draws and of the gradients, which are the shortest of the posterior.
+        In the space of those, draws and gradients agree on a covariance as they do on a dense metric. Of its axes those
+        stay that are off by more than a factor of two; the others are stretched by one.
+        """
+        g, d = deviation.shape
+        k = min(RANK, d)
+        unit = deviation[:, None, None]
+        x, y = (one.flatten(1, 2).double() for one in (self.draws / unit, self.gradients * unit))
+        known = (x.isfinite() & y.isfinite()).all(-1, keepdim=True)
+        count = known.sum(1, keepdim=True)
+        x, y = (_centred(one, known, count) for one in (x, y))
+        basis, _ = torch.linalg.qr(torch.cat([_longest(x, k), _longest(y, k)], -1))  # (g, d, 2 k)
+        along, sloping = x @ basis, y @ basis
+        covariance = _agreement(along.mT @ along, sloping.mT @ sloping, count)
+        values, vectors = torch.linalg.eigh(covariance)
+        size = values.log().abs()
+        best = size.argsort(-1, descending=True)[..., :k]
+        values, size = values.gather(-1, best), size.gather(-1, best)
+        vectors = vectors.gather(-1, best.unsqueeze(-2).expand(g, vectors.shape[-1], k))
+        usable = values.isfinite().all(-1, keepdim=True) & (values > 0).all(-1, keepdim=True)
+        stretch = torch.where(usable & (size > torch.tensor(_CUTOFF).log()), values.sqrt(), 1.0)
+        directions = (basis @ vectors).nan_to_num()
+        return directions.to(deviation).contiguous(), stretch.to(deviation)
+
+
+def _centred(x: Tensor, known: Tensor, count: Tensor) -> Tensor:
+    """Return rows about their mean, ``(g, N, d)``, zero where one is not known."""
+    x = torch.where(known, x, 0.0)
+    return torch.where(known, x - x.sum(1, keepdim=True) / count.clamp(min=1), 0.0)
+
+
+def _longest(x: Tensor, k: int) -> Tensor:
+    """Return the ``k`` longest axes of rows ``(g, N, d)``, ``(g, d, k)``."""
+    _, vectors = torch.linalg.eigh(x @ x.mT)
+    axes = x.mT @ vectors[..., -k:]
+    return axes / axes.norm(dim=1, keepdim=True).clamp(min=torch.finfo(axes.dtype).tiny)

@@ -1,6 +1,5 @@
 """Training: from a model, a guide, an objective and data to fitted parameters."""
 
-from bayeskit.inference.training.fit import fit
-from bayeskit.inference.training.result import Fit
+from bayeskit.inference.training.fitting import Fit, fit
 
 __all__ = ["Fit", "fit"]

@@ -13,19 +13,39 @@ import torch
 from pyro.nn import pyro_method
 from torch import Tensor, nn
 
-from bayeskit._inputs import as_numbers
-from bayeskit._settings import whole_number
+from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.discrete._gradient import checked_gradient
-from bayeskit.models.vae.autoencoder import features
+from bayeskit.models.vae.autoencoders import features
 from bayeskit.models.vae.generative_model import GenerativeModel
 from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
 from bayeskit.models.vae.networks import Activation, check_hidden, check_sizes, mlp
 
-__all__ = ["BinaryVAE", "CategoricalVAE", "DiscreteVAE", "binary_vae", "categorical_vae"]
+__all__ = ["BinaryVAE", "CategoricalVAE", "DiscreteVAE", "binary_vae", "categorical_vae", "checked_gradient"]
+
+
+# --------------------------------------------------------------------------------------------------
+# The gradient estimator that a model puts into its guide's sites.
+# --------------------------------------------------------------------------------------------------
+
+
+def checked_gradient(gradient: object | None) -> object | None:
+    """Return a gradient estimator, or None, as it is.
+
+    Raises
+    ------
+    SettingsError
+        If it is anything else, such as a name or a class.
+    """
+    if gradient is None or not isinstance(gradient, type) and callable(getattr(gradient, "points", None)):
+        return gradient
+    raise SettingsError(
+        f"gradient is {gradient!r:.80}, no gradient estimator; give an object of bayeskit.inference.gradients such as "
+        "UnorderedSet(k=4)"
+    )
+
 
 #: Codes that are listed at most.
-MAX_CODES = 1 << 16
+_MAX_CODES = 1 << 16
 
 
 class DiscreteVAE(GenerativeModel):
@@ -205,9 +225,9 @@ class DiscreteVAE(GenerativeModel):
         return x if found is x and x.is_floating_point() else found.to(next(self.parameters()))
 
     def _check_listable(self) -> None:
-        if self.num_codes > MAX_CODES:
+        if self.num_codes > _MAX_CODES:
             raise SettingsError(
-                f"there are {self.num_codes} codes, more than the {MAX_CODES} that are listed; use fewer bits, or "
+                f"there are {self.num_codes} codes, more than the {_MAX_CODES} that are listed; use fewer bits, or "
                 "importance sampling by held_out.importance_sampling"
             )
 

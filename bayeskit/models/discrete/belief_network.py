@@ -11,16 +11,16 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from bayeskit._inputs import as_numbers
-from bayeskit._settings import whole_number
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete._gradient import checked_gradient
+from bayeskit.models.discrete.autoencoders import checked_gradient
 
 __all__ = ["SigmoidBeliefNetwork"]
 
+
 #: Hidden bits of two neighbouring layers, of which all joint states are listed at most.
-MAX_BITS = 20
+_MAX_BITS = 20
 
 
 class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
@@ -146,9 +146,9 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         """
         x = self._checked(x)
         largest = max([self.layers[0]] + [a + b for a, b in zip(self.layers, self.layers[1:-1], strict=False)])
-        if largest > MAX_BITS:
+        if largest > _MAX_BITS:
             raise SettingsError(
-                f"neighbouring hidden layers have {2**largest} joint states, more than the {2**MAX_BITS} that are "
+                f"neighbouring hidden layers have {2**largest} joint states, more than the {2**_MAX_BITS} that are "
                 "listed; use smaller layers, or importance sampling by held_out.importance_sampling"
             )
         states = self._states(self.layers[0])

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeskit._inputs import as_numbers
-from bayeskit._settings import real_number
+from bayeskit.core.inputs import as_numbers, real_number
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SettingsError
+
+__all__ = ["as_real", "check_part", "prior_probabilities_of", "site_values"]
 
 
 def as_real(name: str, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:

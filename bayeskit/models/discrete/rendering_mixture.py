@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
-from bayeskit._inputs import as_numbers
-from bayeskit._settings import real_number, whole_number
-from bayeskit._torch import new_generator
+from bayeskit.core.inputs import as_numbers, real_number, whole_number
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
 __all__ = ["Rendering", "RenderingMixture"]

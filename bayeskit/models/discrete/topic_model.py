@@ -13,8 +13,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from bayeskit._inputs import as_numbers
-from bayeskit._settings import real_number, whole_number
+from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
 if TYPE_CHECKING:
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LatentDirichletAllocation", "align_topics", "count_words", "plot_topics"]
 
+
 #: Assignments of topics to words that are listed at most.
-MAX_ASSIGNMENTS = 1 << 16
+_MAX_ASSIGNMENTS = 1 << 16
 #: Rounds of aligning topics at most; a few are enough.
 _ROUNDS = 20
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
@@ -141,9 +141,9 @@ class LatentDirichletAllocation:
         counts = self._checked(counts)
         document, word = self._tokens(counts)
         size = self.num_topics ** len(word)
-        if size > MAX_ASSIGNMENTS:
+        if size > _MAX_ASSIGNMENTS:
             raise SettingsError(
-                f"{len(word)} words have {size} assignments of topics, more than the {MAX_ASSIGNMENTS} that are "
+                f"{len(word)} words have {size} assignments of topics, more than the {_MAX_ASSIGNMENTS} that are "
                 "listed; use fewer words, or estimate it with bayeskit.inference.evidence.smc of "
                 "Target.from_pyro(model.model, counts)"
             )
@@ -333,7 +333,7 @@ def plot_topics(
     >>> [label.get_text() for label in axes[0].get_yticklabels()]
     ['cat', 'dog']
     """
-    from bayeskit._plots import BLUE
+    from bayeskit.core.plots import BLUE
 
     topics = as_numbers("topics", topics).detach().cpu()
     if topics.dim() < 2 or topics.shape[-1] != len(vocabulary):

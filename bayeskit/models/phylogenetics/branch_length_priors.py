@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics.trees.tree import Tree
+from bayeskit.models.phylogenetics.trees import Tree
+
+__all__ = [
+    "GammaDirichlet",
+    "allowed_lengths",
+    "check_branch_length_prior",
+    "in_double_precision",
+    "log_prior_of_lengths",
+]
 
 
 class GammaDirichlet(TorchDistribution):  # type: ignore[misc]

@@ -11,20 +11,25 @@ from pyro.distributions import Exponential, TorchDistribution
 from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.phylogenetics.alignments.alignment import Alignment
+from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.branch_length_priors import check_branch_length_prior, in_double_precision
-from bayeskit.models.phylogenetics.pruning.branch_derivatives import BranchDerivatives, Sites, branch_derivatives
-from bayeskit.models.phylogenetics.pruning.pruning import (
+from bayeskit.models.phylogenetics.pruning import (
+    BranchDerivatives,
+    MatrixTransport,
+    Sites,
+    UniformTransport,
+    branch_derivatives,
+    build_schedule,
     log_likelihood,
     make_plan,
     pattern_log_likelihoods,
     root_log_likelihoods,
 )
-from bayeskit.models.phylogenetics.pruning.schedule import build_schedule
-from bayeskit.models.phylogenetics.pruning.transport import MatrixTransport, UniformTransport
+from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates, mix, one_rate
 from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
-from bayeskit.models.phylogenetics.substitution.site_rates import Categories, SiteRates, mix, one_rate
-from bayeskit.models.phylogenetics.trees.tree import Tree, check_same_taxa
+from bayeskit.models.phylogenetics.trees import Tree, check_same_taxa
+
+__all__ = ["TreeModel"]
 
 
 class TreeModel:
@@ -87,7 +92,7 @@ class TreeModel:
 
     With parameters to sample:
 
-    >>> from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates
+    >>> from bayeskit.models.phylogenetics.site_rates import GammaRates
     >>> from bayeskit.models.phylogenetics.substitution import HKY85
     >>> model = TreeModel(alignment, model.tree, HKY85(kappa=2.0), site_rates=GammaRates())
     >>> sorted(model.priors)

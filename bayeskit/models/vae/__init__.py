@@ -7,14 +7,31 @@ Pyro's parameter store, which goes by names. A minibatch ``x`` of a larger data 
 """
 
 from bayeskit.models.vae import likelihoods
-from bayeskit.models.vae.autoencoder import VAE, convolutional_vae, mlp_vae
-from bayeskit.models.vae.conditional import ConditionalVAE, conditional_vae, one_hot
-from bayeskit.models.vae.datasets import Images, binarize, load_digits, load_mnist5000
+from bayeskit.models.vae.autoencoders import (
+    VAE,
+    ConditionalVAE,
+    HierarchicalVAE,
+    MissingDataVAE,
+    SemiSupervisedVAE,
+    conditional_vae,
+    convolutional_vae,
+    hierarchical_vae,
+    mlp_vae,
+    one_hot,
+    semi_supervised_vae,
+)
 from bayeskit.models.vae.flows import ConditionalFlow, FlowDistribution, FlowPrior, flow_vae
 from bayeskit.models.vae.generative_model import Autoencoder, GenerativeModel
-from bayeskit.models.vae.hierarchical import HierarchicalVAE, hierarchical_vae
+from bayeskit.models.vae.images import (
+    Images,
+    binarize,
+    load_digits,
+    load_mnist5000,
+    plot_images,
+    plot_reconstructions,
+    plot_traversal,
+)
 from bayeskit.models.vae.linear import LinearVAE
-from bayeskit.models.vae.missing_data import MissingDataVAE
 from bayeskit.models.vae.networks import (
     ConvolutionalDecoder,
     ConvolutionalFeatures,
@@ -22,8 +39,6 @@ from bayeskit.models.vae.networks import (
     StandardNormal,
     mlp,
 )
-from bayeskit.models.vae.plots import plot_images, plot_reconstructions, plot_traversal
-from bayeskit.models.vae.semi_supervised import SemiSupervisedVAE, semi_supervised_vae
 
 __all__ = [
     "VAE",

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
+__all__ = ["DiscretizedLogistic", "Shape"]
+
 Shape = torch.Size | list[int] | tuple[int, ...]
 
 

@@ -10,12 +10,14 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from bayeskit._flows import zuko
+from bayeskit.core.compatibility import zuko
 from bayeskit.errors import SettingsError
-from bayeskit.models.vae.autoencoder import VAE, features
+from bayeskit.models.vae.autoencoders import VAE, features
 from bayeskit.models.vae.distributions import Shape
 from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood
 from bayeskit.models.vae.networks import Activation, DiagonalNormal, check_hidden, check_sizes, mlp
+
+__all__ = ["ConditionalFlow", "FlowDistribution", "FlowPrior", "flow_vae", "inverse_autoregressive_flow"]
 
 
 class FlowDistribution(TorchDistribution):  # type: ignore[misc]

@@ -12,10 +12,12 @@ from pyro.distributions import is_validation_enabled
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.vae.likelihoods import Likelihood
 from bayeskit.models.vae.networks import StandardNormal, check_sizes
+
+__all__ = ["Autoencoder", "GenerativeModel", "check_last_dim"]
 
 
 class GenerativeModel(PyroModule):  # type: ignore[misc]

@@ -12,6 +12,16 @@ from torch import Tensor, nn
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.models.vae.distributions import DiscretizedLogistic as _DiscretizedLogistic
 
+__all__ = [
+    "Bernoulli",
+    "DiscretizedLogistic",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "check_unit_interval",
+    "independent",
+]
+
 
 def independent(base: Any, event_dim: int) -> Any:
     """Join the rightmost ``event_dim`` dimensions to one event, without looking at values: models check their data."""
@@ -104,7 +114,7 @@ class Gaussian(Likelihood):
 
     def check(self, x: Tensor) -> None:
         """Raise a ``DataError`` unless all values are finite."""
-        check_finite(x)
+        _check_finite(x)
 
 
 class HeteroscedasticGaussian(Likelihood):
@@ -146,7 +156,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def check(self, x: Tensor) -> None:
         """Raise a ``DataError`` unless all values are finite."""
-        check_finite(x)
+        _check_finite(x)
 
 
 class DiscretizedLogistic(Likelihood):
@@ -206,14 +216,14 @@ class DiscretizedLogistic(Likelihood):
 def check_unit_interval(x: Tensor, where: str) -> None:
     """Raise a ``DataError`` unless all values lie in ``[0, 1]``."""
     if not bool(((x >= 0) & (x <= 1)).all()):
-        check_finite(x)
+        _check_finite(x)
         raise DataError(
             f"values of x range from {float(x.min()):.4g} to {float(x.max()):.4g}, but {where} needs them in [0, 1]; "
             "divide by the largest possible intensity, or take a Gaussian likelihood"
         )
 
 
-def check_finite(x: Tensor) -> None:
+def _check_finite(x: Tensor) -> None:
     """Raise a ``DataError`` unless all values are finite."""
     if not bool(x.isfinite().all()):
         count = int((~x.isfinite()).sum())

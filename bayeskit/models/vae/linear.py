@@ -15,6 +15,8 @@ from bayeskit.models.vae.generative_model import Autoencoder
 from bayeskit.models.vae.likelihoods import Gaussian, independent
 from bayeskit.models.vae.networks import check_sizes
 
+__all__ = ["LinearPosterior", "LinearVAE"]
+
 
 class LinearPosterior(nn.Module):
     """Normal distribution with independent coordinates, a linear mean, and a scale that is the same everywhere."""

@@ -14,6 +14,17 @@ from torch import Tensor, nn
 from bayeskit.errors import SettingsError
 from bayeskit.models.vae.likelihoods import independent
 
+__all__ = [
+    "Activation",
+    "ConvolutionalDecoder",
+    "ConvolutionalFeatures",
+    "DiagonalNormal",
+    "StandardNormal",
+    "check_hidden",
+    "check_sizes",
+    "mlp",
+]
+
 Activation = Callable[[], nn.Module]
 
 

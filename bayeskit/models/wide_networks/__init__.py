@@ -1,18 +1,15 @@
 """Wide networks: their Gaussian-process limits read from the torch module, and the kernels of finite ones."""
 
-from bayeskit.models.wide_networks.activations.module import Elementwise
-from bayeskit.models.wide_networks.empirical import (
-    Linearized,
-    empirical_ntk,
+from bayeskit.models.wide_networks.activations import Elementwise
+from bayeskit.models.wide_networks.empirical_kernels import Linearized, empirical_ntk, linearize, ntk_vector_product
+from bayeskit.models.wide_networks.finite_width import (
     finite_width_bias,
     kernel_regime,
-    linearize,
     ntk_drift,
     ntk_drift_against_width,
     ntk_drift_of_snapshots,
-    ntk_vector_product,
 )
-from bayeskit.models.wide_networks.infinite_width import InfiniteWidth, Kernels, infinite_width
+from bayeskit.models.wide_networks.kernels import InfiniteWidth, Kernels, infinite_width
 from bayeskit.models.wide_networks.regression import (
     compare_gaussian_processes,
     last_layer_ensemble,

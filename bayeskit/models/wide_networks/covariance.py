@@ -1,17 +1,59 @@
-"""What a layer of infinite width knows of its inputs: covariances of one channel between pairs of inputs."""
+"""What a layer of infinite width knows of its inputs, and where matrices of pairs of inputs go."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from uuid import uuid4
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-SNAP = 16  # rounding errors by which a product of variances may exceed the squared covariance of parallel features
+from bayeskit.core.randomness import one_thread
+from bayeskit.errors import DataError, OutputError, SettingsError, ShapeError
+
+__all__ = [
+    "Block",
+    "Covariance",
+    "GROUP",
+    "Joint",
+    "Profile",
+    "Result",
+    "SIZE",
+    "WIDE_BLOCKS",
+    "WIDE_SIZE",
+    "acute_angle",
+    "angle",
+    "blocks",
+    "check_out",
+    "check_paths",
+    "each",
+    "excess",
+    "excess_of_size",
+    "gap_of",
+    "new_matrix",
+    "root",
+    "shared_size",
+    "side",
+    "tracked",
+    "transformed",
+    "visible",
+    "where_zero",
+]
+
+# --------------------------------------------------------------------------------------------------
+# What a layer of infinite width knows of its inputs: covariances of one channel between pairs of inputs.
+# --------------------------------------------------------------------------------------------------
+
+_SNAP = 16  # rounding errors by which a product of variances may exceed the squared covariance of parallel features
 
 
 @dataclass(frozen=True)
@@ -123,14 +165,14 @@ class Joint(NamedTuple):
 
     def plus(self, other: Joint) -> Joint:
         """Return the moments of a sum of features that are uncorrelated."""
-        return Joint(self.k + other.k, self.a + other.a, self.b + other.b, gap_of_sum(self, other))
+        return Joint(self.k + other.k, self.a + other.a, self.b + other.b, _gap_of_sum(self, other))
 
 
 def gap_of(k: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return ``a b - k**2``, zero where rounding errors alone could have made it."""
     product = a * b
     gap = torch.addcmul(product, k, k, value=-1)
-    noise = SNAP * torch.finfo(k.dtype).eps * product
+    noise = _SNAP * torch.finfo(k.dtype).eps * product
     if _plain(gap) and bool((gap.detach() - noise).amin() > 0):
         return gap  # the choice below takes longer than all else
     return torch.where(gap > noise, gap, torch.zeros_like(gap))
@@ -164,7 +206,7 @@ def acute_angle(sine: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
     return acute, torch.copysign(0.5 * math.pi - acute, cosine)
 
 
-def gap_of_sum(one: Joint, other: Joint) -> Tensor:
+def _gap_of_sum(one: Joint, other: Joint) -> Tensor:
     """Return the gap of the sum of two covariances, with as many digits as theirs have."""
     apart = (root(one.a) * root(other.b) - root(other.a) * root(one.b)).square()
     alike = one.k * other.k > 0
@@ -220,3 +262,190 @@ def visible(x: Tensor) -> bool:
 def _plain(x: Tensor) -> bool:
     """Whether one may look at values: not while a graph is recorded, and not where looking waits for a device."""
     return x.device.type == "cpu" and x.numel() > 0 and not (transformed() or torch.compiler.is_compiling())
+
+
+# --------------------------------------------------------------------------------------------------
+# Where matrices go: tensors that are given, and files of NumPy's format for those too large for memory.
+# --------------------------------------------------------------------------------------------------
+
+
+def check_out(out: Sequence[Tensor | None], shape: tuple[int, int], inputs: Sequence[Tensor]) -> None:
+    """Refuse tensors that matrices do not fit into, or whose memory is in use while matrices are computed.
+
+    Raises
+    ------
+    ShapeError, SettingsError
+    """
+    dtype, taken = inputs[0].dtype, list(inputs)
+    for matrix in out:
+        if matrix is None:
+            continue
+        if not isinstance(matrix, Tensor):
+            raise SettingsError(f"out must be a tensor, not {type(matrix).__name__}; torch.from_numpy makes one")
+        if matrix.shape != shape or matrix.dtype != dtype:
+            raise ShapeError(f"out must be {shape} {dtype}, not {tuple(matrix.shape)} {matrix.dtype}")
+        if matrix.requires_grad:
+            raise SettingsError("out requires gradients, and results have none; pass out.detach()")
+        if _overlaps_itself(matrix):
+            raise SettingsError("entries of out share memory, as those of expanded tensors do; pass out.contiguous()")
+        if any(_overlap(matrix, x) for x in taken):
+            raise SettingsError("out shares memory with the inputs or another result; pass a tensor of its own")
+        taken.append(matrix)
+
+
+def check_paths(*paths: str | Path | None) -> None:
+    """Refuse files that are named twice, or not as NumPy's are.
+
+    Raises
+    ------
+    SettingsError
+    """
+    named = [Path(path) for path in paths if path is not None]
+    if not named:
+        raise SettingsError("name a file for at least one kernel: save(x, nngp=..., ntk=...)")
+    for path in named:
+        if path.suffix != ".npy":
+            raise SettingsError(
+                f"files are in NumPy's format: name it {str(path.with_suffix('.npy'))!r}, not {str(path)!r}"
+            )
+    if len({path.resolve() for path in named}) < len(named):
+        raise SettingsError(f"{str(named[0])!r} is named for both kernels; each needs a file of its own")
+
+
+def _overlaps_itself(x: Tensor) -> bool:
+    """Whether steps along one axis of a matrix lead into what those along another have passed."""
+    passed = 0
+    for step, count in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if step <= passed:
+            return True
+        passed += step * (count - 1)
+    return False
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    """Whether the stretches of memory in which two tensors lie have a part in common."""
+    if x.device != y.device or not (x.numel() and y.numel()):
+        return False
+    (first, last), (start, end) = _stretch(x), _stretch(y)
+    return first < end and start < last
+
+
+def _stretch(x: Tensor) -> tuple[int, int]:
+    length = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + length * x.element_size()
+
+
+@contextmanager
+def new_matrix(path: str | Path, shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield a matrix whose memory is a file, which gets its name when the body has ended without an error.
+
+    Raises
+    ------
+    OutputError
+        If the folder does not exist, cannot be written, or has no space for the whole matrix.
+    DataError
+        If NumPy has no such dtype.
+    """
+    path = Path(path)
+    try:
+        numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError as error:
+        raise DataError(f"files of NumPy's format cannot hold {dtype}; convert inputs to torch.float32") from error
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    try:
+        try:
+            matrix = np.lib.format.open_memmap(temporary, mode="w+", dtype=numpy_dtype, shape=shape)
+            _reserve(temporary)
+            yield torch.from_numpy(matrix)
+            matrix.flush()
+            os.replace(temporary, path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has "
+            f"{shape[0] * shape[1] * numpy_dtype.itemsize / 1e9:.3g} GB of space"
+        ) from error
+
+
+def _reserve(path: Path) -> None:
+    """Take the space on the disk now: a memory map that meets a full one ends the process."""
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+# --------------------------------------------------------------------------------------------------
+# Matrices of pairs of inputs, block by block, so that what layers hold in between stays in the cache.
+# --------------------------------------------------------------------------------------------------
+
+SIZE = 1 << 16  # covariances of pairs of sites that one block holds
+WIDE_SIZE = 1 << 18  # where threads share a large matrix: small blocks would have them wait for the interpreter's lock
+WIDE_BLOCKS = 8  # for each thread, at least, or blocks are small
+GROUP = 16  # blocks on a side of a larger square, all of which are computed before others: pages of files fill up
+_BATCH = 32  # blocks for each thread before threads wait for each other
+
+Result = TypeVar("Result")
+
+
+class Block(NamedTuple):
+    """Rows and columns of one block of a matrix.
+
+    Attributes
+    ----------
+    rows, columns : slice
+        Where it lies.
+    mirrored : bool
+        Whether its transpose is a block, too, which need not be computed.
+    """
+
+    rows: slice
+    columns: slice
+    mirrored: bool
+
+
+def shared_size(num_covariances: int, device: torch.device) -> int:
+    """Return how many covariances a block of a matrix of so many holds, all threads working."""
+    workers = torch.get_num_threads() if device.type == "cpu" else 1
+    return WIDE_SIZE if workers > 1 and num_covariances >= WIDE_BLOCKS * workers * WIDE_SIZE else SIZE
+
+
+def side(num_pairs_of_sites: int, size: int) -> int:
+    """Return how many inputs a block's side has, each pair of which has so many covariances."""
+    return max(int(math.sqrt(size / max(num_pairs_of_sites, 1))), 1)
+
+
+def blocks(num_rows: int, num_columns: int, symmetric: bool, length: int) -> Iterator[Block]:
+    """Yield the blocks of a matrix, or those on and above the diagonal of a symmetric one."""
+    wide = GROUP * length
+    for top in range(0, num_rows, wide):
+        for left in range(top if symmetric else 0, num_columns, wide):
+            for first in range(top, min(top + wide, num_rows), length):
+                rows = slice(first, min(first + length, num_rows))
+                for second in range(max(first, left) if symmetric else left, min(left + wide, num_columns), length):
+                    columns = slice(second, min(second + length, num_columns))
+                    yield Block(rows, columns, symmetric and second > first)
+
+
+def each(function: Callable[[Block], Result], chosen: Sequence[Block], device: torch.device) -> Iterator[Result]:
+    """Yield what a function makes of each block, in order.
+
+    On a CPU there are as many blocks at a time as torch has threads, each of which works on its own with one: torch's
+    way, many threads on one operation, is too fine for operations that fit into the cache.
+    """
+    workers = min(torch.get_num_threads(), len(chosen)) if device.type == "cpu" else 1
+    # The number of threads is torch's own between batches, when the caller's code runs.
+    for first in range(0, len(chosen), _BATCH * workers):
+        batch = chosen[first : first + _BATCH * workers]
+        if workers == 1:
+            for block in batch:
+                with one_thread():
+                    result = function(block)
+                yield result
+            continue
+        with one_thread(), ThreadPoolExecutor(workers, thread_name_prefix="bayeskit-kernel") as pool:
+            results = list(pool.map(function, batch))
+        yield from results

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import jvp
 
-from bayeskit._settings import whole_number
-from bayeskit._torch import new_generator
+from bayeskit.core.inputs import whole_number
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError
-from bayeskit.models.wide_networks.graph import INPUT, Graph
-from bayeskit.models.wide_networks.layers.combine import Concatenate
-from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
-from bayeskit.models.wide_networks.layers.layer import Variances
-from bayeskit.models.wide_networks.layers.normalization import LayerNormalization
+from bayeskit.models.wide_networks.layers import Concatenate, Convolution, Dense, LayerNormalization, Variances
+from bayeskit.models.wide_networks.reader import INPUT, Graph
+
+__all__ = ["Arguments", "ScaledConv1d", "ScaledConv2d", "ScaledLinear", "along", "finite_network"]
+
+# --------------------------------------------------------------------------------------------------
+# Derivatives along vectors, torch's forward mode.
+# --------------------------------------------------------------------------------------------------
+
+Arguments = TypeVar("Arguments", Tensor, dict[str, Tensor])
+
+
+def along(function: Callable[[Arguments], Tensor], at: Arguments, change: Arguments) -> Any:
+    """Return a function's value, and how it changes as its argument does."""
+    _load()
+    return jvp(function, (at,), (change,))
+
+
+@functools.cache
+def _load() -> None:
+    """Let torch load what it needs, without its warnings about itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 
 
 class ScaledLinear(nn.Linear):
@@ -57,7 +80,7 @@ class ScaledConv2d(nn.Conv2d):
 
 
 @dataclass(frozen=True)
-class Channels:
+class _Channels:
     """How many channels a layer has in the module, and in the network of another width."""
 
     before: int
@@ -77,7 +100,7 @@ def finite_network(
     result = copy.deepcopy(module)
     names = {name for name, _ in module.named_modules()}
     widths = _widths(graph, None if width is None else whole_number("width", width, least=1))
-    found: dict[str, Channels] = {}
+    found: dict[str, _Channels] = {}
     for node in graph.nodes:
         sources = [found[name] for name in node.inputs if name in found]
         layer = node.layer
@@ -92,15 +115,15 @@ def finite_network(
             weight, bias = (_number(x[node.name]) for x in (variances.weight, variances.bias))
             _draw(new, weight, bias, standard, generator)
             result.set_submodule(node.name, new)
-            found[node.name] = Channels(_sizes(old)[1], leaving)
+            found[node.name] = _Channels(_sizes(old)[1], leaving)
         elif isinstance(layer, LayerNormalization):
-            channels = sources[0] if sources else Channels(1, 1)
+            channels = sources[0] if sources else _Channels(1, 1)
             # One without parameters may be used again, then with a name that no module has: it has been replaced.
             if node.name in names:
                 result.set_submodule(node.name, _normalization(result.get_submodule(node.name), channels))
             found[node.name] = channels
         elif isinstance(layer, Concatenate):
-            found[node.name] = Channels(sum(x.before for x in sources), sum(x.after for x in sources))
+            found[node.name] = _Channels(sum(x.before for x in sources), sum(x.after for x in sources))
         elif sources:
             found[node.name] = sources[0]
     return result
@@ -197,7 +220,7 @@ def _number(variance: Tensor | float) -> float:
     return float(variance.detach()) if isinstance(variance, Tensor) else variance
 
 
-def _normalization(old: nn.Module, channels: Channels) -> nn.LayerNorm | nn.GroupNorm:
+def _normalization(old: nn.Module, channels: _Channels) -> nn.LayerNorm | nn.GroupNorm:
     assert isinstance(old, nn.LayerNorm | nn.GroupNorm)
     affine = old.weight is not None
     new: nn.LayerNorm | nn.GroupNorm

@@ -2,46 +2,749 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
+import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from textwrap import shorten
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from bayeskit.errors import ModelError, SettingsError
-from bayeskit.models.wide_networks.activations.activation import Activation
-from bayeskit.models.wide_networks.activations.module import activation_of_module
-from bayeskit.models.wide_networks.activations.quadrature import Quadrature
-from bayeskit.models.wide_networks.activations.registry import activation_of_function
-from bayeskit.models.wide_networks.calls import given, is_in_place, operands, place_of_call, pool_of
-from bayeskit.models.wide_networks.checks import check_limit
-from bayeskit.models.wide_networks.graph import INPUT, Graph, Node, axes_before, axes_behind
-from bayeskit.models.wide_networks.layers.combine import Concatenate, Sum
-from bayeskit.models.wide_networks.layers.grid import Flatten, GlobalAverage
-from bayeskit.models.wide_networks.layers.layer import Layer
-from bayeskit.models.wide_networks.layers.nonlinearity import Nonlinearity
-from bayeskit.models.wide_networks.module_layers import (
-    IDENTITY,
-    WEIGHTED,
-    average_pool,
-    global_average,
-    layer_of,
-    place_of_module,
-    whole_tuple,
+from bayeskit.errors import ModelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks.activations import (
+    Activation,
+    Elementwise,
+    Quadrature,
+    activation_of_function,
+    activation_of_module,
 )
-from bayeskit.models.wide_networks.refusals import Refusal, Refusals, check_plain, reason_against_function
-from bayeskit.models.wide_networks.tracing import Tracer, place_of, trace
+from bayeskit.models.wide_networks.covariance import Covariance, Profile
+from bayeskit.models.wide_networks.layers import (
+    AveragePool,
+    Concatenate,
+    Convolution,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Layer,
+    LayerNormalization,
+    Nonlinearity,
+    Pairs,
+    Sum,
+    Variances,
+    cross_covariance,
+    own_covariance,
+)
 
-SUBTRACTIONS = (operator.sub, operator.isub, torch.sub, "sub", "sub_")
-ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_", *SUBTRACTIONS)
-DIVISIONS = (operator.truediv, operator.itruediv, torch.div, "div", "div_")
-PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_", *DIVISIONS)
-RESHAPES = (torch.reshape, "reshape", "view")
-POOLS = (functional.avg_pool1d, functional.avg_pool2d)
-ADAPTIVE_POOLS = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d)
+__all__ = ["Features", "Graph", "INPUT", "Node", "Refusal", "check_limit", "given", "read", "readable", "trace"]
+
+# --------------------------------------------------------------------------------------------------
+# What has no limit, and what to write instead.
+# --------------------------------------------------------------------------------------------------
+
+_ATTENTION = (
+    *(nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder),
+    *(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
+)
+_SOFTMAX = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
+_EMPIRICAL = "take empirical_ntk of the module as it is"
+
+
+class Refusal(ModelError):
+    """A part of a network that has no limit here.
+
+    Attributes
+    ----------
+    place, reason : str
+        Where it is, and why or what to write instead.
+    """
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place, self.reason = place, reason
+
+
+class _Refusals:
+    """All that has been refused in a network, to be told at once."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, list[str]] = {}
+
+    def add(self, error: ModelError) -> None:
+        """Note one; those with the same reason are told together."""
+        if isinstance(error, Refusal):
+            self._places.setdefault(error.reason, []).append(error.place)
+        else:
+            self._places.setdefault(str(error), [])
+
+    def check(self) -> None:
+        """Raise an error if there is any."""
+        found = [f"{', '.join(places)}: {reason}" if places else reason for reason, places in self._places.items()]
+        if len(found) == 1:
+            raise ModelError(found[0])
+        if found:
+            raise ModelError("these parts of the network have no limit here:\n" + "\n".join(f"- {x}" for x in found))
+
+
+def _check_plain(place: str, module: nn.Module) -> None:
+    """Refuse modules that do not do what their class says."""
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        raise Refusal(place, "its number of inputs is not known yet; run the module once on data")
+    if nn.utils.parametrize.is_parametrized(module):
+        raise Refusal(
+            place,
+            "its weights are functions of others, such as spectral_norm or weight_norm, so that they do not have the "
+            "law of random weights; take the layer without parametrization",
+        )
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise Refusal(place, "hooks change what it does, which cannot be read; write it without hooks")
+
+
+def _reason_against(module: nn.Module) -> str:
+    """Return why a module has no limit, and what to take instead."""
+    kind = type(module).__name__
+    if "MaxPool" in kind:
+        return "the maximum of correlated normal numbers has no closed limit; use AvgPool"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return _against_batch_normalization(module)
+    if "InstanceNorm" in kind:
+        return (
+            "it normalizes each channel by itself, after which channels are not normal; "
+            f"use {_replacements(getattr(module, 'num_features', 'C'), 1 if '1d' in kind else 2)}"
+        )
+    if isinstance(module, nn.GroupNorm):
+        return f"only one group, of all channels, has a limit here; use nn.GroupNorm(1, {module.num_channels})"
+    if isinstance(module, nn.PReLU):
+        return "its slope is trained; use LeakyReLU"
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return f"a recurrent network shares its weights over time, which has no limit here; {_EMPIRICAL}"
+    if isinstance(module, _ATTENTION):
+        return f"attention multiplies features by one another, which has no limit here; {_EMPIRICAL}"
+    if isinstance(module, _SOFTMAX):
+        return _SOFTMAX_REASON
+    return (
+        "it has no limit of infinite width here; the nearest are Linear, Conv1d, Conv2d, AvgPool, LayerNorm and "
+        f"Flatten; for an elementwise function use Elementwise(function), which goes by quadrature; for anything else "
+        f"{_EMPIRICAL}"
+    )
+
+
+_SOFTMAX_REASON = (
+    "a softmax divides by a sum over channels, which has no limit here; leave one at the network's end to the "
+    f"likelihood, as ClassificationModel does; elsewhere {_EMPIRICAL}"
+)
+
+
+def _against_batch_normalization(module: nn.Module) -> str:
+    channels = getattr(module, "num_features", "C")
+    axes = {"BatchNorm1d": 0, "BatchNorm3d": 3}.get(type(module).__name__, 2)
+    if module.training:
+        reason = "it couples the inputs of a batch, so that there is no kernel between two of them"
+    else:
+        reason = "in eval mode it scales channels by statistics of past data, which have no law at initialization"
+    return f"{reason}; use {_replacements(channels, axes)}"
+
+
+def _replacements(channels: Any, num_axes: int) -> str:
+    if not num_axes:
+        return f"nn.LayerNorm({channels})"
+    sizes = {1: "length", 2: "height, width", 3: "depth, height, width"}[num_axes]
+    return f"nn.LayerNorm([{channels}, {sizes}]) or nn.GroupNorm(1, {channels})"
+
+
+def _reason_against_function(target: Any) -> str:
+    """Return why a function has no limit, and what to take instead."""
+    called = _called_as(target)
+    if "softmax" in called:
+        return _SOFTMAX_REASON
+    if "scaled_dot_product" in called:
+        return f"attention multiplies features by one another, which has no limit here; {_EMPIRICAL}"
+    if "max_pool" in called:
+        return "the maximum of correlated normal numbers has no closed limit; use an average"
+    if called in ("detach", "detach_"):
+        return "it keeps gradients from the layers before; freeze them with requires_grad_(False)"
+    if called in ("sum", "amax", "amin", "max", "min"):
+        return f"of functions over a grid only the mean has a limit here; {_EMPIRICAL}"
+    if called in ("clamp", "clip", "maximum", "minimum", "where", "threshold", "hardshrink", "softshrink"):
+        return "write it as Elementwise(function), which goes by quadrature"
+    return (
+        "it has no limit of infinite width here; for an elementwise function use Elementwise(function), which goes by "
+        f"quadrature; for anything else {_EMPIRICAL}"
+    )
+
+
+def _called_as(target: Any) -> str:
+    """Return the name of a function or method."""
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+# --------------------------------------------------------------------------------------------------
+# A network as a list of layers, each of which knows which others feed it.
+# --------------------------------------------------------------------------------------------------
+
+INPUT = ".input"  # no layer can be called so
+
+
+@dataclass(frozen=True)
+class Node:
+    """One layer.
+
+    Attributes
+    ----------
+    name : str
+        Its own, as in the torch module.
+    layer : Layer
+        What it does.
+    inputs : tuple of str
+        The nodes that feed it.
+    place : str
+        Where it stands in the user's code, for messages.
+    """
+
+    name: str
+    layer: Layer
+    inputs: tuple[str, ...]
+    place: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network: nodes in an order in which each comes after those that feed it; the last one is its output.
+
+    Attributes
+    ----------
+    nodes : tuple of Node
+        All layers.
+    num_axes : int or None
+        Of the grid on which inputs lie; None if the layers do not tell.
+    """
+
+    nodes: tuple[Node, ...]
+    num_axes: int | None
+
+    @property
+    def all_pairs(self) -> frozenset[str]:
+        """The nodes of which covariances between different sites are needed."""
+        wanted: set[str] = set()
+        for node in reversed(self.nodes):
+            if node.layer.needs_all_pairs(node.name in wanted):
+                wanted.update(node.inputs)
+        return frozenset(wanted)
+
+    def profile(self, x: Tensor, variances: Variances, ntk: bool) -> tuple[Profile, Covariance]:
+        """Return what layers need to know of single inputs, and the covariance of each with itself."""
+        state = own_covariance(x, INPUT in self.all_pairs, ntk)
+        states = self._run(state, Pairs(None, None, outer=False), variances)
+        return (
+            Profile(
+                {name: state.variance() for name, state in states.items()},
+                {name: state.mean for name, state in states.items() if state.mean is not None},
+            ),
+            states[self.nodes[-1].name],
+        )
+
+    def cross(
+        self, x1: Tensor, x2: Tensor, profiles: tuple[Profile, Profile], variances: Variances, ntk: bool
+    ) -> Covariance:
+        """Return the covariances of the network's output between all inputs of two sets."""
+        own = profiles[0].variance[INPUT], profiles[1].variance[INPUT]
+        return self.propagate(cross_covariance(x1, x2, own, INPUT in self.all_pairs, ntk), profiles, variances)
+
+    def propagate(self, state: Covariance, profiles: tuple[Profile, Profile], variances: Variances) -> Covariance:
+        """Return the covariances of the network's output, given those of all inputs of two sets."""
+        return self._run(state, Pairs(*profiles, outer=True), variances)[self.nodes[-1].name]
+
+    def _run(self, state: Covariance, pairs: Pairs, variances: Variances) -> dict[str, Covariance]:
+        states = {INPUT: state}
+        keep, all_pairs = pairs.first is None, self.all_pairs
+        last = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
+        for i, node in enumerate(self.nodes):
+            wide = node.layer.needs_all_pairs(node.name in all_pairs)
+            inputs = [(name, states[name] if wide else states[name].same_sites()) for name in node.inputs]
+            states[node.name] = node.layer.propagate(node.name, inputs, pairs, variances)
+            if not keep:
+                for name in node.inputs:
+                    if last[name] == i and name in states:
+                        del states[name]
+        output = states[self.nodes[-1].name]
+        if output.num_axes:
+            raise ShapeError(
+                f"the network ends in features on a grid {tuple(output.sites)}; end it with Flatten or an average over "
+                "the grid, and a dense layer"
+            )
+        return states
+
+
+def _axes_before(layer: Layer) -> int | None:
+    """Return how many axes the grid has on which a layer's inputs lie, where the layer tells."""
+    match layer:
+        case Dense():
+            return 0
+        case Convolution() | AveragePool():
+            return len(layer.window)
+        case GlobalAverage():
+            return layer.num_axes
+        case LayerNormalization(any_sites=False):
+            return len(layer.shape) - 1
+    return None
+
+
+def _axes_behind(name: str, nodes: Mapping[str, Node], of_input: int | None) -> int | None:
+    """Return how many axes the grid has on which a node's features lie, where it or those before it tell."""
+    if name == INPUT:
+        return of_input
+    layer = nodes[name].layer
+    if isinstance(layer, Flatten) or (isinstance(layer, GlobalAverage) and not layer.keeps_grid):
+        return 0
+    wanted = _axes_before(layer)
+    if wanted is not None:
+        return wanted
+    known = (_axes_behind(source, nodes, of_input) for source in nodes[name].inputs)
+    return next((axes for axes in known if axes is not None), None)
+
+
+# --------------------------------------------------------------------------------------------------
+# From a torch module to a list of the operations in its forward method.
+# --------------------------------------------------------------------------------------------------
+
+_LONGEST = 70  # a line of code in a message
+_LINE = "line"  # where in a node's notes the line of the user's code is
+
+
+class _Tracer(fx.Tracer):
+    """Traces a module down to torch's own layers, and notes the lines of code that call them."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Take torch's modules, except containers, and elementwise functions as they are."""
+        return isinstance(m, Elementwise) or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, kind: str, *arguments: Any, **options: Any) -> fx.Node:
+        """Return a node that knows the line of code it comes from."""
+        if kind.startswith("call") and not torch.is_grad_enabled():
+            raise ModelError(
+                "a part of the forward method runs without gradients, under torch.no_grad(); freeze its layers with "
+                "requires_grad_(False), which leaves them out of the tangent kernel"
+            )
+        node = super().create_node(kind, *arguments, **options)
+        node.meta[_LINE] = _line_of_code()
+        return node
+
+
+def trace(module: nn.Module) -> fx.Graph:
+    """Return the operations of a module's forward method.
+
+    Raises
+    ------
+    ModelError
+        If it has branches on values, or does what cannot be recorded.
+    """
+    _check_plain(f"{type(module).__name__}, the whole network", module)
+    try:
+        # Whether the caller wants gradients is not a property of the network.
+        with torch.enable_grad(), _recorded_lengths(module):
+            return _Tracer().trace(module)
+    except ModelError:
+        raise
+    except Exception as error:  # fx raises whatever the module's own code raises on symbols
+        _check_layers(module)
+        raise ModelError(
+            f"{type(module).__name__} cannot be traced: {error}. Build it from nn.Sequential, or write a forward "
+            "method without branches on values"
+        ) from error
+
+
+def _place_of(node: fx.Node) -> str:
+    """Return where an operation stands: in which module, and on which line of code."""
+    modules = [path for path in node.meta.get("nn_module_stack") or {} if path]
+    inside = f"in module {modules[-1]!r}" if modules and node.op != "call_module" else ""
+    known = [x for x in (inside, node.meta.get(_LINE, "")) if x]
+    return f" ({', '.join(known)})" if known else ""
+
+
+def _check_layers(module: nn.Module) -> None:
+    """Name the layers on which tracing may have failed, for what fails is often what is done with their results."""
+    refusals = _Refusals()
+    for name, layer in module.named_modules():
+        if type(layer).__module__.startswith("torch.nn") and _returns_several(layer):
+            refusals.add(ModelError(f"layer {name!r} ({type(layer).__name__}): {_reason_against(layer)}"))
+    refusals.check()
+
+
+def _returns_several(module: nn.Module) -> bool:
+    return isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention)
+
+
+@contextmanager
+def _recorded_lengths(module: nn.Module) -> Iterator[None]:
+    """Let ``len`` of a tensor be recorded where the forward methods call it, as Python lets it return numbers only."""
+    scopes = [getattr(type(layer).forward, "__globals__", {}) for layer in module.modules()]
+    borrowed = {id(x): x for x in scopes if "len" not in x and not str(x.get("__name__", "torch")).startswith("torch")}
+    for scope in borrowed.values():
+        scope["len"] = _length
+    try:
+        yield
+    finally:
+        for scope in borrowed.values():
+            del scope["len"]
+
+
+def _length(x: Any) -> Any:
+    return x.tracer.create_proxy("call_function", len, (x,), {}) if isinstance(x, fx.Proxy) else len(x)
+
+
+def _line_of_code() -> str:
+    """Return the line of the forward method that is being traced, or nothing if it is torch's own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        scope = frame.f_globals.get("__name__", "")
+        if scope == __name__ and frame.f_code is trace.__code__:
+            break
+        if scope != __name__ and not scope.startswith("torch.") and scope != "contextlib":
+            path, number = frame.f_code.co_filename, frame.f_lineno
+            text = shorten(linecache.getline(path, number).strip(), _LONGEST, placeholder=" ...")
+            return f"line {number} of {Path(path).name}" + (f", `{text}`" if text else "")
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------
+# How functions are called in a trace.
+# --------------------------------------------------------------------------------------------------
+
+_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+
+
+def _place_of_call(node: fx.Node) -> str:
+    """Return how messages call a function."""
+    called = _called_as(node.target)
+    return f"{node.name!r}" + (f" ({called})" if called != node.name else "") + _place_of(node)
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    """Whether a function writes its result over its first input."""
+    target = node.target
+    if isinstance(target, str):
+        return target.endswith("_")
+    if isinstance(target, FunctionType):
+        signature = inspect.signature(target)
+        if "inplace" in signature.parameters:
+            return signature.bind(*node.args, **node.kwargs).arguments.get("inplace") is True
+    return target in _IN_PLACE
+
+
+def _operands(node: fx.Node) -> tuple[Any, Any]:
+    """Return what a function of two takes, by position or by name."""
+    named = [node.kwargs[key] for key in ("input", "other") if key in node.kwargs]
+    found: list[Any] = [*node.args, *named, None]
+    return found[0], found[1]
+
+
+def _pool_of(node: fx.Node) -> nn.AvgPool1d | nn.AvgPool2d:
+    """Return the module that does what a function does."""
+    settings = {"kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
+    if node.target is functional.avg_pool1d:
+        return nn.AvgPool1d(**given(node, **settings))
+    return nn.AvgPool2d(**given(node, **settings, divisor_override=None))
+
+
+def given(node: fx.Node, **settings: Any) -> dict[str, Any]:
+    """Return what a function is called with behind the tensor, by position or by name."""
+    by_position = dict(zip(settings, node.args[1:], strict=False))
+    named = {"dim" if key == "axis" else key: value for key, value in node.kwargs.items()}
+    return settings | by_position | {key: value for key, value in named.items() if key in settings}
+
+
+# --------------------------------------------------------------------------------------------------
+# Which layer of infinite width a torch module is.
+# --------------------------------------------------------------------------------------------------
+
+_IDENTITY = Sum((1.0,))
+_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm)
+
+
+def _layer_of(name: str, module: nn.Module, standard: bool) -> Layer:
+    """Return the layer that a module is; nonlinearities are not among them.
+
+    Raises
+    ------
+    ModelError
+        If there is none.
+    """
+    place = _place_of_module(name, module)
+    _check_plain(place, module)
+    if isinstance(module, nn.Linear):
+        return _dense(module, module.in_features, module.out_features, standard)
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        return _convolution(place, module, standard)
+    if isinstance(module, nn.Flatten):
+        if module.start_dim != 1 or module.end_dim != -1:
+            raise Refusal(place, "only a Flatten of all but the first dimension has a limit here")
+        return Flatten()
+    if isinstance(module, nn.AvgPool1d | nn.AvgPool2d):
+        return _average_pool(place, module)
+    if isinstance(module, nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d):
+        return _global_average(place, 1 if isinstance(module, nn.AdaptiveAvgPool1d) else 2, module.output_size)
+    if isinstance(module, nn.LayerNorm):
+        return LayerNormalization(tuple(module.normalized_shape), module.eps, *_trained(module))
+    if isinstance(module, nn.GroupNorm) and module.num_groups == 1:
+        return LayerNormalization((module.num_channels,), module.eps, *_trained(module), any_sites=True)
+    if isinstance(module, nn.Dropout):
+        if module.training and module.p == 1:
+            raise Refusal(place, "it drops everything; give it a rate below one")
+        return Dropout(module.p) if module.training and module.p else _IDENTITY
+    if isinstance(module, nn.Identity):
+        return _IDENTITY
+    raise Refusal(place, _reason_against(module))
+
+
+def _place_of_module(name: str, module: nn.Module) -> str:
+    """Return how messages call a module."""
+    return f"layer {name!r} ({type(module).__name__})"
+
+
+def _average_pool(place: str, module: nn.AvgPool1d | nn.AvgPool2d) -> AveragePool:
+    """Return averages over windows."""
+    axes = 1 if isinstance(module, nn.AvgPool1d) else 2
+    padding = _whole_tuple(module.padding, axes)
+    if getattr(module, "divisor_override", None) is not None:
+        raise Refusal(place, "averages with a divisor of their own have no limit here; scale the output")
+    if module.ceil_mode:
+        raise Refusal(place, "averages with ceil_mode=True have no limit here")
+    if any(padding) and not module.count_include_pad:
+        raise Refusal(place, "averages whose padding does not count have no limit here")
+    stride = module.stride if module.stride is not None else module.kernel_size
+    return AveragePool(
+        _whole_tuple(module.kernel_size, axes), _whole_tuple(stride, axes), tuple((size, size) for size in padding)
+    )
+
+
+def _global_average(place: str, num_axes: int, output_size: Any) -> GlobalAverage:
+    """Return an adaptive average, which must be over the whole grid."""
+    if any(size != 1 for size in (output_size if isinstance(output_size, list | tuple) else (output_size,))):
+        raise Refusal(place, "of adaptive averages only those over the whole grid have a limit here")
+    return GlobalAverage(num_axes, keeps_grid=True)
+
+
+def _whole_tuple(x: Any, axes: int) -> tuple[int, ...]:
+    """Return one whole number an axis."""
+    return tuple(int(y) for y in x) if isinstance(x, list | tuple) else (int(x),) * axes
+
+
+def _trained(module: nn.LayerNorm | nn.GroupNorm) -> tuple[bool, bool]:
+    """Return whether gains and shifts take part in gradients."""
+    gain, shift = module.weight, getattr(module, "bias", None)
+    return gain is not None and gain.requires_grad, shift is not None and shift.requires_grad
+
+
+def _dense(module: nn.Linear | nn.Conv1d | nn.Conv2d, fan_in: int, channels: int, standard: bool) -> Dense:
+    weight, bias = module.weight, module.bias
+    return Dense(
+        fan_in,
+        channels,
+        bias is not None,
+        standard,
+        weight.requires_grad,
+        bias is not None and bias.requires_grad,
+    )
+
+
+def _convolution(place: str, module: nn.Conv1d | nn.Conv2d, standard: bool) -> Convolution:
+    if module.groups != 1:
+        raise Refusal(place, "convolutions in groups have no limit here; use groups=1")
+    window = tuple(module.kernel_size)
+    if isinstance(module.padding, str):
+        total = [d * (k - 1) if module.padding == "same" else 0 for d, k in zip(module.dilation, window, strict=True)]
+        padding = tuple((size // 2, size - size // 2) for size in total)
+    else:
+        padding = tuple((size, size) for size in module.padding)
+    dense = _dense(module, module.in_channels * math.prod(window), module.out_channels, standard)
+    return Convolution(dense, window, tuple(module.stride), tuple(module.dilation), padding, module.padding_mode)
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether a network's layers fit together, and have the limit that their kernels assume.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the layers before have made of some features.
+
+    Attributes
+    ----------
+    normal : bool
+        Whether they are jointly normal, given the input.
+    alike : bool
+        Whether all channels have one law.
+    terms : frozenset of str or None
+        The layers with weights in which they are linear, one a term; None for a term that is linear in none.
+    ancestors : frozenset of str
+        All layers with weights on which they depend.
+    channels, num_axes : int or None
+        How many channels there are, and axes of the grid on which they lie, where layers before tell.
+    """
+
+    normal: bool
+    alike: bool
+    terms: frozenset[str | None]
+    ancestors: frozenset[str]
+    channels: int | None = None
+    num_axes: int | None = None
+
+
+def check_limit(graph: Graph) -> Features:
+    """Refuse networks whose layers do not fit together, or whose limit is not the one that kernels assume.
+
+    Returns
+    -------
+    Features
+        Of the output.
+
+    Raises
+    ------
+    ShapeError, ModelError
+        Naming the layer.
+    """
+    start = Features(normal=False, alike=True, terms=frozenset({None}), ancestors=frozenset(), num_axes=graph.num_axes)
+    found = {INPUT: start}
+    for node in graph.nodes:
+        inputs = [found[name] for name in node.inputs]
+        channels, num_axes = _shape(node, inputs)
+        found[node.name] = replace(_features(node, inputs), channels=channels, num_axes=num_axes)
+    return found[graph.nodes[-1].name]
+
+
+def _shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
+    """Return the number of channels and of axes that a layer makes, if it can take its inputs."""
+    layer, first = node.layer, inputs[0]
+    channels, wanted = first.channels, _axes_before(layer)
+    match layer:
+        case Dense():
+            _check_channels(node, layer.fan_in, first)
+            channels = layer.channels
+        case Convolution():
+            _check_channels(node, layer.dense.fan_in // math.prod(layer.window), first)
+            channels = layer.dense.channels
+        case LayerNormalization():
+            _check_channels(node, layer.shape[0], first)
+            channels = layer.shape[0]
+        case Flatten():
+            return channels if first.num_axes == 0 else None, 0
+        case Sum() | Concatenate():
+            return _joined_shape(node, inputs)
+    if wanted is None:
+        return channels, first.num_axes
+    if first.num_axes is not None and first.num_axes != wanted:
+        raise ShapeError(
+            f"layer {node.name!r}{node.place} needs {_grid(wanted)} and receives {_grid(first.num_axes)} from "
+            f"{_called(node.inputs[0])}" + ("; put Flatten or an average over the grid before it" if not wanted else "")
+        )
+    return channels, 0 if isinstance(layer, GlobalAverage) and not layer.keeps_grid else wanted
+
+
+def _joined_shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
+    axes = {x.num_axes for x in inputs if x.num_axes is not None}
+    if len(axes) > 1:
+        raise ShapeError(f"layer {node.name!r}{node.place} joins {' and '.join(_grid(x) for x in sorted(axes))}")
+    channels = [x.channels for x in inputs if x.channels is not None]
+    if isinstance(node.layer, Sum):
+        if len(set(channels)) > 1:
+            raise ShapeError(
+                f"layer {node.name!r}{node.place} adds features of different numbers of channels: {channels}"
+            )
+        total = channels[0] if channels else None
+    else:
+        total = sum(channels) if len(channels) == len(inputs) else None
+    return total, axes.pop() if axes else None
+
+
+def _check_channels(node: Node, wanted: int, features: Features) -> None:
+    if features.channels is not None and features.channels != wanted:
+        raise ShapeError(
+            f"layer {node.name!r} expects {wanted} channels and receives {features.channels} from "
+            f"{_called(node.inputs[0])}"
+        )
+
+
+def _called(name: str) -> str:
+    return "the input" if name == INPUT else repr(name)
+
+
+def _grid(num_axes: int) -> str:
+    return {0: "vectors", 1: "features along a line", 2: "images"}[num_axes]
+
+
+def _features(node: Node, inputs: list[Features]) -> Features:
+    ancestors = frozenset[str]().union(*(x.ancestors for x in inputs))
+    first = inputs[0]
+    if isinstance(node.layer, Dense | Convolution):
+        return Features(True, True, frozenset({node.name}), ancestors | {node.name})
+    if isinstance(node.layer, Nonlinearity):
+        _check_nonlinearity(node, first)
+        return Features(False, True, frozenset({None}), ancestors)
+    if isinstance(node.layer, Sum | Concatenate):
+        if isinstance(node.layer, Sum):
+            _check_sum(node, inputs)
+        joined = isinstance(node.layer, Concatenate)
+        return Features(
+            all(x.normal for x in inputs),
+            not joined and all(x.alike for x in inputs),
+            frozenset[str | None]().union(*(x.terms for x in inputs)),
+            ancestors,
+        )
+    normal = first.normal and not isinstance(node.layer, Dropout)
+    alike = first.alike and not isinstance(node.layer, Flatten)
+    return Features(normal, alike, first.terms, ancestors)
+
+
+def _check_nonlinearity(node: Node, features: Features) -> None:
+    if not features.normal:
+        raise ModelError(
+            f"layer {node.name!r}{node.place} is a nonlinearity of features that are not normal in the limit; put a "
+            "layer with weights before it, or apply it to the data; behind a residual sum, x + f(x), put one on the "
+            "shortcut, too, or let the block begin with its nonlinearity, x + Conv2d(relu(x))"
+        )
+    if not features.alike:
+        raise ModelError(
+            f"layer {node.name!r}{node.place} is a nonlinearity of channels with different laws; apply it before they "
+            "are joined or flattened"
+        )
+
+
+def _check_sum(node: Node, inputs: list[Features]) -> None:
+    """Refuse sums of features that are correlated."""
+    for i, one in enumerate(inputs):
+        for other in inputs[:i]:
+            # A term drops out of a product if it is linear in weights that the other does not know.
+            free = all(
+                (x is not None and x not in other.ancestors) or (y is not None and y not in one.ancestors)
+                for x in one.terms
+                for y in other.terms
+            )
+            if not free:
+                raise ModelError(
+                    f"layer {node.name!r}{node.place} adds features that are correlated, such as h + f(h); put a "
+                    "layer with weights at the end of one branch, h + Linear(f(h))"
+                )
+
+
+_SUBTRACTIONS = (operator.sub, operator.isub, torch.sub, "sub", "sub_")
+_ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_", *_SUBTRACTIONS)
+_DIVISIONS = (operator.truediv, operator.itruediv, torch.div, "div", "div_")
+_PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_", *_DIVISIONS)
+_RESHAPES = (torch.reshape, "reshape", "view")
+_POOLS = (functional.avg_pool1d, functional.avg_pool2d)
+_ADAPTIVE_POOLS = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d)
 
 
 def readable(module: nn.Module) -> nn.Module:
@@ -57,7 +760,7 @@ def readable(module: nn.Module) -> nn.Module:
             f"infinite_width takes a torch.nn.Module, not {type(module).__name__}; Elementwise makes one of a function "
             "of single numbers, and a class with a forward method of anything else"
         )
-    return nn.Sequential(module) if Tracer().is_leaf_module(module, "") else module
+    return nn.Sequential(module) if _Tracer().is_leaf_module(module, "") else module
 
 
 def read(module: nn.Module, standard: bool) -> Graph:
@@ -86,7 +789,7 @@ class _Reading:
     owners: dict[nn.Parameter, str] = field(default_factory=dict)  # the names of layers, by their weights
     sizes: dict[str, int | None] = field(default_factory=dict)  # of tensors: by fx's names, which dimension, or all
     memory: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the tensor that one shares its numbers with
-    refusals: Refusals = field(default_factory=Refusals)
+    refusals: _Refusals = field(default_factory=_Refusals)
     refused: set[str] = field(default_factory=set)  # fx's names
     lost: set[str] = field(default_factory=set)  # fx's names of what is not made of the input alone
     num_axes: int | None = None
@@ -123,7 +826,7 @@ class _Reading:
                 self._overwrite(node)
         elif not self._size(node):
             self._function(node)
-            if is_in_place(node):
+            if _is_in_place(node):
                 self._overwrite(node)
 
     def _skip(self, node: fx.Node) -> None:
@@ -156,9 +859,9 @@ class _Reading:
         """Append a layer."""
         sources = [self.names[x.name] for x in node.all_input_nodes] if inputs is None else inputs
         if self.num_axes is None and INPUT in sources:
-            self.num_axes = axes_before(layer)
-        self.names[node.name] = self._append(name, layer, sources, place_of(node))
-        if layer == IDENTITY or isinstance(layer, Flatten):
+            self.num_axes = _axes_before(layer)
+        self.names[node.name] = self._append(name, layer, sources, _place_of(node))
+        if layer == _IDENTITY or isinstance(layer, Flatten):
             self.memory[node] = self._memory(node.all_input_nodes[0])
 
     def _append(self, name: str, layer: Layer, inputs: Sequence[str], place: str) -> str:
@@ -180,23 +883,23 @@ class _Reading:
     def _module(self, node: fx.Node, name: str, module: nn.Module) -> None:
         activation = activation_of_module(module)
         if activation is not None:
-            check_plain(place_of_module(name, module), module)
+            _check_plain(_place_of_module(name, module), module)
             self._activation(node, name, activation)
             return
-        layer = layer_of(name, module, self.standard)
-        if isinstance(module, WEIGHTED):
+        layer = _layer_of(name, module, self.standard)
+        if isinstance(module, _WEIGHTED):
             self._check_weights(name, module)
         self.put(node, name, layer)
 
     def _activation(self, node: fx.Node, name: str, activation: Activation) -> None:
         """Append a nonlinearity."""
         (source,) = (self.names[x.name] for x in node.all_input_nodes)
-        self.names[node.name] = self._apply(name, activation, source, place_of(node))
+        self.names[node.name] = self._apply(name, activation, source, _place_of(node))
 
     def _apply(self, name: str, activation: Activation, source: str, place: str) -> str:
         """Append a nonlinearity, on each part of what a concatenation joins, or joined with one before."""
         made = self.nodes.get(source)
-        if made is not None and made.layer == IDENTITY:
+        if made is not None and made.layer == _IDENTITY:
             return self._apply(name, activation, made.inputs[0], place)
         if made is not None and isinstance(made.layer, Concatenate | Flatten):
             # Channels that are not alike are left to be joined until the function has been applied to each.
@@ -227,17 +930,17 @@ class _Reading:
 
     def _function(self, node: fx.Node) -> None:
         target = node.target
-        if target in RESHAPES:
+        if target in _RESHAPES:
             self._reshape(node)
             return
         if any(x.name in self.sizes for x in node.all_input_nodes):
-            raise Refusal(place_of_call(node), f"it computes with the size of a tensor; {WRITE_FLATTEN}")
+            raise Refusal(_place_of_call(node), f"it computes with the size of a tensor; {_WRITE_FLATTEN}")
         if target is operator.getitem:
             self._item(node)
-        elif target in ADDITIONS:
-            self._sum(node, -1.0 if target in SUBTRACTIONS else 1.0)
-        elif target in PRODUCTS:
-            self._scale(node, target in DIVISIONS)
+        elif target in _ADDITIONS:
+            self._sum(node, -1.0 if target in _SUBTRACTIONS else 1.0)
+        elif target in _PRODUCTS:
+            self._scale(node, target in _DIVISIONS)
         elif target in (operator.neg, torch.neg, "neg"):
             self.put(node, node.name, Sum((-1.0,)))
         elif target in (torch.cat, torch.concat, torch.concatenate):
@@ -248,13 +951,13 @@ class _Reading:
             self._squeeze(node)
         elif target in (torch.mean, "mean"):
             self._mean(node)
-        elif target in POOLS:
-            self.put(node, node.name, average_pool(place_of_call(node), pool_of(node)))
-        elif target in ADAPTIVE_POOLS:
+        elif target in _POOLS:
+            self.put(node, node.name, _average_pool(_place_of_call(node), _pool_of(node)))
+        elif target in _ADAPTIVE_POOLS:
             size = given(node, output_size=None)["output_size"]
-            self.put(node, node.name, global_average(place_of_call(node), 1 + ADAPTIVE_POOLS.index(target), size))
+            self.put(node, node.name, _global_average(_place_of_call(node), 1 + _ADAPTIVE_POOLS.index(target), size))
         elif target is functional.dropout:
-            raise Refusal(place_of_call(node), "use nn.Dropout, whose mode says whether there is noise")
+            raise Refusal(_place_of_call(node), "use nn.Dropout, whose mode says whether there is noise")
         else:
             self._function_of_features(node)
 
@@ -263,13 +966,13 @@ class _Reading:
         source = given(node, input=None)["input"] if not node.args else node.args[0]
         options = {key: value for key, value in node.kwargs.items() if key not in ("inplace", "input", "out")}
         if node.kwargs.get("out") is not None:
-            raise Refusal(place_of_call(node), "it writes to a tensor of its own; leave out= out")
+            raise Refusal(_place_of_call(node), "it writes to a tensor of its own; leave out= out")
         target = node.target.rstrip("_") if isinstance(node.target, str) else node.target
         activation = None
         if [source] == node.all_input_nodes:
             activation = activation_of_function(target, node.args[1:], options)
         if activation is None:
-            raise Refusal(place_of_call(node), reason_against_function(node.target))
+            raise Refusal(_place_of_call(node), _reason_against_function(node.target))
         self._activation(node, node.name, activation)
 
     def _reshape(self, node: fx.Node) -> None:
@@ -279,7 +982,7 @@ class _Reading:
         sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
         whole = len(sizes) == 2 and sizes[1] == -1 and isinstance(sizes[0], fx.Node)
         if not (whole and self.sizes.get(sizes[0].name) == 0):
-            raise Refusal(place_of_call(node), f"of reshapings only a flattening has a limit here; {WRITE_FLATTEN}")
+            raise Refusal(_place_of_call(node), f"of reshapings only a flattening has a limit here; {_WRITE_FLATTEN}")
         self.put(node, node.name, Flatten(), [self.names[source.name]])
 
     def _flatten(self, node: fx.Node) -> None:
@@ -288,8 +991,8 @@ class _Reading:
         axes = self._axes_of(node)
         if first != 1 or last not in (-1, None if axes is None else axes + 1):
             raise Refusal(
-                place_of_call(node),
-                f"only a flattening of all but the first dimension has a limit here; {WRITE_FLATTEN}",
+                _place_of_call(node),
+                f"only a flattening of all but the first dimension has a limit here; {_WRITE_FLATTEN}",
             )
         self.put(node, node.name, Flatten())
 
@@ -299,11 +1002,11 @@ class _Reading:
         ends = all(user.op == "output" for user in node.users)
         if self._axes_of(node) != 0 or dim != 1 or not ends:
             raise Refusal(
-                place_of_call(node),
+                _place_of_call(node),
                 "only squeeze(-1) of vectors at the network's end has a limit here; leave it out, or write "
                 "x.flatten(1) behind an average over the grid",
             )
-        self.put(node, node.name, IDENTITY)
+        self.put(node, node.name, _IDENTITY)
 
     def _concatenate(self, node: fx.Node) -> None:
         chosen = given(node, dim=0)["dim"]
@@ -311,16 +1014,18 @@ class _Reading:
         (dim,) = self._dimensions(node, (chosen,))
         if dim != 1:
             raise ModelError(
-                f"{place_of_call(node)}: only a concatenation of channels (dim=1) has a limit here, not dim={chosen}"
+                f"{_place_of_call(node)}: only a concatenation of channels (dim=1) has a limit here, not dim={chosen}"
             )
         self.put(node, node.name, Concatenate(), [self.names[x.name] for x in parts])
 
     def _mean(self, node: fx.Node) -> None:
         chosen = given(node, dim=None, keepdim=False)
         dims = chosen["dim"]
-        wanted = sorted(self._dimensions(node, whole_tuple(dims, 1))) if dims is not None else []
+        wanted = sorted(self._dimensions(node, _whole_tuple(dims, 1))) if dims is not None else []
         if wanted not in ([2], [-1], [2, 3], [-2, -1]):
-            raise Refusal(place_of_call(node), f"only a mean over the whole grid has a limit here, not over dim={dims}")
+            raise Refusal(
+                _place_of_call(node), f"only a mean over the whole grid has a limit here, not over dim={dims}"
+            )
         self.put(node, node.name, GlobalAverage(len(wanted), keeps_grid=bool(chosen["keepdim"])))
 
     def _dimensions(self, node: fx.Node, dims: Sequence[Any]) -> list[Any]:
@@ -333,7 +1038,7 @@ class _Reading:
 
     def _axes_of(self, node: fx.Node) -> int | None:
         """Return on what grid the first of a node's inputs lie that is known to lie on one."""
-        known = (axes_behind(self.names[x.name], self.nodes, self.num_axes) for x in node.all_input_nodes)
+        known = (_axes_behind(self.names[x.name], self.nodes, self.num_axes) for x in node.all_input_nodes)
         return next((axes for axes in known if axes is not None), None)
 
     def _item(self, node: fx.Node) -> None:
@@ -344,30 +1049,32 @@ class _Reading:
             self.refused.add(node.name)
             return
         raise Refusal(
-            place_of_call(node),
+            _place_of_call(node),
             "it takes a part of the features, which has no limit here; leave it out at the network's end, for all "
             "outputs have the same kernel",
         )
 
     def _sum(self, node: fx.Node, sign: float) -> None:
-        left, right = operands(node)
+        left, right = _operands(node)
         if not (isinstance(left, fx.Node) and isinstance(right, fx.Node)):
             raise Refusal(
-                place_of_call(node), "it adds a constant, whose limit is not normal; give the layer before a bias"
+                _place_of_call(node), "it adds a constant, whose limit is not normal; give the layer before a bias"
             )
         scale: Any = node.kwargs.get("alpha", 1.0)
         self.put(node, node.name, Sum((1.0, sign * float(scale))), [self.names[left.name], self.names[right.name]])
 
     def _scale(self, node: fx.Node, inverse: bool) -> None:
-        left, right = operands(node)
+        left, right = _operands(node)
         if node.kwargs.get("rounding_mode") is not None:
-            raise Refusal(place_of_call(node), "it rounds; write it as Elementwise(function), which goes by quadrature")
+            raise Refusal(
+                _place_of_call(node), "it rounds; write it as Elementwise(function), which goes by quadrature"
+            )
         numbers = [x for x in (left, right) if not isinstance(x, fx.Node)]
         if inverse and (isinstance(right, fx.Node) or right == 0):
-            raise Refusal(place_of_call(node), "it divides by features or by zero, which has no limit here")
+            raise Refusal(_place_of_call(node), "it divides by features or by zero, which has no limit here")
         if len(numbers) != 1 or not isinstance(numbers[0], int | float):
             raise Refusal(
-                place_of_call(node),
+                _place_of_call(node),
                 "it multiplies features by one another, which has no limit here; a product such as h * sigmoid(h) is "
                 "one function of h: write nn.SiLU, or Elementwise(lambda h: h * torch.sigmoid(h)) and the like",
             )
@@ -384,7 +1091,7 @@ class _Reading:
                 self.names[alias.name] = after
             elif any(user.name not in seen for user in alias.users):
                 raise Refusal(
-                    place_of_call(node), "it overwrites features that are used later in another shape; not in place"
+                    _place_of_call(node), "it overwrites features that are used later in another shape; not in place"
                 )
         self.memory[node] = home
 
@@ -392,7 +1099,7 @@ class _Reading:
         return self.memory.get(node, node)
 
 
-WRITE_FLATTEN = "write x.flatten(1) to make vectors of images, and nothing at a network's end"
+_WRITE_FLATTEN = "write x.flatten(1) to make vectors of images, and nothing at a network's end"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,26 +14,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 import pyro.distributions as dist
 import torch
+from pyro.distributions import TorchDistribution
 from torch import Tensor
+from torch.distributions import Gamma
 
-from bayeskit._files import write_atomically
-from bayeskit._progress import progress_bar
-from bayeskit._settings import real_number, unknown_name, whole_number
-from bayeskit._statistics import (
+from bayeskit.core.inputs import real_number, unknown_name, whole_number
+from bayeskit.core.progress import progress_bar
+from bayeskit.core.randomness import global_stream, new_generator, one_thread
+from bayeskit.core.statistics import (
     log_mean_exp,
     pareto_shape,
     share_beyond_the_largest,
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
-from bayeskit._torch import new_generator, one_thread
-from bayeskit.errors import SamplingWarning, SettingsError
+from bayeskit.core.storage import write_atomically
+from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.laplus.matching import match_gamma
-from bayeskit.inference.evidence.laplus.modes import SHORTEST, Modes, climb_to_modes
+from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
 from bayeskit.inference.evidence.methods import METHODS
+from bayeskit.logdensity.target import Target
 from bayeskit.models.phylogenetics import (
+    JC69,
     Alignment,
     ForestLikelihood,
     SiteRates,
@@ -50,21 +53,360 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
     log_prior_of_lengths,
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologies
-from bayeskit.target import Target
-from bayeskit.workflows.model_comparison import ModelComparison, compare_models
-from bayeskit.workflows.phylogenetics.inputs import check_models, unrooted_topologies
-from bayeskit.workflows.phylogenetics.proposal import Proposal
+from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
+from bayeskit.workflows.bayes_factors import ModelComparison, compare_models
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = [
+    "HALF",
+    "PRIOR",
+    "Proposal",
+    "TopologyComparison",
+    "check_models",
+    "compare_topologies",
+    "defended_draws",
+    "defended_log_prob",
+    "share_of_tail",
+    "unrooted_topologies",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# A little of the prior and of a heavy tail in a proposal of branch lengths, so that importance weights are bounded.
+#
+# A density that was matched to a posterior may fall off faster than the posterior itself: data say little about a very
+# long branch, and next to nothing about how short a branch without a substitution is. The weight of a draw far out can
+# then be of any size, and so rare that no diagnostic of the weights at hand sees it missing.
+#
+# One draw of ten is of the prior, so that no weight can exceed that of the likelihood by much: few sites with a wide
+# prior leave much of the evidence to trees with all branches so long that the sites are random. In another one, where
+# the prior is the same for each branch, a random half of the branch lengths is of the prior, because often some are
+# known.
+#
+# In the others, a share of each branch length comes from a log-Cauchy distribution, such that in one of five one length
+# at least does. Its density falls off as `1 / (x log(x)**2)`, both towards zero and towards infinity, so that the
+# weight is bounded whatever power of the length the prior rises or falls by, and whatever the others are.
+#
+# References ---------- Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture distributions.
+# Technometrics 37, 185-194.
+# --------------------------------------------------------------------------------------------------
+
+#: The shares of draws of which all branch lengths, or a random half, are of the prior.
+PRIOR, HALF = 0.1, 0.1
+#: The share of the other draws that have a branch length from the heavy tail.
+_DEFENCE = 0.2
+#: The median of the heavy tail, in expected substitutions per site, and the half width at half height of its logarithm.
+_MEDIAN, _WIDTH = 0.1, 2.0
+#: Logarithms end this many widths from the median: what lies beyond is no floating-point number any more.
+_END = 150.0
+_ANGLE = math.atan(_END)
+
+
+def share_of_tail(num_edges: int) -> float:
+    """Return the probability that one of so many branch lengths comes from the heavy tail.
+
+    Examples
+    --------
+    >>> (1 - share_of_tail(5)) ** 5
+    0.8
+    """
+    return -math.expm1(math.log1p(-_DEFENCE) / num_edges)
+
+
+def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Replace a share of draws by the prior's, and of other branch lengths by draws from the prior or the heavy tail.
+
+    How many draws have all lengths from the prior, or a half, is not left to chance, but for rounding, so that an error
+    may leave out what the shares would add: see `stratified_log_mean_exp_error`.
+
+    Parameters
+    ----------
+    near : Tensor
+        Draws of what is to be defended, shape `(draws, *batch, edges)`.
+    prior : TorchDistribution
+        Over one branch length or over the vector of all.
+    generator : torch.Generator
+
+    Returns
+    -------
+    lengths : Tensor
+        Shape `(draws, *batch, edges)`.
+    part : Tensor
+        Which part of the mixture each draw is from, shape `(draws,)`.
+
+    Raises
+    ------
+    SettingsError
+        If the prior has no draws.
+    """
+    uniform = torch.rand((2, *near.shape), generator=generator, dtype=near.dtype, device=near.device)
+    far = _MEDIAN * (_WIDTH * ((2 * uniform[0] - 1) * _ANGLE).tan()).exp()
+    tailed = torch.where(uniform[1] < share_of_tail(near.shape[-1]), far, near)
+    try:
+        with global_stream(generator):
+            before = prior.sample(near.shape[:-1] if prior.event_shape else near.shape).to(near)
+    except NotImplementedError as error:
+        raise SettingsError(
+            f"branch_length_prior: {type(prior).__name__} cannot be drawn from, and may be improper. Remedy: give a "
+            "proper one with a method sample, such as Exponential(torch.tensor(10.0))."
+        ) from error
+    limits = torch.finfo(near.dtype)
+    before = before.clamp(limits.tiny, limits.max)
+    half = torch.where(uniform[1] < 0.5, before, near)
+    offset = torch.rand((), generator=generator, dtype=near.dtype, device=near.device)
+    order = torch.randperm(len(near), generator=generator, device=near.device)
+    place = (order + offset) / len(near)
+    part = (place >= PRIOR).long() + (place >= PRIOR + _share_of_half(prior)).long()
+    number = part.reshape(-1, *(1,) * (near.dim() - 1))
+    return torch.where(number == 0, before, torch.where(number == 1, half, tailed)), part
+
+
+def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistribution) -> Tensor:
+    """Return the log density of `defended_draws`.
+
+    Parameters
+    ----------
+    log_near : Tensor
+        Log density of each length by itself, shape `(*batch, edges)`.
+    lengths : Tensor
+        Shape `(*batch, edges)`.
+    prior : TorchDistribution
+
+    Returns
+    -------
+    Tensor
+        Shape `(*batch)`.
+    """
+    share = share_of_tail(lengths.shape[-1])
+    log_length = lengths.log()
+    standard = (log_length - math.log(_MEDIAN)) / _WIDTH
+    far = math.log(share / (2 * _ANGLE * _WIDTH)) - torch.log1p(standard.square()) - log_length
+    far = torch.where(standard.abs() <= _END, far, -torch.inf)
+    tailed = torch.logaddexp(log_near + math.log1p(-share), far).sum(-1)
+    log_prior = log_prior_of_lengths(prior, lengths[..., None] if not prior.event_shape else lengths)
+    half = _share_of_half(prior)
+    parts = [tailed + math.log1p(-PRIOR - half)]
+    if half:
+        mixed = (torch.logaddexp(log_near, log_prior) - math.log(2)).sum(-1)
+        parts.append(mixed + math.log(half))
+        log_prior = log_prior.sum(-1)
+    return torch.stack([*parts, log_prior + math.log(PRIOR)]).logsumexp(0)
+
+
+def _share_of_half(prior: TorchDistribution) -> float:
+    """Nothing where branch lengths are not independent of each other, and cannot be drawn one by one."""
+    return 0.0 if prior.event_shape else HALF
+
+
+# --------------------------------------------------------------------------------------------------
+# What both workflows are given: topologies in any form, and models of the sites.
+# --------------------------------------------------------------------------------------------------
+
+
+def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignment: Alignment) -> Topologies:
+    """Return topologies without their roots, the taxa in the order of an alignment.
+
+    Parameters
+    ----------
+    trees : TreeSample, Topologies or sequence of Tree
+        Of rooted ones that are alike but for the root, one is kept.
+    alignment : Alignment
+
+    Returns
+    -------
+    Topologies
+
+    Raises
+    ------
+    SettingsError
+        If something else is given.
+    TreeError
+        If the taxa are not those of the alignment, or there is no tree.
+
+    Warns
+    -----
+    ConversionWarning
+        Once, if the topologies are rooted.
+
+    Examples
+    --------
+    >>> alignment = Alignment.from_sequences({"D": "A", "C": "A", "B": "C", "A": "C"})
+    >>> unrooted_topologies([Tree.from_newick("((A,B),C,D);")], alignment).to_newick(0)
+    '(D,C,(B,A));'
+    """
+    if isinstance(trees, TreeSample):
+        trees = trees.topologies
+    if not isinstance(trees, Topologies):
+        trees = Topologies.from_trees(_only_trees(trees))
+    if trees.rooted:
+        warnings.warn(
+            "The topologies are rooted; they are unrooted here, as a time-reversible model cannot tell where a root "
+            "stands.",
+            ConversionWarning,
+            stacklevel=3,
+        )
+        trees = trees.unrooted()[0].distinct()[0]
+    return trees.with_taxa(alignment.taxa)[0]
+
+
+def check_models(
+    alignment: Alignment, substitution: SubstitutionModel | None, site_rates: SiteRates | None
+) -> SubstitutionModel:
+    """Refuse what is no alignment or model; return the substitution model, Jukes-Cantor by default.
+
+    Raises
+    ------
+    SettingsError
+        Naming the argument.
+    """
+    if not isinstance(alignment, Alignment):
+        raise SettingsError(f"alignment: {alignment!r:.80} is none. Remedy: give Alignment.from_file(path).")
+    substitution = JC69() if substitution is None else substitution
+    if not isinstance(substitution, SubstitutionModel):
+        raise SettingsError(
+            f"substitution: {substitution!r:.80} is no substitution model. Remedy: give an object, such as "
+            "HKY85(kappa=2.0, base_frequencies=[0.3, 0.2, 0.2, 0.3])."
+        )
+    if not isinstance(site_rates, (SiteRates, type(None))):
+        raise SettingsError(f"site_rates: {site_rates!r:.80} is none. Remedy: give an object such as GammaRates(0.5).")
+    return substitution
+
+
+def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
+    remedy = "Remedy: give a TreeSample, Topologies, or a list of Tree, such as [Tree.from_newick(text), ...]."
+    if isinstance(trees, (str, bytes)) or not isinstance(trees, Sequence):
+        raise SettingsError(f"trees: {trees!r:.80} is none of these. {remedy}")
+    for place, tree in enumerate(trees):
+        if not isinstance(tree, Tree):
+            raise SettingsError(f"tree {place + 1} is a {type(tree).__name__}. {remedy}")
+    return list(trees)
+
+
+# --------------------------------------------------------------------------------------------------
+# Where to draw branch lengths from to weigh topologies.
+# --------------------------------------------------------------------------------------------------
+
+#: Effective draws that count as much as what was there before.
+_STEADY = 20.0
+#: The smallest shape of a gamma distribution.
+_FLATTEST = 0.01
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Independent gamma distributions of branch lengths, with a little of their prior and a heavy tail (see `defence`).
+
+    Attributes
+    ----------
+    shape, rate : Tensor
+        Of the gamma distributions, shape `(*batch, edges)`.
+    prior : TorchDistribution
+        Over one branch length or over the vector of all.
+
+    Examples
+    --------
+    >>> import torch
+    >>> proposal = Proposal(torch.ones(2, 3), torch.full((2, 3), 10.0), torch.distributions.Exponential(10.0))
+    >>> x, part = proposal.sample(5, torch.Generator().manual_seed(0))
+    >>> x.shape, part.shape, proposal.log_prob(x).shape
+    (torch.Size([5, 2, 3]), torch.Size([5]), torch.Size([5, 2]))
+    """
+
+    shape: Tensor
+    rate: Tensor
+    prior: TorchDistribution
+
+    @classmethod
+    def matched_in_logarithms(cls, mode: Tensor, first: Tensor, second: Tensor, prior: TorchDistribution) -> Proposal:
+        """Match gamma distributions at the mode of the logarithms, which a gamma distribution always has.
+
+        Parameters
+        ----------
+        mode : Tensor
+            Of `log_density(x) + log(x).sum(-1)`, shape `(*batch, edges)`.
+        first, second : Tensor
+            Derivatives of that by each coordinate, not by its logarithm.
+        prior : TorchDistribution
+
+        Returns
+        -------
+        Proposal
+
+        Examples
+        --------
+        Of a gamma distribution itself, with shape 0.5 and rate 10:
+
+        >>> mode = torch.tensor([0.05], dtype=torch.float64)
+        >>> found = Proposal.matched_in_logarithms(mode, torch.zeros_like(mode), -0.5 / mode**2, Gamma(0.5, 10.0))
+        >>> found.shape, found.rate
+        (tensor([0.5000], dtype=torch.float64), tensor([10.], dtype=torch.float64))
+        """
+        shape = (-(second * mode + first) * mode).clamp(min=_FLATTEST)
+        return cls(shape, shape / mode, prior)
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw points, `(num_draws, *batch, edges)`, and tell the part of the mixture of each, `(num_draws,)`."""
+        full = (num_draws, *self.shape.shape)
+        # torch's sampler takes a generator, its distribution does not.
+        near = torch._standard_gamma(self.shape.expand(full), generator=generator) / self.rate
+        return defended_draws(near.clamp(min=torch.finfo(near.dtype).tiny), self.prior, generator)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return log densities, `(*sample, *batch, edges) -> (*sample, *batch)`."""
+        return defended_log_prob(Gamma(self.shape, self.rate, validate_args=False).log_prob(x), x, self.prior)
+
+    def refitted(self, x: Tensor, log_weights: Tensor) -> Proposal:
+        """Match the gamma distributions to weighted draws.
+
+        Parameters
+        ----------
+        x : Tensor
+            Draws, shape `(draws, *batch, edges)`.
+        log_weights : Tensor
+            Shape `(draws, *batch)`. The fewer effective draws they leave, the less is changed.
+
+        Returns
+        -------
+        Proposal
+            With the weighted mean and variance of the logarithm of each coordinate.
+        """
+        weights = log_weights.softmax(0)[..., None]
+        effective = 1.0 / weights.square().sum(0)
+        trust = effective / (effective + _STEADY)
+        # Of the logarithms, which have moments even where the prior has none.
+        log_x = x.log()
+        mean = (weights * log_x).sum(0)
+        variance = (weights * (log_x - mean).square()).sum(0)
+        mean = trust * mean + (1.0 - trust) * (self.shape.digamma() - self.rate.log())
+        variance = trust * variance + (1.0 - trust) * torch.polygamma(1, self.shape)
+        shape = _inverse_trigamma(variance).clamp(min=_FLATTEST)
+        return replace(self, shape=shape, rate=(shape.digamma() - mean).exp())
+
+
+def _inverse_trigamma(value: Tensor) -> Tensor:
+    """Return where the second derivative of the log of the gamma function has this value, by Newton's method.
+
+    Examples
+    --------
+    >>> bool((torch.polygamma(1, _inverse_trigamma(torch.tensor([1e-3, 1.0, 1e3]).double())) > 0).all())
+    True
+    """
+    x = 0.5 + 1.0 / value
+    for _ in range(20):
+        found = torch.polygamma(1, x)
+        # The reciprocal is close to a straight line.
+        x = x + found * (1.0 - found / value) / torch.polygamma(2, x)
+    return x
+
+
 #: The estimator that works on all topologies as one batch.
-IN_ONE_BATCH = "gamma_laplus_importance_sampling"
+_IN_ONE_BATCH = "gamma_laplus_importance_sampling"
 #: Branch-length vectors, over all topologies, that are weighed at a time.
 _VECTORS = 4096
-PILOTS, PILOT_DRAWS = 3, 1000
-DRAWS = 10_000
+_PILOTS, _PILOT_DRAWS = 3, 1000
+_DRAWS = 10_000
 #: A prior whose density rises faster than this power of a length towards zero is infinite there.
 _RISES = -0.01
 
@@ -159,7 +501,7 @@ class TopologyComparison:
 def compare_topologies(
     alignment: Alignment,
     trees: TreeSample | Topologies | Sequence[Tree],
-    method: str = IN_ONE_BATCH,
+    method: str = _IN_ONE_BATCH,
     *,
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
@@ -252,10 +594,10 @@ def compare_topologies(
     seed = whole_number("seed", seed)
     weights = _weights(prior_probabilities, names)
     given = {"budget": budget, "checkpoint": checkpoint, "num_jobs": None if num_jobs == 1 else num_jobs}
-    _check_method(method, given if method == IN_ONE_BATCH else {"num_draws": num_draws})
+    _check_method(method, given if method == _IN_ONE_BATCH else {"num_draws": num_draws})
     settings: dict[str, Any] = {"method": method, "seed": seed}
-    if method == IN_ONE_BATCH:
-        number = DRAWS if num_draws is None else whole_number("num_draws", num_draws, 1)
+    if method == _IN_ONE_BATCH:
+        number = _DRAWS if num_draws is None else whole_number("num_draws", num_draws, 1)
         results = _gamma_laplus_importance_sampling(model, topologies, num_draws=number, seed=seed, progress=progress)
         comparison = ModelComparison(dict(zip(names, results, strict=True)), weights, settings | {"num_draws": number})
         _warn(comparison)
@@ -301,8 +643,8 @@ def _weights(given: Sequence[float] | None, names: list[str]) -> dict[str, float
 
 def _check_method(method: str, unused: dict[str, Any]) -> None:
     """Refuse an unknown method, and settings that it does not use."""
-    if method != IN_ONE_BATCH and method not in METHODS:
-        raise unknown_name("method", method, [IN_ONE_BATCH, *METHODS])
+    if method != _IN_ONE_BATCH and method not in METHODS:
+        raise unknown_name("method", method, [_IN_ONE_BATCH, *METHODS])
     for name, value in unused.items():
         if value is not None:
             raise SettingsError(f"{name} is not used by the method {method}. Remedy: leave it out.")
@@ -357,8 +699,8 @@ def _gamma_laplus_importance_sampling(
         modes, proposal = _first_proposal(log_density, prior, topologies)
         generator = new_generator(seed, stream="gamma laplus importance sampling")
         with torch.no_grad():
-            for _ in range(PILOTS):
-                x, _ = proposal.sample(PILOT_DRAWS, generator)
+            for _ in range(_PILOTS):
+                x, _ = proposal.sample(_PILOT_DRAWS, generator)
                 proposal = proposal.refitted(x, log_density(x) - proposal.log_prob(x))
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         step = max(1, _VECTORS // len(topologies))
@@ -371,7 +713,7 @@ def _gamma_laplus_importance_sampling(
                 bar.update(first + size)
     seconds = (time.monotonic() - begin) / len(topologies)
     log_density_values, log_weights, part = (torch.cat(column) for column in zip(*parts, strict=True))
-    evaluations = num_draws + PILOTS * PILOT_DRAWS + modes.num_evaluations
+    evaluations = num_draws + _PILOTS * _PILOT_DRAWS + modes.num_evaluations
     return [
         _estimate(log_density_values[:, place], log_weights[:, place], part, modes, place, evaluations, seconds)
         for place in range(len(topologies))
@@ -419,7 +761,7 @@ def _estimate(
     if not bool(modes.converged[place]):
         problems.append("the search for the mode of the branch lengths did not converge: use bridge sampling")
     return Evidence(
-        IN_ONE_BATCH,
+        _IN_ONE_BATCH,
         float(log_mean_exp(usable[None])),
         with_rounding(error, log_density),
         num_evaluations,

@@ -9,15 +9,12 @@ from scipy.stats import chi2, norm
 
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
-from bayeskit.inference.evidence.sequential import adaptive_smc
-from bayeskit.inference.evidence.sequential.adaptive_smc import refuses
-from bayeskit.inference.evidence.sequential.populations import next_step
-from bayeskit.inference.samplers.smc.pilot import learn_metric
-from bayeskit.inference.samplers.smc.resampling import conditional_share
+from bayeskit.inference.evidence.sequential import adaptive_smc, next_step, refuses
+from bayeskit.inference.samplers.smc import conditional_share, learn_metric
 
 F64 = torch.float64
-MODULE = sys.modules["bayeskit.inference.evidence.sequential.adaptive_smc"]
-POPULATIONS = sys.modules["bayeskit.inference.evidence.sequential.populations"]
+MODULE = sys.modules["bayeskit.inference.evidence.sequential"]
+POPULATIONS = sys.modules["bayeskit.inference.evidence.sequential"]
 SMALL = {"num_particles": 64, "num_replicates": 16, "ess_threshold": 0.9}
 
 

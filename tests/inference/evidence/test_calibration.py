@@ -7,7 +7,7 @@ from scipy.stats import binom, chi2
 from bayeskit import exact
 from bayeskit.errors import CheckpointError, SettingsError
 from bayeskit.inference.evidence import Budget, calibrate, calibration
-from bayeskit.inference.evidence.budget import LEAST
+from bayeskit.inference.evidence.material import LEAST
 from bayeskit.workflows.calibration import calibrations
 
 FAILURE_RATE = 1e-5

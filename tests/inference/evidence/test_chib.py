@@ -12,12 +12,12 @@ from scipy.stats import chi2, gamma
 
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.inference.evidence.conjugate import ConjugateBlock, chib
-from bayeskit.inference.evidence.conjugate.chib import refuses
+from bayeskit.inference.evidence.chibs_method import chib, refuses
+from bayeskit.inference.evidence.conditionals import ConjugateBlock
 
 F64 = torch.float64
 SMALL = {"num_warmup": 20, "num_samples": 100}
-MODULE = sys.modules["bayeskit.inference.evidence.conjugate.chib"]
+MODULE = sys.modules["bayeskit.inference.evidence.chibs_method"]
 Normal, Gamma, MultivariateNormal = (getattr(torch.distributions, n) for n in ("Normal", "Gamma", "MultivariateNormal"))
 
 

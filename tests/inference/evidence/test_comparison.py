@@ -15,7 +15,7 @@ from bayeskit.errors import DataError, SettingsError, UnknownNameError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, Material
 from bayeskit.inference.evidence.comparison import COLUMNS
-from bayeskit.inference.evidence.conjugate import ConjugateBlock
+from bayeskit.inference.evidence.conditionals import ConjugateBlock
 
 BUDGET = Budget(4, 100, 100, num_temperatures=12, ladder_chains=4, ladder_warmup=60, ladder_samples=60)
 

@@ -12,8 +12,7 @@ from torch.distributions import constraints
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence._prior_integral import Reference, bridge, importance
-from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence.constants import ConstantsReport, Reference, bridge, check_constants, importance
 from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.models.discrete.genotypes import GenotypeModel
 from bayeskit.models.discrete.sequences import SegmentedText, Strings

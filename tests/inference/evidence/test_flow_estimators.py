@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chi2
 
 import bayeskit as bk
-from bayeskit._statistics import pareto_shape
+from bayeskit.core.statistics import pareto_shape
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.flows import (
@@ -16,9 +16,9 @@ from bayeskit.inference.evidence.flows import (
     fit_flow,
     flow_importance_sampling,
     learned_harmonic_mean,
+    shape_that_matters,
 )
-from bayeskit.inference.evidence.flows.fitted_flow import shape_that_matters
-from bayeskit.inference.evidence.peaks import LOOKS, WIDER, find_peaks
+from bayeskit.inference.evidence.missed_mass import LOOKS, WIDER, find_peaks
 
 F64 = torch.float64
 ESTIMATORS = (flow_importance_sampling, learned_harmonic_mean)

@@ -8,13 +8,12 @@ from scipy.stats import chi2
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit._rebased import RebasedTarget
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError, SettingsError
-from bayeskit.inference.evidence.ladder.generalised_stepping_stone import fit_reference, generalised_stepping_stone
-from bayeskit.inference.evidence.ladder.reference import SplitStudentT
+from bayeskit.inference.evidence.ladder import SplitStudentT, fit_reference, generalised_stepping_stone
 from bayeskit.inference.samplers import Ladder
+from bayeskit.logdensity.combinators import RebasedTarget
 
 FAILURE_RATE = 1e-5
 

@@ -9,20 +9,20 @@ from scipy.stats import binom, chi2
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit._statistics import r_hat
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.statistics import r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence import ladder as _integration
 from bayeskit.inference.evidence.checks import ladder_problems
 from bayeskit.inference.evidence.ladder import (
-    _integration,
     modified_path_sampling,
     path_sampling,
     stepping_stone,
+    temperatures,
     thermodynamic_integration,
 )
-from bayeskit.inference.evidence.ladder.placement import temperatures
-from bayeskit.inference.evidence.peaks import LOOKS, WIDER, find_peaks
+from bayeskit.inference.evidence.missed_mass import LOOKS, WIDER, find_peaks
 from bayeskit.inference.samplers import Ladder, sample_ladder
 
 FAILURE_RATE = 1e-5

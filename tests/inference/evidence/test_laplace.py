@@ -15,9 +15,16 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, SettingsError, ShapeError
 from bayeskit.inference.evidence import modes as search
-from bayeskit.inference.evidence.mode import find_mode, laplace, laplace_importance_sampling
-from bayeskit.inference.evidence.mode.laplace_importance_sampling import _smoothed
-from bayeskit.inference.evidence.mode.student_t import DefensiveStudentT, StudentT, log_constant, scale_factor
+from bayeskit.inference.evidence.laplace_approximation import (
+    DefensiveStudentT,
+    StudentT,
+    _smoothed,
+    laplace,
+    laplace_importance_sampling,
+    log_constant,
+    scale_factor,
+)
+from bayeskit.inference.evidence.modes import find_mode
 
 DOUBLE = torch.float64
 FAILURE_RATE = 1e-5

@@ -17,10 +17,8 @@ from bayeskit.inference.evidence import (
     gamma_laplus_importance_sampling,
     lognormal_laplus,
 )
-from bayeskit.inference.evidence.laplus.families import BetaPrime
-from bayeskit.inference.evidence.laplus.positive import PositiveDensity
-from bayeskit.inference.evidence.laplus.proposal import Proposal
-from bayeskit.inference.evidence.mode import find_mode
+from bayeskit.inference.evidence.laplus import BetaPrime, PositiveDensity, Proposal
+from bayeskit.inference.evidence.modes import find_mode
 
 DOUBLE = torch.float64
 COUNTS = torch.tensor([3.0, 0.0, 7.0], dtype=DOUBLE)

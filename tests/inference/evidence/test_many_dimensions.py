@@ -14,7 +14,7 @@ import bayeskit as bk
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.posterior import normal_fit as fits
+from bayeskit.inference.evidence import bridge as fits
 
 F64 = torch.float64
 SIZE = 60

@@ -10,13 +10,12 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit._climbing import Objective, climb
 from bayeskit.exact.generated import NormalGroups
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.mode import find_mode, laplace, maximum_likelihood, maximum_posterior
-from bayeskit.inference.evidence.mode.missed import NUM_MOVED, missed_mass, share_beyond
-from bayeskit.inference.evidence.mode.peak import weigh_peak
-from bayeskit.inference.evidence.modes import likelihood, posterior
+from bayeskit.inference.evidence.laplace_approximation import laplace, maximum_likelihood, maximum_posterior
+from bayeskit.inference.evidence.missed_mass import NUM_MOVED, missed_mass, share_beyond
+from bayeskit.inference.evidence.modes import find_mode, likelihood, posterior, weigh_peak
+from bayeskit.logdensity.climbing import Objective, climb
 
 DOUBLE = torch.float64
 SAMPLERS = (

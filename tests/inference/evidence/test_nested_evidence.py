@@ -6,12 +6,9 @@ import torch
 
 from bayeskit import Target, exact
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.exact.eggbox import eggbox
-from bayeskit.exact.gaussian_shells import gaussian_shells
-from bayeskit.exact.spike_and_slab import spike_and_slab
-from bayeskit.inference.evidence.sequential.nested_sampling import expected_error, nested_sampling
-from bayeskit.inference.samplers.nested.run import sample_nested
-from bayeskit.inference.samplers.nested.slice import ConstrainedSlice, SliceInfo
+from bayeskit.exact.several_modes import eggbox, gaussian_shells, spike_and_slab
+from bayeskit.inference.evidence.nested_evidence import expected_error, nested_sampling
+from bayeskit.inference.samplers.nested import ConstrainedSlice, SliceInfo, sample_nested
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from bayeskit import exact
 from bayeskit.draws import Draws
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence.checks import finite_chains, posterior_problems
-from bayeskit.inference.evidence.peaks import find_peaks, with_missed_peak
+from bayeskit.inference.evidence.missed_mass import find_peaks, with_missed_peak
 
 DOUBLE = torch.float64
 

@@ -16,11 +16,11 @@ from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError
 from bayeskit.inference.evidence.predictive import (
     Observations,
-    PredictiveScore,
     conditional_predictive_ordinates,
     pointwise_predictive_density,
     refuses,
 )
+from bayeskit.inference.evidence.result import PredictiveScore
 from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.models.phylogenetics import HKY85, Alignment, Tree, TreeModel
 
@@ -334,7 +334,7 @@ def test_chunks_and_computing_twice_do_not_change_the_score(linear, monkeypatch)
     draws = draw(2)
     for estimate in SCORES:
         first = estimate(target, draws)
-        module = sys.modules["bayeskit.inference.evidence.predictive.pointwise_scores"]
+        module = sys.modules["bayeskit.inference.evidence.predictive"]
         with monkeypatch.context() as patch:
             patch.setattr(module, "AT_A_TIME", 97 * 40)
             patch.setattr(module, "KEPT", 200 * 40)

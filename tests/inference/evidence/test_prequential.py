@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.inference.evidence.sequential import PrequentialEvidence, prequential
-from bayeskit.inference.evidence.sequential.prequential import refuses
+from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential, refuses
 
 F64 = torch.float64
 TOSSES = torch.tensor([1, 1, 0, 1, 0, 1, 1, 1], dtype=F64)

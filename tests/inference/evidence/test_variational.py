@@ -14,15 +14,16 @@ from scipy.stats import chi2
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, InitializationError, SettingsError, ShapeError
-from bayeskit.inference.evidence import coverage
+from bayeskit.inference.evidence import checks as coverage
+from bayeskit.inference.evidence import variational as mean_field
 from bayeskit.inference.evidence.variational import (
+    balanced_normal_draws,
     evidence_lower_bound,
     fit_mean_field,
-    mean_field,
+    sample_tails,
+    tails_log_prob,
     variational_importance_sampling,
 )
-from bayeskit.inference.evidence.variational.fixed_draws import balanced_normal_draws
-from bayeskit.inference.evidence.variational.normal import sample_tails, tails_log_prob
 
 # The package exports a function of the same name as this module.
 importance = sys.modules[variational_importance_sampling.__module__]

@@ -14,9 +14,8 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
-from bayeskit.inference.evidence.peaks import LOOKS, WIDER, find_peaks
-from bayeskit.inference.evidence.posterior import bridge_sampling, warp_bridge_sampling
-from bayeskit.inference.evidence.posterior.bridge_sampling import _relative_variance
+from bayeskit.inference.evidence.bridge import _relative_variance, bridge_sampling, warp_bridge_sampling
+from bayeskit.inference.evidence.missed_mass import LOOKS, WIDER, find_peaks
 
 FAILURE_RATE = 1e-5
 REPLICATES = 100
@@ -148,7 +147,7 @@ def test_affine_coordinates_do_not_matter():
 @pytest.mark.parametrize("mutation", ["half", "mirror"])
 def test_a_wrong_warp_is_noticed(mutation, monkeypatch, limit):
     """Forget the half of the mixture, or the mirror image itself: the answer moves away from the exact one."""
-    from bayeskit.inference.evidence.posterior import warp_bridge_sampling as function
+    from bayeskit.inference.evidence.bridge import warp_bridge_sampling as function
 
     module = sys.modules[function.__module__]
     wrong = {"half": torch.logaddexp, "mirror": lambda here, mirrored: here - math.log(2)}[mutation]

@@ -12,8 +12,13 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors
-from bayeskit.inference.generalized.coverage.report import BatchSelector, CoverageReport, binomial_band, coverage_report
+from bayeskit.inference.generalized.coverage import (
+    BatchSelector,
+    CoverageReport,
+    ReplicatePosteriors,
+    binomial_band,
+    coverage_report,
+)
 
 N, R = 40, 1000
 PRIORS = {"flat": Flat(), "wide": dist.Normal(0.0, 1e4)}

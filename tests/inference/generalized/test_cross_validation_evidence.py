@@ -11,12 +11,13 @@ from scipy.stats import chi2
 import bayeskit as bk
 from bayeskit.errors import DrawsError, InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.cross_validation import leave_out
-from bayeskit.inference.generalized.cross_validation.evidence import (
+from bayeskit.inference.generalized import cross_validation as leave_out
+from bayeskit.inference.generalized.cross_validation import (
+    all_sets,
+    as_sizes,
     cross_validation_evidence,
     enumerated_cross_validation,
 )
-from bayeskit.inference.generalized.cross_validation.held_out_sets import all_sets, as_sizes
 
 FLIPS = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
 NORMAL = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1], dtype=torch.float64)
@@ -238,7 +239,7 @@ def test_groups_are_held_out_together(normal_target, limit):
 
 def test_an_error_that_forgets_the_choice_of_sets_is_found_out(normal_target, normal_exact, limit, monkeypatch):
     # The mutation: particles see the first data as if they had none of them, so that the training data do not count.
-    from bayeskit.inference.generalized.cross_validation import leave_out
+    from bayeskit.inference.generalized import cross_validation as leave_out
 
     untaught = leave_out._mask
     monkeypatch.setattr(leave_out, "_mask", lambda rows, n: 0 * untaught(rows, n))
@@ -272,7 +273,7 @@ def test_one_datum_that_differs(n, particles, limit):
 
 
 def test_mutation_scores_that_are_not_adjusted_hide_the_datum_that_differs(limit, monkeypatch):
-    from bayeskit.inference.generalized.cross_validation import leave_out
+    from bayeskit.inference.generalized import cross_validation as leave_out
 
     y = torch.ones(40, dtype=torch.float64)
     y[-1] = 0

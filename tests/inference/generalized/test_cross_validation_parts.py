@@ -8,14 +8,18 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit._pareto_smoothing import pareto_smoothed
-from bayeskit._statistics import pareto_shape
-from bayeskit.inference.generalized.cross_validation import leave_out
-from bayeskit.inference.generalized.cross_validation.data_particles import at, predict
-from bayeskit.inference.generalized.cross_validation.evidence import cross_validation_evidence
-from bayeskit.inference.generalized.cross_validation.held_out_sets import all_sets, sampled_sets
-from bayeskit.inference.generalized.cross_validation.leave_out import adjusted, spread
-from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
+from bayeskit.core.statistics import pareto_shape, pareto_smoothed
+from bayeskit.inference.generalized import cross_validation as leave_out
+from bayeskit.inference.generalized.cross_validation import (
+    WeightedData,
+    adjusted,
+    all_sets,
+    at,
+    cross_validation_evidence,
+    predict,
+    sampled_sets,
+    spread,
+)
 
 NORMAL = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0

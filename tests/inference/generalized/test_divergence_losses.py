@@ -10,10 +10,14 @@ from scipy.integrate import quad
 
 from bayeskit.errors import DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior
-from bayeskit.inference.generalized.losses.alpha_divergence import AlphaDivergence, EmpiricalMass, KernelDensity
-from bayeskit.inference.generalized.losses.beta_divergence import BetaDivergence
-from bayeskit.inference.generalized.losses.densities import log_power_integral
-from bayeskit.inference.generalized.losses.gamma_divergence import GammaDivergence
+from bayeskit.inference.generalized.losses.densities import (
+    AlphaDivergence,
+    BetaDivergence,
+    EmpiricalMass,
+    GammaDivergence,
+    KernelDensity,
+    log_power_integral,
+)
 
 OUTLIER = torch.tensor([-1.0, 0.0, 0.5, 1.0, 10.0], dtype=torch.float64)
 

@@ -5,19 +5,25 @@ import pytest
 import torch
 
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.alpha_divergence import AlphaDivergence, EmpiricalMass, KernelDensity
-from bayeskit.inference.generalized.losses.beta_divergence import BetaDivergence
-from bayeskit.inference.generalized.losses.discrete_fisher import DiscreteFisherDivergence
-from bayeskit.inference.generalized.losses.gamma_divergence import GammaDivergence
-from bayeskit.inference.generalized.losses.kernel_stein import KernelSteinDiscrepancy
+from bayeskit.inference.generalized.losses.densities import (
+    AlphaDivergence,
+    BetaDivergence,
+    EmpiricalMass,
+    GammaDivergence,
+    KernelDensity,
+)
 from bayeskit.inference.generalized.losses.loss import PointwiseLoss
 from bayeskit.inference.generalized.losses.mean_discrepancy import (
     GaussianEmbedding,
     MaximumMeanDiscrepancy,
     Simulated,
 )
-from bayeskit.inference.generalized.losses.score_matching import ScoreMatching
-from bayeskit.inference.generalized.losses.scores import score_of
+from bayeskit.inference.generalized.losses.scores import (
+    DiscreteFisherDivergence,
+    KernelSteinDiscrepancy,
+    ScoreMatching,
+    score_of,
+)
 from bayeskit.inference.kernel_discrepancy import InverseMultiquadric, RadialBasis
 
 REAL = torch.tensor([-1.0, 0.0, 0.5, 1.0, 3.0], dtype=torch.float64)

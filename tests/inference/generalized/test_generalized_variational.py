@@ -15,7 +15,8 @@ from torch.distributions import kl_divergence
 import bayeskit as bk
 from bayeskit.errors import GuideError, SettingsError
 from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.generalized.variational.divergences import (
+from bayeskit.inference.generalized.variational import (
+    GVI,
     Alpha,
     Gaussian,
     KullbackLeibler,
@@ -23,7 +24,6 @@ from bayeskit.inference.generalized.variational.divergences import (
     ReverseKullbackLeibler,
     SquaredWasserstein,
 )
-from bayeskit.inference.generalized.variational.objective import GVI
 from bayeskit.inference.objectives import ELBO
 
 X = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)

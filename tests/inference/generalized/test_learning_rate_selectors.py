@@ -12,14 +12,15 @@ from bayeskit.inference.generalized.calibrate import (
     Selection,
     all_resamples,
     bootstrap_score_matching,
+    converged_rows,
     held_out_predictive,
     holmes_walker,
     information_matching,
+    on_kinks,
+    resampled,
     safe_bayes,
     weighted_likelihood_bootstrap_matching,
 )
-from bayeskit.inference.generalized.calibrate.assumptions import converged_rows, on_kinks
-from bayeskit.inference.generalized.calibrate.resampling import resampled
 from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
 from bayeskit.inference.generalized.losses.loss import PointwiseLoss
 

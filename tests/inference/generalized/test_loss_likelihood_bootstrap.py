@@ -7,18 +7,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap as module
-from bayeskit.inference.generalized.bootstrap.loss_likelihood_bootstrap import (
-    as_draws,
-    blocks,
-    dirichlet,
-    loss_likelihood_bootstrap,
-)
-from bayeskit.inference.generalized.minimizer import Minimum
-from bayeskit.inference.generalized.sandwich import information
+from bayeskit.inference.generalized import bootstrap as module
+from bayeskit.inference.generalized.bootstrap import as_draws, blocks, dirichlet, loss_likelihood_bootstrap
+from bayeskit.inference.generalized.minimizer import Minimum, information
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
 PRIOR = dist.Normal(torch.tensor(0.0, dtype=torch.float64), 5.0)

@@ -11,10 +11,8 @@ from torch.func import grad, jacrev, vmap
 
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.exponential import Exponential
-from bayeskit.inference.generalized.losses.hinge import Hinge
 from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
-from bayeskit.inference.generalized.losses.logistic import Logistic
+from bayeskit.inference.generalized.losses.margin import Exponential, Hinge, Logistic
 from bayeskit.inference.generalized.losses.prediction import linear
 
 LOSSES = [Logistic, Hinge, Exponential]

@@ -12,11 +12,14 @@ from torch.func import grad, jacrev, vmap
 
 from bayeskit.errors import SettingsError
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.absolute import Absolute
-from bayeskit.inference.generalized.losses.huber import Huber
-from bayeskit.inference.generalized.losses.pinball import Pinball, SmoothPinball
-from bayeskit.inference.generalized.losses.prediction import linear
-from bayeskit.inference.generalized.losses.squared import HalfSquared
+from bayeskit.inference.generalized.losses.prediction import (
+    Absolute,
+    HalfSquared,
+    Huber,
+    Pinball,
+    SmoothPinball,
+    linear,
+)
 
 DATA = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)
 GRID = torch.arange(5, dtype=torch.float64)

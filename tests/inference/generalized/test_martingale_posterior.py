@@ -11,18 +11,19 @@ from scipy.special import polygamma
 from scipy.stats import multivariate_normal, norm
 
 from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
-from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap as bootstrap
-from bayeskit.inference.generalized.martingale import copula
-from bayeskit.inference.generalized.martingale.copula import (
+from bayeskit.inference.generalized import GibbsPosterior, bootstrap, losses
+from bayeskit.inference.generalized import martingale as copula
+from bayeskit.inference.generalized.martingale import (
     CopulaUpdate,
+    PolyaUrn,
+    ScoreDriven,
     conditional,
     log_copula_density,
+    martingale_posterior,
+    normal_location,
     rate,
     start,
 )
-from bayeskit.inference.generalized.martingale.posterior import martingale_posterior
-from bayeskit.inference.generalized.martingale.predictive import PolyaUrn, ScoreDriven, normal_location
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
 V = 9.5  # mean square deviation from the mean, 4

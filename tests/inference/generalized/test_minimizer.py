@@ -10,7 +10,7 @@ from torch.distributions import constraints
 
 from bayeskit.errors import ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses, minimizer
-from bayeskit.inference.generalized.losses.pinball import Pinball
+from bayeskit.inference.generalized.losses.prediction import Pinball
 from bayeskit.inference.generalized.minimizer import WIDTHS, minimize, residual_spread
 
 # Brownlee, K. A. (1965). Statistical theory and methodology in science and engineering, p. 454: air flow, water

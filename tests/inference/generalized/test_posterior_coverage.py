@@ -13,10 +13,9 @@ from torch import Tensor
 
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.calibrate import own_weights as own_weights_module
-from bayeskit.inference.generalized.calibrate.own_weights import replicate_weights
-from bayeskit.inference.generalized.calibrate.posterior_coverage import bootstrap_counts, posterior_coverage
-from bayeskit.inference.generalized.coverage.replicates import ReplicatePosteriors, replicate_posteriors
+from bayeskit.inference.generalized import calibrate as own_weights_module
+from bayeskit.inference.generalized.calibrate import bootstrap_counts, posterior_coverage, replicate_weights
+from bayeskit.inference.generalized.coverage import ReplicatePosteriors, replicate_posteriors
 from bayeskit.inference.generalized.minimizer import minimize
 
 N, R = 60, 300

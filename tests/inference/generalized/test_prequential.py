@@ -11,10 +11,8 @@ from scipy.stats import t as student
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.cross_validation.data_particles import Carriage, from_prior
-from bayeskit.inference.generalized.cross_validation.prequential import prequential
-from bayeskit.inference.generalized.cross_validation.weighted_data import WeightedData
-from bayeskit.inference.samplers.smc.population_hmc import PopulationHMC
+from bayeskit.inference.generalized.cross_validation import Carriage, WeightedData, from_prior, prequential
+from bayeskit.inference.samplers.smc import PopulationHMC
 
 Y = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1, 1.1, 0.7], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0
@@ -135,7 +133,7 @@ def test_moves_that_ignore_the_data_are_found_out(target, limit, monkeypatch):
 
 def test_increments_that_lose_the_weights_are_found_out(target, limit, monkeypatch):
     # The mutation: resampling forgets which particles the data prefer.
-    from bayeskit.inference.generalized.cross_validation import data_particles
+    from bayeskit.inference.generalized import cross_validation as data_particles
 
     monkeypatch.setattr(
         data_particles, "systematic", lambda w, g: torch.arange(w.shape[1]).expand(w.shape).contiguous()

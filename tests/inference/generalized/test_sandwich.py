@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.inference.generalized import Flat, GibbsPosterior, losses, sandwich
-from bayeskit.inference.generalized.checks.mismatch import residual_mismatch
-from bayeskit.inference.generalized.losses.pinball import Pinball
-from bayeskit.inference.generalized.sandwich import curvature, influence, information
+from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+from bayeskit.inference.generalized import minimizer as sandwich
+from bayeskit.inference.generalized.checks import residual_mismatch
+from bayeskit.inference.generalized.losses.prediction import Pinball
+from bayeskit.inference.generalized.minimizer import curvature, influence, information
 
 
 def heteroskedastic(num_data=400, seed=0):

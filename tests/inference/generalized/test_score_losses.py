@@ -9,8 +9,7 @@ import torch
 
 from bayeskit.errors import DataError, ImproperPosteriorError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior
-from bayeskit.inference.generalized.losses.discrete_fisher import DiscreteFisherDivergence
-from bayeskit.inference.generalized.losses.score_matching import ScoreMatching
+from bayeskit.inference.generalized.losses.scores import DiscreteFisherDivergence, ScoreMatching
 
 
 def double(*values):

@@ -6,9 +6,13 @@ import torch
 
 from bayeskit.errors import CoherenceError, DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.kernel_stein import KernelSteinDiscrepancy
-from bayeskit.inference.generalized.losses.scores import own_derivatives, score_of
-from bayeskit.inference.generalized.losses.stein_kernels import GeneralInverseMultiquadric, radial_derivatives
+from bayeskit.inference.generalized.losses.scores import (
+    GeneralInverseMultiquadric,
+    KernelSteinDiscrepancy,
+    own_derivatives,
+    radial_derivatives,
+    score_of,
+)
 from bayeskit.inference.kernel_discrepancy import InverseMultiquadric, RadialBasis
 
 KERNELS = (

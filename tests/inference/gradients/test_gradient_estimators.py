@@ -8,9 +8,9 @@ import torch
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference import gradients
-from bayeskit.inference.gradients import binary
-from bayeskit.inference.gradients import leave_one_out_ratios as ratios
-from bayeskit.inference.gradients.multi_sample import importance_weighted_estimate
+from bayeskit.inference.gradients import score_function as binary
+from bayeskit.inference.gradients import without_replacement as ratios
+from bayeskit.inference.gradients.score_function import importance_weighted_estimate
 from bayeskit.inference.gradients.space import Factorised, space_of
 
 REPLICATES = 20_000
@@ -117,7 +117,7 @@ def test_a_draw_from_outside_that_forgets_the_rest_is_seen(monkeypatch, limit):
 
 def test_a_multi_sample_gradient_of_another_sign_is_seen(monkeypatch, limit):
     monkeypatch.setattr(
-        "bayeskit.inference.gradients.vimco.importance_weighted_estimate",
+        "bayeskit.inference.gradients.score_function.importance_weighted_estimate",
         lambda values, score: importance_weighted_estimate(values, -score),
     )
     assert float(z_scores(gradients.VIMCO(2), *PROBLEMS["three bits"]).abs().max()) > limit(3)

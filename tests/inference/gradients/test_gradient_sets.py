@@ -10,11 +10,11 @@ import torch
 from scipy import stats
 
 from bayeskit.inference import gradients
-from bayeskit.inference.gradients import leave_one_out_ratios as ratios
-from bayeskit.inference.gradients import top_k, without_replacement
+from bayeskit.inference.gradients import without_replacement
+from bayeskit.inference.gradients import without_replacement as ratios
+from bayeskit.inference.gradients import without_replacement as top_k
 from bayeskit.inference.gradients.space import space_of
-from bayeskit.inference.gradients.top_k import sample_outside
-from bayeskit.inference.gradients.without_replacement import most_probable, stochastic_beam_search
+from bayeskit.inference.gradients.without_replacement import most_probable, sample_outside, stochastic_beam_search
 
 DTYPE = torch.float64
 LOGITS = torch.tensor([0.3, -0.5, 1.1, 0.0, -1.2], dtype=DTYPE)
@@ -80,7 +80,7 @@ def test_variances_are_those_of_the_reference():
 def test_a_ratio_of_another_set_is_seen(monkeypatch):
     original = ratios.log_leave_one_out_ratios
     monkeypatch.setattr(
-        "bayeskit.inference.gradients.unordered_set.log_leave_one_out_ratios",
+        "bayeskit.inference.gradients.without_replacement.log_leave_one_out_ratios",
         lambda log_p, rest: original(log_p, rest - 0.05),
     )
     exact = gradients.Enumeration().estimate(LOGITS, VALUES)

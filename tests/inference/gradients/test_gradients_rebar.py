@@ -7,12 +7,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.gradients import Enumeration, ScoreFunction, WeightedPoints, space_of
-from bayeskit.inference.gradients.autoregressive import Autoregressive
-from bayeskit.inference.gradients.rebar import REBAR, relaxed_draws
-from bayeskit.inference.gradients.relax import RELAX
+from bayeskit.inference.gradients.relaxed import REBAR, RELAX, relaxed_draws
+from bayeskit.inference.gradients.space import Autoregressive
 
 REPLICATES = 20_000
 DTYPE = torch.float64

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch.distributions import RelaxedOneHotCategorical
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.inference.gradients import Enumeration, space_of
-from bayeskit.inference.gradients.autoregressive import Autoregressive
-from bayeskit.inference.gradients.relaxed import GumbelSoftmax, StraightThrough
-from bayeskit.inference.gradients.temperature import Annealed, ExponentialDecay
-from bayeskit.inference.objectives.annealing import Linear
+from bayeskit.inference.gradients.relaxed import Annealed, ExponentialDecay, GumbelSoftmax, StraightThrough
+from bayeskit.inference.gradients.space import Autoregressive
+from bayeskit.inference.objectives.evidence_lower_bound import Linear
 
 REPLICATES = 20_000
 DTYPE = torch.float64

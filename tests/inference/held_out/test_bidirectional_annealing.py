@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bayeskit.errors import ModelError, SettingsError
-from bayeskit.inference.held_out import bidirectional, bidirectional_annealing
+from bayeskit.inference.held_out import annealing as bidirectional
+from bayeskit.inference.held_out import bidirectional_annealing
 
 DOUBLE = torch.float64
 X = torch.zeros(600, dtype=DOUBLE)

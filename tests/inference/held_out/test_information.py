@@ -8,7 +8,7 @@ import pytest
 import torch
 from pyro.distributions.transforms import AffineTransform
 
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError
 from bayeskit.inference.held_out import active_units, aggregate_kl, mutual_information
 from bayeskit.inference.held_out import information as module

@@ -10,8 +10,9 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoLowRankMultivariateNormal, AutoMultivariateNormal, AutoNormal
 
-from bayeskit._torch import global_stream, new_generator
-from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG, drawing, evidence_lower_bound, terms
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG, drawing, evidence_lower_bound
+from bayeskit.inference.objectives import drawing as terms
 
 COUNT = 3
 GUIDES = [AutoNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]

@@ -7,10 +7,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit._torch import global_stream, new_generator
-from bayeskit.inference.gradients.multi_sample import leave_one_out_bound
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.inference.gradients.score_function import leave_one_out_bound
 from bayeskit.inference.objectives import STL, VCD
-from bayeskit.inference.objectives import sticking_the_landing as landing
+from bayeskit.inference.objectives import evidence_lower_bound as landing
 from bayeskit.inference.objectives import variational_contrastive_divergence as contrastive
 
 

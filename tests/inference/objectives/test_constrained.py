@@ -6,15 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit._statistics import effective_sample_size
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.core.statistics import effective_sample_size
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.objectives.constrained import (
-    GECO,
-    MeanSquaredError,
-    NegativeLogLikelihood,
-    updated_multiplier,
-)
+from bayeskit.inference.objectives.constrained import GECO, MeanSquaredError, NegativeLogLikelihood, updated_multiplier
 from bayeskit.inference.objectives.objective import Draw
 
 VARIANCE, DISTORTION, DIMENSIONS = 2.0, 0.3, 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import kl_divergence
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, LossError, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE, Cyclical, Linear, infomax_weight
 from bayeskit.inference.objectives.objective import Draw

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError
 from bayeskit.inference.gradients import (
     DisARM,
@@ -21,12 +21,11 @@ from bayeskit.inference.gradients import (
     UnorderedSet,
     space_of,
 )
-from bayeskit.inference.gradients.rebar import REBAR
-from bayeskit.inference.gradients.relax import RELAX
-from bayeskit.inference.gradients.relaxed import GumbelSoftmax, StraightThrough
-from bayeskit.inference.gradients.score_function import ControlVariate
-from bayeskit.inference.gradients.vimco import VIMCO
-from bayeskit.inference.objectives import ELBO, IWAE, drawing, terms, weighting
+from bayeskit.inference.gradients.relaxed import REBAR, RELAX, GumbelSoftmax, StraightThrough
+from bayeskit.inference.gradients.score_function import VIMCO, ControlVariate
+from bayeskit.inference.objectives import ELBO, IWAE, drawing
+from bayeskit.inference.objectives import drawing as terms
+from bayeskit.inference.objectives import drawing as weighting
 
 REPLICATES = 20_000
 DTYPE = torch.float64

@@ -8,7 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, SettingsError
 from bayeskit.inference.objectives import hierarchical as module
 from bayeskit.inference.objectives.hierarchical import AuxiliaryELBO

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError
 from bayeskit.inference.objectives import ELBO, IWAE
-from bayeskit.inference.objectives.doubly_reparameterized import DReG
-from bayeskit.inference.objectives.gate import Gate
-from bayeskit.inference.objectives.objective import Objective, log_mean_exp
-from bayeskit.inference.objectives.renyi import Renyi
-from bayeskit.inference.objectives.sticking_the_landing import STL
+from bayeskit.inference.objectives.drawing import Gate
+from bayeskit.inference.objectives.evidence_lower_bound import STL
+from bayeskit.inference.objectives.importance_weighted import DReG, Renyi
+from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_exp
 from bayeskit.inference.objectives.thermodynamic import TVO, LogUniform
 
 # z ~ N(0, 1), x given z ~ N(slope z, 1), x = 1, guide N(0.2, 0.9).

@@ -10,10 +10,11 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch.distributions import kl_divergence
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import LossError, ModelError, SettingsError
-from bayeskit.inference.objectives import ELBO, IWAE, VCD, ReweightedWakeSleep, terms
-from bayeskit.inference.objectives.sites import log_density
+from bayeskit.inference.objectives import ELBO, IWAE, VCD, ReweightedWakeSleep
+from bayeskit.inference.objectives import drawing as terms
+from bayeskit.inference.objectives.drawing import log_density
 
 DATA = torch.linspace(-2, 2, 5, dtype=torch.float64)
 

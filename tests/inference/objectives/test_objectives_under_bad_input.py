@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, LossError, ModelError, SettingsError
 from bayeskit.inference.objectives import ELBO, GECO, IWAE, SUMO, VCD, InfoVAE, MeanSquaredError, NegativeLogLikelihood
 from bayeskit.inference.objectives import objective as module

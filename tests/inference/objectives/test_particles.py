@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, LossError, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE
-from bayeskit.inference.objectives.gate import Gate
+from bayeskit.inference.objectives.drawing import Gate, log_density
 from bayeskit.inference.objectives.objective import Draw
-from bayeskit.inference.objectives.sites import log_density
 
 DATA = torch.tensor([0.3, -1.2, 2.5, 0.9, 0.1], dtype=torch.float64)
 

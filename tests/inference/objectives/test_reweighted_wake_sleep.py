@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.objectives import IWAE
 from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.inference.objectives import ELBO, drawing
 
 REPLICATES = 6000

@@ -9,7 +9,7 @@ import torch
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError
 from bayeskit.inference.objectives import (
     ELBO,
@@ -23,8 +23,8 @@ from bayeskit.inference.objectives import (
     Renyi,
     ReweightedWakeSleep,
     drawing,
-    enumeration,
 )
+from bayeskit.inference.objectives import drawing as enumeration
 
 DATA = torch.linspace(-2, 2, 6, dtype=torch.float64)
 LOCATIONS = torch.tensor([-1.0, 2.0], dtype=torch.float64)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit._torch import global_stream, new_generator
-from bayeskit.inference.objectives.doubly_reparameterized import DReG
-from bayeskit.inference.objectives.renyi import Renyi
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.inference.objectives.evidence_lower_bound import STL
+from bayeskit.inference.objectives.importance_weighted import DReG, Renyi
 from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep
-from bayeskit.inference.objectives.sticking_the_landing import STL
 from bayeskit.inference.objectives.sumo import SUMO
 from bayeskit.inference.objectives.thermodynamic import TVO, EqualMoments, LogUniform
 

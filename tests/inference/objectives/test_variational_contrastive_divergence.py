@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, SettingsError
 from bayeskit.inference.objectives import variational_contrastive_divergence as module
 from bayeskit.inference.objectives.variational_contrastive_divergence import VCD

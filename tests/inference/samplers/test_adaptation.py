@@ -6,14 +6,12 @@ from scipy.optimize import brentq
 from scipy.stats import t as student
 
 import bayeskit as bk
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers import HMC, Adaptation, ChEES, Control, LongestAxis, Metric, RunSettings, run
-from bayeskit.inference.samplers.adaptation import FLOOR
-from bayeskit.inference.samplers.directions import Window
-from bayeskit.inference.samplers.dual_averaging import DualAveraging
+from bayeskit.inference.samplers.adaptation import FLOOR, DualAveraging
 from bayeskit.inference.samplers.hmc import HMCInfo
-from bayeskit.inference.samplers.moments import Moments
+from bayeskit.inference.samplers.metric import Moments, Window
 
 FAILURE_RATE = 1e-5
 # Groups adapt apart and are replicates of each other. The chains of a window move by a kernel that still adapts to

@@ -8,8 +8,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import InitializationError
 from bayeskit.inference.samplers import sample_ladder
-from bayeskit.inference.samplers.climb import Climb
-from bayeskit.inference.samplers.initial import starting_points
+from bayeskit.inference.samplers.starts import Climb, starting_points
 
 LEVELS = torch.linspace(0, 1, 21, dtype=torch.float64)[1:] ** 3
 CHAINS = 200

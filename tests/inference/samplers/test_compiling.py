@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit import _compiler, _evaluation, exact
+from bayeskit import exact
 from bayeskit.errors import BudgetError, CompilationWarning, SamplingWarning
 from bayeskit.inference.samplers import (
     HMC,
@@ -24,6 +24,8 @@ from bayeskit.inference.samplers import (
     sample_with_pyro,
 )
 from bayeskit.inference.samplers.driver import drive
+from bayeskit.logdensity import compiling as _compiler
+from bayeskit.logdensity import compiling as _evaluation
 
 # A thread that is told to end in the callback of a weak reference loses what it was told, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -34,7 +36,7 @@ SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progr
 @pytest.fixture(autouse=True)
 def no_density_is_small(monkeypatch):
     """Have all compiled by inductor, also those that C++ over rows would serve."""
-    monkeypatch.setattr("bayeskit._engine.row_source", lambda *_: None)
+    monkeypatch.setattr("bayeskit.logdensity.engine.row_source", lambda *_: None)
     monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)  # most compilers here are only pretended
 
 
@@ -142,10 +144,10 @@ def test_the_last_move_of_smc_does_not_wait_for_the_compiler(hang, tmp_path, mon
     whole = sample_smc(used, **settings)
     reason = "interrupted" if ended == "by Ctrl-C" else "time budget"
     hanging = hang(ctrl_c if ended == "by Ctrl-C" else pass_time)
-    monkeypatch.setattr(_compiler, "COMPILE_SECONDS", 10.0)  # a run that waits fails soon
+    monkeypatch.setattr(_compiler, "MAX_COMPILE_SECONDS", 10.0)  # a run that waits fails soon
     with monkeypatch.context() as patch, pytest.warns(SamplingWarning, match=r"after (\d+) of \1 stages; the same"):
         if ended == "while it compiles":
-            patch.setattr("bayeskit._interruption.time.monotonic", lambda: now[0])
+            patch.setattr("bayeskit.core.progress.time.monotonic", lambda: now[0])
         budget = {"by Ctrl-C": None, "before": 1e-6, "while it compiles": 50.0}[ended]
         cut = sample_smc(compiling(), **settings, time_budget=budget)
     hanging.released.set()
@@ -165,7 +167,7 @@ def sleep(seconds=3.0):
 
 def test_a_compilation_that_does_not_hear_that_it_was_given_up_is_told_again(hang, monkeypatch):
     monkeypatch.setattr(_compiler, "_TELL_AGAIN_SECONDS", 0.1)
-    monkeypatch.setattr(_compiler, "COMPILE_SECONDS", 5.0)
+    monkeypatch.setattr(_compiler, "MAX_COMPILE_SECONDS", 5.0)
 
     def first(graph, examples, options):
         with suppress(SystemExit):  # as in the callback of a weak reference
@@ -212,7 +214,7 @@ def test_filters_of_warnings_that_the_compiler_borrows_are_given_back(monkeypatc
 
 def test_a_compiler_that_gives_no_answer_is_done_without(hang, monkeypatch):
     hanging = hang()
-    monkeypatch.setattr(_compiler, "COMPILE_SECONDS", 0.1)
+    monkeypatch.setattr(_compiler, "MAX_COMPILE_SECONDS", 0.1)
     whole = bk.sample(_traced(), **SMALL)
     with pytest.warns(CompilationWarning, match=r"no answer in 0.1 s.*last digits"):
         draws = bk.sample(compiling(), **SMALL)

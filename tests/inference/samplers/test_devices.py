@@ -30,12 +30,11 @@ from bayeskit.inference.samplers import (
     RunSettings,
     sample_ladder,
 )
-from bayeskit.inference.samplers.nested.slice import TICKS_BETWEEN_CHECKS
-from bayeskit.inference.samplers.nuts.kernel import LEAVES_PER_LOOK_ELSEWHERE
-from bayeskit.inference.samplers.smc.pilot import Pilot, PilotState
-from bayeskit.inference.samplers.smc.stages import SMCState, Stage
-from bayeskit.inference.samplers.stochastic_gradient.sgld import settled
-from bayeskit.inference.samplers.tempering import BLOCK, PriorDraws, Tempering, TemperingState
+from bayeskit.inference.samplers.chains import BLOCK, PriorDraws, Tempering, TemperingState
+from bayeskit.inference.samplers.nested import TICKS_BETWEEN_CHECKS
+from bayeskit.inference.samplers.nuts import LEAVES_PER_LOOK_ELSEWHERE
+from bayeskit.inference.samplers.smc import Pilot, PilotState, SMCState, Stage
+from bayeskit.inference.samplers.stochastic_gradient import settled
 
 DEVICES = [
     "cpu",

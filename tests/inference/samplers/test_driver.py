@@ -9,7 +9,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit._interruption import look
+from bayeskit.core.progress import look
 from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference import evidence
 from bayeskit.inference.samplers import HMC, Adaptation, Control, Convergence, RunSettings, drive, run

@@ -19,10 +19,9 @@ from bayeskit.inference.samplers import (
     sample_smc,
     sample_stochastic_gradient,
 )
-from bayeskit.inference.samplers.smc import run as smc_run
-from bayeskit.inference.samplers.smc.pilot import Pilot
-from bayeskit.inference.samplers.smc.run import Replicates
-from bayeskit.inference.samplers.stochastic_gradient.run import StochasticGradientRun
+from bayeskit.inference.samplers import smc as smc_run
+from bayeskit.inference.samplers.smc import Pilot, Replicates
+from bayeskit.inference.samplers.stochastic_gradient import StochasticGradientRun
 
 LONG = 100.0
 

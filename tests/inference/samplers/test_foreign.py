@@ -10,10 +10,10 @@ import torch
 from scipy.special import digamma, polygamma
 
 import bayeskit as bk
-from bayeskit._statistics import effective_sample_size
+from bayeskit.core.statistics import effective_sample_size
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, SlowModelWarning
-from bayeskit.inference.samplers import foreign
-from bayeskit.inference.samplers.foreign import sample_with_pyro
+from bayeskit.inference.samplers import pyro_nuts as foreign
+from bayeskit.inference.samplers.pyro_nuts import sample_with_pyro
 
 
 def scores(draws):

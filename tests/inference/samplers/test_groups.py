@@ -15,7 +15,7 @@ import torch
 from joblib.externals.loky.backend.reduction import dumps
 
 import bayeskit as bk
-from bayeskit._statistics import mean_error
+from bayeskit.core.statistics import mean_error
 from bayeskit.errors import (
     BudgetError,
     CheckpointError,
@@ -26,7 +26,7 @@ from bayeskit.errors import (
 )
 from bayeskit.inference import evidence
 from bayeskit.inference.samplers import HMC, Chains, Control, Convergence, RunSettings, sample_ladder
-from bayeskit.inference.samplers import groups as module
+from bayeskit.inference.samplers import sampling as module
 
 SHORT = {"num_chains": 4, "num_warmup": 20, "num_samples": 10, "seed": 3, "progress": False}
 
@@ -78,7 +78,7 @@ def test_what_a_target_was_used_for_before_does_not_matter(target, monkeypatch):
 
         return call
 
-    monkeypatch.setattr("bayeskit._evaluation.compile_graph", compile_graph)
+    monkeypatch.setattr("bayeskit.logdensity.compiling.compile_graph", compile_graph)
     used = bk.exact.get("linreg10").target()
     used.compile = True
     used.value_and_grad(torch.zeros(3, 10, dtype=torch.float64))

@@ -8,10 +8,17 @@ from scipy.stats import chi2, kstest
 
 import bayeskit as bk
 from bayeskit.errors import BudgetError, CheckpointError, DataError, InitializationError, SettingsError
-from bayeskit.inference.samplers.nested import run as nested
-from bayeskit.inference.samplers.nested.result import log_shells
-from bayeskit.inference.samplers.nested.run import NestedSampler, insertion_quantiles, metric_of, sample_nested
-from bayeskit.inference.samplers.nested.slice import ConstrainedSlice, SliceInfo, SliceState
+from bayeskit.inference.samplers import nested
+from bayeskit.inference.samplers.nested import (
+    ConstrainedSlice,
+    NestedSampler,
+    SliceInfo,
+    SliceState,
+    insertion_quantiles,
+    log_shells,
+    metric_of,
+    sample_nested,
+)
 
 SD = 0.1
 NUM_LIVE = 60

@@ -8,11 +8,9 @@ from scipy.stats import chi2
 
 import bayeskit as bk
 from bayeskit.exact.neals_funnel import neals_funnel
+from bayeskit.inference.samplers import nested
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.nested import run as nested
-from bayeskit.inference.samplers.nested.rejection import draw_above
-from bayeskit.inference.samplers.nested.run import NestedSampler, sample_nested
-from bayeskit.inference.samplers.nested.slice import ConstrainedSlice, SliceInfo
+from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedSampler, SliceInfo, draw_above, sample_nested
 
 F64 = torch.float64
 

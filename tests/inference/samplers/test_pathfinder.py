@@ -9,9 +9,9 @@ import torch
 from scipy.stats import chi2, norm
 
 import bayeskit as bk
-from bayeskit._climbing import Curvature, Objective, ascent, climb
-from bayeskit._torch import new_generator
-from bayeskit.inference.samplers.pathfinder import pathfinder
+from bayeskit.core.randomness import new_generator
+from bayeskit.inference.samplers.starts import pathfinder
+from bayeskit.logdensity.climbing import Curvature, Objective, ascent, climb
 
 DOUBLE = torch.float64
 FAILURE_RATE = 1e-5

@@ -8,7 +8,7 @@ from scipy.stats import gamma, kstest, norm
 import bayeskit as bk
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.nested.slice import ConstrainedSlice
+from bayeskit.inference.samplers.nested import ConstrainedSlice
 
 CUT = 1.0
 

@@ -23,11 +23,19 @@ from bayeskit.errors import (
 )
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.smc.pilot import learn_metric
-from bayeskit.inference.samplers.smc.population_hmc import PopulationHMC
-from bayeskit.inference.samplers.smc.resampling import conditional_share, effective_share, next_temperature, systematic
-from bayeskit.inference.samplers.smc.run import sample_smc
-from bayeskit.inference.samplers.smc.stages import Schedule, SMCState, Stage, start
+from bayeskit.inference.samplers.smc import (
+    PopulationHMC,
+    Schedule,
+    SMCState,
+    Stage,
+    conditional_share,
+    effective_share,
+    learn_metric,
+    next_temperature,
+    sample_smc,
+    start,
+    systematic,
+)
 
 F64 = torch.float64
 SMALL = {"num_particles": 32, "num_replicates": 16, "num_pilot_particles": 128, "ess_threshold": 0.9, "progress": False}

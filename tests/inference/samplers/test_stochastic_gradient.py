@@ -5,14 +5,17 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from bayeskit.inference.samplers import stochastic_gradient as sghmc
+from bayeskit.inference.samplers import stochastic_gradient as sgld
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.stochastic_gradient import sghmc, sgld
-from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, IndependentRows
-from bayeskit.inference.samplers.stochastic_gradient.run import sample_stochastic_gradient
-from bayeskit.inference.samplers.stochastic_gradient.schedules import Polynomial
-from bayeskit.inference.samplers.stochastic_gradient.sghmc import SGHMC
-from bayeskit.inference.samplers.stochastic_gradient.sgld import SGLD, PreconditionedSGLD
-from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
+from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
+from bayeskit.inference.samplers.stochastic_gradient import (
+    SGHMC,
+    SGLD,
+    Polynomial,
+    PreconditionedSGLD,
+    sample_stochastic_gradient,
+)
 
 NUM_DATA, BATCH_SIZE, NUM_CHAINS = 40, 5, 4000
 Y = 1 + torch.randn(NUM_DATA, generator=torch.Generator().manual_seed(8), dtype=torch.float64)

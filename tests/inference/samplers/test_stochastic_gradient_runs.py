@@ -16,12 +16,15 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.inference.samplers.stochastic_gradient.rows import Epochs, IndependentRows
-from bayeskit.inference.samplers.stochastic_gradient.run import sample_stochastic_gradient
-from bayeskit.inference.samplers.stochastic_gradient.schedules import Constant, Polynomial
-from bayeskit.inference.samplers.stochastic_gradient.sghmc import SGHMC
-from bayeskit.inference.samplers.stochastic_gradient.sgld import SGLD, PreconditionedSGLD
-from bayeskit.inference.samplers.stochastic_gradient.target import MinibatchTarget
+from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
+from bayeskit.inference.samplers.stochastic_gradient import (
+    SGHMC,
+    SGLD,
+    Constant,
+    Polynomial,
+    PreconditionedSGLD,
+    sample_stochastic_gradient,
+)
 
 NUM_DATA, BATCH_SIZE = 40, 5
 Y = 1 + torch.randn(NUM_DATA, generator=torch.Generator().manual_seed(8), dtype=torch.float64)

@@ -22,7 +22,7 @@ from bayeskit.inference.objectives import (
 )
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.training import fit
-from bayeskit.inference.training.checkpoint import described
+from bayeskit.inference.training.fitting import described
 
 
 def columns(count=24, seed=0):

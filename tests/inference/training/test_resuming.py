@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayeskit._files import load_tensors, save_tensors
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.errors import CheckpointError, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE, Linear
 from bayeskit.inference.training import fit

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training_models import Autoencoder, columns, trained
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import (
     BayeskitWarning,
     DataError,
@@ -26,7 +26,7 @@ from bayeskit.errors import (
 )
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.training import fit
-from bayeskit.inference.training.batches import as_batches
+from bayeskit.inference.training.fitting import as_batches
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -199,7 +199,7 @@ def test_a_loss_that_is_not_finite_names_step_and_site_and_keeps_good_parameters
     # Every step adds 0.01 to each of 16 weights, and the loss is NaN beyond 0.5.
     assert step == 4
     assert float(vae.encoder[0].weight.detach().sum()) - start == pytest.approx(3 * 0.16, abs=1e-12)
-    from bayeskit._files import load_tensors
+    from bayeskit.core.storage import load_tensors
 
     kept, _ = load_tensors(path)
     assert float(kept["state.parameters.model.encoder.0.weight"].sum()) - start == pytest.approx(0.48, abs=1e-12)

@@ -11,7 +11,7 @@ from training_models import Autoencoder, columns, trained
 from bayeskit.errors import CompilationWarning
 from bayeskit.inference.objectives import ELBO, IWAE
 from bayeskit.inference.training import fit
-from bayeskit.inference.training.networks import networks
+from bayeskit.inference.training.fitting import networks
 
 
 def model(x):
@@ -88,7 +88,7 @@ def test_compiled_networks_give_the_same_losses_and_failures_are_said(monkeypatc
     def refused(module):
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr("bayeskit.inference.training.loop.compiled", refused)
+    monkeypatch.setattr("bayeskit.inference.training.fitting.compiled", refused)
     vae = Autoencoder()
     with pytest.warns(CompilationWarning, match="could not be compiled .no compiler here.; training goes on without"):
         fit(vae.model, vae.guide, ELBO(), x, num_steps=2, compile=[vae.encoder], progress=False)

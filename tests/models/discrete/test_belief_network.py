@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.exact.enumerate_latents import enumerate_latents
+from bayeskit.exact.enumeration import enumerate_latents
 from bayeskit.inference.gradients import DisARM, Enumeration, LeaveOneOut
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import ELBO

@@ -10,12 +10,12 @@ import torch
 from matplotlib.figure import Figure
 
 from bayeskit.errors import AccuracyWarning, DataError, SettingsError, UnknownNameError
+from bayeskit.models.discrete import block_model as annealing
 from bayeskit.models.discrete.block_model import (
     AnnealedEvidence,
     BlockComparison,
     StochasticBlockModel,
     annealed_evidence,
-    annealing,
     co_assignment,
     compare_num_blocks,
     karate_club,

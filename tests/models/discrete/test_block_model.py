@@ -75,7 +75,7 @@ def test_joint_is_that_of_urns(nodes, blocks):
 
 
 def test_mutation_counting_edges_within_blocks_twice_is_noticed(monkeypatch):
-    from bayeskit.models.discrete.block_model import counts
+    from bayeskit.models.discrete import block_model as counts
 
     model = small_model()
     assignment = torch.tensor([0, 1, 1, 0, 0])

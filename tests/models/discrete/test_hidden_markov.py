@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.inference.evidence import naive_monte_carlo
 from bayeskit.models.discrete.sequences import (

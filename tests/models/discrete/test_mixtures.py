@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 import bayeskit as bk
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnknownNameError
-from bayeskit.exact.enumerate_latents import enumerate_latents
+from bayeskit.exact.enumeration import enumerate_latents
 from bayeskit.inference.evidence import naive_monte_carlo
 from bayeskit.models.discrete.mixtures import (
     GaussianMixture,

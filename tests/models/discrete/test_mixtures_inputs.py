@@ -28,7 +28,7 @@ from bayeskit.models.discrete.mixtures import (
     predictive_density,
     relabel,
 )
-from bayeskit.models.discrete.mixtures.relabelling import _assign
+from bayeskit.models.discrete.mixtures.labels import _assign
 
 F64 = torch.float64
 Y = torch.tensor([-1.2, -0.7, 0.4, 1.9, 2.2], dtype=F64)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 import bayeskit as bk
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete import genotypes as nested_columns
 from bayeskit.models.discrete.genotypes import (
     GenotypeModel,
     MutationTree,
@@ -18,7 +19,6 @@ from bayeskit.models.discrete.genotypes import (
     conflict_free_matrices,
     conflicting_pairs,
     has_conflict,
-    nested_columns,
     num_conflict_free,
     plot_genotypes,
 )

@@ -8,17 +8,17 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.permutations import (
     GibbsPermutation,
     all_permutations,
     log_permanent,
     nearest_permutation,
-    permanent,
     permutation_matrix,
     permutations,
 )
+from bayeskit.models.discrete.permutations import distributions as permanent
 
 INFINITY = math.inf
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Gumbel, Normal, kl_divergence
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.discrete.permutations import (
     GibbsPermutation,
@@ -23,8 +23,8 @@ from bayeskit.models.discrete.permutations import (
     permutation_matrix,
     permutations,
     sinkhorn,
-    stick_breaking,
 )
+from bayeskit.models.discrete.permutations import relaxations as stick_breaking
 
 
 def normal(*shape, seed=0, scale=1.5):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.rendering_mixture import RenderingMixture
 

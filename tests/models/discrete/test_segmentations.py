@@ -8,7 +8,7 @@ import torch
 
 from bayeskit.errors import BayeskitError, DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.sequences import Counting, Expectation, LogSum, Max, Segmentations, segmentations
-from bayeskit.models.discrete.sequences.segments import numbered_sums, segment_lengths
+from bayeskit.models.discrete.sequences.segmentations import numbered_sums, segment_lengths
 
 LENGTHS = torch.tensor([6, 4, 1, 6])
 

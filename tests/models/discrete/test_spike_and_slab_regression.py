@@ -11,17 +11,13 @@ import torch
 from mpmath import mp, mpf
 from scipy import integrate, stats
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.exact.enumerate_latents import enumerate_latents
+from bayeskit.exact.enumeration import enumerate_latents
 from bayeskit.inference.gradients import UnorderedSet
 from bayeskit.inference.objectives import ELBO
 from bayeskit.models.discrete import spike_and_slab
-from bayeskit.models.discrete.spike_and_slab import (
-    BetaBinomialInclusion,
-    IndependentInclusion,
-    SpikeAndSlabRegression,
-)
+from bayeskit.models.discrete.spike_and_slab import BetaBinomialInclusion, IndependentInclusion, SpikeAndSlabRegression
 
 SETTINGS = {"slab_scale": 0.7, "intercept_scale": 3.0, "noise_shape": 2.5, "noise_rate": 1.5}
 PRIORS = [IndependentInclusion(0.3), BetaBinomialInclusion(0.8, 2.0)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete import topic_model
 from bayeskit.models.discrete.topic_model import LatentDirichletAllocation, align_topics, count_words, plot_topics

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from bayeskit.errors import OutputError, SettingsError, TreeError
-from bayeskit.models.phylogenetics.samples.consensus import ConsensusTree, greedy_consensus, majority_rule_consensus
-from bayeskit.models.phylogenetics.samples.plots import plot_credible_set
-from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
-from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
-from bayeskit.models.phylogenetics.trees.topologies import Topologies
-from bayeskit.models.phylogenetics.trees.tree import Tree
+from bayeskit.models.phylogenetics.samples import TreeSample
+from bayeskit.models.phylogenetics.summaries import (
+    ConsensusTree,
+    greedy_consensus,
+    majority_rule_consensus,
+    plot_credible_set,
+)
+from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics.trees import Tree
 
 
 def random_newick(source: random.Random, num_taxa: int, at_root: int, keep: float) -> str:

@@ -8,13 +8,13 @@ import torch
 
 from bayeskit.errors import CompilationWarning
 from bayeskit.models.phylogenetics import Alignment, Tree
-from bayeskit.models.phylogenetics.forest import library as forest_library
+from bayeskit.models.phylogenetics.forest import native as forest_library
 from bayeskit.models.phylogenetics.forest import native as forest_native
-from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
+from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
 from bayeskit.models.phylogenetics.forest.plan import make_plan
+from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.substitution import HKY85
-from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates, InvariantSites
-from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.topologies import Topologies
 
 ROWS = {
     "A": "ACGTACCARG",

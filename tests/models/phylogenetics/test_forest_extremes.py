@@ -10,7 +10,7 @@ from bayeskit.models.phylogenetics import HKY85, JC69, Alignment, ForestLikeliho
 from bayeskit.models.phylogenetics.forest import native as forest_native
 from bayeskit.models.phylogenetics.forest import passes as forest_passes
 from bayeskit.models.phylogenetics.forest.plan import SubPatterns, make_plan
-from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates
+from bayeskit.models.phylogenetics.site_rates import GammaRates
 
 BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 TREE = Tree.from_newick("((A,B),C,D);")

@@ -5,11 +5,18 @@ import itertools
 import numpy as np
 import pytest
 
-from bayeskit.models.phylogenetics import Tree
-from bayeskit.models.phylogenetics.forest.patterns import CODE_BASE, Renamings, Rows, join_rows, tip_rows
-from bayeskit.models.phylogenetics.forest.plan import SubPatterns, hang, make_plan
-from bayeskit.models.phylogenetics.trees import clades
-from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics import Tree, clades
+from bayeskit.models.phylogenetics.forest.plan import (
+    CODE_BASE,
+    Renamings,
+    Rows,
+    SubPatterns,
+    hang,
+    join_rows,
+    make_plan,
+    tip_rows,
+)
+from bayeskit.models.phylogenetics.topologies import Topologies
 
 RENAMINGS = list(itertools.permutations(range(4)))
 

@@ -11,12 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics import Alignment, Topologies, Tree, TreeModel, all_topologies
-from bayeskit.models.phylogenetics.forest import evaluation as forest_evaluation
+from bayeskit.models.phylogenetics.forest import likelihood as forest_evaluation
 from bayeskit.models.phylogenetics.forest import passes as forest_passes
-from bayeskit.models.phylogenetics.forest.forest_likelihood import ForestLikelihood
-from bayeskit.models.phylogenetics.forest.mixture import Mixed, mix_rows
+from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
+from bayeskit.models.phylogenetics.forest.passes import Mixed, mix_rows
+from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69
-from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates, InvariantSites
 
 BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bayeskit.models.phylogenetics import HKY85, Alignment, ForestLikelihood, Topologies, all_topologies
-from bayeskit.models.phylogenetics.forest import evaluation as forest_evaluation
+from bayeskit.models.phylogenetics.forest import likelihood as forest_evaluation
 from bayeskit.models.phylogenetics.forest import plan as forest_plan
 from bayeskit.models.phylogenetics.forest.plan import SubPatterns, make_plan
 

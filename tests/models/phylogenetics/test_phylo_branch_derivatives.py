@@ -7,9 +7,9 @@ import torch
 
 from bayeskit.errors import ShapeError
 from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
-from bayeskit.models.phylogenetics.pruning import branch_derivatives
+from bayeskit.models.phylogenetics import pruning as branch_derivatives
+from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.substitution import GTR, HKY85, K80
-from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates, InvariantSites
 
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]
 MODELS = {
@@ -156,9 +156,9 @@ def dropped_square(monkeypatch):
 
 def untransposed(monkeypatch):
     # Only a matrix that is not symmetric shows it.
-    original = branch_derivatives._downward
+    original = branch_derivatives._derivatives_downward
     monkeypatch.setattr(
-        branch_derivatives, "_downward", lambda tree, matrices, *rest: original(tree, matrices.mT, *rest)
+        branch_derivatives, "_derivatives_downward", lambda tree, matrices, *rest: original(tree, matrices.mT, *rest)
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet

@@ -104,7 +104,7 @@ def test_cotangents_may_be_mapped_alone(model):
 
 
 def test_vmap_is_one_native_call(model, monkeypatch):
-    from bayeskit.models.phylogenetics.pruning import pruning
+    from bayeskit.models.phylogenetics import pruning
 
     sizes = []
     original = pruning._upward

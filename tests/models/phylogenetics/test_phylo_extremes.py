@@ -17,9 +17,9 @@ from bayeskit.models.phylogenetics import (
     Tree,
     TreeModel,
     primates,
+    pruning,
 )
-from bayeskit.models.phylogenetics.pruning import pruning
-from bayeskit.models.phylogenetics.substitution.discrete_gamma import category_means, category_medians
+from bayeskit.models.phylogenetics.site_rates import category_means, category_medians
 
 TREE = Tree.from_newick("((A,B),C,D);")
 ALIGNMENT = Alignment.from_sequences({"A": "ACGTA-", "B": "ACGTC-", "C": "ACTTAG", "D": "ACTAAA"})

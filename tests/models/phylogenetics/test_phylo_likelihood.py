@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
-from bayeskit.models.phylogenetics.pruning.transport import MatrixTransport, UniformTransport
+from bayeskit.models.phylogenetics.pruning import MatrixTransport, UniformTransport
 
 GENERATOR = torch.full((4, 4), 1.0 / 3.0, dtype=torch.float64) - torch.eye(4, dtype=torch.float64) * 4 / 3
 AMBIGUOUS = "ACGTACGTRYKMSWBDHVN-?"

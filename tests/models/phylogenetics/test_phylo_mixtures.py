@@ -12,10 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel, primates, tree_model
+from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel, primates, site_rates, tree_model
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
-from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80, site_rates
-from bayeskit.models.phylogenetics.substitution.site_rates import GammaRates, InvariantSites
+from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
+from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80
 
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]
 SUBSTITUTIONS = {
@@ -268,7 +268,7 @@ def unscaled_rates(monkeypatch):
 
 
 def dropped_scalers(monkeypatch):
-    from bayeskit.models.phylogenetics.pruning import pruning
+    from bayeskit.models.phylogenetics import pruning
 
     monkeypatch.setattr(pruning, "_root_logs", lambda upward, plan: upward.sites.log())
 

@@ -10,14 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
 from bayeskit.models.phylogenetics import Alignment
-from bayeskit.models.phylogenetics.substitution import (
-    GTR,
-    HKY85,
-    JC69,
-    K80,
-    empirical_frequencies,
-    time_reversible,
-)
+from bayeskit.models.phylogenetics import substitution as time_reversible
+from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80, empirical_frequencies
 
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]
 EXCHANGEABILITIES = [0.3, 2.0, 1.1, 0.7, 3.0, 1.0]

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from bayeskit.errors import ConversionWarning, ShapeError, TreeError
-from bayeskit.models.phylogenetics.trees import clades
-from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
-from bayeskit.models.phylogenetics.trees.topologies import Topologies
-from bayeskit.models.phylogenetics.trees.tree import Tree
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics.trees import Tree
 
 NAMES = "ABCDEFGHI"
 

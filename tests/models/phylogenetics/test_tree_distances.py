@@ -9,14 +9,12 @@ import pytest
 from dendropy.calculate import treecompare
 
 from bayeskit.errors import SettingsError, TreeError
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics import samples as tree_distances
 from bayeskit.models.phylogenetics.distributions import SampleFrequencies
-from bayeskit.models.phylogenetics.samples import distances as tree_distances
-from bayeskit.models.phylogenetics.samples.distances import asdsf, robinson_foulds, split_frequencies
-from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
-from bayeskit.models.phylogenetics.trees import clades
-from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
-from bayeskit.models.phylogenetics.trees.topologies import Topologies
-from bayeskit.models.phylogenetics.trees.tree import Tree
+from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, robinson_foulds, split_frequencies
+from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics.trees import Tree
 
 
 def random_topologies(num_taxa: int, count: int, seed: int, rooted: bool = False) -> Topologies:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import chi2
 
 from bayeskit.errors import CheckpointError, SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics import Tree
+from bayeskit.models.phylogenetics import Tree, clades
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
@@ -20,11 +20,9 @@ from bayeskit.models.phylogenetics.distributions import (
     SubsplitBayesianNetwork,
     TopologyDistribution,
 )
-from bayeskit.models.phylogenetics.distributions.uniform import log_num_topologies, uniform_topologies
-from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
-from bayeskit.models.phylogenetics.trees import clades
-from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
-from bayeskit.models.phylogenetics.trees.topologies import Topologies
+from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies, uniform_topologies
+from bayeskit.models.phylogenetics.samples import TreeSample
+from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
 
 FAILURE_RATE = 1e-5
 KINDS = [

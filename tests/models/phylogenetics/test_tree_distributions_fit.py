@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from bayeskit.errors import AccuracyWarning, SettingsError, ShapeError, TreeError
+from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
     Smoothed,
     SubsplitBayesianNetwork,
-    fitting,
     topology_distribution,
 )
-from bayeskit.models.phylogenetics.distributions.choices import EveryRoot
-from bayeskit.models.phylogenetics.trees import clades
-from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
+from bayeskit.models.phylogenetics.distributions import networks as fitting
+from bayeskit.models.phylogenetics.distributions.graphs import EveryRoot
+from bayeskit.models.phylogenetics.topologies import all_topologies
 
 
 def random_sample(count, rooted=False, size=None, seed=0):

@@ -7,17 +7,17 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from bayeskit.errors import SettingsError, TreeError
-from bayeskit.models.phylogenetics.samples.consensus import greedy_consensus, majority_rule_consensus
-from bayeskit.models.phylogenetics.samples.distances import asdsf
-from bayeskit.models.phylogenetics.samples.plots import (
+from bayeskit.models.phylogenetics.samples import TreeSample, asdsf
+from bayeskit.models.phylogenetics.summaries import (
     _round_length,
+    greedy_consensus,
+    majority_rule_consensus,
     plot_credible_set,
     plot_split_frequencies,
     plot_tree,
 )
-from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
-from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
-from bayeskit.models.phylogenetics.trees.tree import Tree
+from bayeskit.models.phylogenetics.topologies import all_topologies
+from bayeskit.models.phylogenetics.trees import Tree
 
 
 def names_at(ax) -> dict[str, tuple[float, float]]:

@@ -11,13 +11,13 @@ import torch
 from scipy.stats import chisquare
 
 from bayeskit.errors import AlignmentError, CheckpointError, ConversionWarning, SettingsError, TreeError
-from bayeskit.models.phylogenetics.alignments.alignment import Alignment
+from bayeskit.models.phylogenetics import clades, newick
+from bayeskit.models.phylogenetics import samples as tree_files
+from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.distributions import SampleFrequencies
-from bayeskit.models.phylogenetics.samples import files as tree_files
-from bayeskit.models.phylogenetics.samples.tree_sample import TreeSample
-from bayeskit.models.phylogenetics.trees import clades, newick
-from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
-from bayeskit.models.phylogenetics.trees.tree import Tree
+from bayeskit.models.phylogenetics.samples import TreeSample
+from bayeskit.models.phylogenetics.topologies import all_topologies
+from bayeskit.models.phylogenetics.trees import Tree
 
 TRPROBS = """#NEXUS
 [ID: 3010964466]

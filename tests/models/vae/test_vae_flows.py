@@ -9,7 +9,7 @@ import torch
 import zuko
 from torch.distributions import Normal
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.inference.objectives import ELBO
 from bayeskit.models.vae import ConditionalFlow, FlowDistribution, FlowPrior, flow_vae
 from bayeskit.models.vae.flows import inverse_autoregressive_flow

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Independent, Normal
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.models.vae import likelihoods
 from bayeskit.models.vae.distributions import DiscretizedLogistic

@@ -21,10 +21,10 @@ from bayeskit.models.wide_networks.activations import (
     Quadrature,
     Sine,
     Step,
+    activation_of_module,
     hermite,
     monomial,
 )
-from bayeskit.models.wide_networks.activations.module import activation_of_module
 
 CLOSED = {
     "relu": PiecewiseLinear(0.0, 1.0),

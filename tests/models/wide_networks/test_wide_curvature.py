@@ -8,8 +8,9 @@ from scipy.special import roots_hermitenorm
 from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import BudgetError, DataError, ModelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks import curvature as operator
 from bayeskit.models.wide_networks.curvature import (
     Bernoulli,
     Categorical,
@@ -19,7 +20,6 @@ from bayeskit.models.wide_networks.curvature import (
     empirical_fisher,
     fisher,
     gauss_newton,
-    operator,
 )
 
 DOUBLE = torch.float64

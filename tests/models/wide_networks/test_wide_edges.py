@@ -9,7 +9,9 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import Elementwise, evaluation, infinite_width
+from bayeskit.models.wide_networks import Elementwise, infinite_width
+from bayeskit.models.wide_networks import activations as sign
+from bayeskit.models.wide_networks import kernels as evaluation
 from bayeskit.models.wide_networks.activations import (
     Exponential,
     Gelu,
@@ -19,7 +21,6 @@ from bayeskit.models.wide_networks.activations import (
     Step,
     hermite,
     monomial,
-    sign,
 )
 
 

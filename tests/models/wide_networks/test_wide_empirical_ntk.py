@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks import empirical_kernels as factors
+from bayeskit.models.wide_networks import empirical_kernels as kernel
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.empirical import empirical_ntk, factors, kernel, ntk_vector_product
-from bayeskit.models.wide_networks.empirical.plan import make_plan
+from bayeskit.models.wide_networks.empirical_kernels import empirical_ntk, make_plan, ntk_vector_product
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks import empirical_kernels as kernel
 from bayeskit.models.wide_networks import empirical_ntk, infinite_width, ntk_vector_product
 from bayeskit.models.wide_networks.curvature import (
     Bernoulli,
@@ -18,7 +19,6 @@ from bayeskit.models.wide_networks.curvature import (
     fisher,
     laplace_posterior,
 )
-from bayeskit.models.wide_networks.empirical import kernel
 
 DOUBLE = torch.float64
 INTEGERS = torch.tensor([[0, 1, 2], [3, 3, 1], [6, 5, 0], [2, 4, 4], [1, 2, 6]])
@@ -263,10 +263,10 @@ def test_modes_are_found_in_single_precision():
 
 def test_an_unfinished_search_says_so(monkeypatch):
     module, x, y = single()
-    monkeypatch.setattr("bayeskit.models.wide_networks.curvature.laplace.NUM_STEPS", 1)
+    monkeypatch.setattr("bayeskit.models.wide_networks.curvature.NUM_STEPS", 1)
     with pytest.warns(AccuracyWarning, match="max_iterations"):
         find_mode(module, Gaussian(0.01), x, y, 1.0, max_iterations=1)
-    monkeypatch.setattr("bayeskit.models.wide_networks.curvature.laplace.POLISHED", 1)
+    monkeypatch.setattr("bayeskit.models.wide_networks.curvature.POLISHED", 1)
     with pytest.warns(AccuracyWarning, match="max_iterations"):
         find_mode(module, Gaussian(0.01), x, y, 1.0, max_iterations=1)
 

@@ -110,7 +110,7 @@ def test_the_check_notices_angles_that_have_lost_half_their_digits(monkeypatch):
     kernel = infinite_width(dense("relu", 3, inputs=6), weight_variance=2.0)
     assert_exact(kernel.ntk(x), ntk)
     monkeypatch.setattr(
-        "bayeskit.models.wide_networks.inputs._vector_gap",
+        "bayeskit.models.wide_networks.layers._vector_gap",
         lambda x, y, k, a, b: (a[:, None] * b - k.square()).clamp_min(0),
     )
     with pytest.raises(AssertionError):

@@ -6,7 +6,7 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks import Elementwise, infinite_width
 from bayeskit.models.wide_networks.activations import Erf

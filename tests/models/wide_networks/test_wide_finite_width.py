@@ -10,11 +10,8 @@ from torch.func import functional_call, jacrev
 
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import Elementwise, infinite_width
-from bayeskit.models.wide_networks.activations.polynomial import Polynomial
-from bayeskit.models.wide_networks.activations.smooth import Erf
-from bayeskit.models.wide_networks.empirical.finite_width import finite_width_bias
-from bayeskit.models.wide_networks.empirical.power_law import fit_power_law
-from bayeskit.models.wide_networks.empirical.random_networks import RandomNetworks, random_networks
+from bayeskit.models.wide_networks.activations import Erf, Polynomial
+from bayeskit.models.wide_networks.finite_width import RandomNetworks, finite_width_bias, fit_power_law, random_networks
 
 RARE = 1e-5  # p-values below are failures
 # Vectors of length sqrt(3), so that first-layer variances are those of the weights.

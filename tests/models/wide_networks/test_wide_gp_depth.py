@@ -10,7 +10,7 @@ from torch import nn
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import fit_depths, fit_variances
-from bayeskit.models.wide_networks.gaussian_processes.objective import Objective
+from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import Objective
 from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters
 
 # Draws from a deep network's prior are nearly constant.

@@ -8,13 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import DataError, LossError, ModelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks import finite_width as drift
+from bayeskit.models.wide_networks import finite_width as moments
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.empirical import drift, moments
-from bayeskit.models.wide_networks.empirical.drift import ntk_drift, ntk_drift_against_width, ntk_drift_of_snapshots
-from bayeskit.models.wide_networks.empirical.random_networks import random_networks
-from bayeskit.models.wide_networks.empirical.regime import Interval, KernelRegime, kernel_regime
+from bayeskit.models.wide_networks.finite_width import (
+    Interval,
+    KernelRegime,
+    kernel_regime,
+    ntk_drift,
+    ntk_drift_against_width,
+    ntk_drift_of_snapshots,
+    random_networks,
+)
 
 X = torch.tensor([[1.0, 0.5, -0.3], [0.2, -1.0, 0.7], [-0.5, 0.9, 1.2], [0.8, 0.8, 0.1]], dtype=torch.float64)
 Y = torch.tensor([1.0, -1.0, 0.5, 0.0], dtype=torch.float64)

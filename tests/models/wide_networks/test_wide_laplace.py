@@ -11,11 +11,11 @@ from bayeskit.models.wide_networks.curvature import (
     Gaussian,
     LaplacePosterior,
     Poisson,
+    System,
     empirical_fisher,
     find_mode,
     laplace_posterior,
 )
-from bayeskit.models.wide_networks.curvature.laplace import System
 
 DOUBLE = torch.float64
 ANYWHERE = 1e9  # a tolerance for tests of formulas that hold away from modes, too

@@ -13,11 +13,11 @@ from bayeskit.models.wide_networks.curvature import (
     Poisson,
     empirical_fisher,
     fisher,
+    flat_network,
     gradient_fields,
+    log_likelihood_gradient,
     natural_gradient,
 )
-from bayeskit.models.wide_networks.curvature.flat_network import flat_network
-from bayeskit.models.wide_networks.curvature.natural_gradient import log_likelihood_gradient
 
 DOUBLE = torch.float64
 X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], dtype=DOUBLE)
@@ -96,7 +96,7 @@ def test_one_step_solves_least_squares_and_newton_is_the_same_for_counts():
 
 
 def test_large_systems_are_solved_by_iteration(monkeypatch):
-    from bayeskit.models.wide_networks.curvature import operator
+    from bayeskit.models.wide_networks import curvature as operator
 
     module, x = Curved(WEIGHTS, lambda w: w, lambda u: u), inputs()
     y = torch.arange(12) % 2

@@ -19,9 +19,9 @@ from bayeskit.models.wide_networks.activations import (
     PiecewiseLinear,
     Quadrature,
     Sine,
+    _rule,
     hermite,
 )
-from bayeskit.models.wide_networks.activations.quadrature import _rule
 
 SMOOTH = [Erf(), Gelu(), Sine(1.1, 0.3), GaussianBump(0.3), Exponential(0.6), hermite(5)]
 A, B = torch.tensor([1.3, 0.4, 0.9, 1.0, 0.02]).double(), torch.tensor([0.7, 1.1, 0.9, 1.0, 0.5]).double()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, KernelError, ModelError, ShapeError
 from bayeskit.models.wide_networks import (
     compare_gaussian_processes,
@@ -22,12 +22,10 @@ from bayeskit.models.wide_networks import (
     ntk_posterior,
     ntk_regression,
 )
-from bayeskit.models.wide_networks.empirical.random_networks import random_networks
-from bayeskit.models.wide_networks.empirical.regime import Interval, KernelRegime
-from bayeskit.models.wide_networks.regression import PrecomputedKernel
-from bayeskit.models.wide_networks.regression import ensemble as ensembles
-from bayeskit.models.wide_networks.regression import posterior as posteriors
-from bayeskit.models.wide_networks.regression.jitter import needed_jitter
+from bayeskit.models.wide_networks import regression as ensembles
+from bayeskit.models.wide_networks import regression as posteriors
+from bayeskit.models.wide_networks.finite_width import Interval, KernelRegime, random_networks
+from bayeskit.models.wide_networks.regression import PrecomputedKernel, needed_jitter
 
 DOUBLE = torch.float64
 EVERY = (nngp_posterior, ntk_posterior, ntk_ensemble, last_layer_ensemble, ntk_regression)

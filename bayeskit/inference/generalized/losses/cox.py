@@ -13,7 +13,9 @@ from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, Loss
 from bayeskit.inference.generalized.losses.prediction import Predictor, linear
 
-SHIFT = 8
+__all__ = ["CoxPartialLikelihood"]
+
+_SHIFT = 8
 """How far Stirling's series is moved from its argument, so that its first terms are exact to rounding."""
 
 
@@ -163,16 +165,16 @@ def _efron(num_events: Tensor, shares: Tensor) -> Tensor:
     m = torch.where(some, num_events, 1.0)
     a = m / torch.where(some, shares, 1.0).clamp_min(torch.finfo(m.dtype).eps)
     low = a - m + 1
-    x, y = low + SHIFT, a + 1 + SHIFT
-    stirling = (x - 0.5) * (m / x).log1p() + m * ((1 + SHIFT) / a).log1p() - m + _series(y) - _series(x)
+    x, y = low + _SHIFT, a + 1 + _SHIFT
+    stirling = (x - 0.5) * (m / x).log1p() + m * ((1 + _SHIFT) / a).log1p() - m + _series(y) - _series(x)
     # (z + k) (z + 7 - k) = z (z + 7) + k (7 - k), so that four quotients shift by eight.
-    above, below = (z * (z + SHIFT - 1) for z in (a + 1, low))
+    above, below = (z * (z + _SHIFT - 1) for z in (a + 1, low))
     shifted = math.prod((above + c) / (below + c) for c in (0, 6, 10, 12))
     return torch.where(some, stirling - shifted.log(), 0.0)  # type: ignore[union-attr]
 
 
 def _series(x: Tensor) -> Tensor:
-    """Return what Stirling's formula lacks of the logarithm of Gamma, for ``x`` above :data:`SHIFT`."""
+    """Return what Stirling's formula lacks of the logarithm of Gamma, for ``x`` above :data:`_SHIFT`."""
     square, total = x.square().reciprocal(), torch.zeros_like(x)
     for coefficient in (-691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12):
         total = total * square + coefficient

@@ -13,6 +13,8 @@ from bayeskit.errors import ModelError, ShapeError
 from bayeskit.inference.generalized.losses.densities import Model, law_of, unvalidated
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss
 
+__all__ = ["NegativeLogLikelihood"]
+
 
 @dataclass(frozen=True)
 class NegativeLogLikelihood(PointwiseLoss):

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from bayeskit.errors import DataError, ShapeError
 
+__all__ = ["Data", "FunctionLoss", "Loss", "PointwiseLoss", "as_data", "columns", "num_data", "taken"]
+
 Data = Tensor | tuple[Tensor, ...]
 """One tensor or several, whose leading dimension is the data."""
 

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
-from bayeskit._pyro.draws import draw
-from bayeskit._settings import whole_number
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.inputs import whole_number
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.densities import Model, joint_law_of
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
-from bayeskit.inference.generalized.losses.pairs import check_pairs, mean_over_pairs
-from bayeskit.inference.generalized.losses.stein_kernels import typical_squared_distance
+from bayeskit.inference.generalized.losses.scores import check_pairs, mean_over_pairs, typical_squared_distance
 from bayeskit.inference.kernel_discrepancy import Kernel, RadialBasis
+from bayeskit.logdensity.pyro_distributions import draw
+
+__all__ = ["GaussianEmbedding", "MaximumMeanDiscrepancy", "MeanEmbedding", "Simulated", "Statistic"]
 
 Statistic = Literal["V", "U"]
 
@@ -111,8 +112,8 @@ class Simulated(MeanEmbedding):
     ) -> tuple[Tensor, Tensor]:
         """Return means over the simulated draws."""
         draws = self.draws(parameter, x)
-        among = mean_over_pairs(kernel(squared_distances(draws, draws), typical), None, statistic)
-        return among, kernel(squared_distances(draws, x), typical).mean(0)
+        among = mean_over_pairs(kernel(_squared_distances(draws, draws), typical), None, statistic)
+        return among, kernel(_squared_distances(draws, x), typical).mean(0)
 
 
 @dataclass(frozen=True)
@@ -256,16 +257,13 @@ class MaximumMeanDiscrepancy(Loss):
         """Return the squared discrepancy times the sum of ``weights (n,)``."""
         (x,) = columns(data)
         counts = x.new_ones(len(x)) if weights is None else weights.to(x)
-        distances = squared_distances(x, x)
+        distances = _squared_distances(x, x)
         typical = typical_squared_distance(distances)
         among_draws, with_draw = self.model.means(parameter, x, self.kernel, typical, self.statistic)
         among_data = mean_over_pairs(self.kernel(distances, typical), counts, self.statistic)
         return counts.sum() * (among_draws + among_data) - 2 * (counts * with_draw).sum()
 
 
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return the squared distances between rows, ``(n, ...)``, ``(m, ...)`` -> ``(n, m)``."""
     return (x.reshape(len(x), 1, -1) - y.reshape(1, len(y), -1)).square().sum(-1)
-
-
-__all__ = ["GaussianEmbedding", "MaximumMeanDiscrepancy", "MeanEmbedding", "Simulated"]

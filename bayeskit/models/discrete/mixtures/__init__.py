@@ -5,19 +5,20 @@ from bayeskit.models.discrete.mixtures.conjugate import (
     log_joint_of_assignments,
     sample_exact_posterior,
 )
-from bayeskit.models.discrete.mixtures.galaxies import galaxy_velocities
-from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
-from bayeskit.models.discrete.mixtures.labels import Labels
-from bayeskit.models.discrete.mixtures.ordered_sample import OrderedSample
+from bayeskit.models.discrete.mixtures.gaussian_mixture import (
+    GaussianMixture,
+    MixturePrior,
+    OrderedSample,
+    UnknownSizeMixture,
+    galaxy_velocities,
+)
+from bayeskit.models.discrete.mixtures.labels import Labels, aligned, relabel
 from bayeskit.models.discrete.mixtures.plots import (
     plot_num_components,
     plot_predictive,
     plot_responsibilities,
     predictive_density,
 )
-from bayeskit.models.discrete.mixtures.priors import MixturePrior
-from bayeskit.models.discrete.mixtures.relabelling import aligned, relabel
-from bayeskit.models.discrete.mixtures.unknown_size import UnknownSizeMixture
 
 __all__ = [
     "GaussianMixture",

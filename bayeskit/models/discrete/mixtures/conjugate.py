@@ -8,14 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit._inputs import as_numbers
-from bayeskit._settings import whole_number
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
 
-MAX_ASSIGNMENTS = 1 << 20
-BATCH = 1 << 14
+__all__ = ["exact_log_evidence", "log_joint_of_assignments", "sample_exact_posterior"]
+
+_MAX_ASSIGNMENTS = 1 << 20
+_BATCH = 1 << 14
 
 
 def exact_log_evidence(mixture: GaussianMixture) -> float:
@@ -109,12 +110,12 @@ def _log_joint_of_all(mixture: GaussianMixture) -> Tensor:
     _conjugate(mixture)
     count, n = mixture.num_components, len(mixture.y)
     total = count**n
-    if total > MAX_ASSIGNMENTS:
+    if total > _MAX_ASSIGNMENTS:
         raise SettingsError(
-            f"{n} observations in {count} components have {total} assignments, and no more than {MAX_ASSIGNMENTS} are "
+            f"{n} observations in {count} components have {total} assignments, and no more than {_MAX_ASSIGNMENTS} are "
             "listed; use fewer observations"
         )
-    numbers = torch.arange(total, device=mixture.y.device).split(BATCH)
+    numbers = torch.arange(total, device=mixture.y.device).split(_BATCH)
     return torch.cat([log_joint_of_assignments(mixture, _assignments(mixture, number)) for number in numbers])
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bayeskit._settings import real_number, whole_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
 from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
@@ -16,7 +16,9 @@ from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARGIN = 0.1
+__all__ = ["plot_num_components", "plot_predictive", "plot_responsibilities", "predictive_density"]
+
+_MARGIN = 0.1
 
 
 def predictive_density(
@@ -87,13 +89,13 @@ def plot_predictive(
     >>> plot_predictive(mixture, values, Figure().subplots()).get_ylabel()
     'density'
     """
-    from bayeskit._plots import BLUE, GREY
+    from bayeskit.core.plots import BLUE, GREY
 
     if mixture.y.dim() == 2:
         raise SettingsError("the density of several columns has no curve; use predictive_density and contours")
     ax = _axes(ax)
     y = mixture.y
-    margin = MARGIN * (y.max() - y.min())
+    margin = _MARGIN * (y.max() - y.min())
     points = whole_number("num_points", num_points, 2)
     x = torch.linspace(float(y.min() - margin), float(y.max() + margin), points, dtype=y.dtype, device=y.device)
     mean, low, high = (t.cpu().numpy() for t in predictive_density(mixture, values, x, level))
@@ -137,7 +139,7 @@ def plot_responsibilities(
     >>> plot_responsibilities(mixture, values, Figure().subplots()).get_ylabel()
     'probability'
     """
-    from bayeskit._plots import CHAIN_COLOURS
+    from bayeskit.core.plots import CHAIN_COLOURS
 
     ax = _axes(ax)
     p = mixture.responsibilities(values)
@@ -183,7 +185,7 @@ def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Ax
     >>> plot_num_components({1: (0.1, 0.01), 2: (0.9, 0.01)}, Figure().subplots()).get_xlabel()
     'number of components'
     """
-    from bayeskit._plots import BLUE, GREY
+    from bayeskit.core.plots import BLUE, GREY
 
     if not probabilities:
         raise SettingsError("there are no numbers of components to plot; give {number: (probability, error)}")

@@ -5,26 +5,28 @@ exactly. Beyond, `RoundedPermutation.near_gibbs` draws from nearly the same dist
 known, and the relaxations are guides for `pyro.infer.SVI` where they are not.
 """
 
-from bayeskit.models.discrete.permutations.assignments import (
+from bayeskit.models.discrete.permutations.distributions import (
+    GibbsPermutation,
     all_permutations,
     doubly_stochastic,
+    log_permanent,
     nearest_permutation,
     permutation_matrix,
     permutations,
 )
-from bayeskit.models.discrete.permutations.gibbs import GibbsPermutation
-from bayeskit.models.discrete.permutations.gumbel_sinkhorn import GumbelSinkhorn, sinkhorn
 from bayeskit.models.discrete.permutations.matching import NoisyMatching
-from bayeskit.models.discrete.permutations.permanent import log_permanent
 from bayeskit.models.discrete.permutations.relaxations import (
+    GumbelSinkhorn,
     GumbelSinkhornRelaxation,
     Relaxation,
+    RoundedPermutation,
     RoundingRelaxation,
+    SequentialPermutation,
+    StickBreakingPermutation,
     StickBreakingRelaxation,
+    StickBreakingTransform,
+    sinkhorn,
 )
-from bayeskit.models.discrete.permutations.rounding import RoundedPermutation
-from bayeskit.models.discrete.permutations.sequential import SequentialPermutation, StickBreakingPermutation
-from bayeskit.models.discrete.permutations.stick_breaking import StickBreakingTransform
 
 __all__ = [
     "GibbsPermutation",

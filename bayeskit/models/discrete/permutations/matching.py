@@ -9,12 +9,13 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from bayeskit._settings import real_number, whole_number
-from bayeskit._torch import new_generator
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.models.discrete.permutations.assignments import real_numbers
-from bayeskit.models.discrete.permutations.gibbs import GibbsPermutation
+from bayeskit.models.discrete.permutations.distributions import GibbsPermutation, real_numbers
 from bayeskit.models.discrete.permutations.relaxations import Relaxation
+
+__all__ = ["NoisyMatching"]
 
 
 class NoisyMatching:

@@ -4,29 +4,35 @@ One dynamic programme over segments and one over states, each in any :class:`Sem
 marginals, most probable structures, draws, numbers of structures, expectations and entropies.
 """
 
+from bayeskit.models.discrete.sequences.chains import Counting, Expectation, LogSum, Max, Semiring
 from bayeskit.models.discrete.sequences.change_points import (
     ChangePointPrior,
     ChangePoints,
     NegativeBinomialLengths,
+    NormalSegments,
     NumberOfChanges,
+    PoissonSegments,
+    SegmentModel,
 )
-from bayeskit.models.discrete.sequences.conjugate_segments import NormalSegments, PoissonSegments, SegmentModel
-from bayeskit.models.discrete.sequences.datasets import Series, load_nile
-from bayeskit.models.discrete.sequences.hidden_markov import HiddenMarkov
-from bayeskit.models.discrete.sequences.hidden_markov_exact import categorical_log_evidence
-from bayeskit.models.discrete.sequences.hidden_markov_model import (
+from bayeskit.models.discrete.sequences.hidden_markov import (
     CategoricalEmission,
     Emission,
     GaussianEmission,
+    HiddenMarkov,
     HiddenMarkovModel,
     OrderedNormal,
+    categorical_log_evidence,
 )
-from bayeskit.models.discrete.sequences.lexicon_learning import LearnedLexicon, candidate_words, learn_lexicon
-from bayeskit.models.discrete.sequences.plots import plot_boundaries, plot_change_points, plot_states
+from bayeskit.models.discrete.sequences.plots import Series, load_nile, plot_boundaries, plot_change_points, plot_states
 from bayeskit.models.discrete.sequences.segmentations import Segmentations
-from bayeskit.models.discrete.sequences.segmented_text import SegmentedText
-from bayeskit.models.discrete.sequences.semirings import Counting, Expectation, LogSum, Max, Semiring
-from bayeskit.models.discrete.sequences.strings import Lexicon, Strings
+from bayeskit.models.discrete.sequences.text import (
+    LearnedLexicon,
+    Lexicon,
+    SegmentedText,
+    Strings,
+    candidate_words,
+    learn_lexicon,
+)
 
 __all__ = [
     "CategoricalEmission",

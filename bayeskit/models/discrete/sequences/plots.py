@@ -1,22 +1,78 @@
-"""Plots of change points, of hidden states, and of the places where a text is cut."""
+"""Series that come inside Python packages, and plots of what was found in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit._inputs import as_numbers
-from bayeskit._plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
-from bayeskit.errors import DataError, ShapeError
+from bayeskit.core.inputs import as_numbers
+from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
+from bayeskit.errors import DataError, MissingPackageError, ShapeError
 from bayeskit.models.discrete.sequences.change_points import ChangePoints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
+
+__all__ = ["Series", "load_nile", "plot_boundaries", "plot_change_points", "plot_states"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Series that come inside Python packages: nothing is downloaded when they are loaded.
+# --------------------------------------------------------------------------------------------------
+
+
+class Series(NamedTuple):
+    """Data in the order of time.
+
+    Attributes
+    ----------
+    times : Tensor of int
+        Shape ``(n,)``.
+    values : Tensor
+        Shape ``(n,)``, float64.
+    """
+
+    times: Tensor
+    values: Tensor
+
+
+def load_nile() -> Series:
+    """Load the flow of the Nile at Aswan in each year from 1871 to 1970, in units of 10^8 cubic metres.
+
+    Raises
+    ------
+    MissingPackageError
+        If statsmodels, from whose wheel they come, is not installed.
+
+    References
+    ----------
+    Cobb, G. W. (1978). The problem of the Nile: conditional solution to a changepoint problem. Biometrika 65, 243-251.
+
+    Examples
+    --------
+    >>> from bayeskit.models.discrete.sequences import load_nile
+    >>> nile = load_nile()
+    >>> len(nile.values), float(nile.values.mean())
+    (100, 919.35)
+    """
+    try:
+        from statsmodels.datasets import nile
+    except ImportError as error:
+        raise MissingPackageError(
+            "load_nile needs statsmodels; install it with: pip install 'bayeskit[tables]'"
+        ) from error
+    table = nile.load_pandas().data
+    return Series(torch.tensor(table["year"].to_numpy(dtype=int)), torch.tensor(table["volume"].to_numpy(dtype=float)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Plots of change points, of hidden states, and of the places where a text is cut.
+# --------------------------------------------------------------------------------------------------
 
 
 def plot_change_points(

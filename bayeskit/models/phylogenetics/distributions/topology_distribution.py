@@ -6,8 +6,9 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, overload
 
 import numpy as np
 import torch
@@ -15,16 +16,172 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from bayeskit._files import load_tensors, save_tensors
-from bayeskit._torch import new_generator
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.errors import AccuracyWarning, BayeskitError, CheckpointError, SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics.distributions.rows import Floats
-from bayeskit.models.phylogenetics.distributions.split_probabilities import SplitProbabilities
-from bayeskit.models.phylogenetics.distributions.weighted import WeightedTopologies, check_topologies, weighted
-from bayeskit.models.phylogenetics.trees.canonical import canonical_children
-from bayeskit.models.phylogenetics.trees.enumeration import all_topologies
-from bayeskit.models.phylogenetics.trees.topologies import Topologies
-from bayeskit.models.phylogenetics.trees.tree import Tree
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.distributions.graphs import Floats, add_up
+from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies, canonical_children
+from bayeskit.models.phylogenetics.trees import Tree
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "CHUNK",
+    "Estimate",
+    "Shape",
+    "SplitProbabilities",
+    "TopologyDistribution",
+    "WeightedTopologies",
+    "check_topologies",
+    "most_probable_splits",
+    "weighted",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Topologies with weights, as distributions are fitted to and compared with.
+# --------------------------------------------------------------------------------------------------
+
+
+class WeightedTopologies(Protocol):
+    """Topologies with weights, such as a `TreeSample`."""
+
+    @property
+    def topologies(self) -> Topologies:
+        """The topologies."""
+
+    @property
+    def weights(self) -> Any:
+        """Their weights, `(topologies,)`."""
+
+
+class _Equal(NamedTuple):
+    topologies: Topologies
+    weights: Floats
+
+
+def check_topologies(topologies: object, empty: bool = False) -> None:
+    """Refuse what are no `Topologies`, or are none at all where they must not be empty.
+
+    Raises
+    ------
+    TreeError
+        If so.
+    """
+    if not isinstance(topologies, Topologies):
+        raise TreeError(
+            f"{type(topologies).__name__} is not Topologies. Remedy: give Topologies.from_trees(trees), or those of a "
+            "sample, sample.topologies."
+        )
+    if not (empty or len(topologies)):
+        raise TreeError("There is no topology. Remedy: give at least one.")
+
+
+def weighted(sample: WeightedTopologies | Topologies) -> tuple[Topologies, Floats]:
+    """Return the distinct topologies with weights above zero, and these weights, which sum to one.
+
+    Parameters
+    ----------
+    sample : WeightedTopologies
+        The topologies, which may repeat, and weights that are not negative. `Topologies` count the same each.
+
+    Returns
+    -------
+    topologies : Topologies
+        Each once.
+    weights : ndarray
+        Shape `(topologies,)`, float64.
+
+    Raises
+    ------
+    ShapeError
+        If there is not one weight for each topology.
+    TreeError
+        If a weight is negative or not finite, all are zero, there is no topology, or something else is given.
+    """
+    if isinstance(sample, Topologies):
+        check_topologies(sample)
+        return weighted(_Equal(sample, np.ones(len(sample))))
+    if not (hasattr(sample, "topologies") and hasattr(sample, "weights")):
+        raise TreeError(
+            f"{type(sample).__name__} holds no weighted topologies. Remedy: make a sample by TreeSample.from_trees or "
+            "TreeSample.from_topologies; to fit to a distribution, fit to draws of it, .sample(1000, seed=0)."
+        )
+    check_topologies(sample.topologies)
+    topologies, given = sample.topologies, torch.as_tensor(sample.weights).detach().cpu().numpy().astype(np.float64)
+    if given.shape != (len(topologies),):
+        raise ShapeError(
+            f"weights: shape {given.shape} does not fit {len(topologies)} topologies. Remedy: give one weight for each."
+        )
+    if not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
+        raise TreeError("weights: one is negative or not finite, or all are zero. Remedy: give frequencies of trees.")
+    distinct, index = topologies.distinct()
+    weights = add_up(index, given, len(distinct))
+    return distinct[weights > 0], weights[weights > 0] / given.sum()
+
+
+# --------------------------------------------------------------------------------------------------
+# How probable splits are under a distribution over topologies.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitProbabilities:
+    """How probable splits are, most probable first.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names of the taxa.
+    splits : ndarray
+        The side of each split without the first taxon, or the clade of rooted topologies, as bitsets: shape
+        `(splits, words)`. Those that every tree has are left out.
+    probabilities : ndarray
+        Their probabilities, `(splits,)`.
+    """
+
+    taxa: tuple[str, ...]
+    splits: clades.Bits
+    probabilities: Floats
+
+    def __repr__(self) -> str:
+        likely = int((self.probabilities > 0.5).sum())
+        return f"SplitProbabilities({len(self.splits)} splits, {likely} above 0.5, {len(self.taxa)} taxa)"
+
+    def to_dict(self) -> dict[tuple[str, ...], float]:
+        """Return the probability of each split by the names of its taxa, in the order of `taxa`."""
+        names = (tuple(self.taxa[taxon] for taxon in clades.members(split)) for split in self.splits)
+        return dict(zip(names, self.probabilities.tolist(), strict=True))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a table, a row for each split: its taxa joined by `|`, its size, and its probability.
+
+        Examples
+        --------
+        >>> splits = clades.single(4)[1:3].sum(axis=0, dtype=np.uint64)[None]
+        >>> SplitProbabilities(("A", "B", "C", "D"), splits, np.array([0.75])).to_pandas()
+          split  size  probability
+        0   B|C     2         0.75
+        """
+        import pandas as pd
+
+        names = ["|".join(taxa) for taxa in self.to_dict()]
+        return pd.DataFrame({"split": names, "size": clades.size(self.splits), "probability": self.probabilities})
+
+
+def most_probable_splits(
+    taxa: tuple[str, ...], rooted: bool, sets: clades.Bits, probabilities: Floats
+) -> SplitProbabilities:
+    """Keep the splits that some but not all trees can have, with a probability above zero, most probable first."""
+    sizes = clades.size(sets)
+    kept = (sizes > 1) & (sizes < len(taxa) - (0 if rooted else 1)) & (probabilities > 0)
+    if not rooted:
+        kept &= ~clades.contains(sets, 0)
+    order = np.flatnonzero(kept)[np.argsort(-probabilities[kept], kind="stable")]
+    return SplitProbabilities(taxa, sets[order], probabilities[order])
+
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 #: How many topologies are worked on at a time.
@@ -40,7 +197,7 @@ class Estimate(NamedTuple):
     standard_error: float
 
 
-class TopologyConstraint(constraints.Constraint):
+class _TopologyConstraint(constraints.Constraint):
     """The topologies that a distribution gives a probability above zero."""
 
     is_discrete = True
@@ -87,7 +244,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self) -> constraints.Constraint:
         """Return what the topologies with a probability above zero fulfil."""
-        return TopologyConstraint(self)
+        return _TopologyConstraint(self)
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> Self:
         """Return the same distribution with another batch shape: as many independent topologies."""

@@ -1,17 +1,161 @@
-"""The two passes over many topologies as compiled code."""
+"""The two passes over many topologies as compiled code, made on first use and kept for the next process."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.forest import library as forest_library
-from bayeskit.models.phylogenetics.forest.patterns import CODE_BASE
-from bayeskit.models.phylogenetics.forest.plan import Plan
+from bayeskit.errors import CompilationWarning
+from bayeskit.models.phylogenetics.forest.plan import CODE_BASE, Plan
+
+__all__ = ["can_run", "load", "row_slopes", "row_values", "run"]
+
+# --------------------------------------------------------------------------------------------------
+# The compiled code: made on first use by the machine's C++ compiler, and kept for the next process.
+# --------------------------------------------------------------------------------------------------
+
+#: What is compiled, and what it includes.
+_SOURCES = (Path(__file__).with_name("kernel.cpp"), Path(__file__).with_name("lanes.h"))
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_COMPILE_SECONDS = 120
+_lock = Lock()
+
+
+def load(size_of_task: int) -> ctypes.CDLL | None:
+    """Load the compiled code; warn once and return None where that is impossible.
+
+    Parameters
+    ----------
+    size_of_task : int
+        Bytes of the struct of arguments, which must be those of the source.
+
+    Returns
+    -------
+    ctypes.CDLL or None
+    """
+    # Threads that come while one compiles wait for it.
+    with _lock:
+        return _load_once(size_of_task)
+
+
+@lru_cache
+def _load_once(size_of_task: int) -> ctypes.CDLL | None:
+    candidates = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    compiler = next((name for name in candidates if name and shutil.which(name)), None)
+    if compiler is None:
+        problem = "no C++ compiler was found; install g++ or clang++"
+    else:
+        try:
+            library = _library(compiler)
+            if library.size_of_task() == size_of_task:
+                return library
+            problem = "the compiled code takes other arguments than it is given; install bayeskit anew"
+        except subprocess.SubprocessError as error:
+            problem = f"{compiler} failed ({str(getattr(error, 'stderr', '') or error)[:200]})"
+        except OSError as error:
+            problem = f"the compiled code cannot be stored or loaded ({error})"
+    warnings.warn(
+        f"the likelihood of many topologies runs as plain tensor operations, many times slower: {problem}",
+        CompilationWarning,
+        stacklevel=_level_of_caller(),
+    )
+    return None
+
+
+def _level_of_caller() -> int:
+    """Return how many calls up there is the first line that is neither ours nor torch's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("bayeskit", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _library(compiler: str) -> ctypes.CDLL:
+    """Load the code from the first folder that holds it or can be written to."""
+    identity = _identity(compiler)
+    problem = OSError("there is no folder for it")
+    for folder in _folders():
+        try:
+            return ctypes.CDLL(str(_kept(folder, identity) or _made(folder, identity, compiler)))
+        except OSError as error:  # the folder may be read-only, full, or not for code
+            problem = error
+    raise problem
+
+
+def _identity(compiler: str) -> str:
+    """Return a short text that differs for each source, compiler and processor."""
+    processor = platform.processor() + platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor += next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    texts = (*(source.read_text() for source in _SOURCES), *_FLAGS, version, processor)
+    return _digest("\0".join(texts).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _folders() -> Iterator[Path]:
+    """Yield the user's cache folder, and a folder of the user's own among temporary files."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    with suppress(RuntimeError):  # nobody knows a home
+        yield (Path(cache) if cache else Path.home() / ".cache") / "bayeskit"
+    if hasattr(os, "getuid"):
+        folder = Path(tempfile.gettempdir()) / f"bayeskit_{os.getuid()}"
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            status = folder.lstat()
+            # Everybody may write there; code that others made is not run.
+            if status.st_uid == os.getuid() and not status.st_mode & 0o022:
+                yield folder
+
+
+def _kept(folder: Path, identity: str) -> Path | None:
+    """Return the library that a folder holds, and remove what is left of damaged ones."""
+    for path in folder.glob(f"forest_{identity}_*.so"):
+        # Loading what was cut short could end the process.
+        if path.stem.rpartition("_")[2] == _digest(path.read_bytes()):
+            return path
+        path.unlink()
+    return None
+
+
+def _made(folder: Path, identity: str, compiler: str) -> Path:
+    """Compile the library into a folder, under a name that tells whether it is whole."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / "forest.so"
+        subprocess.run(
+            [compiler, *_FLAGS, str(_SOURCES[0]), "-o", str(made)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_COMPILE_SECONDS,
+        )
+        return made.replace(folder / f"forest_{identity}_{_digest(made.read_bytes())}.so")
+
+
+# --------------------------------------------------------------------------------------------------
+# The two passes over many topologies as compiled code.
+# --------------------------------------------------------------------------------------------------
 
 _NAMES = {torch.float64: "double", torch.float32: "float"}
 
@@ -29,7 +173,7 @@ class _Task(ctypes.Structure):
 
 def can_run(dtype: torch.dtype, device: torch.device) -> bool:
     """Tell whether there is compiled code for a type and a device; compiles it on the first call."""
-    return device.type == "cpu" and dtype in _NAMES and _library() is not None
+    return device.type == "cpu" and dtype in _NAMES and _functions() is not None
 
 
 def run(plan: Plan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
@@ -123,8 +267,8 @@ def _call(
         **{name: tensor.data_ptr() for name, tensor in results.items()},
     )
     kind = "matrices" if inputs.dim() == 5 else "uniform"
-    getattr(_library(), f"{kind}_{_NAMES[inputs.dtype]}")(ctypes.byref(task))
+    getattr(_functions(), f"{kind}_{_NAMES[inputs.dtype]}")(ctypes.byref(task))
 
 
-def _library() -> ctypes.CDLL | None:
-    return forest_library.load(ctypes.sizeof(_Task))
+def _functions() -> ctypes.CDLL | None:
+    return load(ctypes.sizeof(_Task))

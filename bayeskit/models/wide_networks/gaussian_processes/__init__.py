@@ -8,11 +8,13 @@ The exact posterior is :func:`~bayeskit.models.wide_networks.nngp_posterior`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bayeskit.models.wide_networks.gaussian_processes.classification_model import ClassificationModel
-from bayeskit.models.wide_networks.gaussian_processes.depth import DepthComparison, fit_depths
-from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import Fit, fit_variances
-from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import PyroKernel
-from bayeskit.models.wide_networks.gaussian_processes.regression_model import RegressionModel
+from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import (
+    DepthComparison,
+    Fit,
+    fit_depths,
+    fit_variances,
+)
+from bayeskit.models.wide_networks.gaussian_processes.models import ClassificationModel, PyroKernel, RegressionModel
 
 if TYPE_CHECKING:
     from bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel import GPyTorchKernel

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import MissingPackageError, ShapeError
+from bayeskit.models.wide_networks.gaussian_processes.models import described
 from bayeskit.models.wide_networks.gaussian_processes.parameters import (
     Parameters,
     check_covariance,
     diagonal,
     matrix,
 )
-from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import described
-from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
+from bayeskit.models.wide_networks.kernels import InfiniteWidth
+
+__all__ = ["CHUNK", "GPyTorchKernel"]
 
 try:
     with warnings.catch_warnings():

@@ -12,17 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit._settings import real_number, whole_number
-from bayeskit._torch import global_stream, new_generator
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel import GPyTorchKernel
-from bayeskit.models.wide_networks.gaussian_processes.regression_model import one_target
-from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
-from bayeskit.models.wide_networks.inputs import check_vectors
+from bayeskit.models.wide_networks.gaussian_processes.models import one_target
+from bayeskit.models.wide_networks.kernels import InfiniteWidth
+from bayeskit.models.wide_networks.layers import check_vectors
 
 from linear_operator.utils.cholesky import psd_safe_cholesky  # isort: skip
 from linear_operator.utils.warnings import NumericalWarning  # isort: skip
 import gpytorch  # isort: skip  after the kernel's module, which says how to install it
+
+__all__ = ["ConjugateGradients", "InducingPoints", "LargeRegression", "Marginals", "large_regression"]
 
 
 class Marginals(NamedTuple):

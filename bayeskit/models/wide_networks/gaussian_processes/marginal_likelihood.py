@@ -1,28 +1,161 @@
-"""Variances of a network of infinite width by marginal likelihood."""
+"""Variances and depth of a network of infinite width by marginal likelihood."""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.optimize import OptimizeResult, minimize
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayeskit._progress import Bar, progress_bar
-from bayeskit._settings import real_number, whole_number
-from bayeskit._torch import new_generator
-from bayeskit.errors import AccuracyWarning, DataError
-from bayeskit.models.wide_networks.gaussian_processes.objective import Objective
-from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters, check_covariance
-from bayeskit.models.wide_networks.gaussian_processes.regression_model import one_target
-from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
-from bayeskit.models.wide_networks.regression.posterior import Posterior
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.progress import Bar, progress_bar
+from bayeskit.core.randomness import new_generator
+from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, SettingsError
+from bayeskit.models.wide_networks.gaussian_processes.models import one_target
+from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters, check_covariance, matrix
+from bayeskit.models.wide_networks.kernels import InfiniteWidth, infinite_width
+from bayeskit.models.wide_networks.regression import Posterior, nngp_posterior, ntk_posterior
 
-AGREEMENT = 1e-6  # of log evidences that are one and the same maximum
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["DepthComparison", "Fit", "Objective", "fit_depths", "fit_variances"]
+
+
+# --------------------------------------------------------------------------------------------------
+# The log marginal likelihood of data as a function of a network's variances, with its gradient.
+# --------------------------------------------------------------------------------------------------
+
+_REACH = 1e4  # by which a variance may leave its first value, either way
+_LEAST_NOISE = 1e-8  # relative to the mean square of the data
+_MAX_JITTER = 1e-4  # relative to the mean of the covariance's diagonal
+_FEW = 6  # variances up to which differences of matrices on grids are cheaper than automatic derivatives
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Minus the log marginal likelihood, as a function of logarithms of variances.
+
+    Attributes
+    ----------
+    parameters : Parameters
+        The variances that are learned.
+    covariance : str
+        ``"nngp"`` or ``"ntk"``.
+    x, y : Tensor
+        The data.
+    noise : float or None
+        Learned too, if it is None.
+    """
+
+    parameters: Parameters
+    covariance: str
+    x: Tensor
+    y: Tensor
+    noise: float | None
+
+    @property
+    def first(self) -> Tensor:
+        """The logarithms of the variances at which the network begins, those of the noise last."""
+        parts = [self.parameters.weight.reshape(-1)]
+        if self.parameters.bias is not None:
+            parts.append(self.parameters.bias.reshape(-1))
+        if self.noise is None:
+            parts.append(0.1 * self.scale.reshape(1))
+        return torch.cat(parts).log()
+
+    @property
+    def scale(self) -> Tensor:
+        """The mean square of the data."""
+        return self.y.square().mean().double()
+
+    @property
+    def names(self) -> list[str]:
+        """What the logarithms are of."""
+        found = []
+        for kind, value in (("weight_variance", self.parameters.weight), ("bias_variance", self.parameters.bias)):
+            if value is not None:
+                found += [f"{kind}[{i}]" for i in range(len(value))] if value.dim() else [kind]
+        return found + (["noise_variance"] if self.noise is None else [])
+
+    def bounds(self) -> list[tuple[float, float]]:
+        """Return between what the logarithms may lie."""
+        found = [(float(v) - math.log(_REACH), float(v) + math.log(_REACH)) for v in self.first]
+        if self.noise is None:
+            centre = float(self.scale.log())
+            found[-1] = (centre + math.log(_LEAST_NOISE), centre + math.log(_REACH))
+        return found
+
+    def network(self, logarithms: Tensor) -> InfiniteWidth:
+        """Return the network with such variances."""
+        values = logarithms.exp().to(self.x)
+        weight, bias = self.parameters.weight, self.parameters.bias
+        end = weight.numel() + (0 if bias is None else bias.numel())
+        return self.parameters.at(
+            values[: weight.numel()].reshape(weight.shape),
+            None if bias is None else values[weight.numel() : end].reshape(bias.shape),
+        )
+
+    def posterior(self, logarithms: Tensor) -> Posterior:
+        """Return the posterior with such variances."""
+        noise = logarithms[-1].exp().to(self.x) if self.noise is None else self.noise
+        posterior = nngp_posterior if self.covariance == "nngp" else ntk_posterior
+        return posterior(self.network(logarithms), self.x, self.y, noise, max_jitter=_MAX_JITTER)
+
+    def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the value and its gradient."""
+        at = torch.tensor(logarithms, dtype=torch.float64)
+        num_variances = len(at) - (self.noise is None)
+        with warnings.catch_warnings():
+            # Where the search passes by, these do not matter; where it ends, they are reported.
+            warnings.simplefilter("ignore", JitterWarning)
+            warnings.simplefilter("ignore", AccuracyWarning)
+            few = self.x.dim() > 2 and num_variances <= _FEW
+            value, gradient = self._by_differences(at, num_variances) if few else self._by_backpropagation(at)
+        return -float(value), -gradient.numpy()
+
+    def _by_backpropagation(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = at.requires_grad_()
+        with torch.enable_grad():
+            value = self.posterior(leaf).log_evidence
+            (gradient,) = torch.autograd.grad(value, leaf)
+        return value.detach(), gradient
+
+    @torch.no_grad()
+    def _by_differences(self, at: Tensor, num_variances: int) -> tuple[Tensor, Tensor]:
+        """Differentiate matrices by central differences, and all that comes after exactly.
+
+        On a grid nearly all time goes into matrices, which without gradients are computed block by block in the cache.
+        """
+        posterior = self.posterior(at)
+        lower = posterior.cholesky.lower
+        solved = torch.cholesky_solve(self.y[:, None], lower)
+        weights = 0.5 * (solved @ solved.mT - torch.cholesky_inverse(lower))
+        step = torch.finfo(self.x.dtype).eps ** (1 / 3)  # where truncation and rounding are of one size
+        gradient = torch.zeros_like(at)
+        for i in range(num_variances):
+            shift = torch.zeros_like(at)
+            shift[i] = step
+            above, below = (matrix(self.network(at + s), self.covariance, self.x) for s in (shift, -shift))
+            gradient[i] = (weights * (above - below)).sum() / (2 * step)
+        if self.noise is None:
+            gradient[-1] = weights.diagonal().sum() * at[-1].exp()
+        return posterior.log_evidence, gradient
+
+
+# --------------------------------------------------------------------------------------------------
+# Variances of a network of infinite width by marginal likelihood.
+# --------------------------------------------------------------------------------------------------
+
+_AGREEMENT = 1e-6  # of log evidences that are one and the same maximum
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,7 +198,7 @@ class Fit:
         return float(self.posterior.noise_variance)
 
     def __repr__(self) -> str:
-        agree = sum(value > self.log_evidence - AGREEMENT for value in self.starts)
+        agree = sum(value > self.log_evidence - _AGREEMENT for value in self.starts)
         parts = [f"log evidence {self.log_evidence:.6g}"]
         for kind, called in (("weight_variance", "weights"), ("bias_variance", "biases")):
             values = [f"{v:.3g}" for name, v in self.variances.items() if name.startswith(kind)]
@@ -206,7 +339,7 @@ class _Search:
     def agreed(self) -> bool:
         """Whether two starts have reached the largest value so far."""
         largest = sorted(result.fun for result in self.found)[:2]
-        return len(largest) == 2 and largest[1] - largest[0] < AGREEMENT
+        return len(largest) == 2 and largest[1] - largest[0] < _AGREEMENT
 
     def climb(self, shift: Tensor) -> None:
         low, high = np.array(self.bounds).T
@@ -268,3 +401,141 @@ def _check_mean(y: Tensor) -> None:
             AccuracyWarning,
             stacklevel=3,
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# The depth of a network of infinite width by marginal likelihood.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DepthComparison:
+    """Fits of networks of several depths to the same data; made by :func:`fit_depths`.
+
+    Attributes
+    ----------
+    fits : mapping of int to Fit
+        By depth.
+    """
+
+    fits: Mapping[int, Fit]
+
+    @property
+    def best(self) -> int:
+        """The depth of the largest marginal likelihood."""
+        return max(self.fits, key=lambda depth: self.fits[depth].log_evidence)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a depth, with the variances that were found."""
+        return pd.DataFrame(
+            {
+                "depth": depth,
+                "log_evidence": found.log_evidence,
+                **found.variances,
+                "noise_variance": found.noise_variance,
+                "jitter": found.posterior.jitter,
+                "at_bound": ", ".join(found.at_bound),
+            }
+            for depth, found in self.fits.items()
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the log evidence against depth.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            By default of a new figure.
+
+        Returns
+        -------
+        Axes
+        """
+        if ax is None:
+            from matplotlib.figure import Figure
+
+            ax = Figure(figsize=(4.5, 3.5), layout="constrained").subplots()
+        depths = sorted(self.fits)
+        ax.plot(depths, [self.fits[depth].log_evidence for depth in depths], "o-")
+        ax.plot(self.best, self.fits[self.best].log_evidence, "o", color="C1", label=f"depth {self.best}")
+        ax.set(xlabel="depth", ylabel="log evidence", xticks=depths)
+        ax.legend()
+        return ax
+
+    def __repr__(self) -> str:
+        fits = "\n".join(f"    {depth}: {found!r}" for depth, found in self.fits.items())
+        return f"DepthComparison: depth {self.best} is best\n{fits}"
+
+
+def fit_depths(
+    make_network: Callable[[int], nn.Module | InfiniteWidth],
+    depths: Sequence[int],
+    x: Tensor,
+    y: Tensor,
+    *,
+    weight_variance: float = 2.0,
+    bias_variance: float = 0.1,
+    noise_variance: float | None = None,
+    tied: bool = True,
+    covariance: str = "nngp",
+    num_starts: int = 4,
+    time_budget: float | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> DepthComparison:
+    """Fit networks of several depths, each with its own variances, and compare their marginal likelihoods.
+
+    Parameters
+    ----------
+    make_network : callable
+        From a depth to a torch module, or to a network of infinite width with variances of its own.
+    depths : sequence of int
+    x, y : Tensor
+        As in :func:`fit_variances`.
+    weight_variance, bias_variance : float, default 2.0 and 0.1
+        Where learning begins, for torch modules.
+    noise_variance, tied, covariance, num_starts, seed, progress
+        As in :func:`fit_variances`.
+    time_budget : float, optional
+        Seconds for each depth.
+
+    Returns
+    -------
+    DepthComparison
+
+    Raises
+    ------
+    SettingsError, DataError, ShapeError, ModelError, KernelError
+        As in :func:`fit_variances`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> def make_network(depth):
+    ...     hidden = [layer for _ in range(depth - 1) for layer in (nn.Linear(8, 8), nn.ReLU())]
+    ...     return nn.Sequential(nn.Linear(1, 8), nn.ReLU(), *hidden, nn.Linear(8, 1))
+    >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    >>> fit_depths(make_network, [1, 3], x, torch.sin(6 * x[:, 0]), num_starts=1).best
+    3
+    """
+    if not len(depths):
+        raise SettingsError("depths must name at least one depth")
+    fits = {}
+    for depth in depths:
+        made = make_network(depth)
+        if not isinstance(made, InfiniteWidth):
+            made = infinite_width(made, weight_variance=weight_variance, bias_variance=bias_variance)
+        fits[depth] = fit_variances(
+            made,
+            x,
+            y,
+            noise_variance=noise_variance,
+            tied=tied,
+            covariance=covariance,
+            num_starts=num_starts,
+            time_budget=time_budget,
+            seed=seed,
+            progress=progress,
+        )
+    return DepthComparison(fits)

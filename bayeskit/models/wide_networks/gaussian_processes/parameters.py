@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bayeskit._settings import real_number
+from bayeskit.core.inputs import real_number
 from bayeskit.errors import ModelError, SettingsError
-from bayeskit.models.wide_networks.checks import check_limit
 from bayeskit.models.wide_networks.covariance import Covariance
-from bayeskit.models.wide_networks.graph import INPUT, Graph
-from bayeskit.models.wide_networks.infinite_width import InfiniteWidth
-from bayeskit.models.wide_networks.inputs import cross_covariance, own_covariance
-from bayeskit.models.wide_networks.layers.dense import Convolution, Dense
-from bayeskit.models.wide_networks.layers.layer import Variances
+from bayeskit.models.wide_networks.kernels import InfiniteWidth
+from bayeskit.models.wide_networks.layers import Convolution, Dense, Variances, cross_covariance, own_covariance
+from bayeskit.models.wide_networks.reader import INPUT, Graph, check_limit
 
-COVARIANCES = ("nngp", "ntk")
+__all__ = [
+    "Parameters",
+    "check_covariance",
+    "diagonal",
+    "matrix",
+    "positive_number",
+    "traced_diagonal",
+    "traced_matrix",
+]
+
+_COVARIANCES = ("nngp", "ntk")
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Parameters:
     tied: bool = True
 
     def __post_init__(self) -> None:
-        check_network(self.network)
+        _check_network(self.network)
         for name, value in self.network.variances.weight.items():
             if not _number(value) > 0:
                 raise SettingsError(f"the variance of weights of layer {name!r} is zero, and cannot be learned")
@@ -108,7 +115,7 @@ def _start(name: str, values: Mapping[str, float], tied: bool) -> Tensor | None:
     return torch.tensor(next(iter(values.values())), dtype=torch.float64)
 
 
-def check_network(network: object) -> InfiniteWidth:
+def _check_network(network: object) -> InfiniteWidth:
     """Return a network as it is, or say why it is no prior of a Gaussian process.
 
     Raises
@@ -146,7 +153,7 @@ def positive_number(name: str, value: object) -> object:
 
 def check_covariance(covariance: str) -> str:
     """Return the name of a kernel as it is, or say which there are."""
-    if covariance not in COVARIANCES:
+    if covariance not in _COVARIANCES:
         raise SettingsError(f'covariance must be "nngp" or "ntk", not {covariance!r}')
     return covariance
 

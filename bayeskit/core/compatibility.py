@@ -1,0 +1,104 @@
+"""The border to other packages: ArviZ 0.x and 1.x, and zuko without what importing it does to torch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+from torch import Tensor
+
+from bayeskit.core.randomness import validation_kept
+from bayeskit.errors import OutputError
+
+# --------------------------------------------------------------------------------------------------
+# The border to ArviZ, 0.x and 1.x; xarray inside.
+# --------------------------------------------------------------------------------------------------
+
+
+def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]) -> dict[str, xr.Dataset]:
+    """Return one dataset a group, with ArviZ's dimension names.
+
+    Parameters
+    ----------
+    groups : dict
+        By ArviZ group and variable, tensors of shape ``(chains, draws, *shape)``. A slash in a name becomes a dot, and
+        ``chain`` and ``draw`` take an underscore; the attribute ``site`` then has the name as it was.
+    attributes : dict
+        Strings and numbers to keep with every group.
+    """
+    plain = plain_attributes(attributes)
+    return {name: _dataset(variables, plain) for name, variables in groups.items() if variables}
+
+
+def plain_attributes(facts: dict[str, Any]) -> dict[str, str | int | float]:
+    """Return what netCDF can keep of some facts, which is strings and numbers but no booleans, and whose they are."""
+    facts = {"inference_library": "bayeskit", "inference_library_version": version("bayeskit")} | facts
+    numbers = {k: int(v) if isinstance(v, bool) else v for k, v in facts.items()}
+    return {k: v for k, v in numbers.items() if isinstance(v, (str, int, float))}
+
+
+def as_inference_data(datasets: dict[str, xr.Dataset]) -> Any:
+    """Return ``InferenceData`` where the installed ArviZ is 0.x, else the ``DataTree`` itself."""
+    tree = xr.DataTree.from_dict(datasets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces 1.x at import
+        import arviz
+
+        container = vars(arviz).get("InferenceData")
+        return tree if container is None else container.from_datatree(tree)
+
+
+def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
+    """Write one group a dataset, whole or not at all.
+
+    Raises
+    ------
+    OutputError
+        If the file cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        xr.DataTree.from_dict(datasets).to_netcdf(temporary, engine="h5netcdf")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
+        ) from error
+
+
+def _dataset(variables: dict[str, Tensor], attributes: dict[str, Any]) -> xr.Dataset:
+    data: dict[str, Any] = {}
+    for site, tensor in variables.items():
+        name = _allowed(site, variables.keys() | data.keys())
+        array = tensor.detach().cpu().numpy()
+        dims = ["chain", "draw"] + [f"{name}_dim_{i}" for i in range(array.ndim - 2)]
+        data[name] = (dims, array, {} if name == site else {"site": site})
+    chains, count = next(iter(variables.values())).shape[:2]
+    return xr.Dataset(data, coords={"chain": range(chains), "draw": range(count)}, attrs=attributes)
+
+
+def _allowed(site: str, taken: Iterable[str]) -> str:
+    """Return a name that a tree of datasets may have: without a slash, and not that of a dimension of draws."""
+    name = site.replace("/", ".")
+    if name == site and name not in ("chain", "draw"):
+        return name
+    while name in taken or name in ("chain", "draw"):
+        name += "_"
+    return name
+
+
+# --------------------------------------------------------------------------------------------------
+# zuko, without what importing it does to torch.
+# --------------------------------------------------------------------------------------------------
+
+with validation_kept():  # zuko switches torch's validation of distributions off for everybody
+    import zuko
+
+__all__ = ["as_inference_data", "plain_attributes", "to_datasets", "write_netcdf", "zuko"]

@@ -1,0 +1,189 @@
+"""Settings and data as they come from users."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit.errors import DataError, SettingsError, UnknownNameError
+
+__all__ = ["arrays_as_tensors", "as_numbers", "lists_as_tensors", "real_number", "unknown_name", "whole_number"]
+
+# --------------------------------------------------------------------------------------------------
+# Settings as they come from users.
+# --------------------------------------------------------------------------------------------------
+
+#: More names than these are not listed beside a suggestion.
+_MANY = 30
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """Return an integer of any library as Python's own.
+
+    Parameters
+    ----------
+    name : str
+        Of the setting.
+    value : int
+        NumPy's integers and a tensor of one are fine.
+    least : int, optional
+
+    Raises
+    ------
+    SettingsError
+        If ``value`` is no integer, not even ``4.0``, or below ``least``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bayeskit.core.inputs import whole_number
+    >>> whole_number("num_chains", np.int64(4), least=1)
+    4
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise SettingsError(f"{name} must be a whole number such as {max(least or 0, 4)}, not {value!r}")
+    if least is not None and number < least:
+        raise SettingsError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def real_number(name: str, value: Any, between: tuple[float, float] | None = None) -> float:
+    """Return a number of any library as Python's own.
+
+    Parameters
+    ----------
+    name : str
+        Of the setting.
+    value : float
+        Integers, NumPy's numbers and a tensor of one are fine.
+    between : (float, float), optional
+        The number must lie between these, both excluded.
+
+    Raises
+    ------
+    SettingsError
+        If ``value`` is no number, not even ``"0.8"``, or does not lie there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bayeskit.core.inputs import real_number
+    >>> real_number("target_acceptance", np.float32(0.75), between=(0, 1))
+    0.75
+    """
+    where = "" if between is None else f" in ({between[0]:g}, {between[1]:g})"
+    try:
+        number = None if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    if number is None:
+        raise SettingsError(f"{name} must be a number{where}, not {value!r}")
+    if between is not None and not between[0] < number < between[1]:
+        raise SettingsError(f"{name} must lie{where}, not {number:g}")
+    return number
+
+
+def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameError:
+    """Return the error for a name that a registry lacks, with the nearest one that it has.
+
+    Examples
+    --------
+    >>> from bayeskit.core.inputs import unknown_name
+    >>> print(unknown_name("fruit", "aple", ["apple", "pear"]).args[0])
+    no fruit is called 'aple'; did you mean 'apple'? Known are: apple, pear
+    """
+    nearest = difflib.get_close_matches(str(name).lower(), [k.lower() for k in known], 1, 0.4)
+    hint = next((f"; did you mean {k!r}?" for k in known if nearest and k.lower() == nearest[0]), ".")
+    listed = "" if nearest and len(known) > _MANY else f" Known are: {', '.join(known)}"
+    return UnknownNameError(f"no {what} is called {name!r}{hint}{listed}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Data as they come from users: tensors, arrays, lists, columns of tables.
+# --------------------------------------------------------------------------------------------------
+
+
+def as_numbers(name: str, value: Any) -> Tensor:
+    """Return data of any library as a tensor; a tensor is returned as it is.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument.
+    value : Tensor, array, list of numbers, Series or DataFrame
+        Python's own numbers become double precision, and arrays keep the precision that they have.
+
+    Raises
+    ------
+    DataError
+        If it has anything but numbers, or rows of different lengths.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bayeskit.core.inputs import as_numbers
+    >>> as_numbers("x", np.arange(3)), as_numbers("x", [[1.5, 2.0]])
+    (tensor([0, 1, 2]), tensor([[1.5000, 2.0000]], dtype=torch.float64))
+    """
+    if isinstance(value, Tensor):
+        return value
+    remedy = "give a tensor, an array or a list of numbers"
+    try:
+        array = np.asarray(value)
+        if array.dtype == object and array.ndim:  # columns of several kinds, or with None for what is missing
+            array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} cannot be read as numbers ({error}); {remedy}") from error
+    if array.dtype.kind not in "biuf" or array.dtype == np.longdouble:
+        raise DataError(f"{name} is {_kind(value, array)}, not numbers; {remedy}")
+    if array.dtype.kind == "u" and array.dtype != np.uint8:
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.array(array, order="C", copy=True, dtype=array.dtype.newbyteorder("=")))
+
+
+def arrays_as_tensors(data: Any) -> Any:
+    """Return arguments of a model with arrays and columns of tables as tensors, and everything else as it is.
+
+    An array that meets a tensor in arithmetic loses the gradient without a word.
+    """
+    if isinstance(data, (np.ndarray, np.number)) or hasattr(data, "to_numpy"):
+        try:
+            return as_numbers("data", data)
+        except DataError:
+            return data  # of strings, for example
+    return _within(arrays_as_tensors, data)
+
+
+def lists_as_tensors(data: Any) -> Any:
+    """Return arguments of a model with lists of numbers, nested ones too, as tensors."""
+    if isinstance(data, (list, tuple)) and data:
+        try:
+            return as_numbers("data", data)
+        except DataError:
+            pass
+    return _within(lists_as_tensors, data)
+
+
+def _within(function: Any, data: Any) -> Any:
+    """Apply a function to what plain containers hold; a container in which nothing changes is returned itself."""
+    if type(data) is dict:
+        changed: Any = {key: function(value) for key, value in data.items()}
+        return data if all(changed[key] is data[key] for key in data) else changed
+    if type(data) in (list, tuple):
+        changed = type(data)(function(value) for value in data)
+        return data if all(new is old for new, old in zip(changed, data, strict=True)) else changed
+    return data
+
+
+def _kind(value: Any, array: np.ndarray) -> str:
+    return f"of type {type(value).__name__}" if array.ndim == 0 else f"an array of {array.dtype.name}"

@@ -1,0 +1,172 @@
+"""Progress bars, Ctrl-C and time budgets."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+__all__ = ["Bar", "Reason", "Stopped", "Watch", "look", "progress_bar", "watching"]
+
+# --------------------------------------------------------------------------------------------------
+# A progress bar that appears only on work of more than two seconds.
+# --------------------------------------------------------------------------------------------------
+
+_DELAY = 2.0
+_INTERVAL = 0.2
+
+
+class Bar:
+    """Count steps towards a total, if one is known; draws itself at most five times a second."""
+
+    def __init__(self, description: str, total: int | None, enabled: bool) -> None:
+        self._description, self._total, self._enabled = description, total, enabled
+        self._begin = self._last = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def due(self, completed: int) -> bool:
+        """Tell whether it is time to draw again; ask before computing a note."""
+        if not self._enabled:
+            return False
+        now = time.monotonic()
+        return now - self._begin >= _DELAY and (now - self._last >= _INTERVAL or completed == self._total)
+
+    def update(self, completed: int, note: str = "") -> None:
+        """Say how much is done; ``note`` is shown behind the bar."""
+        if not self.due(completed):
+            return
+        self._last = time.monotonic()
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=Console(file=sys.stderr),
+                auto_refresh=False,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task(self._description, total=self._total, note=note)
+        if self._task is not None:
+            self._progress.update(self._task, completed=completed, note=note, refresh=True)
+
+    def close(self) -> None:
+        """Leave the last state of the bar on the screen."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+@contextmanager
+def progress_bar(description: str, total: int | None, enabled: bool = True) -> Iterator[Bar]:
+    """Open a bar; on anything but a terminal it stays silent."""
+    bar = Bar(description, total, enabled and sys.stderr.isatty())
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Ctrl-C and time budgets: a run hears them between two steps, and waiting for something slow hears them at once.
+# --------------------------------------------------------------------------------------------------
+
+Reason = Literal["time budget", "interrupted"]
+
+
+class Stopped(BaseException):
+    """A step was given up because the run is to end; not an ``Exception``, so that nothing but the run catches it.
+
+    Parameters
+    ----------
+    reason : str
+        ``"time budget"`` or ``"interrupted"``.
+    """
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason: Reason = reason
+
+
+class Watch(NamedTuple):
+    """What can end a run from outside."""
+
+    interrupted: threading.Event
+    deadline: float | None  # by time.monotonic
+
+    def reason(self) -> Reason | None:
+        """Return why the run is to end, or None where it may go on."""
+        if self.interrupted.is_set():
+            return "interrupted"
+        return "time budget" if self.deadline is not None and time.monotonic() >= self.deadline else None
+
+
+_watch: ContextVar[Watch | None] = ContextVar("_watch", default=None)
+
+
+def look() -> None:
+    """Raise :class:`Stopped` if the run under way, if any, is to end; for places where its step may be dropped.
+
+    Examples
+    --------
+    >>> from bayeskit.core.progress import look
+    >>> look()  # belongs to no run
+    """
+    watch = _watch.get()
+    reason = None if watch is None else watch.reason()
+    if reason is not None:
+        raise Stopped(reason)
+
+
+@contextmanager
+def watching(seconds: float | None) -> Iterator[Watch]:
+    """Turn the first Ctrl-C into a flag, so that no step is cut in two, and set a deadline; a second Ctrl-C raises.
+
+    One inside another hears the same Ctrl-C, and has a deadline of its own.
+    """
+    outer = _watch.get()
+    flag = threading.Event() if outer is None else outer.interrupted
+    watch = Watch(flag, None if seconds is None else time.monotonic() + seconds)
+    token = _watch.set(watch)
+    try:
+        with _flagging(watch.interrupted):
+            yield watch
+    finally:
+        _watch.reset(token)
+
+
+@contextmanager
+def _flagging(flag: threading.Event) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield  # somebody else looks after Ctrl-C
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        if flag.is_set():
+            signal.default_int_handler(number, frame)
+        flag.set()
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

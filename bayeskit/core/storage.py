@@ -1,0 +1,395 @@
+"""Files that are whole or absent, and finished tasks in a folder, stored so that loading runs no code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, EllipsisType, FunctionType, MethodType
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from bayeskit.errors import CheckpointError, OutputError
+
+__all__ = [
+    "TaskFolder",
+    "as_output_folder",
+    "decode",
+    "digest",
+    "encode",
+    "load_tensors",
+    "qualified_name",
+    "save_tensors",
+    "write_atomically",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Files that are whole or absent: write to a temporary name, then rename.
+# --------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a killed process or a full disk leaves the old file whole.
+
+    Raises
+    ------
+    OutputError
+        If the folder does not exist, cannot be written, or the disk is full.
+    """
+    path = Path(path)
+    # Not tempfile's: its files are private, and a result should have the permissions the user's mask gives.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
+        ) from error
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors and JSON-able facts as one safetensors file."""
+    contiguous: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        # The format refuses tensors that share memory.
+        contiguous[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
+        memory.add(value.untyped_storage().data_ptr())
+    write_atomically(path, save(contiguous, metadata={"bayeskit": json.dumps(dict(facts))}))
+
+
+def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`save_tensors` wrote; reading runs no code.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, truncated or of another kind.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist or is not a file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["bayeskit"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is truncated or not a file of bayeskit ({error}); give another path, and where it is a checkpoint "
+            "that was cut off, one that does not exist yet starts anew"
+        ) from error
+    return tensors, facts
+
+
+def as_output_folder(path: str | Path) -> Path:
+    """Create ``path`` if needed and check that it can be written.
+
+    Raises
+    ------
+    OutputError
+        If it cannot.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to the folder {folder}: {error.strerror or error}; give another folder, "
+            "on the command line by --out"
+        ) from error
+    return folder
+
+
+# --------------------------------------------------------------------------------------------------
+# Finished tasks in a folder: which run they belong to, and their results, stored so that loading runs no code.
+# --------------------------------------------------------------------------------------------------
+
+_MANIFEST = "tasks.json"
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class TaskFolder:
+    """Results of one call of ``map_tasks``, a file each, and a manifest of the function and its tasks.
+
+    Parameters
+    ----------
+    path : path
+        Created if needed.
+    function : callable
+    tasks : sequence
+    result_types : sequence of type
+        Dataclasses and named tuples that results may hold.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder belongs to another function or other tasks, or its manifest is damaged.
+    OutputError
+        If the folder cannot be written.
+    """
+
+    def __init__(
+        self, path: str | Path, function: Callable[..., Any], tasks: Sequence[Any], result_types: Sequence[type]
+    ) -> None:
+        self._folder = as_output_folder(path)
+        self._types = {qualified_name(t): t for t in result_types}
+        self._digests = [digest(task) for task in tasks]
+        facts = {"kind": "tasks", "function": digest(function), "tasks": self._digests}
+        manifest = self._folder / _MANIFEST
+        if manifest.exists():
+            self._check(manifest, facts)
+        else:
+            write_atomically(manifest, json.dumps(facts | {"name": qualified_name(function)}).encode())
+
+    def _check(self, manifest: Path, facts: dict[str, Any]) -> None:
+        remedy = "give another checkpoint folder, or delete this one"
+        try:
+            saved = json.loads(manifest.read_text(encoding="utf-8"))
+            saved_tasks, saved_function = list(saved["tasks"]), str(saved["function"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{manifest} is damaged ({error}); delete the folder to start anew") from error
+        if saved_function != facts["function"]:
+            raise CheckpointError(f"{self._folder} holds results of {saved.get('name', 'another function')}; {remedy}")
+        if len(saved_tasks) != len(self._digests):
+            raise CheckpointError(
+                f"{self._folder} holds results of {len(saved_tasks)} tasks, this run has {len(self._digests)}; {remedy}"
+            )
+        for index, (old, new) in enumerate(zip(saved_tasks, self._digests, strict=True)):
+            if old != new:
+                raise CheckpointError(f"{self._folder} was written with another task {index}; {remedy}")
+
+    def _file(self, index: int) -> Path:
+        return self._folder / f"task-{index:06d}.safetensors"
+
+    def load(self) -> dict[int, Any]:
+        """Return the results that are there, by index.
+
+        Raises
+        ------
+        CheckpointError
+            If a file is damaged, belongs to another task, or needs a type that was not named.
+        """
+        results = {}
+        for index, task in enumerate(self._digests):
+            path = self._file(index)
+            if not path.exists():
+                continue
+            tensors, facts = load_tensors(path)
+            if facts.get("task") != task:
+                raise CheckpointError(f"{path} holds the result of another task; delete it")
+            results[index] = decode(facts["result"], tensors, self._types)
+        return results
+
+    def save(self, index: int, result: Any) -> None:
+        """Write one result, whole or not at all.
+
+        Raises
+        ------
+        CheckpointError
+            If the result cannot be stored.
+        OutputError
+            If the file cannot be written.
+        """
+        tensors: dict[str, Tensor] = {}
+        structure = encode(result, tensors, self._types, f"the result of task {index}")
+        save_tensors(self._file(index), tensors, {"task": self._digests[index], "result": structure})
+
+
+def qualified_name(item: Any) -> str:
+    """Return the module and name of a function or class, or of the class of an object."""
+    named = item if isinstance(item, (type, FunctionType, BuiltinFunctionType)) else type(item)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+# -- results ----------------------------------------------------------------------------------
+
+
+def encode(value: Any, tensors: dict[str, Tensor], types: Mapping[str, type], place: str = "the value") -> Any:
+    """Turn nested data into JSON, its tensors and arrays moved to ``tensors``.
+
+    Raises
+    ------
+    CheckpointError
+        If something is neither a tensor, array, number, string, None, dict, list or tuple of those, nor an
+        instance of one of ``types``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> tensors = {}
+    >>> encode({"z": (1.5, torch.ones(2))}, tensors, {})
+    {'dict': [['z', {'tuple': [1.5, {'tensor': '0'}]}]]}
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        return {"tensor": _put(value, tensors)} if not value.is_complex() else _complex(value, tensors)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+        # As bytes: torch lacks some of NumPy's types.
+        raw = torch.from_numpy(np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8).copy())
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        return {kind: _put(raw, tensors), "dtype": value.dtype.str, "shape": list(value.shape)}
+    if type(value) is dict:
+        inside = ((k, encode(v, tensors, types, f"{place}[{k!r}]")) for k, v in value.items())
+        return {"dict": [[encode(k, tensors, types, f"a key of {place}"), v] for k, v in inside]}
+    if type(value) in (list, tuple):
+        items = [encode(v, tensors, types, f"{place}[{i}]") for i, v in enumerate(value)]
+        return {type(value).__name__: items}
+    if types.get(qualified_name(value)) is type(value):
+        fields = {k: encode(v, tensors, types, f"{place}.{k}") for k, v in _fields(value).items()}
+        return {"type": qualified_name(value), "fields": fields}
+    raise CheckpointError(
+        f"{place} is of type {qualified_name(value)}, which cannot be stored in a form whose loading runs no code; "
+        "return tensors, arrays, numbers, strings, dicts, lists and tuples, or name a dataclass or named tuple "
+        "in result_types"
+    )
+
+
+def decode(node: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) -> Any:
+    """Undo :func:`encode`; only the types given here are ever made."""
+    if type(node) in _PLAIN:
+        return node
+    match node:
+        case {"tensor": name}:
+            return tensors[name]
+        case {"complex": name}:
+            return torch.view_as_complex(tensors[name])
+        case {"array": name, "dtype": dtype, "shape": shape}:
+            return np.frombuffer(tensors[name].numpy().tobytes(), dtype=dtype).reshape(shape).copy()
+        case {"scalar": name, "dtype": dtype}:
+            return np.frombuffer(tensors[name].numpy().tobytes(), dtype=dtype)[0]
+        case {"dict": items}:
+            return {decode(k, tensors, types): decode(v, tensors, types) for k, v in items}
+        case {"list": items}:
+            return [decode(v, tensors, types) for v in items]
+        case {"tuple": items}:
+            return tuple(decode(v, tensors, types) for v in items)
+        case {"type": name, "fields": fields}:
+            if name not in types:
+                raise CheckpointError(f"a stored result is of type {name}; name it in result_types to have it loaded")
+            return types[name](**{k: decode(v, tensors, types) for k, v in fields.items()})
+    raise CheckpointError(f"a stored result has an unknown part: {str(node)[:80]}; delete the folder to start anew")
+
+
+def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    name = str(len(tensors))
+    tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)  # views may share their storage
+    return name
+
+
+def _complex(value: Tensor, tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {"complex": _put(torch.view_as_real(value.detach().resolve_conj()), tensors)}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    return dict(value._asdict())
+
+
+# -- tasks ------------------------------------------------------------------------------------
+
+
+def digest(value: Any) -> str:
+    """Return a digest by which a later process recognises a function or a task.
+
+    Data count by value; functions by name, by their instructions with the constants and names in them, and by what
+    they close over; classes by name; objects by their ``fingerprint()`` where they have one and by their attributes
+    otherwise. What a function reads from its module does not count.
+
+    Raises
+    ------
+    CheckpointError
+        If ``value`` holds something that has none of these.
+
+    Examples
+    --------
+    >>> import torch
+    >>> digest({"seed": 1, "data": torch.ones(2)}) == digest({"data": torch.ones(2), "seed": 1})
+    True
+    >>> digest(1) == digest(1.0)
+    False
+    >>> digest(lambda x: x + 1) == digest(lambda x: x + 2)
+    False
+    """
+    return _digest(value, ())
+
+
+_BY_TEXT = (*_PLAIN, complex, bytes, slice, range, EllipsisType, torch.dtype, torch.device, np.dtype, Path)
+
+
+def _digest(value: Any, within: tuple[int, ...]) -> str:
+    if id(value) in within:
+        return "cycle"
+    inner = functools.partial(_digest, within=(*within, id(value)))
+    text = "\n".join([qualified_name(value), *_parts(value, inner)])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _parts(value: Any, inner: Callable[[Any], str]) -> list[str]:
+    if isinstance(value, _BY_TEXT):
+        return [repr(value)]
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return [str(value.dtype), str(tuple(value.shape)), hashlib.sha256(raw).hexdigest()]
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.hasobject:
+            return [inner(value.tolist())]
+        return [str(value.dtype), str(value.shape), hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
+    if isinstance(value, Mapping):
+        return sorted(inner(k) + inner(v) for k, v in value.items())
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(inner, value))
+    if isinstance(value, (list, tuple)):
+        return [inner(v) for v in value]
+    if isinstance(value, (type, BuiltinFunctionType)):
+        return []
+    if isinstance(value, FunctionType):
+        return [
+            inner(value.__defaults__),
+            inner(value.__kwdefaults__),
+            inner(_code(value.__code__)),
+            inner(dict(inspect.getclosurevars(value).nonlocals)),
+        ]
+    if isinstance(value, MethodType):
+        return [inner(value.__func__), inner(value.__self__)]
+    if isinstance(value, functools.partial):
+        return [inner(value.func), inner(value.args), inner(value.keywords)]
+    if callable(getattr(value, "fingerprint", None)):
+        return [str(value.fingerprint())]
+    if dataclasses.is_dataclass(value):
+        return [inner({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})]
+    if hasattr(value, "__dict__"):
+        return [inner(vars(value))]
+    raise CheckpointError(
+        f"a task holds an object of type {qualified_name(value)}, which a later run could not recognise; "
+        "describe tasks by plain data, or give the object a method fingerprint() -> str"
+    )
+
+
+def _code(code: CodeType) -> tuple[Any, ...]:
+    """Return what tells code from other code, that of the functions made in it included."""
+    constants = tuple(_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.co_code, code.co_flags, code.co_names, code.co_varnames, constants

@@ -1,0 +1,161 @@
+"""Are ranks uniform? Exact tests and simultaneous bands for integers from 0 to a known maximum."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from scipy.special import gammaln, xlog1py, xlogy
+from scipy.stats import binom, chi2
+
+__all__ = ["chi_square_p_value", "deviation_sd", "ecdf_band", "ecdf_p_value", "holm", "rank_bins"]
+
+_MIN_EXPECTED = 10
+_MAX_BINS = 20
+
+
+def rank_bins(num_replicates: int, num_draws: int) -> list[np.ndarray]:
+    """Split the ranks ``0 .. num_draws`` into bins as equal as can be, in which at least ten are expected."""
+    count = max(2, min(_MAX_BINS, num_draws + 1, num_replicates // _MIN_EXPECTED))
+    return np.array_split(np.arange(num_draws + 1), count)
+
+
+def chi_square_p_value(ranks: np.ndarray, num_draws: int) -> float:
+    """Return the p-value of Pearson's test on binned ranks.
+
+    Parameters
+    ----------
+    ranks : ndarray of int
+        Shape ``(replicates,)``, each from 0 to ``num_draws``.
+    num_draws : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> chi_square_p_value(np.arange(100) % 10, 9)
+    1.0
+    """
+    bins = rank_bins(len(ranks), num_draws)
+    observed = np.array([np.isin(ranks, b).sum() for b in bins])
+    expected = len(ranks) * np.array([len(b) for b in bins]) / (num_draws + 1)
+    return float(chi2.sf(((observed - expected) ** 2 / expected).sum(), len(bins) - 1))
+
+
+def ecdf_p_value(ranks: np.ndarray, num_draws: int) -> float:
+    """Return the p-value of the largest deviation of the ranks' empirical distribution function from uniform.
+
+    The deviation at each rank is measured by the two-sided binomial tail probability; the distribution of the
+    smallest of them is computed exactly, by a recursion over the ranks, instead of simulated.
+
+    Parameters
+    ----------
+    ranks : ndarray of int
+        Shape ``(replicates,)``, each from 0 to ``num_draws``.
+    num_draws : int
+
+    References
+    ----------
+    Sailynoja, T., Buerkner, P.-C., Vehtari, A. (2022). Graphical test for discrete uniformity and its
+    applications in goodness-of-fit evaluation and multiple sample comparison. Statistics and Computing 32, 32.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ecdf_p_value(np.arange(100) % 10, 9)
+    1.0
+    >>> ecdf_p_value(np.zeros(100, dtype=int), 9) < 1e-12
+    True
+    """
+    tails = _tails(len(ranks), num_draws)
+    counts = np.cumsum(np.bincount(ranks, minlength=num_draws + 1))[:-1]
+    smallest = tails[np.arange(num_draws), counts].min()
+    return float(np.clip(1.0 - _coverage(tails, smallest * (1 + 1e-9)), 0.0, 1.0))
+
+
+@functools.lru_cache(maxsize=8)
+def ecdf_band(num_replicates: int, num_draws: int, coverage: float = 0.99) -> tuple[np.ndarray, np.ndarray]:
+    """Return the band that holds the whole empirical distribution function of uniform ranks.
+
+    Parameters
+    ----------
+    num_replicates, num_draws : int
+    coverage : float in (0, 1), default 0.99
+        Probability, at least, that all of it is inside.
+
+    Returns
+    -------
+    tuple of ndarray
+        Smallest and largest share of ranks that are at most ``0, 1, ..., num_draws - 1``.
+
+    Examples
+    --------
+    >>> low, high = ecdf_band(100, 9)
+    >>> bool((low < np.arange(1, 10) / 10).all()), bool((high > np.arange(1, 10) / 10).all())
+    (True, True)
+    """
+    tails = _tails(num_replicates, num_draws)
+    low, high = 0.0, 1.0 - coverage
+    for _ in range(24):
+        level = 0.5 * (low + high)
+        low, high = (level, high) if _coverage(tails, level) >= coverage else (low, level)
+    first, last = _limits(tails, low)
+    return first / num_replicates, last / num_replicates
+
+
+@functools.lru_cache(maxsize=8)
+def _tails(num_replicates: int, num_draws: int) -> np.ndarray:
+    """Two-sided tail probability of each count of ranks up to each, ``(num_draws, num_replicates + 1)``."""
+    counts = np.arange(num_replicates + 1)
+    share = np.arange(1, num_draws + 1)[:, None] / (num_draws + 1)
+    lower, upper = binom.cdf(counts, num_replicates, share), binom.sf(counts - 1, num_replicates, share)
+    return np.minimum(1.0, 2.0 * np.minimum(lower, upper))
+
+
+def _limits(tails: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """First and last count of each row whose tail probability is above ``level``."""
+    inside = tails > level
+    return inside.argmax(1), tails.shape[1] - 1 - inside[:, ::-1].argmax(1)
+
+
+def _coverage(tails: np.ndarray, level: float) -> float:
+    """Probability that no count of uniform ranks has a tail probability of ``level`` or less."""
+    if not (tails > level).any(1).all():
+        return 0.0
+    num_draws, total = tails.shape[0], tails.shape[1] - 1
+    first, last = _limits(tails, level)
+    before, mass = np.array([0]), np.array([1.0])
+    for i in range(num_draws):
+        after = np.arange(first[i], last[i] + 1)
+        # Of the ranks above i - 1, each is i with the same chance.
+        mass = mass @ _binomial(after[None, :] - before[:, None], (total - before)[:, None], 1 / (num_draws + 1 - i))
+        before = after
+    return float(mass.sum())
+
+
+def _binomial(k: np.ndarray, n: np.ndarray, p: float) -> np.ndarray:
+    possible = (k >= 0) & (k <= n)
+    k = np.where(possible, k, 0)
+    log = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + xlogy(k, p) + xlog1py(n - k, -p)
+    return np.where(possible, np.exp(log), 0.0)
+
+
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """Return p-values adjusted for their number by Holm's step-down method, same shape.
+
+    Examples
+    --------
+    >>> holm(np.array([0.01, 0.5, 0.02])).tolist()
+    [0.03, 0.5, 0.04]
+    """
+    flat = np.asarray(p_values, dtype=float).reshape(-1)
+    order = flat.argsort()
+    stepped = np.maximum.accumulate(flat[order] * np.arange(len(flat), 0, -1))
+    adjusted = np.empty_like(flat)
+    adjusted[order] = np.minimum(1.0, stepped)
+    return adjusted.reshape(np.shape(p_values))
+
+
+def deviation_sd(num_replicates: int, num_draws: int) -> float:
+    """Return the standard deviation of the mean of uniform ranks, as a share of ``num_draws``."""
+    return math.sqrt((num_draws + 2) / (12 * num_draws * num_replicates))

@@ -1,0 +1,963 @@
+"""Estimators on draws at every temperature between prior and posterior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.statistics import (
+    effective_sample_size,
+    log_mean_exp,
+    log_mean_exp_error,
+    pareto_shape,
+    r_hat,
+    weight_effective_sample_size,
+)
+from bayeskit.draws import Draws
+from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence.checks import (
+    MAX_PARETO_SHAPE,
+    MAX_R_HAT,
+    MIN_EFFECTIVE,
+    belongs,
+    finite_chains,
+    ladder_error,
+    ladder_problems,
+    posterior_problems,
+    with_rounding,
+    without_nan,
+)
+from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.missed_mass import with_missed_peak
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers import Ladder, sample_ladder
+from bayeskit.logdensity.combinators import RebasedTarget
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "Curve",
+    "SplitStudentT",
+    "curve",
+    "fit_reference",
+    "generalised_stepping_stone",
+    "modified_path_sampling",
+    "path_sampling",
+    "stepping_stone",
+    "temperatures",
+    "thermodynamic_integration",
+]
+
+# --------------------------------------------------------------------------------------------------
+# The mean log likelihood as a function of the inverse temperature, and rules that integrate it.
+# --------------------------------------------------------------------------------------------------
+
+_MAX_GAP = 0.5  # in Monte Carlo errors: a bias of more would take |z| above 3 too often
+_MIN_INTERVALS = 4  # of which every second temperature can be left out, and a rule remains
+
+
+class Curve(NamedTuple):
+    """What a ladder says about the integrand, from the first temperature above the prior upwards.
+
+    Attributes
+    ----------
+    start : float
+        Log of the mean importance ratio of the first temperature to the prior.
+    start_terms : Tensor
+        Ratios behind ``start`` relative to their mean, shape ``(1, chains, draws)``.
+    beta, mean, variance, third : Tensor
+        Inverse temperatures with the cumulants of the log likelihood, shape ``(T - 1,)``; each cumulant is the
+        derivative of the one before.
+    centred : Tensor
+        Log likelihoods less their mean, shape ``(T - 1, chains, draws)``.
+    scale : Tensor
+        Log likelihoods as they were, for their rounding.
+    problems : tuple of str
+    diagnostics : dict of float
+    first_step_holds : bool
+        Whether enough of the prior's draws count in the first step.
+    """
+
+    start: float
+    start_terms: Tensor
+    beta: Tensor
+    mean: Tensor
+    variance: Tensor
+    third: Tensor
+    centred: Tensor
+    scale: Tensor
+    problems: tuple[str, ...]
+    diagnostics: dict[str, float]
+    first_step_holds: bool = True
+
+    @property
+    def has_enough_intervals(self) -> bool:
+        """Whether there are temperatures enough to see what the rules miss between them."""
+        return len(self.beta) > _MIN_INTERVALS
+
+    @property
+    def width(self) -> Tensor:
+        """Widths of the intervals, shape ``(T - 2,)``."""
+        return self.beta.diff()
+
+    @property
+    def trapezoid(self) -> float:
+        """Integral by the trapezoidal rule, the first interval by its importance ratio."""
+        return self.start + float((self.width * (self.mean[1:] + self.mean[:-1])).sum()) / 2
+
+    @property
+    def corrections(self) -> Tensor:
+        """Leading error of the trapezoidal rule in each interval, by the derivatives at its ends."""
+        return -self.width.square() * self.variance.diff() / 12
+
+    @property
+    def gaps(self) -> Tensor:
+        """Leading error of the corrected rule in each interval, by the second derivatives at its ends.
+
+        The correction holds if the variance changes as a trapezoidal rule for its own derivative
+        would have it; what is missing there returns with a tenth of the weight of the next rule.
+        """
+        curvature = self.width * (self.third[1:] + self.third[:-1]) / 2
+        return self.width.square() * (curvature - self.variance.diff()) / 60
+
+    def error(self, ladder: Ladder, *, corrected: bool) -> float:
+        """Monte Carlo error of the integral, that of the variances included where they correct it."""
+        weight, slope = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        weight[:-1] += self.width / 2
+        weight[1:] += self.width / 2
+        if corrected:
+            slope[:-1] += self.width.square() / 12
+            slope[1:] -= self.width.square() / 12
+        # One series a temperature carries the errors of mean and variance together, correlation included.
+        influence = weight[:, None, None] * self.centred + slope[:, None, None] * self.centred.square()
+        error = ladder_error(torch.cat([self.start_terms, influence]), ladder)
+        return _with_rounding_of_sum(error, self.scale, len(ladder.beta))
+
+    def coarse_gap(self) -> float:
+        """Estimate the error left by the corrected rule from a ladder of every second temperature.
+
+        The rule is of fourth order, so the two differ by about fifteen times the error of the finer one.
+        Infinite where too few temperatures would be left.
+        """
+        if not self.has_enough_intervals:
+            return math.inf
+        keep = sorted({*range(0, len(self.beta), 2), len(self.beta) - 1})
+        coarse = self._replace(beta=self.beta[keep], mean=self.mean[keep], variance=self.variance[keep])
+        fine = self.trapezoid + float(self.corrections.sum())
+        return abs(fine - coarse.trapezoid - float(coarse.corrections.sum())) / 15
+
+
+def curve(target: Target, ladder: Ladder) -> Curve:
+    """Read the integrand off a ladder, with what its diagnostics object to.
+
+    Under a heavy-tailed prior the log likelihood has no moments, so the first interval, which a ladder keeps
+    narrow, is bridged by its importance ratio as in stepping stone.
+
+    Raises
+    ------
+    SettingsError
+        If ``ladder`` is none.
+    DrawsError
+        If it comes from another target.
+    """
+    _check_ladder(ladder, target)
+    log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
+    log_likelihood = log_likelihood.to(torch.float64)
+    first = ladder.beta[1] * log_likelihood[:1]
+    start = float(log_mean_exp(first))
+    tempered = log_likelihood[1:]
+    mean = tempered.mean((1, 2))
+    centred = tempered - mean[:, None, None]
+    terms = (first - start).exp()
+    problems, diagnostics = ladder_problems(ladder)
+    first_problems, facts = _first_step(first, terms)
+    if len(ladder.beta) - 2 < _MIN_INTERVALS:
+        problems.append(
+            f"a ladder of {len(ladder.beta) - 1} steps has too few temperatures to see the discretisation: use at "
+            f"least {_MIN_INTERVALS + 1}"
+        )
+    return Curve(
+        start,
+        terms,
+        ladder.beta[1:],
+        mean,
+        centred.square().mean((1, 2)),
+        centred.pow(3).mean((1, 2)),
+        centred,
+        ladder.log_likelihood,
+        (*problems, *first_problems, *nan_problems),
+        diagnostics | facts,
+        not first_problems,
+    )
+
+
+def _check_ladder(ladder: Ladder, target: Target) -> None:
+    """Refuse what is no ladder, or one of another target.
+
+    Raises
+    ------
+    SettingsError
+        If ``ladder`` is none.
+    DrawsError
+        If it comes from another target.
+    """
+    if not isinstance(ladder, Ladder):
+        raise SettingsError(
+            f"a Ladder is needed, with draws at every temperature, not {type(ladder).__name__}; make one by "
+            "sample_ladder(target)"
+        )
+    belongs(ladder.draws, target, posterior=False)
+
+
+def _with_rounding_of_sum(standard_error: float, log_values: Tensor, count: int) -> float:
+    """Add to a standard error the rounding of log densities, and that of a sum of ``count`` terms as large."""
+    return with_rounding(with_rounding(standard_error, log_values), count * log_values.to(torch.float64))
+
+
+def _first_step(log_weights: Tensor, terms: Tensor) -> tuple[list[str], dict[str, float]]:
+    """Check the weights of the step up from the prior, ``(1, chains, draws)``; ``terms`` are they over their mean."""
+    # A likelihood of zero counts among the effective draws; to the tail of the weights it does not belong.
+    shape = pareto_shape(log_weights[log_weights > -torch.inf])
+    independent = (effective_sample_size(terms[0]) / terms.numel()).clamp(max=1.0)
+    effective = float(weight_effective_sample_size(log_weights.flatten()) * independent)
+    problems = []
+    if not effective >= MIN_EFFECTIVE:
+        problems.append(
+            f"the first step, up from the prior, rests on {effective:.0f} effective draws: use a first temperature "
+            "closer to zero, or longer chains"
+        )
+    if not shape <= MAX_PARETO_SHAPE:
+        problems.append(
+            f"the weights of the first step have a heavy tail (Pareto k {shape:.2f} > {MAX_PARETO_SHAPE}): use a first "
+            "temperature closer to zero"
+        )
+    return problems, {"first_step_effective_draws": effective, "first_step_pareto_shape": shape}
+
+
+# --------------------------------------------------------------------------------------------------
+# Where to put temperatures so that every interval of a ladder costs the same error.
+# --------------------------------------------------------------------------------------------------
+
+_FIRST_SHARE = 0.5  # of the prior draws that count, effectively, in the step up from the prior
+_LEAST_INTERVALS = 6
+_WIDEST_RATIO = 2.0  # of neighbouring temperatures, where a pilot did not look
+
+
+def temperatures(path: Curve, ladder: Ladder, gap: float, most: int) -> Tensor:
+    """Return a ladder whose integral would miss about ``gap``, or less, in at most ``most`` steps.
+
+    Half of the temperatures go where the rule's estimated error asks for them, so that it becomes equal in
+    all intervals, and half to equal intervals of thermodynamic length, the integral of the standard deviation
+    of the log likelihood: there the Monte Carlo errors are equal, and no interval is left open
+    because chance made its error look small.
+
+    Parameters
+    ----------
+    path : Curve
+        Of ``ladder``.
+    ladder : Ladder
+        The pilot.
+    gap : float
+        In nats.
+    most : int
+
+    Returns
+    -------
+    Tensor
+        Increasing from 0 to 1, shape ``(steps + 1,)``.
+
+    References
+    ----------
+    Calderhead, B., Girolami, M. (2009). Estimating Bayes factors via thermodynamic
+    integration and population MCMC. Computational Statistics and Data Analysis 53, 4028-4045.
+    """
+    first = _first(ladder)
+    gaps, length = path.gaps.abs(), path.width * ((path.variance[1:] + path.variance[:-1]) / 2).sqrt()
+    fifth = gaps.pow(0.2)  # an interval of the rule misses the fifth power of its width
+    share = fifth / fifth.sum().clamp(min=1e-300) + length / length.sum().clamp(min=1e-300)
+    share = (share / share.sum().clamp(min=1e-300)).clamp(min=1e-6)
+    # Cut into n * share parts, an interval misses so many fourth powers less.
+    wanted = (float((gaps / share.pow(4)).sum()) / gap) ** 0.25
+    count = math.ceil(max(wanted, float(length.sum()), _LEAST_INTERVALS))
+
+    logs = path.beta.to(torch.float64).log()
+    travelled = torch.cat([share.new_zeros(1), share.cumsum(0)]).to(torch.float64)
+    low = float(logs[0])
+    extra = logs.new_zeros(0)
+    if math.log(first) < low:
+        # Below the pilot's first temperature nothing is known but that the prior's step must become shorter.
+        steps = math.ceil((low - math.log(first)) / math.log(_WIDEST_RATIO))
+        extra = torch.linspace(math.log(first), low, steps + 1, dtype=torch.float64, device=logs.device)[:-1]
+        begin = 0.0
+    else:
+        begin = float(_interpolate(logs.new_tensor([math.log(first)]), logs, travelled))
+    left = max(1.0 - begin / float(travelled[-1]), 1e-6)
+    inner = max(2, min(math.ceil(count * left), most - 1 - len(extra)))
+    levels = torch.linspace(begin, float(travelled[-1]), inner + 1, dtype=torch.float64, device=logs.device)
+    inside = torch.cat([extra, _interpolate(levels, travelled, logs)]).exp()
+    inside[-1] = 1.0
+    return torch.cat([inside.new_zeros(1), inside])
+
+
+def _first(ladder: Ladder) -> float:
+    """Return the temperature up to which half of the prior draws still count, at most a half."""
+    log_likelihood = ladder.log_likelihood[0].flatten()
+    log_likelihood = log_likelihood[log_likelihood > -torch.inf]
+    log_likelihood = (log_likelihood - log_likelihood.median()).to(torch.float64)
+    low, high = -60.0, math.log(0.5)
+    for _ in range(40):
+        middle = (low + high) / 2
+        share = float(weight_effective_sample_size(math.exp(middle) * log_likelihood)) / len(log_likelihood)
+        low, high = (middle, high) if share >= _FIRST_SHARE else (low, middle)
+    return math.exp(low)
+
+
+def _interpolate(x: Tensor, known: Tensor, values: Tensor) -> Tensor:
+    """Interpolate linearly between increasing points."""
+    right = torch.searchsorted(known, x).clamp(1, len(known) - 1)
+    low, high = known[right - 1], known[right]
+    return values[right - 1] + (values[right] - values[right - 1]) * (x - low) / (high - low)
+
+
+# --------------------------------------------------------------------------------------------------
+# Path sampling: the mean log likelihood integrated over the temperature ladder.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def path_sampling(target: Target, ladder: Ladder) -> Evidence:
+    """Integrate the expected log likelihood over the inverse temperature by the trapezoidal rule.
+
+    The rule's bias, always downwards where the variance of the log likelihood falls along the
+    path, does not shrink with more draws; where it exceeds half of the Monte Carlo error the
+    estimate is not trusted. :func:`modified_path_sampling` removes most of it from the same ladder.
+    The first interval, up from the prior, is bridged by its importance ratio: there the log
+    likelihood of a vague prior has a huge mean or none, and on a ladder that crowds towards the
+    prior the interval is too narrow for the difference to matter otherwise.
+
+    Parameters
+    ----------
+    target : Target
+    ladder : Ladder
+        Draws at every temperature.
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    SettingsError
+        If ``ladder`` is none.
+    DrawsError
+        If it comes from another target.
+
+    References
+    ----------
+    Gelman, A., Meng, X.-L. (1998). Simulating normalizing constants. Statistical
+    Science 13, 163-185.
+    Lartillot, N., Philippe, H. (2006). Computing Bayes factors using thermodynamic
+    integration. Systematic Biology 55, 195-207.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import path_sampling
+    >>> from bayeskit.inference.samplers import sample_ladder
+    >>> case = exact.get("beta_binomial")
+    >>> z = path_sampling(case.target(), sample_ladder(case.target(), 20, num_warmup=100, num_samples=200))
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error or not z.trusted
+    True
+    """
+    path = curve(target, ladder)
+    error = path.error(ladder, corrected=False)
+    gap = float(path.corrections.sum())
+    problems = path.problems
+    if path.has_enough_intervals and not abs(gap) + path.coarse_gap() <= _MAX_GAP * error:
+        problems += (
+            f"the trapezoidal rule is off by about {gap:+.3f}, which the standard error {error:.3f} does not contain: "
+            "use modified_path_sampling or more temperatures",
+        )
+    diagnostics = path.diagnostics | {"trapezoid_gap": gap, "monte_carlo_error": error}
+    z = Evidence("path_sampling", path.trapezoid, error, ladder.num_evaluations, problems, diagnostics)
+    return with_missed_peak(z, target, ladder.draws, known_bias=gap)
+
+
+# --------------------------------------------------------------------------------------------------
+# Modified path sampling: the trapezoidal rule, corrected by the variances at the temperatures.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
+    """Integrate the expected log likelihood over the inverse temperature, variances correcting the rule.
+
+    The integrand's derivative is the variance of the log likelihood, so the trapezoidal rule can be
+    corrected for its leading error: an interval of width ``h`` over which the variance changes by
+    ``v`` loses ``h ** 2 * v / 12``. The first interval, up from the prior, is bridged by its
+    importance ratio, which needs no moments.
+
+    Parameters
+    ----------
+    target : Target
+    ladder : Ladder
+        Draws at every temperature.
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    SettingsError
+        If ``ladder`` is none.
+    DrawsError
+        If it comes from another target.
+
+    References
+    ----------
+    Friel, N., Hurn, M., Wyse, J. (2014). Improving power posterior estimation of
+    statistical evidence. Statistics and Computing 24, 709-723.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import modified_path_sampling
+    >>> from bayeskit.inference.samplers import sample_ladder
+    >>> case = exact.get("beta_binomial")
+    >>> z = modified_path_sampling(case.target(), sample_ladder(case.target(), 20, num_warmup=100, num_samples=200))
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error
+    True
+    """
+    path = curve(target, ladder)
+    error = path.error(ladder, corrected=True)
+    correction, left = float(path.corrections.sum()), path.coarse_gap()
+    problems = path.problems
+    if path.has_enough_intervals and not left <= error:
+        problems += (f"the ladder is too coarse (gap {left:.3f} after correction): use more temperatures",)
+    diagnostics = path.diagnostics | {"trapezoid_gap": correction, "remaining_gap": left, "monte_carlo_error": error}
+    value = path.trapezoid + correction
+    z = Evidence("modified_path_sampling", value, error, ladder.num_evaluations, problems, diagnostics)
+    return with_missed_peak(z, target, ladder.draws)
+
+
+# --------------------------------------------------------------------------------------------------
+# Stepping stone: a product of small importance ratios up the temperature ladder.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
+    """Multiply the ratios of neighbouring normalising constants, each estimated below its step.
+
+    Parameters
+    ----------
+    target : Target
+    ladder : Ladder
+        Draws at every temperature.
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    SettingsError
+        If ``ladder`` is none.
+    DrawsError
+        If it comes from another target.
+
+    References
+    ----------
+    Xie, W., Lewis, P. O., Fan, Y., Kuo, L., Chen, M.-H. (2011). Improving marginal
+    likelihood estimation for Bayesian phylogenetic model selection. Systematic
+    Biology 60, 150-160.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import stepping_stone
+    >>> from bayeskit.inference.samplers import sample_ladder
+    >>> case = exact.get("beta_binomial")
+    >>> z = stepping_stone(case.target(), sample_ladder(case.target(), 20, num_warmup=100, num_samples=200))
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error
+    True
+    """
+    _check_ladder(ladder, target)
+    log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
+    log_likelihood = log_likelihood.to(torch.float64)
+    steps = ladder.beta.diff()[:, None, None] * log_likelihood[:-1]
+    ratios = log_mean_exp(steps)
+    # By the delta method the error of a logarithm is that of its relative terms.
+    error = ladder_error((steps - ratios[:, None, None]).exp(), ladder)
+
+    problems, diagnostics = ladder_problems(ladder)
+    problems += nan_problems
+    count = steps[0].numel()
+    # Draws from the prior may have no likelihood at all; how often chains return there is told by any lowest value.
+    lowest = log_likelihood.masked_fill(log_likelihood == -torch.inf, torch.inf).amin((-1, -2), keepdim=True)
+    bounded = log_likelihood.maximum(lowest)[:-1]
+    independent = (effective_sample_size(bounded) / count).clamp(max=1.0)
+    effective = weight_effective_sample_size(steps.flatten(1)) * independent
+    worst = int(effective.argmin())
+    if not float(effective[worst]) >= MIN_EFFECTIVE:
+        problems.append(
+            f"step {worst + 1} of the ladder rests on {float(effective[worst]):.0f} effective draws: "
+            "use more temperatures or longer chains"
+        )
+    diagnostics |= {
+        "effective_draws": float(effective[worst]),
+        "largest_step_error": float(log_mean_exp_error(steps).max()),
+    }
+    z = Evidence(
+        "stepping_stone",
+        float(ratios.sum()),
+        _with_rounding_of_sum(error, ladder.log_likelihood, len(ratios)),
+        ladder.num_evaluations,
+        tuple(problems),
+        diagnostics,
+    )
+    return with_missed_peak(z, target, ladder.draws)
+
+
+# --------------------------------------------------------------------------------------------------
+# Thermodynamic integration that adds temperatures until the discretisation gap is small enough.
+# --------------------------------------------------------------------------------------------------
+
+_MAX_ROUNDS = 4
+_MARGIN = 0.25  # of the tolerance is aimed at, since a pilot's estimate of the gap is rough
+
+
+@estimator()
+def thermodynamic_integration(
+    target: Target,
+    *,
+    ladder: Ladder | None = None,
+    tolerance: float = 0.01,
+    num_temperatures: int = 20,
+    max_temperatures: int = 200,
+    num_chains: int = 8,
+    num_warmup: int = 200,
+    num_samples: int = 500,
+    seed: int = 0,
+    progress: bool = False,
+    checkpoint: str | Path | None = None,
+) -> Evidence:
+    """Integrate the mean log likelihood over temperatures placed until the rule's error is below a tolerance.
+
+    The rule is that of :func:`modified_path_sampling`. What it misses in each interval is estimated
+    from the third cumulants of the log likelihood; a short pilot ladder decides how many
+    temperatures are needed and where, and the ladder drawn there is measured again, up to four
+    times. Only the last ladder enters the estimate; its remaining gap is part of the standard error.
+
+    Parameters
+    ----------
+    target : Target
+        Its prior must be one it can draw from.
+    ladder : Ladder, optional
+        Used instead of the pilot, and for the estimate itself if its gap is small enough already.
+    tolerance : float, default 0.01
+        Largest discretisation gap, in nats.
+    num_temperatures : int, default 20
+        Steps of the pilot.
+    max_temperatures : int, default 200
+        Steps that no ladder may exceed.
+    num_chains : int, default 8
+        Chains at each temperature.
+    num_warmup, num_samples : int, default 200 and 500
+        Iterations of each chain; the pilot makes half and a quarter of them.
+    seed : int, default 0
+    progress : bool, default False
+    checkpoint : path, optional
+        Prefix of the files from which interrupted ladders resume.
+
+    Returns
+    -------
+    Evidence
+        Not trusted if the gap stayed above the tolerance, or the first step rests on too few of the prior's draws.
+
+    Raises
+    ------
+    DrawsError
+        If ``ladder`` comes from another target.
+    SettingsError
+        If a setting lies outside its domain, or ``ladder`` is no ladder.
+
+    References
+    ----------
+    Lartillot, N., Philippe, H. (2006). Computing Bayes factors using thermodynamic
+    integration. Systematic Biology 55, 195-207.
+    Friel, N., Hurn, M., Wyse, J. (2014). Improving power posterior estimation of
+    statistical evidence. Statistics and Computing 24, 709-723.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import thermodynamic_integration
+    >>> case = exact.get("beta_binomial")
+    >>> z = thermodynamic_integration(case.target(), num_samples=200)
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, abs(z.diagnostics["gap"]) < 0.01
+    (True, True)
+    """
+    tolerance = real_number("tolerance", tolerance, between=(0, math.inf))
+    num_temperatures = whole_number("num_temperatures", num_temperatures, 4)
+    max_temperatures = whole_number("max_temperatures", max_temperatures, num_temperatures)
+    num_warmup, num_samples = whole_number("num_warmup", num_warmup, 0), whole_number("num_samples", num_samples, 8)
+    generator = new_generator(seed, stream="thermodynamic integration")
+    seeds = torch.randint(2**31, (_MAX_ROUNDS + 1,), generator=generator).tolist()
+
+    def draw(number: int, levels: torch.Tensor | None) -> Ladder:
+        warmup, samples = (num_warmup, num_samples) if number else (num_warmup // 2, max(num_samples // 4, 8))
+        return sample_ladder(
+            target,
+            num_temperatures,
+            num_chains,
+            warmup,
+            samples,
+            seeds[number],
+            beta=levels,
+            checkpoint=None if checkpoint is None else f"{checkpoint}.{number}",
+            progress=progress,
+        )
+
+    given = ladder is not None
+    current = draw(0, None) if ladder is None else ladder
+    path, spent, rounds = curve(target, current), current.num_evaluations, 0
+    factor = _MARGIN
+    while rounds < _MAX_ROUNDS and not (_settled(path, tolerance) and (rounds or given)):
+        levels = temperatures(path, current, factor * tolerance, max_temperatures)
+        if rounds and len(levels) == len(current.beta) == max_temperatures + 1:
+            break  # better than this it will not become
+        rounds += 1
+        factor /= 2
+        current = draw(rounds, levels)
+        spent += current.num_evaluations
+        path = curve(target, current)
+    z = _estimate(target, current, path, tolerance, spent, rounds)
+    return with_missed_peak(z, target, current.draws)
+
+
+def _settled(path: Curve, tolerance: float) -> bool:
+    return path.first_step_holds and path.has_enough_intervals and _gap(path) <= tolerance
+
+
+def _gap(path: Curve) -> float:
+    return abs(float(path.gaps.sum()))
+
+
+def _estimate(target: Target, ladder: Ladder, path: Curve, tolerance: float, spent: int, rounds: int) -> Evidence:
+    monte_carlo = path.error(ladder, corrected=True)
+    gap = float(path.gaps.sum())
+    value = path.trapezoid + float(path.corrections.sum())
+    error = math.hypot(monte_carlo, gap)
+    problems = path.problems
+    if not _gap(path) <= tolerance:
+        problems += (
+            f"the discretisation gap is still about {abs(gap):.3f}, above the tolerance {tolerance:g}, with "
+            f"{len(ladder.beta) - 1} temperatures: raise max_temperatures or num_samples",
+        )
+    # The same draws in a product of ratios have no discretisation, so they show what cumulants cannot.
+    difference = value - stepping_stone(target, ladder).log_evidence
+    if not abs(difference) <= tolerance + 2 * error:
+        problems += (
+            f"the same draws give {-difference:+.3f} more by stepping stone: the mean log likelihood jumps between "
+            "temperatures; use a ladder with exchange",
+        )
+    diagnostics = path.diagnostics | {
+        "gap": gap,
+        "monte_carlo_error": monte_carlo,
+        "stepping_stone_difference": difference,
+        "num_temperatures": float(len(ladder.beta) - 1),
+        "rounds": float(rounds),
+    }
+    return Evidence("thermodynamic_integration", value, error, spent, problems, diagnostics)
+
+
+# --------------------------------------------------------------------------------------------------
+# Independent reference distributions fitted to posterior draws.
+# --------------------------------------------------------------------------------------------------
+
+_DEGREES_OF_FREEDOM = 5.0
+_QUANTILES = (0.1, 0.9)
+_CANDIDATES = 33
+
+
+class SplitStudentT:
+    """Independent Student-t distributions with another scale on either side of their mode.
+
+    The density is smooth enough to be sampled by gradients, its tails are heavier than those of
+    any normal or gamma distribution seen in unconstrained space, and the two scales follow the
+    skewness that the logarithm of a positive coordinate has.
+
+    Attributes
+    ----------
+    location, left, right : Tensor
+        Mode and both scales of each coordinate, shape ``(d,)``.
+    df : float
+        Degrees of freedom.
+    """
+
+    def __init__(self, location: Tensor, left: Tensor, right: Tensor, df: float = _DEGREES_OF_FREEDOM) -> None:
+        self.location, self.left, self.right, self.df = location, left, right, df
+        constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
+        # Half of each t is joined at the mode, so that either side carries mass in proportion to its scale.
+        self._constant = (constant + math.log(2) - (left + right).log()).sum()
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the distribution is made of."""
+        return [self.location, self.left, self.right]
+
+    @classmethod
+    def fit(cls, x: Tensor) -> SplitStudentT:
+        """Fit to draws ``(n, d)``: scales by maximum likelihood of a split normal, in closed form for each mode.
+
+        Raises
+        ------
+        DrawsError
+            If a coordinate does not move, or fewer than four draws are there.
+
+        References
+        ----------
+        John, S. (1982). The three-parameter two-piece normal family of distributions and its
+        fitting. Communications in Statistics: Theory and Methods 11, 879-885.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bayeskit.inference.evidence.ladder import SplitStudentT
+        >>> x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> fitted = SplitStudentT.fit(x)
+        >>> bool((fitted.left / fitted.right - 1).abs().max() < 0.3)
+        True
+        """
+        n = len(x)
+        x = x.to(torch.float64)
+        still = ((x.amax(0) - x.amin(0)) <= 1e-12 * x.abs().amax(0)) if n >= 4 else torch.ones(x.shape[1]).bool()
+        if n < 4 or bool(still.any()) or not bool(x.isfinite().all()):
+            where = still.nonzero().flatten().tolist()
+            raise DrawsError(
+                f"no reference can be fitted to {n} draws whose coordinates {where} do not move or are not finite; "
+                "check the chains and the model"
+            )
+        levels = torch.linspace(*_QUANTILES, _CANDIDATES, dtype=x.dtype, device=x.device)
+        modes = x.quantile(levels, 0)  # (candidates, d)
+        away = x - modes.unsqueeze(1)  # (candidates, n, d)
+        below = away.clamp(max=0).square().sum(1)
+        above = away.clamp(min=0).square().sum(1)
+        roots = below.pow(1 / 3) + above.pow(1 / 3)
+        best = roots.argmin(0, keepdim=True)
+        location, root, low, high = (v.gather(0, best)[0] for v in (modes, roots, below, above))
+        # A t of the same variance as the normal has the smaller scale.
+        shrink = math.sqrt((_DEGREES_OF_FREEDOM - 2) / _DEGREES_OF_FREEDOM)
+        left, right = ((root * side.pow(2 / 3) / n).sqrt() * shrink for side in (low, high))
+        return cls(location, left, right)
+
+    def to(self, like: Tensor) -> SplitStudentT:
+        """Return the distribution in the precision and on the device of ``like``."""
+        return SplitStudentT(self.location.to(like), self.left.to(like), self.right.to(like), self.df)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Return the log density, ``(*batch, d) -> (*batch)``."""
+        z, _ = self._standardised(u)
+        return self._constant - (self.df + 1) / 2 * torch.log1p(z.square() / self.df).sum(-1)
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """Return the gradient of the log density, ``(*batch, d) -> (*batch, d)``."""
+        z, scale = self._standardised(u)
+        return -(self.df + 1) * z / ((self.df + z.square()) * scale)
+
+    def _standardised(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        away = u - self.location
+        scale = torch.where(away < 0, self.left, self.right)
+        return away / scale, scale
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw independent points, ``(n, d)``."""
+        shape = (num_draws, len(self.location))
+        dtype = torch.float64
+        device = generator.device
+        normal = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        concentration = torch.full(shape, self.df / 2, dtype=dtype, device=device)
+        chi_squared = 2 * torch._standard_gamma(concentration, generator=generator)
+        size = (normal.abs() * (self.df / chi_squared).sqrt()).to(self.location)
+        uniform = torch.rand(shape, generator=generator, dtype=dtype, device=device).to(self.location)
+        down = uniform < self.left / (self.left + self.right)
+        return self.location + torch.where(down, -size * self.left, size * self.right)
+
+
+# --------------------------------------------------------------------------------------------------
+# Generalised stepping stone: the ladder starts from a reference distribution fitted to posterior draws.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def generalised_stepping_stone(
+    target: Target,
+    draws: Draws,
+    *,
+    num_temperatures: int = 10,
+    num_chains: int = 8,
+    num_warmup: int = 200,
+    num_samples: int = 500,
+    seed: int = 0,
+    progress: bool = False,
+    checkpoint: str | Path | None = None,
+) -> Evidence:
+    """Climb by stepping stone from a reference distribution, instead of the prior, to the posterior.
+
+    The reference has independent coordinates, fitted to the first half of every posterior chain,
+    and is close to the posterior already: a few evenly spaced steps suffice, also where the prior is
+    vague, improper in effect, or cannot be drawn from. In place of the authors' family for each
+    kind of parameter stands one for all in unconstrained space, a Student-t with two scales, whose
+    tails stay above those of the posterior.
+
+    Parameters
+    ----------
+    target : Target
+    draws : Draws
+        From the posterior of ``target``.
+    num_temperatures : int, default 10
+        Steps, evenly spaced.
+    num_chains : int, default 8
+        Chains at each temperature.
+    num_warmup, num_samples : int, default 200 and 500
+        Iterations of each chain.
+    seed : int, default 0
+    progress : bool, default False
+    checkpoint : path, optional
+        File from which an interrupted ladder resumes.
+
+    Returns
+    -------
+    Evidence
+        Not trusted, beside the reasons of :func:`stepping_stone`, if the weights of a step or those of the other
+        posterior draws against the reference have too heavy a tail, or the ladder does not end where the
+        posterior draws are.
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target or are too few to fit the reference.
+    SettingsError
+        If a setting lies outside its domain, or ``draws`` are none.
+
+    References
+    ----------
+    Fan, Y., Wu, R., Chen, M.-H., Kuo, L., Lewis, P. O. (2011). Choosing among partition
+    models in Bayesian phylogenetics. Molecular Biology and Evolution 28, 523-532.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence import generalised_stepping_stone
+    >>> case = bk.exact.get("three_taxon_tree")
+    >>> draws = bk.sample(case.target(), num_warmup=200, num_samples=500, progress=False)
+    >>> z = generalised_stepping_stone(draws.target, draws)
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error
+    True
+    """
+    num_temperatures = whole_number("num_temperatures", num_temperatures, 2)
+    num_samples = whole_number("num_samples", num_samples, 8)
+    if not isinstance(draws, Draws):
+        raise SettingsError(
+            f"draws from the posterior are needed, not {type(draws).__name__}; make them by bayeskit.sample(target), "
+            "or take ladder.posterior"
+        )
+    belongs(draws, target)
+    alive = finite_chains(draws)
+    reference, rest = fit_reference(alive)
+    path = RebasedTarget(target, reference.to(alive.unconstrained))
+    ladder = sample_ladder(
+        path,
+        num_temperatures,
+        num_chains,
+        num_warmup,
+        num_samples,
+        seed,
+        beta=torch.linspace(0, 1, num_temperatures + 1, dtype=torch.float64),
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+    z = stepping_stone(path, ladder)
+    problems, facts = posterior_problems(alive)
+    chains = [f"posterior draws: {problem}" for problem in problems]
+    tails, shapes = _tail_problems(reference, ladder, alive, rest)
+    missed, apart = _missed_part(ladder, alive.unconstrained[:, rest])
+    estimate = replace(
+        z,
+        method="generalised_stepping_stone",
+        num_evaluations=z.num_evaluations + draws.num_gradients,
+        warnings=(*z.warnings, *chains, *tails, *missed),
+        diagnostics=z.diagnostics | {f"posterior_{k}": v for k, v in facts.items()} | shapes | apart,
+    )
+    return with_missed_peak(estimate, target, draws, others=[ladder.posterior])
+
+
+def fit_reference(draws: Draws) -> tuple[SplitStudentT, slice]:
+    """Fit the reference to the first half of every chain; return it with the place of the other half.
+
+    Raises
+    ------
+    DrawsError
+        If there are fewer than 16 draws a chain, or fewer than 50 in the first halves.
+    """
+    half = draws.num_draws // 2
+    if half < 8 or half * draws.num_chains < 50:
+        raise DrawsError(
+            f"{draws.num_chains} chains of {draws.num_draws} draws are too few to fit a reference distribution; "
+            "give at least 16 draws a chain and 100 in all"
+        )
+    return SplitStudentT.fit(draws.unconstrained[:, :half].flatten(0, 1)), slice(half, None)
+
+
+def _tail_problems(
+    reference: SplitStudentT, ladder: Ladder, draws: Draws, rest: slice
+) -> tuple[list[str], dict[str, float]]:
+    """Look at the weights of every step, and at those of posterior draws that the reference has not seen."""
+    steps = ladder.beta.diff()[:, None, None] * ladder.log_likelihood[:-1]
+    step = max(pareto_shape(each) for each in steps)
+    seen = draws.unconstrained[:, rest]
+    weights = draws.log_density[:, rest] - reference.to(seen).log_prob(seen)
+    # Were the last step drawn from the posterior itself, its weights would be these.
+    tail = pareto_shape(ladder.beta.diff()[-1] * weights)
+    problems = []
+    if not step <= MAX_PARETO_SHAPE:
+        problems.append(
+            f"the weights of a step have a heavy tail (Pareto k {step:.2f} > {MAX_PARETO_SHAPE}): use more temperatures"
+        )
+    if not tail <= MAX_PARETO_SHAPE:
+        problems.append(
+            f"the reference has lighter tails than the posterior (Pareto k {tail:.2f} > {MAX_PARETO_SHAPE}): "
+            "use more temperatures, or stepping stone from the prior"
+        )
+    return problems, {"step_pareto_shape": step, "tail_pareto_shape": tail}
+
+
+def _missed_part(ladder: Ladder, x: Tensor) -> tuple[list[str], dict[str, float]]:
+    """Ask whether the ladder's last chains are where the posterior draws are."""
+    end = ladder.posterior.unconstrained
+    count = min(end.shape[1], x.shape[1])
+    both = torch.cat([_evenly(end, count), _evenly(x, count)]).movedim(-1, 0)  # (d, chains, count)
+    quartiles: Sequence[Tensor] = [both.flatten(1).quantile(q, 1)[:, None, None] for q in (0.25, 0.5, 0.75)]
+    spread = (quartiles[2] - quartiles[0]).clamp(min=torch.finfo(both.dtype).tiny)
+    worst = float(r_hat(((both - quartiles[1]) / spread).tanh()).max())
+    problems = []
+    if not worst <= 2 * MAX_R_HAT - 1:
+        problems.append(
+            f"the ladder does not end where the posterior draws are (R-hat of both {worst:.3f}): one of them misses "
+            "a part of the posterior; run both longer"
+        )
+    return problems, {"posterior_and_ladder_r_hat": worst}
+
+
+def _evenly(x: Tensor, count: int) -> Tensor:
+    """Return ``count`` evenly spaced draws of every chain."""
+    return x[:, torch.linspace(0, x.shape[1] - 1, count, device=x.device).round().long()]

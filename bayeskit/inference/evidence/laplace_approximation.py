@@ -1,0 +1,767 @@
+"""Estimators from the mode: Laplace, importance sampling from a Laplace fit, and maxima."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator, one_thread, student_points
+from bayeskit.core.statistics import (
+    log_mean_exp,
+    pareto_shape,
+    pareto_smoothed,
+    replicates_log_mean_error,
+    weight_effective_sample_size,
+)
+from bayeskit.draws import Draws
+from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence.checks import (
+    MIN_MISSED_SHARE,
+    missed_draws,
+    weight_problems,
+    with_rounding,
+    without_nan,
+)
+from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.laplus import PositiveDensity, climb_to_modes
+from bayeskit.inference.evidence.missed_mass import (
+    NUM_MOVED,
+    is_more_than,
+    missed_mass,
+    moved_draws,
+    same_likelihood,
+    share_beyond,
+    without_infinity,
+)
+from bayeskit.inference.evidence.modes import (
+    Mode,
+    curvature,
+    find_mode,
+    find_modes,
+    likelihood,
+    not_a_maximum,
+    posterior,
+    posterior_of_values,
+    require_draws,
+)
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.logdensity.climbing import Objective
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "DefensiveStudentT",
+    "StudentT",
+    "laplace",
+    "laplace_importance_sampling",
+    "log_constant",
+    "maximum_likelihood",
+    "maximum_posterior",
+    "scale_factor",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Multivariate Student-t distributions as proposals.
+# --------------------------------------------------------------------------------------------------
+
+#: Curvatures below this part of the largest are none; what is taken in their place.
+_FLAT, _NARROWEST = 1e-20, 1e-8
+#: Half degrees of freedom from which on Stirling's series is as exact as a double.
+_LARGE = 1e3
+
+
+class StudentT:
+    """Multivariate Student-t with location ``(d,)`` and scale factor ``(d, d)``."""
+
+    def __init__(self, location: Tensor, factor: Tensor, degrees_of_freedom: float) -> None:
+        self.location, self.factor, self.df = location, factor, degrees_of_freedom
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw points, ``(num_draws, d)``."""
+        d = len(self.location)
+        normal = torch.randn(num_draws, d, generator=generator, dtype=self.location.dtype)
+        # A chi-squared variable with real degrees of freedom; torch's gamma sampler takes the generator.
+        concentration = torch.full((num_draws, 1), self.df / 2, dtype=self.location.dtype)
+        chi_squared = 2 * torch._standard_gamma(concentration, generator=generator)
+        scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
+        return self.location + scaled @ self.factor.T
+
+    def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw points that fill the distribution evenly, ``(num_draws, d)``: each follows it, together they do better.
+
+        Several calls are independent of each other.
+        """
+        standard = student_points(num_draws, len(self.location), self.df, generator)
+        return self.location + standard.to(self.location) @ self.factor.T
+
+    def with_share_of(self, num_draws: int) -> StudentT:
+        """Return itself: there is nothing to share."""
+        return self
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density, ``(n, d) -> (n)``."""
+        d = x.shape[-1]
+        z = torch.linalg.solve_triangular(self.factor, (x - self.location).T, upper=False)
+        constant = log_constant(self.df, d)
+        log_determinant = self.factor.diagonal().log().sum()
+        return constant - log_determinant - (self.df + d) / 2 * torch.log1p(z.square().sum(0) / self.df)
+
+
+def log_constant(degrees_of_freedom: float, dim: int) -> float:
+    r"""Log of :math:`\Gamma((\nu + d) / 2) / \Gamma(\nu / 2) / (\nu \pi)^{d / 2}`, right also where nu is huge.
+
+    Examples
+    --------
+    The normal distribution is the limit:
+
+    >>> abs(log_constant(1e25, 3) + 1.5 * math.log(2 * math.pi)) < 1e-12
+    True
+    """
+    x, a = 0.5 * degrees_of_freedom, 0.5 * dim
+    if x < _LARGE:
+        return math.lgamma(x + a) - math.lgamma(x) - a * math.log(2 * x * math.pi)
+    # Logarithms of gamma functions would differ by less than their rounding. Stirling's series has no such difference;
+    # its next term is below the rounding of this one.
+    ratio = a / x
+    series = (1 / (x + a) - 1 / x) / 12 - ((1 / (x + a)) ** 3 - (1 / x) ** 3) / 360
+    return (x + a - 0.5) * math.log1p(ratio) - a + series - a * math.log(2 * math.pi)
+
+
+class DefensiveStudentT:
+    """A Student-t of which a share of the draws comes from another with heavier tails, so that none is missed."""
+
+    def __init__(self, main: StudentT, heavy: StudentT, heavy_share: float) -> None:
+        self.main, self.heavy, self.heavy_share = main, heavy, heavy_share
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw points, ``(num_draws, d)``, those from the heavy tails last."""
+        num_heavy = int((torch.rand(num_draws, generator=generator) < self.heavy_share).sum())
+        main = self.main.sample(num_draws - num_heavy, generator)
+        return torch.cat([main, self.heavy.sample(num_heavy, generator)])
+
+    def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw points as :meth:`StudentT.spread` does, ``(num_draws, d)``, the nearest whole numbers from each."""
+        num_heavy = round(self.heavy_share * num_draws)
+        main = self.main.spread(num_draws - num_heavy, generator)
+        return torch.cat([main, self.heavy.spread(num_heavy, generator)])
+
+    def with_share_of(self, num_draws: int) -> DefensiveStudentT:
+        """Return the mixture of which as many draws come from each as :meth:`spread` would take."""
+        return DefensiveStudentT(self.main, self.heavy, round(self.heavy_share * num_draws) / num_draws)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density, ``(n, d) -> (n)``."""
+        main = self.main.log_prob(x) + math.log1p(-self.heavy_share)
+        return torch.logaddexp(main, self.heavy.log_prob(x) + math.log(self.heavy_share))
+
+
+def _scaled_curvature(precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Diagonal of a negative Hessian, and its eigenvalues once that is scaled to ones; NaN where it is not positive."""
+    diagonal = precision.diagonal()
+    if not bool(precision.isfinite().all() & (diagonal > 0).all()):
+        return diagonal, torch.full_like(diagonal, torch.nan)
+    scale = diagonal.rsqrt()
+    return diagonal, torch.linalg.eigvalsh(scale[:, None] * precision * scale)
+
+
+def scale_factor(precision: Tensor) -> Tensor:
+    """Cholesky factor of the inverse of ``precision``; directions without curvature get a finite width."""
+    dtype, precision = precision.dtype, precision.double()  # single precision cannot factorise what is this narrow
+    diagonal = precision.diagonal().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
+    if not bool(precision.isfinite().all()):
+        precision = torch.diag(diagonal)
+    # Coordinates may have any units, so one is flat only if it is so next to nothing.
+    highest = diagonal.max() if bool(diagonal.any()) else torch.ones_like(diagonal[0])
+    diagonal = torch.where(diagonal > _FLAT * highest, diagonal, _NARROWEST * highest)
+    scale = diagonal.rsqrt()
+    values, vectors = torch.linalg.eigh(scale[:, None] * precision * scale)
+    floor = _NARROWEST * values.abs().max().clamp(min=1.0)
+    covariance = (vectors / values.clamp(min=floor)) @ vectors.T
+    return (scale[:, None] * torch.linalg.cholesky(covariance)).to(dtype)
+
+
+# --------------------------------------------------------------------------------------------------
+# The Laplace approximation: a normal distribution at the mode, with all of its correlations.
+# --------------------------------------------------------------------------------------------------
+
+_UNKNOWN = "an approximation whose error is not known: use laplace_importance_sampling, which measures it"
+
+#: What a step of one standard deviation costs where the posterior curves at all, in nats; half where it is normal.
+_MIN_FALL = 0.01
+
+
+@estimator()
+def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0) -> Evidence:
+    r"""Integrate the normal distribution that has the posterior's mode and curvature in unconstrained space.
+
+    :math:`\log Z = f(m) + \frac{d}{2} \log 2 \pi - \frac{1}{2} \log \det(-f''(m))` with the log of prior times
+    likelihood `f` over unconstrained space and its mode `m`.
+
+    Parameters
+    ----------
+    target : Target
+    draws : Draws, optional
+        Posterior draws; a search for the mode starts from the best of them.
+    mode : Mode, optional
+        Of the target, if it is known already.
+    seed : int, default 0
+        Of the points where searches for the mode start.
+
+    Returns
+    -------
+    Evidence
+        Without a standard error, and so never trusted; NaN where the curvature is not positive in all directions.
+
+    Raises
+    ------
+    InitializationError
+        If no search for the mode ends at a finite density.
+    DrawsError, SettingsError, ShapeError
+        If draws or mode are of another target.
+
+    References
+    ----------
+    Tierney, L., Kadane, J. B. (1986). Accurate approximations for posterior moments and marginal densities. Journal of
+    the American Statistical Association 81, 82-86.
+
+    Examples
+    --------
+    Exact where the posterior is normal:
+
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence.laplace_approximation import laplace
+    >>> case = bk.exact.get("linreg10")
+    >>> z = laplace(case.target())
+    >>> abs(z.log_evidence - case.log_evidence) < 1e-6, z.trusted
+    (True, False)
+    """
+    require_draws(draws, target)
+    mode = mode or find_mode(target, draws=draws, seed=seed)
+    spent = mode.require(target)
+    problems = (_UNKNOWN, *mode.problems)
+    log_evidence = math.nan
+    diagonal, eigenvalues = _scaled_curvature(mode.precision)
+    smallest, largest = float(eigenvalues.min()), float(eigenvalues.max())
+    # A curvature that differences of gradients cannot tell from zero is none.
+    resolved = torch.finfo(mode.precision.dtype).eps ** (2 / 3) * largest
+    bends, probes = _falls_off(target, mode, diagonal)
+    if bends and smallest > resolved:
+        log_determinant = float(eigenvalues.log().sum() + diagonal.log().sum())
+        log_evidence = mode.value + 0.5 * (target.dim * math.log(2 * math.pi) - log_determinant)
+    else:
+        problems += (
+            "the posterior does not curve downwards in all directions at its mode, so no normal distribution fits: use "
+            "bridge_sampling or stepping_stone",
+        )
+    return Evidence(
+        "laplace",
+        log_evidence,
+        math.nan,
+        mode.num_evaluations + spent + probes + (0 if draws is None else draws.num_gradients),
+        problems,
+        {"smallest_curvature": smallest, "largest_curvature": largest},
+    )
+
+
+def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]:
+    """Ask whether a step as long as the curvature along a coordinate is lower, where that may be no more than rounding.
+
+    Units differ from one coordinate to another, so that a small number alone says nothing.
+    """
+    if not bool((diagonal > 0).all()):
+        return False, 0
+    doubtful = (diagonal <= torch.finfo(diagonal.dtype).eps ** (2 / 3) * diagonal.max()).nonzero().flatten()
+    if not len(doubtful):
+        return True, 0
+    steps = torch.diag(diagonal.rsqrt())[doubtful]
+    reached = posterior(target).value(torch.cat([mode.position + steps, mode.position - steps]))
+    falls = (mode.value - reached).nan_to_num(nan=-torch.inf, posinf=torch.inf) > _MIN_FALL
+    return bool(falls.reshape(2, -1).any(0).all()), len(reached)
+
+
+# --------------------------------------------------------------------------------------------------
+# Importance sampling from a Laplace fit with Student-t tails.
+# --------------------------------------------------------------------------------------------------
+
+_MAX_ROUNDS, _PILOT_DRAWS, _MAX_PILOT_DRAWS = 15, 4000, 10_000
+#: More dimensions than this are many: there the radius of heavy tails hides what shape the proposal has.
+_FEW_DIMENSIONS = 50
+#: There a last refit is taken if the noise of its draws costs no more than so many nats.
+_MAX_LOSS = 0.1
+#: Independent sets of quasi-random draws, and of how many draws at least.
+_NUM_SETS, _LEAST_SET = 32, 8
+#: A smaller share of effective draws is refused; one below the larger number is looked at by draws that move.
+_MIN_SHARE, _MAX_SHARE = 0.01, 0.5
+#: Tails of the pilot rounds and of the draws that guard against heavier ones than those chosen; their share, and how
+#: much wider they are than what is lacking, where the proposal fits and where it does not.
+_GUARD_DF, _GUARD, _GUARD_OF_MISFIT = 5.0, (0.1, 2.0), (0.5, 1.5)
+#: How many times wider than the proposal the draws are that look for mass outside it, and their number at each width.
+_PROBE_WIDTHS, _NUM_PROBES = (3.0, 6.0, 10.0), 500
+#: How many standard deviations from the middle tails are compared along the axes; they count if the posterior holds so
+#: much there, in standard errors of the estimate, and so much of it is left further out, more than of a power of -3.
+_FAR, _MIN_TAIL, _MIN_LEFT = (30.0, 100.0), 0.1, 0.1
+_CHOICES = (3.0, 5.0, 10.0, 20.0, 50.0, 200.0)
+_MANY_CHOICES = (*_CHOICES, 1000.0, 10_000.0)
+
+
+class _Pilot(NamedTuple):
+    """Draws of a round: effective share, proposal, what was refitted to them, points and log weights."""
+
+    share: float
+    proposal: StudentT
+    refitted: StudentT
+    x: Tensor
+    log_weights: Tensor
+
+
+@estimator()
+def laplace_importance_sampling(
+    target: Target,
+    num_draws: int = 32_768,
+    *,
+    degrees_of_freedom: float | None = None,
+    smoothed: bool = True,
+    draws: Draws | None = None,
+    mode: Mode | None = None,
+    seed: int = 0,
+) -> Evidence:
+    """Sample by importance from a multivariate Student-t at the posterior mode.
+
+    Scale matrix is the inverse of the negative Hessian in unconstrained space; the
+    t tails cover what the Gaussian approximation misses. Short pilot rounds refit the
+    t to their own weighted draws as long as that helps, which repairs a skewed
+    posterior or a mode far from the mass (the scale of a hierarchical model). They
+    also choose how heavy the tails are; a tenth of the draws then comes from a wider
+    t with 5 degrees of freedom, placed where the choice has too few; half of them
+    where no t is like the posterior. There, some draws move by Hamiltonian Monte
+    Carlo to see what the proposal lacks, and whether the posterior lies where the
+    final weights are larger than any that were drawn. The estimate comes from the
+    last proposal alone.
+
+    Parameters
+    ----------
+    target : Target
+    num_draws : int, default 32,768
+        Draws of the final round, taken in up to 32 sets of equal size, whole multiples of which are used. Within a set
+        they fill the proposal more evenly than chance would; the spread of the sets is the error.
+    degrees_of_freedom : float, optional
+        Of all draws, above 2; by default the pilot rounds choose.
+    smoothed : bool, default True
+        Replace the largest weights by quantiles of a generalised Pareto distribution fitted to them.
+    draws : Draws, optional
+        Posterior draws, to start the search for the mode and to see whether the
+        proposal covers them.
+    mode : Mode, optional
+        Of the target, if it is known already.
+    seed : int, default 0
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than two draws, ``degrees_of_freedom`` is not above 2, or the mode is of another target.
+    InitializationError
+        If no search for the mode ends at a finite density.
+    DrawsError, ShapeError
+        If draws or mode are of another target.
+
+    References
+    ----------
+    Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo
+    integration. Econometrica 57, 1317-1339.
+
+    Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture
+    distributions. Technometrics 37, 185-194.
+
+    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed
+    importance sampling. Journal of Machine Learning Research 25(72).
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import laplace_importance_sampling
+    >>> z = laplace_importance_sampling(exact.get("beta_binomial").target(), seed=1)
+    >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
+    (True, True)
+    """
+    num_draws = whole_number("num_draws", num_draws, least=2)
+    if degrees_of_freedom is not None:
+        degrees_of_freedom = real_number("degrees_of_freedom", degrees_of_freedom, (2, math.inf))
+    require_draws(draws, target)
+    mode = mode or find_mode(target, seed=seed, draws=draws)
+    spent = mode.require(target) + mode.num_evaluations + (0 if draws is None else draws.num_gradients)
+    generator = new_generator(seed, stream="laplace importance sampling")
+    proposal, pilots = _adapted(target, mode, degrees_of_freedom, generator)
+    # The proposal depends on the pilot rounds, so only this last round enters the estimate.
+    num_sets = max(2, min(_NUM_SETS, num_draws // _LEAST_SET))
+    size = math.ceil(num_draws / num_sets)
+    proposal = proposal.with_share_of(size)
+    x = torch.cat([proposal.spread(size, generator) for _ in range(num_sets)])
+    log_prior, log_likelihood = target.evaluate(x)
+    log_density, problems = without_nan(log_prior + log_likelihood)
+    log_density, infinite = without_infinity(log_density)
+    log_weights = (log_density - proposal.log_prob(x)).unsqueeze(0)
+    shape, largest = pareto_shape(log_weights), float(log_weights.max())
+    effective = float(weight_effective_sample_size(log_weights[0]))
+    counted = _smoothed(log_weights) if smoothed else log_weights
+    log_z = float(log_mean_exp(counted))
+    sets = log_mean_exp(counted.reshape(num_sets, 1, size)) - log_z
+    error = float(replicates_log_mean_error(sets.unsqueeze(0))[0])
+    beyond, moves = 0.0, 0
+    if effective < _MAX_SHARE * len(x):
+        beyond, moves = share_beyond(target, x, log_weights[0], proposal.log_prob, seed=seed)
+        # What lies beyond the largest weight is missing in the estimate, and smoothing draws in what is before it.
+        certain = max(0.0, beyond - math.sqrt(beyond * (1 - beyond) / NUM_MOVED))
+        error = math.hypot(error, certain, log_z - float(log_mean_exp(log_weights)))
+    error = with_rounding(error, log_density)
+    missed, looks = missed_mass(
+        target, x, log_weights[0], log_z, error, log_prob=proposal.log_prob, others=mode.others, seed=seed
+    )
+    around, probes = _missed_around(target, proposal, log_z, largest, error, generator)
+    if not effective >= _MIN_SHARE * len(x):
+        # Where so few count, that the draws are spread evenly hides how little of the posterior they have seen.
+        problems.append(
+            f"only {100 * effective / len(x):.2g} % of the draws count, so the proposal is unlike the posterior: "
+            "use bridge sampling"
+        )
+    problems += (infinite or weight_problems(shape, effective)) + around + missed
+    if beyond > MIN_MISSED_SHARE:
+        problems.append(
+            f"{100 * beyond:.2g} % of the posterior lies where weights are larger than any that were drawn: use bridge "
+            "sampling or stepping stone"
+        )
+    problems += same_likelihood(log_likelihood) + missed_draws(proposal.log_prob, draws, largest)
+    return Evidence(
+        "laplace_importance_sampling",
+        log_z,
+        error,
+        len(x) + spent + pilots + looks + probes + moves,
+        tuple(problems),
+        {"pareto_shape": shape, "effective_draws": effective, "degrees_of_freedom": _main(proposal).df},
+    )
+
+
+def _adapted(
+    target: Target, mode: Mode, degrees_of_freedom: float | None, generator: torch.Generator
+) -> tuple[StudentT | DefensiveStudentT, int]:
+    """Return a proposal that pilot rounds have fitted to the posterior, and the evaluations they took."""
+    d = target.dim
+    num_draws = max(_PILOT_DRAWS, min(40 * d, _MAX_PILOT_DRAWS))
+    tails = _GUARD_DF if d <= _FEW_DIMENSIONS else d / 4
+    start = StudentT(mode.position, scale_factor(mode.precision), degrees_of_freedom or tails)
+    best = last = _pilot(target, start, num_draws, generator)
+    rounds, stalls = 1, 0
+    while rounds < _MAX_ROUNDS and stalls < 3 and best.share < 0.5:
+        rounds += 1
+        last = _pilot(target, last.refitted, num_draws, generator)
+        stalls = 0 if last.share > 1.1 * best.share else stalls + 1
+        best = last if last.share > best.share else best
+    too_few = d > _FEW_DIMENSIONS and d * (d + 3) > 4 * _MAX_LOSS * best.share * num_draws
+    chosen = best.proposal if stalls or too_few else best.refitted
+    spent = rounds * num_draws
+    if degrees_of_freedom is not None:
+        return chosen, spent
+    if best.share >= _MAX_SHARE:
+        log_density = best.log_weights + best.proposal.log_prob(best.x)
+        return _with_tails(chosen, best.proposal, best.x, best.log_weights, log_density, *_GUARD), spent
+    # What the proposal lacks, its own draws hardly show.
+    x, log_density, moves = moved_draws(target, best.x, best.log_weights, generator)
+    equal = torch.zeros_like(log_density)
+    return _with_tails(chosen, best.proposal, x, equal, log_density, *_GUARD_OF_MISFIT), spent + moves
+
+
+def _pilot(target: Target, proposal: StudentT, num_draws: int, generator: torch.Generator) -> _Pilot:
+    x = proposal.sample(num_draws, generator)
+    log_weights = target.log_density(x) - proposal.log_prob(x)
+    # Where the density is infinite or not a number it counts as zero.
+    log_weights = log_weights.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+    share = float(weight_effective_sample_size(log_weights).nan_to_num(nan=0.0)) / num_draws
+    return _Pilot(share, proposal, _refit(x, log_weights, proposal), x, log_weights)
+
+
+def _main(proposal: StudentT | DefensiveStudentT) -> StudentT:
+    return proposal.main if isinstance(proposal, DefensiveStudentT) else proposal
+
+
+def _smoothed(log_weights: Tensor) -> Tensor:
+    """Smooth the largest weights, without the normalisation that smoothing brings."""
+    smooth = pareto_smoothed(log_weights)[0].to(log_weights.dtype)
+    # Weights below the tail are only moved, all by the same.
+    moved = (log_weights - smooth)[log_weights <= log_weights.median()]
+    moved = moved[moved.isfinite()]
+    return smooth + moved.median() if len(moved) else log_weights
+
+
+def _missed_around(
+    target: Target,
+    proposal: StudentT | DefensiveStudentT,
+    log_z: float,
+    largest: float,
+    standard_error: float,
+    generator: torch.Generator,
+) -> tuple[list[str], int]:
+    """Ask whether wider draws, or points far out along axes, find more mass than the error tells.
+
+    Only where no draw of the proposal had as large a weight.
+    """
+    main, spent = _main(proposal), 0
+    for width in _PROBE_WIDTHS:
+        probe = StudentT(main.location, width * main.factor, _GUARD_DF)
+        x = probe.sample(_NUM_PROBES, generator)
+        log_density = target.log_density(x).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        spent += _NUM_PROBES
+        outside = log_density - proposal.log_prob(x) > largest
+        if is_more_than((log_density - probe.log_prob(x) - log_z)[outside], _NUM_PROBES, standard_error):
+            problem = "wider draws find mass that the proposal does not cover: use bridge sampling or stepping stone"
+            return [problem], spent
+    axes = torch.cat([main.factor.T, torch.diag(main.factor.norm(dim=1))])
+    far = torch.tensor(_FAR, dtype=axes.dtype, device=axes.device)[:, None, None]
+    x = main.location + far * torch.cat([axes, -axes])
+    log_density = target.log_density(x).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+    spent += log_density.numel()
+    # The share of the posterior at such distances, were it as wide across the axis as it is in the middle.
+    near, further = (log_density - log_z - main.log_prob(main.location[None])).exp() * far[..., 0]
+    heavy = (near > _MIN_TAIL * standard_error) & (further > _MIN_LEFT * near)
+    if bool((heavy & (log_density[0] - proposal.log_prob(x[0]) > largest)).any()):
+        return ["the tails are heavier than those of the proposal: use bridge sampling or nested_sampling"], spent
+    return [], spent
+
+
+def _with_tails(
+    fitted: StudentT,
+    current: StudentT,
+    x: Tensor,
+    log_weights: Tensor,
+    log_density: Tensor,
+    guard_share: float,
+    guard_width: float,
+) -> StudentT | DefensiveStudentT:
+    """Choose the degrees of freedom under which the weights have the smallest third moment.
+
+    The third moment, unlike the second, is mostly that of the tail: where it is small, the normal distribution that a
+    standard error speaks of is near. A part of the draws goes where the choice has too few.
+    """
+    many = len(fitted.location) > _FEW_DIMENSIONS
+    covariance = fitted.factor * math.sqrt(fitted.df / (fitted.df - 2))
+    lowest = math.inf
+    chosen: StudentT | DefensiveStudentT = fitted
+    for df in _MANY_CHOICES if many else _CHOICES:
+        main = StudentT(fitted.location, covariance * math.sqrt((df - 2) / df), df)
+        if many:
+            # Of the draws that the choice lacks there are too few for a fit, and twice as wide is nowhere near.
+            guard = StudentT(fitted.location, fitted.factor, _GUARD_DF)
+        else:
+            lacking = _refit(x, log_weights + log_density - main.log_prob(x), current)
+            guard = StudentT(lacking.location, guard_width * lacking.factor, lacking.df)
+        candidate = DefensiveStudentT(main, guard, guard_share)
+        log_ratio = log_density - candidate.log_prob(x)
+        moment = float((log_weights + 2 * log_ratio).logsumexp(0))
+        if moment < lowest:
+            lowest, chosen = moment, candidate
+    return chosen
+
+
+def _refit(x: Tensor, log_weights: Tensor, current: StudentT) -> StudentT:
+    """Fit location and scale to the weighted draws.
+
+    Weights too uneven to carry a covariance are flattened by a power; what that
+    misses, the next round finds.
+    """
+    d = x.shape[1]
+    weights = _flattened(log_weights, needed=max(100.0, 10.0 * d))
+    mean = weights @ x
+    centred = x - mean
+    covariance = (weights * centred.T) @ centred
+    df = current.df
+    # A t with df degrees of freedom has covariance df / (df - 2) times its scale matrix.
+    scale = covariance * (df - 2) / df
+    effective = float(1 / weights.square().sum())
+    trust = effective / (effective + d)
+    blended = trust * scale + (1 - trust) * current.factor @ current.factor.T
+    factor, failed = torch.linalg.cholesky_ex(blended)
+    return current if bool(failed) else StudentT(mean, factor, df)
+
+
+def _flattened(log_weights: Tensor, needed: float) -> Tensor:
+    """Normalised weights, raised to the largest power up to one that leaves ``needed`` effective draws."""
+    low, high = 0.0, 1.0
+    if float(weight_effective_sample_size(log_weights)) < needed:
+        for _ in range(30):
+            middle = 0.5 * (low + high)
+            enough = float(weight_effective_sample_size(middle * log_weights)) >= needed
+            low, high = (middle, high) if enough else (low, middle)
+        return torch.softmax(low * log_weights, 0)
+    return torch.softmax(log_weights, 0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Maxima in place of integrals: the largest likelihood, and the largest prior times likelihood.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def maximum_likelihood(
+    target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
+) -> Evidence:
+    """Return the log likelihood at its maximum, which lies above the log evidence.
+
+    The prior has no say but in where searches start. Models of equal size can be ranked by it, nothing more.
+
+    Parameters
+    ----------
+    target : Target
+    draws : Draws, optional
+        Posterior draws; a search starts from the best of them.
+    mode : Mode, optional
+        Of the target, if it is known already: searches start there and not at draws from the prior.
+    seed : int, default 0
+        Of the points where searches start.
+
+    Returns
+    -------
+    Evidence
+        Without a standard error, and so never trusted.
+
+    Raises
+    ------
+    InitializationError
+        If no search ends at a finite likelihood.
+    DrawsError, SettingsError, ShapeError
+        If draws or mode are of another target.
+
+    References
+    ----------
+    Fourment, M., Magee, A. F., Whidden, C., Bilge, A., Matsen, F. A., Minin, V. N. (2020). 19 dubious ways to compute
+    the marginal likelihood of a phylogenetic tree topology. Systematic Biology 69, 209-220.
+
+    Examples
+    --------
+    >>> import math, torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> from bayeskit.inference.evidence.laplace_approximation import maximum_likelihood
+    >>> def model(heads):
+    ...     p = pyro.sample("p", dist.Beta(1.0, 1.0))
+    ...     pyro.sample("heads", dist.Binomial(10, p), obs=heads)
+    >>> z = maximum_likelihood(bk.Target.from_pyro(model, torch.tensor(3.0, dtype=torch.float64)))
+    >>> abs(z.log_evidence - math.log(120 * 0.3**3 * 0.7**7)) < 1e-9, z.trusted
+    (True, False)
+    """
+    return _maximised("maximum_likelihood", target, likelihood, draws, mode, seed)
+
+
+@estimator()
+def maximum_posterior(
+    target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
+) -> Evidence:
+    """Return the largest log of prior times likelihood, as a density of the constrained values.
+
+    The Jacobian of the map from unconstrained space is taken out, so the number is one of the model and not of how its
+    values are represented; of a simplex all entries but the last count as its values.
+
+    Parameters
+    ----------
+    target, draws, mode, seed
+        As of :func:`maximum_likelihood`.
+
+    Returns
+    -------
+    Evidence
+        Without a standard error, and so never trusted.
+
+    Raises
+    ------
+    InitializationError
+        If no search ends at a finite density.
+    DrawsError, SettingsError, ShapeError
+        If draws or mode are of another target.
+    ModelError
+        If it is not known how the target's values are constrained.
+
+    References
+    ----------
+    Fourment et al. (2020), as of :func:`maximum_likelihood`.
+
+    Examples
+    --------
+    >>> import math, torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> from bayeskit.inference.evidence.laplace_approximation import maximum_posterior
+    >>> def model(heads):
+    ...     p = pyro.sample("p", dist.Beta(2.0, 1.0))
+    ...     pyro.sample("heads", dist.Binomial(10, p), obs=heads)
+    >>> z = maximum_posterior(bk.Target.from_pyro(model, torch.tensor(3.0, dtype=torch.float64)))
+    >>> p = 4 / 11
+    >>> abs(z.log_evidence - math.log(2 * p * 120 * p**3 * (1 - p) ** 7)) < 1e-9, z.trusted
+    (True, False)
+    """
+    return _maximised("maximum_posterior", target, posterior_of_values, draws, mode, seed)
+
+
+def _maximised(
+    name: str,
+    target: Target,
+    objective_of: Callable[[Target], Objective],
+    draws: Draws | None,
+    mode: Mode | None,
+    seed: int,
+) -> Evidence:
+    require_draws(draws, target)
+    checked = 0 if mode is None else mode.require(target)
+    objective = objective_of(target)
+    start = None if mode is None else mode.ends
+    modes, count = find_modes(target, seed=seed, draws=draws, objective=objective, start=start)
+    end, value = modes[0], float(objective.value(modes[:1]))
+    if _is_positive(target):
+        end, value, spent = _towards_zero(objective, end, value)
+        count += spent
+    precision, differences = curvature(target, end, objective)
+    problems, probes = not_a_maximum(target, objective, end, precision)
+    count += (
+        1
+        + checked
+        + differences
+        + probes
+        + (0 if draws is None else draws.num_gradients)
+        + (0 if mode is None else mode.num_evaluations)
+    )
+    warnings = ("a maximum and not an integral: use an estimator with a standard error", *problems)
+    return Evidence(name, value, math.nan, count, warnings)
+
+
+def _is_positive(target: Target) -> bool:
+    try:
+        PositiveDensity(target)
+    except SettingsError:
+        return False
+    return True
+
+
+def _towards_zero(objective: Objective, end: Tensor, value: float) -> tuple[Tensor, float, int]:
+    """Go on from the end of a search in the positive coordinates, some of which may be largest at zero.
+
+    Returns the new end in unconstrained space, the value there, and evaluations spent.
+    """
+
+    def of_positive(x: Tensor) -> Tensor:
+        found = objective.value(x.log().flatten(0, -2)).reshape(x.shape[:-1])
+        return torch.where(found.isnan(), -torch.inf, found)
+
+    def with_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
+        found, gradient = objective.value_and_gradient(x.log().flatten(0, -2))
+        return found.reshape(x.shape[:-1]), gradient.reshape(x.shape) / x
+
+    # Where a search ran off to, a logarithm may not be one of a number.
+    furthest = 0.5 * math.log(torch.finfo(end.dtype).max)
+    with one_thread():
+        start = end.clamp(-furthest, furthest).exp().unsqueeze(0)
+        found = climb_to_modes(of_positive, start, value_and_gradient=with_gradient)
+    spent = objective.cost * found.num_evaluations
+    # At a density without bound the search may have got further than positive coordinates can.
+    if not float(found.value[0]) > value:
+        return end, value, spent
+    return found.position[0].log(), float(found.value[0]), spent

@@ -1,0 +1,360 @@
+"""Estimators that weigh draws by their likelihood alone: naive Monte Carlo and the harmonic means."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.statistics import (
+    effective_sample_size,
+    independent_log_mean_exp_error,
+    log_mean_exp,
+    log_mean_exp_error,
+    mean_error,
+    pareto_shape,
+    weight_effective_sample_size,
+)
+from bayeskit.draws import Draws
+from bayeskit.inference.evidence.checks import (
+    belongs,
+    finite_chains,
+    largest_shape,
+    posterior_problems,
+    weight_problems,
+    with_rounding,
+    without_nan,
+)
+from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, with_missed_peak, without_infinity
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.logdensity.target import Target
+
+__all__ = ["MAX_ITERATIONS", "harmonic_mean", "naive_monte_carlo", "stabilised_harmonic_mean"]
+
+# --------------------------------------------------------------------------------------------------
+# What estimators that weigh posterior draws by their likelihood alone must be checked for.
+# --------------------------------------------------------------------------------------------------
+
+_MAX_MISSED_PRIOR = 0.05
+_PRIOR_DRAWS = 1000
+
+
+class _Checked(NamedTuple):
+    """What was found.
+
+    Attributes
+    ----------
+    problems : list of str
+    diagnostics : dict of float
+    prior : Tensor or None
+        Log likelihoods of draws from the prior, ``(n,)``; None for a target that cannot draw from it.
+    """
+
+    problems: list[str]
+    diagnostics: dict[str, float]
+    prior: Tensor | None
+
+    @property
+    def num_evaluations(self) -> int:
+        """Evaluations spent."""
+        return 0 if self.prior is None else len(self.prior)
+
+
+def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor, seed: int, stream: str) -> _Checked:
+    """Check chains, weights, and whether draws from the prior lie where no posterior draw has been.
+
+    Parameters
+    ----------
+    target : Target
+    draws : Draws
+        From the posterior of ``target``.
+    log_weights : Tensor
+        Of the draws, a function of their likelihood, ``(chains, draws)``.
+    seed : int
+        For draws from the prior.
+    stream : str
+        Keeps their numbers apart from those of other estimators.
+    """
+    problems, diagnostics = posterior_problems(draws)
+    shape = pareto_shape(log_weights)
+    count = log_weights.numel()
+    slowness = max(1.0, count / float(effective_sample_size(draws.log_likelihood)))
+    effective = float(weight_effective_sample_size(log_weights.flatten())) / slowness
+    limit = largest_shape(count, slowness)
+    if not shape <= limit:
+        problems.append(
+            f"the weights may have infinite variance (Pareto k {shape:.2f} > {limit:.2f}, one half less the error of "
+            "the fit): use bridge sampling"
+        )
+    problems += weight_problems(0.0, effective)
+    diagnostics |= {"pareto_shape": shape, "effective_weights": effective}
+    if not target.can_sample_prior:
+        return _Checked(problems, diagnostics, None)
+    prior, bad = without_nan(
+        target.log_likelihood(target.sample_prior(_PRIOR_DRAWS, new_generator(seed, stream=stream)))
+    )
+    missed = float((prior < draws.log_likelihood.min()).to(torch.float64).mean())
+    diagnostics["missed_prior"] = missed
+    if missed > _MAX_MISSED_PRIOR:
+        problems.append(
+            f"the draws never reach the likelihoods of {100 * missed:.0f} % of the prior, so the estimate is "
+            "too high: use bridge sampling"
+        )
+    return _Checked(problems + bad, diagnostics, prior)
+
+
+# --------------------------------------------------------------------------------------------------
+# Naive Monte Carlo: the mean of the likelihood over prior draws.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0) -> Evidence:
+    """Average the likelihood over draws from the prior.
+
+    Unbiased, and useless as soon as the posterior is much narrower than the prior;
+    it then says so. Climbs from the best draws look for a peak that the others missed.
+
+    Parameters
+    ----------
+    target : Target
+    num_draws : int, default 10,000
+    seed : int, default 0
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than two draws, or the target cannot draw from its prior.
+
+    References
+    ----------
+    Hammersley, J. M., Handscomb, D. C. (1964). Monte Carlo Methods. Methuen.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import naive_monte_carlo
+    >>> z = naive_monte_carlo(exact.get("beta_binomial").target(), seed=1)
+    >>> abs(z.log_evidence + 2.3978953) < 4 * z.standard_error, z.trusted
+    (True, True)
+    """
+    num_draws = whole_number("num_draws", num_draws, least=2)
+    prior = target.sample_prior(num_draws, new_generator(seed, stream="naive Monte Carlo"))
+    log_likelihood, problems = without_nan(target.log_likelihood(prior).unsqueeze(0))
+    log_likelihood, infinite = without_infinity(log_likelihood)
+    shape = pareto_shape(log_likelihood)
+    effective = float(weight_effective_sample_size(log_likelihood[0]))
+    log_z = float(log_mean_exp(log_likelihood))
+    error = with_rounding(float(independent_log_mean_exp_error(log_likelihood)), log_likelihood)
+    missed, spent = missed_mass(target, prior, log_likelihood[0], log_z, error, seed=seed)
+    problems += (infinite or weight_problems(shape, effective)) + missed + same_likelihood(log_likelihood)
+    return Evidence(
+        "naive_monte_carlo",
+        log_z,
+        error,
+        num_draws + spent,
+        tuple(problems),
+        {"pareto_shape": shape, "effective_draws": effective},
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Harmonic mean of the likelihood over posterior draws, kept as a warning.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
+    """Harmonic mean of the likelihood over posterior draws.
+
+    Its variance is infinite unless the prior is narrower than the likelihood, and
+    draws of any feasible number miss the part of the prior that decides it. Restricted
+    to the draws' range of likelihoods, it estimates the evidence divided by the prior
+    mass of that range; that mass is measured with prior draws, and where it is not
+    nearly one the estimate is not trusted.
+
+    Parameters
+    ----------
+    target : Target
+    draws : Draws
+        From the posterior of ``target``.
+    seed : int, default 0
+        For the prior draws of the diagnostic.
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target.
+
+    References
+    ----------
+    Newton, M. A., Raftery, A. E. (1994). Approximate Bayesian inference with the
+    weighted likelihood bootstrap. Journal of the Royal Statistical Society B 56, 3-48.
+    Neal, R. M. (1994). Discussion of the same, p. 41.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence import harmonic_mean
+    >>> target = bk.exact.get("linreg10").target()
+    >>> draws = bk.sample(target, num_chains=4, num_warmup=200, num_samples=500, progress=False)
+    >>> harmonic_mean(target, draws).trusted
+    False
+    """
+    belongs(draws, target)
+    finite = finite_chains(draws)
+    log_weights = -finite.log_likelihood
+    checked = _check_likelihood_weights(target, finite, log_weights, seed, "harmonic mean")
+    z = Evidence(
+        "harmonic_mean",
+        -float(log_mean_exp(log_weights)),
+        with_rounding(float(log_mean_exp_error(log_weights)), finite.log_likelihood),
+        finite.num_gradients + checked.num_evaluations,
+        tuple(checked.problems),
+        checked.diagnostics,
+    )
+    return with_missed_peak(z, target, draws)
+
+
+# --------------------------------------------------------------------------------------------------
+# Harmonic mean with a small share of imagined draws from the prior, kept as a warning.
+# --------------------------------------------------------------------------------------------------
+
+MAX_ITERATIONS = 10_000
+_TOLERANCE = 1e-10
+_MAX_SHIFT = 0.25
+
+
+@estimator()
+def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.01, seed: int = 0) -> Evidence:
+    """Harmonic mean over posterior draws and imagined prior draws whose likelihood is the estimate itself.
+
+    With a share ``delta`` of draws from the prior among those of the posterior, importance sampling from the mixture
+    has bounded weights ``1 / (delta Z + (1 - delta) L)``. Here the prior is not drawn from: its ``delta n / (1 -
+    delta)`` likelihoods are taken to be the estimate, which is found by iteration. On the way they cancel, and what
+    is solved is ``mean of (L - Z) / (delta Z + (1 - delta) L) = 0`` over the posterior draws alone.
+
+    The error is finite and the delta method gives it, but the limit is not the evidence, mostly larger: prior draws
+    would add a term that is zero only where they all have the likelihood that was imagined. Draws from the prior
+    measure that term and so how far the limit is off; where this is not small beside the standard error, and where
+    it cannot be measured, the estimate is not trusted.
+
+    Parameters
+    ----------
+    target : Target
+    draws : Draws
+        From the posterior of ``target``.
+    delta : float, default 0.01
+        Share of the imagined draws, above 0 and below 1.
+    seed : int, default 0
+        For the prior draws of the diagnostic.
+
+    Returns
+    -------
+    Evidence
+        Its diagnostic ``shift`` is by how much the limit lies above the log evidence, to first order;
+        ``imagined_share`` that of the imagined draws in the sum of weights.
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target.
+    SettingsError
+        If ``delta`` does not lie between 0 and 1.
+
+    References
+    ----------
+    Newton, M. A., Raftery, A. E. (1994). Approximate Bayesian inference with the weighted likelihood bootstrap.
+    Journal of the Royal Statistical Society B 56, 3-48. The fourth of their estimators.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence.likelihood_weights import stabilised_harmonic_mean
+    >>> case = bk.exact.get("beta_binomial")
+    >>> draws = bk.sample(case.target(), num_warmup=200, num_samples=500, progress=False)
+    >>> z = stabilised_harmonic_mean(draws.target, draws)
+    >>> z.trusted
+    False
+    """
+    delta = real_number("delta", delta, between=(0, 1))
+    belongs(draws, target)
+    finite = finite_chains(draws)
+    log_likelihood = finite.log_likelihood.to(torch.float64)
+    log_z, converged = _fixed_point(log_likelihood, delta)
+    balance, slope = _balance(log_likelihood - log_z, delta)
+    slope_mean = float(slope.mean())
+    log_weights = -_log_mixture(log_likelihood - log_z, delta)
+    checked = _check_likelihood_weights(target, finite, log_weights, seed, "stabilised harmonic mean")
+    # Where the iteration stops between likelihoods that are far apart, none of them is near the estimate.
+    per_slope = 1 / slope_mean if slope_mean > 0 else math.inf
+    problems, error = checked.problems, float(mean_error(balance)) * per_slope
+    if not converged:
+        problems.append(f"the estimate did not converge in {MAX_ITERATIONS} iterations: use a larger delta")
+    imagined = delta / (1 - delta)
+    diagnostics = checked.diagnostics | {"imagined_share": imagined / (imagined + float(log_weights.exp().mean()))}
+    if checked.prior is None:
+        problems.append(
+            "without draws from the prior it cannot be told how far the estimate's limit is from the log evidence: "
+            "give the target a sample_prior, or use bridge sampling"
+        )
+    else:
+        missing, _ = _balance(checked.prior.to(torch.float64) - log_z, delta)
+        per_shift = imagined * per_slope
+        shift = -per_shift * float(missing.mean())
+        doubt = per_shift * float(missing.std()) / math.sqrt(len(missing))
+        diagnostics |= {"shift": shift, "shift_error": doubt}
+        # Whatever is not sure to be small counts as large.
+        if not abs(shift) + 2 * doubt <= _MAX_SHIFT * error:
+            # Beyond a nat the first order says no more than that: the shift itself has an upper limit.
+            amount = f"to first order by {shift:+.2g} +- {doubt:.1g} nats" if abs(shift) < 1 else "by a nat or more"
+            problems.append(f"its limit is off the log evidence, {amount}: use bridge sampling")
+    z = Evidence(
+        "stabilised_harmonic_mean",
+        log_z,
+        with_rounding(error, finite.log_likelihood),
+        finite.num_gradients + checked.num_evaluations,
+        tuple(problems),
+        diagnostics,
+    )
+    return with_missed_peak(z, target, draws)
+
+
+def _log_mixture(log_ratio: Tensor, delta: float) -> Tensor:
+    """Return the logarithm of ``delta + (1 - delta) r``, where ``r`` is likelihood over evidence."""
+    return torch.logaddexp(torch.full_like(log_ratio, math.log(delta)), log_ratio + math.log1p(-delta))
+
+
+def _balance(log_ratio: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """Return ``(r - 1) / (delta + (1 - delta) r)``, whose mean is zero at the solution, and its slope in ``log r``."""
+    log_mixture = _log_mixture(log_ratio, delta)
+    value = (log_ratio - log_mixture).exp() - (-log_mixture).exp()
+    return value, (log_ratio - 2 * log_mixture).exp()
+
+
+def _fixed_point(log_likelihood: Tensor, delta: float) -> tuple[float, bool]:
+    """Return the log of the weighted mean of likelihoods that gives back itself, and whether it was reached."""
+    flat = log_likelihood.flatten()
+    log_z = float(flat.median())
+    for _ in range(MAX_ITERATIONS):
+        log_weights = -_log_mixture(flat - log_z, delta)
+        change = float((flat - log_z + log_weights).logsumexp(0) - log_weights.logsumexp(0))
+        log_z += change
+        if abs(change) < _TOLERANCE * max(1.0, abs(log_z)):
+            return log_z, True
+        if not math.isfinite(log_z):
+            break
+    return log_z, False

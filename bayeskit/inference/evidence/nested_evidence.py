@@ -1,0 +1,220 @@
+"""Nested sampling: the likelihood integrated over the prior volume that the dead points leave behind."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, rounding_problems, with_rounding
+from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.missed_mass import same_likelihood
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.driver import obey
+from bayeskit.inference.samplers.nested import NestedRun, sample_nested
+from bayeskit.logdensity.target import Target
+
+__all__ = ["expected_error", "nested_sampling"]
+
+_NUM_SIMULATIONS = 1000
+_MIN_P_VALUE = 1e-4
+_MAX_START_CORRELATION = 0.3
+_MAX_STUCK = 1e-3
+_MAX_HIDDEN_SHARE = 0.05
+_MIN_HIDDEN_RISE = 5.0
+_CLIMBERS = 16
+_CLIMBING_STEPS = 100
+
+
+@estimator()
+def nested_sampling(
+    target: Target,
+    run: NestedRun | None = None,
+    *,
+    num_live: int = 500,
+    num_slice_steps: int | None = None,
+    termination: float = 1e-3,
+    seed: int = 0,
+    progress: bool = False,
+) -> Evidence:
+    """Integrate the likelihood over the prior volumes at which live points died.
+
+    The volumes are known in distribution only. The estimate takes their expected logarithms; the
+    standard error is the standard deviation of the log evidence when they are redrawn: about
+    the square root of information over live points were they to die one by one, and a fifth more where the
+    lower half of them dies at once.
+
+    Parameters
+    ----------
+    target : Target
+        It must be able to draw from its prior.
+    run : NestedRun, optional
+        A run on ``target``; by default one is made.
+    num_live, num_slice_steps, termination : optional
+        As in :func:`~bayeskit.inference.samplers.nested.sample_nested`, for the run that is made.
+    seed : int, default 0
+        Of that run, and of the simulated volumes.
+    progress : bool, default False
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    DrawsError
+        If ``run`` was made on another target.
+    SettingsError
+        If ``run`` is none of :func:`sample_nested`, or the target cannot draw from its prior.
+
+    References
+    ----------
+    Skilling, J. (2006). Nested sampling for general Bayesian computation. Bayesian
+    Analysis 1, 833-859.
+    Fowlie, A., Handley, W., Su, L. (2020). Nested sampling cross-checks using order
+    statistics. Monthly Notices of the Royal Astronomical Society 497, 5256-5263.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence.nested_evidence import nested_sampling
+    >>> case = exact.get("beta_binomial")
+    >>> z = nested_sampling(case.target(), num_live=200)
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted
+    (True, True)
+    """
+    if run is None:
+        run = sample_nested(
+            target, num_live, seed, num_slice_steps=num_slice_steps, termination=termination, progress=progress
+        )
+        obey(run.ending)
+    elif not isinstance(run, NestedRun):
+        raise SettingsError(
+            f"a NestedRun is needed, not {type(run).__name__}; make one by sample_nested(target), or give none"
+        )
+    elif run.target is not target and run.target.fingerprint() != target.fingerprint():
+        raise DrawsError("the run was made on another target; pass the target that it was made on")
+    simulated = run.simulate_log_evidence(_NUM_SIMULATIONS, seed)
+    problems, diagnostics = _run_problems(run)
+    climbed = 0
+    if run.ending == "converged":
+        problems += _hidden_peak(run)
+        climbed = min(_CLIMBERS, len(run.position)) * (_CLIMBING_STEPS + 1)
+    finite = run.log_likelihood[run.log_likelihood.isfinite()].to(target.dtype)
+    error = with_rounding(float(simulated.std()), finite)
+    rounded, diagnostics["rounded_share"] = rounding_problems(target, run.position, run.log_weights, error)
+    problems += rounded
+    return Evidence(
+        "nested_sampling",
+        run.log_evidence,
+        error,
+        run.num_evaluations + climbed,
+        tuple(problems),
+        diagnostics,
+        run.seconds,
+    )
+
+
+def _run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
+    """Check how a run ended, whether its new points were drawn rightly, and how many draws it is worth."""
+    deaths = max(1, len(run.insertion))
+    diagnostics = {
+        "information": run.information,
+        "expected_error": expected_error(run),
+        "insertion_p_value": run.insertion_index_p_value,
+        "rolling_insertion_p_value": run.rolling_insertion_index_p_value,
+        "start_correlation": run.start_correlation,
+        "effective_draws": run.effective_draws,
+        "remaining_share": run.remaining_share,
+    }
+    problems = same_likelihood(run.log_likelihood)
+    if run.ending != "converged":
+        problems.append(
+            f"the run ended early ({run.ending}), with {100 * run.remaining_share:.0f} % of the posterior in its live "
+            "points: resume it with more time or blocks"
+        )
+    p_value = min(run.insertion_index_p_value, run.rolling_insertion_index_p_value)
+    if not p_value >= _MIN_P_VALUE:
+        problems.append(
+            f"new points are not uniform among the live ones (insertion index p-value {p_value:.1g}): use more slice "
+            "steps"
+        )
+    if not run.start_correlation <= _MAX_START_CORRELATION:
+        problems.append(
+            f"new points remember where they started (rank correlation {run.start_correlation:.2f}): use more slice "
+            "steps"
+        )
+    if not run.effective_draws >= MIN_EFFECTIVE:
+        problems.append(f"only {run.effective_draws:.0f} effective draws: use more live points")
+    if run.num_stuck > _MAX_STUCK * deaths:
+        problems.append(
+            f"{run.num_stuck} slice updates found no new point: look for a likelihood that differs from call to call"
+        )
+    if run.num_nan:
+        share = 100 * run.num_nan / run.num_evaluations
+        problems.append(
+            f"the likelihood is NaN at {share:.2g} % of the points and was counted as zero there: mend the model"
+        )
+    if run.settings["num_delete"] <= run.target.dim:
+        problems.append(
+            f"blocks of {run.settings['num_delete']} points do not show the scales of {run.target.dim} dimensions: use "
+            "more live points or larger blocks"
+        )
+    return problems, diagnostics
+
+
+def expected_error(run: NestedRun) -> float:
+    """Return the standard deviation of the log volume at which the posterior lies, ``information`` nats down.
+
+    A death among ``n`` points shrinks the volume by a factor whose logarithm has mean and standard deviation ``1 / n``.
+    """
+    before = run.log_volume >= -max(run.information, 0.0)
+    return math.sqrt(float(run.live_counts[before].to(torch.float64).pow(-2).sum()))
+
+
+def _hidden_peak(run: NestedRun) -> list[str]:
+    """Climb from the best live points, and say so if a peak that they do not lead up to is higher than they foretell.
+
+    Near a smooth maximum the log likelihood is linear in the volume to the power ``2 / d``, which foretells its
+    height. A narrow peak within a broad one rises above that, and matters if its height times the
+    volume left is not small against the evidence.
+    """
+    n = run.num_live
+    log_likelihood, relative = run.log_likelihood[-n:], run.log_volume[-n:] - run.log_volume[-n]
+    abscissa = (relative * 2 / run.target.dim).exp()
+    centred = abscissa - abscissa.mean()
+    slope = (centred * log_likelihood).sum() / centred.square().sum()
+    foretold = torch.maximum(log_likelihood.mean() - slope * abscissa.mean(), log_likelihood[-1])
+    top = _climb(run).to(torch.float64)
+    rise = float(top - foretold)
+    share = float(run.log_volume[-n] + top) - run.log_evidence
+    if rise > _MIN_HIDDEN_RISE and share > math.log(_MAX_HIDDEN_SHARE):
+        return [
+            f"a peak {rise:.0f} nats above what the live points foretell was not reached: use a smaller termination, "
+            "and more live points"
+        ]
+    return []
+
+
+def _climb(run: NestedRun) -> Tensor:
+    """Return the largest log likelihood met on the way up the posterior from the best live points."""
+    target, n = run.target, run.num_live
+    x = run.position[-_CLIMBERS:]
+    variance = run.position[-n:].var(0)
+    evaluate = target.evaluator(len(x))
+    ones = torch.ones_like(x[:, 0])
+    now = evaluate(x, ones)
+    step, highest = ones.clone(), now.log_likelihood.nan_to_num(nan=-torch.inf).max()
+    for _ in range(_CLIMBING_STEPS):
+        move = variance * now.gradient.nan_to_num()
+        proposal = x + step.unsqueeze(-1) * move / (1 + (move.square() / variance).sum(-1, keepdim=True).sqrt())
+        new = evaluate(proposal, ones)
+        better = new.log_density > now.log_density
+        x = torch.where(better.unsqueeze(-1), proposal, x)
+        columns = zip(new, now, strict=True)
+        now = type(now)(*(torch.where(better.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in columns))
+        step = torch.where(better, 1.5 * step, 0.3 * step)
+        highest = torch.maximum(highest, now.log_likelihood.nan_to_num(nan=-torch.inf).max())
+    return highest

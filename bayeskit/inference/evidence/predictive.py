@@ -1,0 +1,456 @@
+"""Predictive scores: how well a model predicts its data one by one, which is no log evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.core.statistics import effective_sample_size, mean_error, num_largest, pareto_shape, shape_of_largest
+from bayeskit.draws import Draws
+from bayeskit.errors import DrawsError, ModelError
+from bayeskit.inference.evidence.checks import (
+    MAX_PARETO_SHAPE,
+    MIN_EFFECTIVE,
+    belongs,
+    finite_chains,
+    largest_shape,
+    posterior_problems,
+    with_rounding,
+    without_nan,
+)
+from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.result import PredictiveScore
+from bayeskit.logdensity.pyro_density import FactorTerms, PyroDensity, likelihood_parts
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "AT_A_TIME",
+    "KEPT",
+    "Observations",
+    "SITE_REMEDY",
+    "TAILS_AT_A_TIME",
+    "check_sum",
+    "conditional_predictive_ordinates",
+    "pointwise_predictive_density",
+    "refuses",
+]
+
+# --------------------------------------------------------------------------------------------------
+# The likelihood of a target, one observation at a time.
+# --------------------------------------------------------------------------------------------------
+
+_PROBES = 2
+SITE_REMEDY = "give every part of the likelihood a site of its own"
+
+
+class Observations:
+    """The data of a target, and how likely each is.
+
+    Observations that are alike, such as sites of one pattern in an alignment, may share a term.
+
+    Parameters
+    ----------
+    target : Target
+        Made from a Pyro model whose observed sites are the data, or from one that tells what its ``pyro.factor``
+        adds up, as :class:`~bayeskit.models.phylogenetics.TreeModel` does.
+
+    Attributes
+    ----------
+    counts : Tensor
+        Observations of each term, ``(n,)``, float64.
+
+    Raises
+    ------
+    ModelError
+        If the likelihood is not a sum of one known term for each observation, or its terms are losses instead of log
+        densities.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> target = bk.exact.get("linreg10").target()
+    >>> observations = Observations(target)
+    >>> observations.log_likelihood(torch.zeros(3, 10, dtype=torch.float64)).shape
+    torch.Size([3, 50])
+    """
+
+    def __init__(self, target: Target) -> None:
+        _refuse_loss(target)
+        self._target = target
+        self._factors, self._model = _factors(target)
+        density = target._density
+        self._all_are_factors = isinstance(density, PyroDensity) and set(density.observed_sites) == set(self._factors)
+        generator = new_generator(0, stream="probes of the likelihood")
+        probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
+        probe = probe.to(target.device)
+        terms, counts = self._evaluate(probe)
+        self.counts = torch.cat(counts)
+        check_sum(torch.cat(terms, -1).to(torch.float64) @ self.counts, target.log_likelihood(probe), SITE_REMEDY)
+
+    def log_likelihood(self, u: Tensor) -> Tensor:
+        """Return the log likelihood of one observation of each term, ``(m, d) -> (m, n)``, float64."""
+        return torch.cat(self._evaluate(u)[0], -1).to(torch.float64)
+
+    def _evaluate(self, u: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        terms, counts = [], []
+        if self._model is not None:
+            with one_thread():
+                found = self._model.factor_terms(self._target.constrain(u))
+            for name in self._factors:
+                terms.append(found[name][0])
+                counts.append(found[name][1].to(u.device, torch.float64))
+        others = {} if self._all_are_factors else self._target.pointwise_log_likelihood(u)
+        for each in (x.reshape(len(x), -1) for name, x in others.items() if name not in self._factors):
+            terms.append(each)
+            counts.append(torch.ones(each.shape[1], dtype=torch.float64, device=u.device))
+        return terms, counts
+
+
+def refuses(target: Target) -> str | None:
+    """Return why the observations of ``target`` cannot be scored one by one, or None where they can."""
+    try:
+        Observations(target)
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+def _factors(target: Target) -> tuple[tuple[str, ...], FactorTerms | None]:
+    """Return the factors of a Pyro model and who tells what they add up; refuse what is no density of single data."""
+    if not isinstance(target._density, PyroDensity):
+        return (), None
+    parts = likelihood_parts(target._density)
+    if parts.scaled:
+        raise ModelError(
+            f"{_quoted(parts.scaled)} is scaled by poutine.scale, so its terms are powers of predictive densities; "
+            "remove the scale, and repeat observations that occur more than once"
+        )
+    if parts.factors and parts.model is None:
+        raise ModelError(
+            f"the factor {_quoted(parts.factors)} is one term for all data, so single observations cannot be scored; "
+            "replace it by pyro.sample(..., obs=data) in a plate, or give the model a method factor_terms"
+        )
+    return parts.factors, parts.model if parts.factors else None
+
+
+def _refuse_loss(target: Target) -> None:
+    # Here, for that package takes log likelihoods of single data from this one.
+    from bayeskit.inference.generalized.losses import NegativeLogLikelihood
+    from bayeskit.inference.generalized.posterior import GibbsPosterior
+
+    model = target._density._model if isinstance(target._density, PyroDensity) else None
+    if isinstance(model, GibbsPosterior) and not (isinstance(model.loss, NegativeLogLikelihood) and model.weight == 1):
+        raise ModelError(
+            f"exp(-{model.weight:g} {type(model.loss).__name__}) is no density of the data, so it predicts none; "
+            "compare models by the loss on held-out data, or take NegativeLogLikelihood with weight 1"
+        )
+
+
+def check_sum(total: Tensor, expected: Tensor, remedy: str, names: Iterable[str] = ()) -> None:
+    """Refuse terms of a likelihood that do not add up to it.
+
+    Parameters
+    ----------
+    total, expected : Tensor
+        Sums of the terms and whole log likelihoods at some vectors, ``(m,)`` each.
+    remedy : str
+    names : iterable of str
+        Observed sites, for the message.
+
+    Raises
+    ------
+    ModelError
+        If they differ at a vector where both are finite.
+    """
+    comparable = total.isfinite() & expected.isfinite()
+    tolerance = 1e-3 if torch.float32 in (total.dtype, expected.dtype) else 1e-8
+    off = (total - expected).abs() > tolerance * (1 + expected.abs())
+    if bool((off & comparable).any()):
+        of = _quoted(names)
+        raise ModelError(
+            f"the log likelihoods of the observations{' of ' + of if of else ''} do not add up to the whole, so "
+            f"data cannot be taken one by one; {remedy}"
+        )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+# --------------------------------------------------------------------------------------------------
+# Sums over observations of the log mean of a power of their likelihood, in bounded memory.
+# --------------------------------------------------------------------------------------------------
+
+KEPT = 2**26  # log likelihoods, half a gigabyte; of more, they are computed a second time
+AT_A_TIME = 2**21
+TAILS_AT_A_TIME = 512
+_LEAST_LARGEST = 26
+_MAX_BIAS = 0.5  # standard errors
+_REMEDY = "run longer chains, or use generalized.cross_validation, which draws anew where an observation is left out"
+
+
+class _Sums(NamedTuple):
+    """What one pass over the draws leaves behind, for each term ``(n,)``."""
+
+    log_mean: Tensor  # of the weights
+    effective: Tensor  # number of weights
+    shape: Tensor  # Pareto k of the weights
+    farthest: Tensor  # from zero that a log weight has been
+
+
+class _Terms:
+    """Log weights of draws, ``sign`` times the log likelihood of each term, in chunks of draws."""
+
+    def __init__(self, observations: Observations, u: Tensor, sign: float) -> None:
+        self._observations, self._u, self._sign = observations, u, sign
+        self._rows = max(1, AT_A_TIME // len(observations.counts))
+        self._kept: list[Tensor] | None = [] if len(u) * len(observations.counts) <= KEPT else None
+        self.problems: list[str] = []
+        self.num_evaluations = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self._kept:
+            yield from self._kept
+            return
+        for rows in self._u.split(self._rows):
+            each, problems = without_nan(self._observations.log_likelihood(rows))
+            self.problems = self.problems or problems
+            self.num_evaluations += len(rows)
+            log_weights = self._sign * each
+            if self._kept is not None:
+                self._kept.append(log_weights)
+            yield log_weights
+
+
+def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> PredictiveScore:
+    """Add up ``sign log mean(likelihood ** sign)`` over the observations of ``target``.
+
+    Parameters
+    ----------
+    method : str
+    target : Target
+    draws : Draws
+        From its posterior.
+    sign : float
+        -1 for the harmonic mean of each observation's likelihood, 1 for the mean.
+
+    Returns
+    -------
+    PredictiveScore
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target.
+    ModelError
+        If single observations have no likelihood.
+    """
+    belongs(draws, target)
+    draws = finite_chains(draws)
+    observations = Observations(target)
+    counts = observations.counts
+    terms = _Terms(observations, draws.unconstrained.flatten(0, 1), sign)
+    sums = _summed(terms, draws.log_likelihood.numel())
+    score = sign * float(counts @ sums.log_mean)
+    influence = torch.cat([(chunk - sums.log_mean).exp().sub(1) @ counts for chunk in terms])
+    influence = influence.reshape(draws.log_likelihood.shape)
+    error = float(mean_error(influence))
+
+    problems, diagnostics = posterior_problems(draws)
+    problems += terms.problems
+    # Masked observations have likelihood one wherever one looks, up to rounding where sites were summed out.
+    num_observations = float(counts[sums.farthest > 8 * torch.finfo(target.dtype).eps].sum())
+    heavy = float(counts[sums.shape > MAX_PARETO_SHAPE].sum())
+    if heavy > 0:
+        problems.append(
+            f"a few draws decide the terms of {heavy:.0f} of {num_observations:.0f} observations (Pareto k up to "
+            f"{float(sums.shape.max()):.2f} > {MAX_PARETO_SHAPE}): {_REMEDY}"
+        )
+    slowness = influence.numel() / min(float(effective_sample_size(influence)), influence.numel())
+    if sign < 0:
+        # Reciprocals of likelihoods have no bound, and what decides the error of the sum is the tail of the sum.
+        shape = pareto_shape((influence + counts.sum()).clamp(min=torch.finfo(influence.dtype).tiny).log())
+        limit = largest_shape(influence.numel(), slowness)
+        if not shape <= limit:
+            problems.append(
+                f"a few draws decide the score, whose variance may be infinite (Pareto k {shape:.2f} > {limit:.2f}, "
+                f"one half less the error of the fit): {_REMEDY}"
+            )
+        diagnostics["pareto_shape_of_sum"] = shape
+    effective = float(sums.effective.min()) / slowness
+    if not effective >= MIN_EFFECTIVE:
+        problems.append(f"an observation's term rests on {effective:.0f} effective draws: run longer chains")
+    # The logarithm of a mean lies below that of the expectation, and all terms on the same side.
+    excess = (1 / sums.effective - 1 / influence.numel()).clamp(min=0) * slowness
+    bias = -sign * 0.5 * float(counts @ excess)
+    rounding = 8 * torch.finfo(torch.float64).eps * max(abs(score), 1.0)
+    if not abs(bias) <= _MAX_BIAS * error + rounding:
+        problems.append(f"the score is off by about {bias:+.2g} nats, its second-order bias: run longer chains")
+    if not float(sums.log_mean.abs().max()) < torch.inf:
+        problems.append("an observation has likelihood zero at draws from the posterior: look at the model's support")
+    diagnostics |= {
+        "num_observations": num_observations,
+        "pareto_shape": float(sums.shape.max()),
+        "observations_above_pareto_limit": heavy,
+        "effective_weights": effective,
+        "bias": bias,
+    }
+    return PredictiveScore(
+        method,
+        score,
+        with_rounding(error, draws.log_likelihood),
+        draws.num_gradients + terms.num_evaluations,
+        tuple(problems),
+        diagnostics,
+    )
+
+
+def _summed(terms: _Terms, num_draws: int) -> _Sums:
+    """Add up weights and their squares, and keep the largest of each term for the fit of their tail."""
+    sums: list[Tensor] = []
+    squares: list[Tensor] = []
+    largest: Tensor | None = None
+    farthest = torch.zeros(())
+    for chunk in terms:
+        sums = [torch.stack([*sums, chunk.logsumexp(0)]).logsumexp(0)]
+        squares = [torch.stack([*squares, (2 * chunk).logsumexp(0)]).logsumexp(0)]
+        farthest = torch.maximum(farthest.to(chunk), chunk.abs().amax(0))
+        # A shorter tail where the tails of all terms together would not fit into memory.
+        length = min(num_largest(num_draws), max(KEPT // chunk.shape[1], _LEAST_LARGEST))
+        together = chunk if largest is None else torch.cat([largest, chunk])
+        largest = together.topk(min(length, len(together)), 0).values
+    if largest is None:
+        raise DrawsError("there are no draws")
+    rows = largest.flip(0).T.split(TAILS_AT_A_TIME)
+    shape = torch.cat([shape_of_largest(part.contiguous()) for part in rows])
+    return _Sums(sums[0] - math.log(num_draws), (2 * sums[0] - squares[0]).exp(), shape, farthest)
+
+
+# --------------------------------------------------------------------------------------------------
+# Conditional predictive ordinates: each observation given all others, from one set of posterior draws.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator(proper=False)
+def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
+    """Add up the log densities of each observation given all others, the log pseudo-marginal likelihood.
+
+    The conditional predictive ordinate of an observation is the harmonic mean of its likelihood over draws from the
+    posterior of all data. The sum of their logarithms is a leave-one-out score, not the log evidence: no observation
+    is predicted from fewer than all others. :func:`bayeskit.inference.generalized.cross_validation_evidence` gives
+    the scores of larger sets, which do add up to the log evidence.
+
+    Parameters
+    ----------
+    target : Target
+        Whose likelihood is a sum over observations: from a Pyro model with observed sites, or from a
+        :class:`~bayeskit.models.phylogenetics.TreeModel`, whose observations are the sites of the alignment.
+    draws : Draws
+        From the posterior of ``target``.
+    seed : int, default 0
+        Not used: nothing is drawn.
+
+    Returns
+    -------
+    PredictiveScore
+        Its error is that of the sum, in which the terms of all observations rest on the same draws. Pareto ``k`` of
+        each observation's weights tells whether its harmonic mean can be relied on, and that of each draw's sum over
+        observations whether the error can: it must lie below one half by the error of its fit.
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target.
+    ModelError
+        If single observations have no likelihood, or the target's loss is no log density of them.
+
+    References
+    ----------
+    Geisser, S., Eddy, W. F. (1979). A predictive approach to model selection. Journal of the American Statistical
+    Association 74, 153-160.
+    Gelfand, A. E., Dey, D. K. (1994). Bayesian model choice: asymptotics and exact calculations. Journal of the Royal
+    Statistical Society B 56, 501-514.
+
+    Examples
+    --------
+    Of ten successes each is predicted with the density that nine others give it, 10/11:
+
+    >>> import math, torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates
+    >>> def model(y):
+    ...     share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Bernoulli(share), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.ones(10, dtype=torch.float64))
+    >>> draws = bk.sample(target, num_warmup=200, num_samples=500, progress=False)
+    >>> score = conditional_predictive_ordinates(target, draws)
+    >>> abs(score.predictive_score - 10 * math.log(10 / 11)) < 4 * score.standard_error
+    True
+    """
+    return _pointwise_score("conditional_predictive_ordinates", target, draws, -1.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Pointwise predictive density: each observation given all of them, itself included.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator(proper=False)
+def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
+    """Add up the log posterior means of each observation's likelihood.
+
+    Each observation helps to predict itself, so that the score is larger than the leave-one-out score of
+    :func:`conditional_predictive_ordinates`, by about the effective number of parameters. It is no estimate of the
+    log evidence.
+
+    Parameters
+    ----------
+    target : Target
+        Whose likelihood is a sum over observations: from a Pyro model with observed sites, or from a
+        :class:`~bayeskit.models.phylogenetics.TreeModel`, whose observations are the sites of the alignment.
+    draws : Draws
+        From the posterior of ``target``.
+    seed : int, default 0
+        Not used: nothing is drawn.
+
+    Returns
+    -------
+    PredictiveScore
+        Its error is that of the sum, in which the terms of all observations rest on the same draws.
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target.
+    ModelError
+        If single observations have no likelihood, or the target's loss is no log density of them.
+
+    References
+    ----------
+    Gelman, A., Hwang, J., Vehtari, A. (2014). Understanding predictive information criteria for Bayesian models.
+    Statistics and Computing 24, 997-1016.
+    Fourment, M., Magee, A. F., Whidden, C., Bilge, A., Matsen, F. A., Minin, V. N. (2020). 19 dubious ways to compute
+    the marginal likelihood of a phylogenetic tree topology. Systematic Biology 69, 209-220.
+
+    Examples
+    --------
+    Ten successes, each predicted from all ten with probability 11/12:
+
+    >>> import math, torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> from bayeskit.inference.evidence.predictive import pointwise_predictive_density
+    >>> def model(y):
+    ...     share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Bernoulli(share), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.ones(10, dtype=torch.float64))
+    >>> draws = bk.sample(target, num_warmup=200, num_samples=500, progress=False)
+    >>> score = pointwise_predictive_density(target, draws)
+    >>> abs(score.predictive_score - 10 * math.log(11 / 12)) < 4 * score.standard_error
+    True
+    """
+    return _pointwise_score("pointwise_predictive_density", target, draws, 1.0)

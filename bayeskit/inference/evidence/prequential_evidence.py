@@ -1,0 +1,375 @@
+"""Prequential evidence: every observation predicted from those before it, and the log densities added up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.progress import progress_bar
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.errors import ModelError, SettingsError, ShapeError
+from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.missed_mass import with_missed_peak
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.evidence.sequential import (
+    PLANNED_CALLS,
+    Moves,
+    average,
+    crossed_metrics,
+    finished_run,
+    first_step_size,
+    next_step,
+    weigh,
+)
+from bayeskit.inference.samplers.smc import SMCInfo, SMCState, count_distinct, effective_share, resample, start
+from bayeskit.logdensity.compiling import Evaluation, Evaluator
+from bayeskit.logdensity.target import Target
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["PrequentialEvidence", "prequential", "refuses"]
+
+
+_MOVE_BELOW = 0.5
+_PROBES = 4
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
+@dataclass(frozen=True)
+class PrequentialEvidence(Evidence):
+    """An :class:`Evidence` with the terms that it is the sum of.
+
+    Attributes
+    ----------
+    predictives : Tensor
+        Log density of each observation given those before it, in the order in which they came, ``(n,)``.
+    predictive_errors : Tensor
+        Their Monte Carlo standard errors, ``(n,)``.
+    start : float
+        Log density of what came before the first of them: the observations of other sites, or nothing.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence
+    >>> z = PrequentialEvidence("prequential", -3.0, 0.1, 1000, predictives=torch.tensor([-1.0, -2.0]))
+    >>> z.cumulative
+    tensor([-1., -3.])
+    """
+
+    predictives: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
+    predictive_errors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
+    start: float = 0.0
+
+    @property
+    def cumulative(self) -> Tensor:
+        """Log evidence of the observations so far, ``(n,)``; the last is that of all."""
+        return self.start + self.predictives.cumsum(0)
+
+    def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
+        """Plot the log evidence of the observations so far.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default a new figure of ``pyplot``. Curves of several models on the same axes tell from
+            which observation on one predicts better.
+        label : str, default ""
+        """
+        from bayeskit.core.plots import CHAIN_COLOURS
+
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+        seen = torch.arange(1, len(self.predictives) + 1).numpy()
+        colour = CHAIN_COLOURS[len(ax.lines) % len(CHAIN_COLOURS)]
+        ax.plot(seen, self.cumulative.cpu().numpy(), color=colour, linewidth=1.4, label=label or None)
+        ax.set_xlabel("observations seen")
+        ax.set_ylabel("cumulative log score (nats)")
+        if label:
+            ax.legend(frameon=False)
+        return ax
+
+
+@estimator()
+def prequential(
+    target: Target,
+    *,
+    site: str | None = None,
+    order: Tensor | None = None,
+    num_particles: int = 128,
+    num_replicates: int = 16,
+    ess_threshold: float = 0.8,
+    seed: int = 0,
+    progress: bool = False,
+) -> PrequentialEvidence:
+    r"""Predict each observation from those before it, and add up: the sum is the log evidence, in whatever order.
+
+    .. math:: \log p(y) = \sum_{i=1}^n \log p(y_i \mid y_1, \dots, y_{i-1})
+
+    Independent populations of particles start in the prior and take in one observation after the other: reweighted by
+    its likelihood, all at once or by powers of it, and resampled and moved where the weights have become uneven.
+
+    Parameters
+    ----------
+    target : Target
+        With a prior that it can draw from, and a pointwise log likelihood that adds up to the whole.
+    site : str, optional
+        Observed site whose observations come one by one, after those of all others. By default those of all sites do,
+        in model order.
+    order : Tensor, optional
+        Permutation ``(n,)`` in which they come.
+    num_particles : int, default 128
+        Of each population.
+    num_replicates : int, default 16
+        Independent populations, whose spread is the error.
+    ess_threshold : float in (0, 1), default 0.8
+        Conditional effective share of all particles that each step leaves.
+    seed : int, default 0
+    progress : bool, default False
+
+    Returns
+    -------
+    PrequentialEvidence
+        With the log densities of the observations, and their plot.
+
+    Raises
+    ------
+    ModelError
+        If there is no pointwise log likelihood, or it does not add up to the log likelihood.
+    SettingsError
+        If a setting lies outside its domain, there is no such site, or the target cannot draw from its prior.
+    ShapeError
+        If ``order`` is no permutation.
+    InitializationError
+        If the likelihood is zero at all prior draws.
+
+    References
+    ----------
+    Dawid, A. P. (1984). Statistical theory: the prequential approach. Journal of the Royal Statistical Society A 147,
+    278-292.
+    Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> from bayeskit.inference.evidence.prequential_evidence import prequential
+    >>> def model(y):
+    ...     share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Bernoulli(share), obs=y)
+    >>> z = prequential(bk.Target.from_pyro(model, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)))
+    >>> abs(z.log_evidence - torch.tensor(1 / 20).log().item()) < 4 * z.standard_error, z.trusted
+    (True, True)
+    >>> exact = torch.tensor([1 / 2, 2 / 3, 1 / 4, 3 / 5], dtype=torch.float64)
+    >>> torch.allclose(z.predictives.exp(), exact, atol=0.05)
+    True
+    """
+    num_particles = whole_number("num_particles", num_particles, 8)
+    num_replicates = whole_number("num_replicates", num_replicates, 2)
+    ess_threshold = real_number("ess_threshold", ess_threshold, between=(0, 1))
+    seed = whole_number("seed", seed)
+    generator = new_generator(seed, target.device, stream="prequential")
+    with one_thread(), torch.no_grad():
+        data = _Data(target, site)
+        come = _as_order(order, data)
+        populations = _Populations(data, start(target, num_replicates, num_particles, generator), ess_threshold)
+        with progress_bar("prequential", len(come), progress) as bar:
+            for done, datum in enumerate(come):
+                populations.take_in(datum, generator)
+                bar.update(done + 1)
+    info = SMCInfo(*(torch.stack(column, 1) for column in zip(*populations.stages, strict=True)))
+    settings = {"sampler": "prequential", "seed": seed, "ending": "finished"}
+    final = populations.particles._replace(log_likelihood=populations.log_likelihood().to(target.dtype))
+    run = finished_run(target, final, info, populations.num_evaluations, settings)
+    run = replace(run, correlation=torch.stack(populations.correlations) if populations.correlations else None)
+    whole = with_missed_peak(average(run, "prequential"), target, run.draws)
+    increments = torch.stack(populations.increments, 1)  # (r, n)
+    # Estimates of the evidence so far are averaged, and not their logarithms: these would have a bias.
+    curve = increments.cumsum(1).logsumexp(0) - math.log(num_replicates)
+    each = curve.diff(prepend=curve.new_zeros(1))
+    errors = increments.std(0) / math.sqrt(num_replicates)
+    first = int(data.has_start)
+    return PrequentialEvidence(
+        **vars(whole),
+        predictives=each[first:],
+        predictive_errors=errors[first:],
+        start=float(each[0]) if first else 0.0,
+    )
+
+
+def refuses(target: Target) -> str | None:
+    """Return why the prequential identity does not apply to a target, or None if it does.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> refuses(exact.get("beta_binomial").target()) is None
+    True
+    """
+    if not target.can_sample_prior:
+        return NO_PRIOR_DRAWS
+    try:
+        _Data(target, None)
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+class _Data:
+    """The observations of a target, and the density of a parameter and of the weights of these, side by side.
+
+    The weights are part of the vector, so that one traced gradient serves whatever has been seen.
+    """
+
+    def __init__(self, target: Target, site: str | None) -> None:
+        self.target, self.site = target, site
+        generator = new_generator(0, stream="probes of the likelihood")
+        probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64)
+        probe = probe.to(target.device, target.dtype)
+        pointwise = target.pointwise_log_likelihood(probe)
+        if site is not None and site not in pointwise:
+            raise SettingsError(f"there is no observed site {site!r}; there are: {', '.join(pointwise)}")
+        self.has_start = site is not None and len(pointwise) > 1
+        _check_sum(pointwise, target.log_likelihood(probe))
+        density = target._density
+        self._density = density
+        self.num_data = self.each(density.pointwise(probe[0])).numel()
+        self.sites, self.dim = density.sites, target.dim + self.num_data
+        self.dtype, self.device, self.data = target.dtype, target.device, density.data
+        self._joint = Target(self, batched=False, sample_prior=None, compile=target.compile)
+        self._joint._loops = target._loops
+
+    def each(self, pointwise: Mapping[str, Tensor]) -> Tensor:
+        """Return the log likelihood of each observation, ``(n,)``; those of other sites are the first, as one."""
+        if not self.has_start or self.site is None:
+            return torch.cat([x.reshape(-1) for x in pointwise.values()])
+        others = sum(x.sum() for name, x in pointwise.items() if name != self.site)
+        return torch.cat([torch.as_tensor(others).reshape(1), pointwise[self.site].reshape(-1)])
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and weighted log likelihood of one vector ``(d + n,)``."""
+        unknowns, weights = u[: self.target.dim], u[self.target.dim :]
+        each = self.each(self._density.pointwise(unknowns))
+        # An observation that has not come must not count even where its likelihood is zero.
+        lowest = torch.finfo(u.dtype).min / 1e6
+        return self._density.joint(unknowns)[0], (weights * each.clamp(min=lowest)).sum()
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        return self._density.values(u[: self.target.dim], deterministic)
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        unknowns = self._density.vector(values)
+        return torch.cat([unknowns, unknowns.new_ones(self.num_data)])
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        return self._density.pointwise(u[: self.target.dim])
+
+    def at(self, position: Tensor) -> Tensor:
+        """Return the log likelihood of each observation, ``(r, n, d) -> (r, n, data)``; what is no number is zero."""
+        pointwise = self.target.pointwise_log_likelihood(position.flatten(0, 1))
+        each = torch.func.vmap(self.each)(pointwise).to(torch.float64)
+        each = each.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        return each.reshape(*position.shape[:2], -1)
+
+    def seen(self, weights: Tensor, num_particles: int) -> Evaluator:
+        """Return the evaluation of populations that have seen what ``weights (r, data)`` say."""
+        rows = weights.to(self.dtype).repeat_interleave(num_particles, 0)
+        evaluate = self._joint.evaluator(len(rows), PLANNED_CALLS)
+        dim = self.target.dim
+
+        def of_part(u: Tensor, beta: Tensor) -> Evaluation:
+            both = evaluate(torch.cat([u, rows], 1), beta)
+            return both._replace(gradient=both.gradient[:, :dim])
+
+        return of_part
+
+
+class _Populations:
+    """Particles that take in one observation after the other, and what has happened to them."""
+
+    def __init__(self, data: _Data, particles: SMCState, ess_threshold: float) -> None:
+        self._data, self._threshold, self._moves = data, ess_threshold, Moves()
+        self.particles, self._step_size = particles, first_step_size(particles)
+        self._pointwise = data.at(particles.position)
+        like = {"dtype": torch.float64, "device": particles.position.device}
+        self._weights = torch.zeros(len(particles.position), data.num_data, **like)  # type: ignore[call-overload]
+        self.increments: list[Tensor] = []  # of each observation, (r,)
+        self.stages: list[SMCInfo] = []
+        self.correlations: list[Tensor] = []
+        self.num_evaluations = 2 * particles.log_weight.numel()
+
+    def take_in(self, datum: int, generator: torch.Generator) -> None:
+        """Let one observation count."""
+        r = len(self._weights)
+        total = torch.zeros_like(self._weights[:, 0])
+        while bool((self._weights[:, datum] < 1).any()):
+            covered, log_ratio = self._weights[:, datum], self._pointwise[..., datum]
+            reached = next_step(self.particles.log_weight, log_ratio, covered, self._threshold)
+            self.particles, increment, left = weigh(self.particles, log_ratio, reached - covered)
+            self._weights = self._weights.index_copy(
+                1, torch.tensor([datum], device=reached.device), reached.unsqueeze(1)
+            )
+            total = total + increment
+            share = effective_share(self.particles.log_weight)
+            accepted, diverging = torch.ones(2, r, dtype=torch.float64, device=total.device)
+            if float(share.mean()) < _MOVE_BELOW:
+                accepted, diverging = self._move(generator)
+            ancestors = count_distinct(self.particles.ancestor.sort(-1).values)
+            self.stages.append(SMCInfo(increment, left, share, accepted, diverging, ancestors))
+        self.increments.append(total)
+
+    def log_likelihood(self) -> Tensor:
+        """Return the log likelihood of what has been seen, ``(r, n)``."""
+        weights = self._weights.unsqueeze(1)
+        return torch.where(weights > 0, weights * self._pointwise, 0.0).sum(-1)
+
+    def _move(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Resample and move all particles; return how often they accepted and diverged."""
+        dtype = self.particles.position.dtype
+        particles = self.particles._replace(log_likelihood=self.log_likelihood().to(dtype))
+        metric = crossed_metrics(particles)
+        particles = resample(particles, generator)
+        evaluate = self._data.seen(self._weights, particles.log_weight.shape[1])
+        moved = self._moves.run(evaluate, particles, metric, self._step_size, generator)
+        self.particles, self._step_size = moved.particles, moved.step_size
+        self._pointwise = self._data.at(self.particles.position)
+        self.correlations.append(moved.correlation)
+        self.num_evaluations += moved.num_evaluations + particles.log_weight.numel()
+        return moved.acceptance_rate.to(torch.float64), moved.diverging.to(torch.float64)
+
+
+def _as_order(order: Any, data: _Data) -> list[int]:
+    """Return which observation comes when, those of other sites first."""
+    first = int(data.has_start)
+    count = data.num_data - first
+    if order is None:
+        return list(range(data.num_data))
+    try:
+        chosen = torch.as_tensor(order)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingsError(
+            f"order must hold {count} whole numbers, a permutation of the observations, not {order!r}"
+        ) from error
+    if tuple(chosen.shape) != (count,) or sorted(chosen.tolist()) != list(range(count)):
+        raise ShapeError(f"order must be a permutation of the {count} observations, not of shape {tuple(chosen.shape)}")
+    return [*range(first), *(int(i) + first for i in chosen)]
+
+
+def _check_sum(pointwise: Mapping[str, Tensor], whole: Tensor) -> None:
+    total = torch.stack([x.reshape(len(x), -1).sum(1) for x in pointwise.values()]).sum(0)
+    off = (total - whole).abs() > _TOLERANCE[whole.dtype] * (1 + whole.abs())
+    if bool((off & total.isfinite() & whole.isfinite()).any()):
+        raise ModelError(
+            f"the log likelihoods of the observations of {', '.join(map(repr, pointwise))} do not add up to the whole, "
+            "so they cannot be predicted one by one; give every part of the likelihood a site of its own"
+        )

@@ -1,1 +1,0 @@
-"""Estimators on draws from the prior."""

@@ -1,0 +1,664 @@
+"""Sequential Monte Carlo: along a frozen schedule, or with populations that choose their temperatures on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.statistics import replicates_log_mean_error
+from bayeskit.draws import Draws
+from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, NO_PRIOR_DRAWS, belongs, with_rounding
+from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.missed_mass import with_missed_peak
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.driver import Control, Ending, Outcome, Records, drive, obey
+from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.smc import (
+    GRADIENTS_PER_STEP,
+    LEARNING_RATE,
+    MAX_STEPS,
+    MIN_STEP_SIZE,
+    TRAJECTORY,
+    PopulationHMC,
+    SMCInfo,
+    SMCRun,
+    SMCState,
+    bounded,
+    conditional_share,
+    count_distinct,
+    effective_share,
+    learn_metric,
+    next_temperature,
+    resample,
+    sample_smc,
+    start,
+)
+from bayeskit.logdensity.compiling import Evaluation, Evaluator
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "AdaptivePopulations",
+    "AdaptiveState",
+    "MIN_REPLICATES",
+    "Moved",
+    "Moves",
+    "PLANNED_CALLS",
+    "adaptive_smc",
+    "average",
+    "crossed_metrics",
+    "finished_run",
+    "first_step_size",
+    "next_step",
+    "refuses",
+    "smc",
+    "weigh",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Sequential Monte Carlo: the mean of unbiased estimates from independent populations.
+# --------------------------------------------------------------------------------------------------
+
+MIN_REPLICATES = 8
+_MAX_RELATIVE_SPREAD = 0.7
+_MIN_CONDITIONAL_SHARE = 0.25
+_MIN_ACCEPTANCE = 0.3
+_MAX_CORRELATION = 0.8
+_MIN_ANCESTORS = 2.0
+
+
+@estimator()
+def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: bool = True) -> Evidence:
+    """Average the evidence estimates of replicates that followed one frozen schedule.
+
+    Each estimate is unbiased, so their mean is, and their spread is its error. The standard error
+    of the log evidence follows by the delta method; with few replicates it is widened so that 1.96
+    of it hold the 97.5 % quantile of Student's distribution.
+
+    A peak that is much narrower than what surrounds it draws no particles before the temperature at which it
+    suddenly holds most of the mass, and no replicate notices. So the highest point above the draws is
+    sought, and the mass about it compared with the estimate.
+
+    Parameters
+    ----------
+    target : Target
+    run : SMCRun, optional
+        A finished run of :func:`sample_smc`; by default one is made, with its default settings.
+    seed : int, default 0
+        Of that run, and of the search for a missed peak.
+    progress : bool, default True
+
+    Returns
+    -------
+    Evidence
+        ``num_evaluations`` counts the pilot and the search.
+
+    Raises
+    ------
+    SettingsError
+        If ``run`` is none of :func:`sample_smc`.
+    DrawsError
+        If it was stopped early, or belongs to another target.
+
+    References
+    ----------
+    Del Moral, P., Doucet, A., Jasra, A. (2006). Sequential Monte Carlo samplers. Journal of the
+    Royal Statistical Society B 68, 411-436.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence.sequential import smc
+    >>> case = exact.get("beta_binomial")
+    >>> z = smc(case.target(), seed=1)
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted
+    (True, True)
+    """
+    if run is None:
+        run = sample_smc(target, seed=seed, progress=progress)
+        obey(run.ending)
+    if not isinstance(run, SMCRun):
+        raise SettingsError(
+            f"an SMCRun is needed, not {type(run).__name__}; make one by sample_smc(target), or give none"
+        )
+    if run.ending != "finished":
+        reached = float(run.draws.beta[0])
+        raise DrawsError(f"the run was stopped at inverse temperature {reached:.3g}; resume it from its checkpoint")
+    belongs(run.draws, target)
+    return with_missed_peak(average(run, "smc"), target, run.draws)
+
+
+def average(run: SMCRun, method: str) -> Evidence:
+    """Average the estimates of a finished run's replicates, and check what they rest on.
+
+    Parameters
+    ----------
+    run : SMCRun
+    method : str
+        Whose estimate it is.
+    """
+    log_values = run.log_evidence
+    log_evidence = float(log_values.logsumexp(0)) - math.log(len(log_values))
+    problems, diagnostics = _problems(run)
+    error, spread = map(float, replicates_log_mean_error((log_values - log_evidence).unsqueeze(0)))
+    diagnostics["relative_spread"] = spread
+    # One alone cannot disagree; that it is alone has been said.
+    if len(log_values) > 1 and not spread <= _MAX_RELATIVE_SPREAD:
+        problems.append(
+            f"replicates disagree (relative spread {spread:.2f} > {_MAX_RELATIVE_SPREAD}), so their mean may rest on "
+            "a few of them: use more num_particles or a higher ess_threshold"
+        )
+    return Evidence(
+        method,
+        log_evidence,
+        with_rounding(error, run.draws.log_likelihood),
+        run.num_gradients,
+        tuple(problems),
+        diagnostics,
+    )
+
+
+def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
+    """Check number of replicates, distance of temperatures, moves, ancestry and likelihood."""
+    info, (r, n) = run.info, run.draws.log_prior.shape
+    left = info.conditional_share.mean(0)
+    effective = float(info.effective_share.mean(0).min()) * r * n
+    acceptance = info.acceptance_rate.mean(0)
+    ancestors = float(info.num_ancestors[:, -1].double().mean())
+    correlation = 0.0 if run.correlation is None else float(run.correlation.max())
+    worst, sticky = int(left.argmin()), int(acceptance.argmin())
+    problems = []
+    if r < MIN_REPLICATES:
+        problems.append(
+            f"only {r} replicates, too few to see the error: use num_replicates of {MIN_REPLICATES} or more"
+        )
+    if not float(left[worst]) >= _MIN_CONDITIONAL_SHARE:
+        problems.append(
+            f"stage {worst + 1} leaves {100 * float(left[worst]):.0f} % of the particles effective: "
+            "use a higher ess_threshold, or more particles where the schedule is learnt"
+        )
+    if not effective >= MIN_EFFECTIVE:
+        problems.append(f"a stage rests on {effective:.0f} effective particles: use more num_particles")
+    if not float(acceptance[sticky]) >= _MIN_ACCEPTANCE:
+        problems.append(
+            f"stage {sticky + 1} accepts {100 * float(acceptance[sticky]):.0f} % of its moves: use a higher "
+            "target_acceptance, or learn a new schedule on this target, with more num_pilot_particles"
+        )
+    if correlation > _MAX_CORRELATION:
+        problems.append(
+            f"moves leave particles where they were (correlation {correlation:.2f}): raise max_moves or "
+            "reparameterise the model"
+        )
+    if ancestors < _MIN_ANCESTORS:
+        problems.append(f"particles descend from {ancestors:.1f} prior draws a replicate: use more num_particles")
+    if run.undefined_share > 0:
+        problems.append(
+            f"the likelihood is NaN or infinite at {100 * run.undefined_share:.2g} % of the prior draws and counts as "
+            "zero there: mend the model"
+        )
+    return problems, {
+        "effective_particles": effective,
+        "conditional_share": float(left[worst]),
+        "acceptance_rate": float(acceptance[sticky]),
+        "correlation": correlation,
+        "surviving_ancestors": ancestors,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Populations of particles that move as one batch: each at a density and with a step size of its own.
+# --------------------------------------------------------------------------------------------------
+
+PLANNED_CALLS = 200
+_WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
+_MAX_SEARCH = 200  # gradient calls, in one stage, for step sizes that are accepted at all
+
+
+class Moved(NamedTuple):
+    """Populations after their moves."""
+
+    particles: SMCState
+    step_size: Tensor  # (r,)
+    num_moves: int
+    correlation: Tensor  # (), of the log likelihood with its value before
+    acceptance_rate: Tensor  # (r,), of the last move
+    diverging: Tensor  # (r,), of the last move
+    num_evaluations: int
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How populations move: each by its own step size, all by the same number of trajectories.
+
+    A metric must not be learnt on the very particles that it moves: they are led to where they were, and the evidence
+    comes out too low, by several standard errors where there are few of them. So half of the populations move by what
+    the other half has learnt.
+
+    Parameters
+    ----------
+    max_correlation : float in (0, 1), default 0.5
+        Moves end when no coordinate, nor the log likelihood, correlates more than this with its value before, or the
+        last move has lowered no such correlation by a tenth.
+    max_moves : int, default 20
+        They end here in any case.
+    target_acceptance : float in (0, 1), default 0.9
+
+    References
+    ----------
+    Buchholz, A., Chopin, N., Jacob, P. E. (2021). Adaptive tuning of Hamiltonian Monte Carlo within sequential Monte
+    Carlo. Bayesian Analysis 16, 745-771.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.samplers.smc import start
+    >>> target = exact.get("beta_binomial").target()
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> particles = start(target, 4, 64, generator)
+    >>> metric, step_size = crossed_metrics(particles), first_step_size(particles)
+    >>> moved = Moves().run(target.evaluator(256), particles, metric, step_size, generator)
+    >>> moved.particles.position.shape, moved.step_size.shape, 1 <= moved.num_moves <= 20
+    (torch.Size([4, 64, 1]), torch.Size([4]), True)
+    """
+
+    max_correlation: float = 0.5
+    max_moves: int = 20
+    target_acceptance: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("max_correlation", "target_acceptance"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
+        object.__setattr__(self, "max_moves", whole_number("max_moves", self.max_moves, 1))
+
+    def run(
+        self, evaluate: Evaluator, particles: SMCState, metric: Metric, step_size: Tensor, generator: torch.Generator
+    ) -> Moved:
+        """Move until little is left of where the particles were; tune the step sizes meanwhile.
+
+        Parameters
+        ----------
+        evaluate : callable
+            ``(u (r * n, d), ones (r * n,)) -> Evaluation`` of the density that each population has reached.
+        particles : SMCState
+            ``r`` populations of ``n``.
+        metric : Metric
+            One for each population, as from :func:`crossed_metrics` before particles were resampled.
+        step_size : Tensor
+            Shape ``(r,)``.
+        generator : torch.Generator
+        """
+        r, n, d = particles.position.shape
+        weight = particles.log_weight.exp()
+        before = _summaries(particles.position, particles.log_likelihood)
+        pooled = particles.log_weight.flatten() - math.log(r)
+        target = cast(Target, _Evaluated(evaluate))  # a kernel asks it for nothing but its evaluator
+        kernel = _kernel(metric, step_size)
+        chains = kernel.init(target, particles.position.reshape(r * n, d))
+        calls, moves, busy = 1, 0, True
+        correlation = torch.ones_like(before[0])
+        while busy and moves < self.max_moves:
+            kernel = _kernel(metric, step_size)
+            chains, info = kernel.step(target, chains, generator=generator)
+            calls += GRADIENTS_PER_STEP * kernel.num_steps
+            acceptance = (weight * info.acceptance_rate.reshape(r, n)).sum(-1)
+            step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
+            step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
+            if float(acceptance.mean()) < 0.5 * self.target_acceptance and calls < _MAX_SEARCH:
+                continue  # step sizes that are far off, as they may be at first, say nothing on how many are needed
+            now = _correlation(
+                before, _summaries(chains.position.reshape(r, n, d), chains.log_likelihood.reshape(r, n)), pooled
+            )
+            # A coordinate that is held where it is, as by two modes, is not worth more moves.
+            busy = bool(((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any())
+            moves, correlation = moves + 1, now
+        return Moved(
+            particles._replace(
+                position=chains.position.reshape(r, n, d),
+                log_prior=chains.log_prior.reshape(r, n),
+                log_likelihood=chains.log_likelihood.reshape(r, n),
+            ),
+            step_size,
+            moves,
+            correlation[-1],
+            acceptance,
+            (weight * info.diverging.reshape(r, n)).sum(-1),
+            calls * r * n,
+        )
+
+
+def first_step_size(particles: SMCState) -> Tensor:
+    """Return where the tuning of each population's step size starts, ``(r,)``."""
+    return torch.full_like(particles.log_weight[:, 0], TRAJECTORY / 2)
+
+
+def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold: float) -> Tensor:
+    """Return how far the populations can go on their way to one, all as far as each other, ``(r,)``.
+
+    A population that chose its own way by its own particles would, on average, be too low in what it says of the
+    evidence; all of them together are so by a number that falls with theirs. Without any likelihood at all they go to
+    the end.
+
+    Parameters
+    ----------
+    log_weight, log_ratio : Tensor
+        Shape ``(r, n)``: weights, and the log of what they are to be multiplied by on all of the way.
+    covered : Tensor
+        Where the populations are, ``(r,)``, equal numbers.
+    threshold : float
+        Conditional effective share that the step leaves, of all particles together.
+    """
+    weight = (log_weight.flatten() - math.log(len(log_weight))).unsqueeze(0)
+    ratio, at = log_ratio.flatten().unsqueeze(0), covered[:1]
+    whole = (1 - at).unsqueeze(-1)
+    change = torch.where(whole > 0, whole * ratio, 0.0)
+    if bool((conditional_share(weight, change) >= threshold).all()):
+        return torch.ones_like(covered)  # as it is for most of many data
+    if bool(((ratio == -torch.inf) | (weight == -torch.inf)).all()):
+        return torch.ones_like(covered)
+    return next_temperature(weight, ratio, at, threshold).expand_as(covered).clone()
+
+
+def weigh(state: SMCState, log_ratio: Tensor, step: Tensor) -> tuple[SMCState, Tensor, Tensor]:
+    """Multiply weights by a power of what stands on the way; ``step (r,)`` is zero for populations that wait.
+
+    Returns
+    -------
+    state : SMCState
+    log_increment, conditional_share : Tensor
+        Shape ``(r,)``. A population without likelihood gets ``-inf`` and equal weights.
+    """
+    step = step.unsqueeze(-1)
+    # Zero times minus infinity is not a number.
+    change = torch.where(step > 0, step * log_ratio, torch.zeros_like(log_ratio))
+    left = conditional_share(state.log_weight, change).nan_to_num(nan=0.0)
+    log_weight = state.log_weight + change
+    increment = log_weight.logsumexp(-1)
+    alive = increment.isfinite().unsqueeze(-1)
+    log_weight = torch.where(alive, log_weight - increment.unsqueeze(-1), -math.log(log_weight.shape[-1]))
+    return state._replace(log_weight=log_weight), increment, left
+
+
+def crossed_metrics(particles: SMCState) -> Metric:
+    """Learn a metric for each half of the populations from the weighted particles of the other half."""
+    r = len(particles.position)
+    half = (r + 1) // 2
+    learnt = [
+        learn_metric(x.flatten(0, 1), (log_weight - math.log(len(log_weight))).flatten())
+        for x, log_weight in zip(particles.position.split(half), particles.log_weight.split(half), strict=True)
+    ]
+    # A population that is alone has only itself to learn from.
+    factors = [learnt[-1].factor] * half + [learnt[0].factor] * (r - half)
+    return Metric(torch.stack(factors), learnt[0].is_dense)
+
+
+def finished_run(
+    target: Target, particles: SMCState, info: SMCInfo, num_gradients: int, settings: dict[str, Any]
+) -> SMCRun:
+    """Gather what populations that are at the posterior have done; the draws are their particles, resampled.
+
+    Parameters
+    ----------
+    target : Target
+    particles : SMCState
+    info : SMCInfo
+        Of all stages, ``(r, K)``.
+    num_gradients : int
+    settings : dict
+        How the run was made, its seed among it.
+    """
+    generator = new_generator(settings["seed"], target.device, "draws of populations")
+    particles = resample(particles, generator, below=1.0)
+    draws = Draws(
+        particles.position,
+        particles.log_prior,
+        particles.log_likelihood,
+        torch.ones_like(particles.position[:, 0, 0]),
+        {},
+        num_gradients,
+        0.0,
+        settings,
+        target,
+    )
+    return SMCRun(draws, None, torch.ones(info.log_increment.shape[1]), info, float(particles.undefined_share))
+
+
+class _Evaluated:
+    """What a kernel needs of a target."""
+
+    def __init__(self, evaluate: Evaluator) -> None:
+        self._evaluate = evaluate
+
+    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
+        return self._evaluate
+
+
+def _kernel(metric: Metric, step_size: Tensor) -> PopulationHMC:
+    """Return a kernel whose metrics hold the step sizes; a trajectory has as many steps as they need on average."""
+    steps = round(TRAJECTORY / float(step_size.log().mean().exp()))
+    scale = step_size.to(metric.factor.dtype).reshape(-1, *(1,) * (metric.factor.dim() - 1))
+    scaled = Metric(metric.factor * scale, metric.is_dense)
+    return PopulationHMC(1.0, min(max(1, steps), MAX_STEPS), scaled, 1.0, len(step_size), planned_calls=PLANNED_CALLS)
+
+
+def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
+    """Return what must be forgotten, ``(r * n, d + 1)``: where each particle is within its population."""
+    columns = torch.cat([position, log_likelihood.unsqueeze(-1)], -1)
+    # Populations differ in how far they are, which no move changes.
+    centred = columns - columns.median(1, keepdim=True).values
+    return centred.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).flatten(0, 1)
+
+
+def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
+    """Return the correlation of each column before and after, over all populations, tails cut off."""
+    weight = log_weight.exp().to(before.dtype).unsqueeze(-1)
+    x, y = (bounded(column, log_weight)[0] for column in (before, after))
+    x, y = x - (weight * x).sum(0), y - (weight * y).sum(0)
+    size = ((weight * x * x).sum(0) * (weight * y * y).sum(0)).sqrt()
+    return torch.where(size > 0, (weight * x * y).sum(0) / size, torch.zeros_like(size))
+
+
+# --------------------------------------------------------------------------------------------------
+# Adaptive sequential Monte Carlo: populations choose their temperatures on the way, without a pilot.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def adaptive_smc(
+    target: Target,
+    *,
+    num_particles: int = 128,
+    num_replicates: int = 16,
+    ess_threshold: float = 0.95,
+    max_correlation: float = 0.5,
+    max_moves: int = 20,
+    target_acceptance: float = 0.9,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    progress: bool = False,
+) -> Evidence:
+    """Average the evidence estimates of populations that choose their temperatures on the way, without a pilot.
+
+    The inverse temperature is raised as far as the weights of all populations together allow, and each tunes the step
+    size of its moves to itself. The metric that half of the populations move by is learnt from the other half: learnt
+    from the very particles that it moves, it lets the evidence come out too low, in ten dimensions by several standard
+    errors; and so, by less, would temperatures that each population chose alone. The number of trajectories and their
+    steps are common to all.
+
+    What is averaged has also chosen what it is averaged over, so the estimate has a relative bias of order one over
+    the number of all particles, beside that of the step sizes. That of ``smc``, whose schedule is frozen, has none.
+
+    Parameters
+    ----------
+    target : Target
+        Its prior must be one it can draw from.
+    num_particles : int, default 128
+        Of each population.
+    num_replicates : int, default 16
+        Independent populations, 2 or more, whose spread is the error.
+    ess_threshold : float in (0, 1), default 0.95
+        Conditional effective share of all particles that a change of temperature leaves.
+    max_correlation : float in (0, 1), default 0.5
+        Particles are moved until no coordinate, nor the log likelihood, correlates more than this with its value
+        before, or the last move has lowered no such correlation by a tenth.
+    max_moves : int, default 20
+        They end here in any case.
+    target_acceptance : float in (0, 1), default 0.9
+    seed : int, default 0
+    checkpoint : path, optional
+        File from which an interrupted run resumes, and ends bit for bit as if it had not been.
+    progress : bool, default False
+
+    Returns
+    -------
+    Evidence
+        Its error as that of :func:`smc`, and its diagnostics too.
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain, or the target cannot draw from its prior.
+    InitializationError
+        If the likelihood is zero at all prior draws.
+    CheckpointError
+        If a checkpoint is damaged or belongs to another run.
+
+    References
+    ----------
+    Del Moral, P., Doucet, A., Jasra, A. (2012). An adaptive sequential Monte Carlo method for approximate Bayesian
+    computation. Statistics and Computing 22, 1009-1020.
+    Buchholz, A., Chopin, N., Jacob, P. E. (2021). Adaptive tuning of Hamiltonian Monte Carlo within sequential Monte
+    Carlo. Bayesian Analysis 16, 745-771.
+    Beskos, A., Jasra, A., Kantas, N., Thiery, A. (2016). On the convergence of adaptive sequential Monte Carlo
+    methods. Annals of Applied Probability 26, 1111-1146.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence.sequential import adaptive_smc
+    >>> case = exact.get("beta_binomial")
+    >>> z = adaptive_smc(case.target(), seed=1)
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted
+    (True, True)
+    """
+    moves = Moves(max_correlation, max_moves, target_acceptance)
+    populations = AdaptivePopulations(target, num_particles, num_replicates, ess_threshold, moves, seed)
+    generator = new_generator(populations.seed, target.device, populations.stream)
+    outcome = drive(populations, Control(checkpoint, progress=progress), generator, target.device)
+    obey(outcome.ending)
+    run = populations.as_run(outcome)
+    return with_missed_peak(average(run, "adaptive_smc"), target, run.draws)
+
+
+class AdaptiveState(NamedTuple):
+    """Populations, ``beta`` of shape ``(r, 1)``, and the step size that the moves of each have been tuned to."""
+
+    particles: SMCState
+    step_size: Tensor  # (r,)
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptivePopulations:
+    """What :func:`drive` advances: one stage of every population that has not reached the posterior."""
+
+    target: Target
+    num_particles: int
+    num_replicates: int
+    ess_threshold: float
+    moves: Moves
+    seed: int
+
+    description = "adaptive tempering"
+    stream = "adaptive tempering"
+    num_steps = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_particles", 2), ("num_replicates", 2), ("seed", None)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        threshold = real_number("ess_threshold", self.ess_threshold, between=(0, 1))
+        object.__setattr__(self, "ess_threshold", threshold)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint must agree on."""
+        settings = {name: value for name, value in vars(self).items() if name not in ("target", "moves")}
+        model = {"model": self.target.fingerprint(), "compile": str(self.target.compile)}
+        return model | settings | vars(self.moves)
+
+    def start(self, generator: torch.Generator) -> AdaptiveState:
+        """Draw from the prior."""
+        particles = start(self.target, self.num_replicates, self.num_particles, generator)
+        particles = particles._replace(beta=torch.zeros_like(particles.log_weight[:, :1]))
+        return AdaptiveState(particles, first_step_size(particles))
+
+    def advance(
+        self, state: AdaptiveState, iteration: int, generator: torch.Generator
+    ) -> tuple[AdaptiveState, Mapping[str, Tensor]]:
+        """Run one stage."""
+        particles, before = state.particles, state.particles.beta.squeeze(-1)
+        log_likelihood = particles.log_likelihood.to(torch.float64)
+        beta = next_step(particles.log_weight, log_likelihood, before, self.ess_threshold)
+        particles, increment, left = weigh(particles, log_likelihood, beta - before)
+        particles = particles._replace(beta=beta.unsqueeze(-1))
+        share = effective_share(particles.log_weight)
+        metric = crossed_metrics(particles)
+        particles = resample(particles, generator)
+        moved = self.moves.run(self._at(particles.beta), particles, metric, state.step_size, generator)
+        ancestors = count_distinct(moved.particles.ancestor)
+        info = SMCInfo(increment, left, share, moved.acceptance_rate, moved.diverging, ancestors)
+        learnt = {
+            "beta": beta,
+            "correlation": moved.correlation,
+            "num_moves": torch.tensor(moved.num_moves),
+            "gradients": torch.tensor(moved.num_evaluations),
+        }
+        return AdaptiveState(moved.particles, moved.step_size), info._asdict() | learnt
+
+    def ending(self, state: AdaptiveState, iteration: int, records: Records) -> Ending | None:
+        """End when all populations are at the posterior."""
+        return "finished" if bool((state.particles.beta == 1).all()) else None
+
+    def note(self, state: AdaptiveState, iteration: int, records: Records) -> str:
+        """Say how far they have come."""
+        moves, acceptance = int(records["num_moves"][-1]), float(records["acceptance_rate"][-1].mean())
+        return f"beta {float(state.particles.beta.min()):.3g}, {moves} moves, acceptance {acceptance:.2f}"
+
+    def as_run(self, outcome: Outcome) -> SMCRun:
+        """Gather what a finished run has done."""
+        records = outcome.records
+        info = SMCInfo(*(records[name].mT.contiguous() for name in SMCInfo._fields))
+        spent = self.num_particles * self.num_replicates + int(records["gradients"].sum())
+        settings = {"sampler": "adaptive SMC", "seed": self.seed, "ending": outcome.ending}
+        run = finished_run(self.target, outcome.state.particles, info, spent, settings)
+        return replace(run, beta=records["beta"].mean(1), correlation=records["correlation"])
+
+    def _at(self, beta: Tensor) -> Evaluator:
+        """Return the evaluation of all particles at the temperatures of their populations, ``(r, 1)``."""
+        rows = beta.to(self.target.dtype).expand(-1, self.num_particles).flatten()
+        evaluate = self.target.evaluator(len(rows), PLANNED_CALLS)
+
+        def tempered(u: Tensor, _: Tensor) -> Evaluation:
+            return evaluate(u, rows)
+
+        return tempered
+
+
+def refuses(target: Target) -> str | None:
+    """Return why sequential Monte Carlo does not apply to a target, or None if it does.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> refuses(exact.get("beta_binomial").target()) is None
+    True
+    """
+    if target.can_sample_prior:
+        return None
+    return NO_PRIOR_DRAWS

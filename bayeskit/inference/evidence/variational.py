@@ -1,0 +1,723 @@
+"""Estimators from an independent normal distribution that was optimised to be close to the posterior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator, normal_points, one_thread
+from bayeskit.core.statistics import log_mean_exp, pareto_shape, weight_effective_sample_size
+from bayeskit.draws import Draws
+from bayeskit.errors import InitializationError, SettingsError
+from bayeskit.inference.evidence.checks import (
+    belongs,
+    missed_draws,
+    require_own,
+    weight_problems,
+    with_rounding,
+    without_nan,
+)
+from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
+from bayeskit.inference.evidence.modes import curvature, find_modes
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.starts import from_prior
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "CHECK_DRAWS",
+    "MAX_ITERATIONS",
+    "MeanField",
+    "balanced_normal_draws",
+    "evidence_lower_bound",
+    "fit_mean_field",
+    "normal_log_prob",
+    "sample_tails",
+    "tails_log_prob",
+    "variational_importance_sampling",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Independent normal and Student-t distributions: draws and densities.
+# --------------------------------------------------------------------------------------------------
+
+_DEGREES_OF_FREEDOM = 3.0
+
+
+def _sample_normal(location: Tensor, scale: Tensor, num_draws: int, generator: torch.Generator) -> Tensor:
+    """Draw from independent normal distributions, shape ``(num_draws, d)``; ``generator`` is one of the CPU."""
+    noise = torch.randn(num_draws, len(location), generator=generator, dtype=torch.float64)
+    return location + scale * noise.to(location)
+
+
+def normal_log_prob(location: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    """Return the log density of independent normal distributions, in double precision."""
+    z, log_scale = _standardised(location, scale, x)
+    return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi)) - log_scale
+
+
+def sample_tails(location: Tensor, scale: Tensor, num_draws: int, generator: torch.Generator) -> Tensor:
+    """Draw from independent Student-t distributions, shape ``(num_draws, d)``."""
+    normal = torch.randn(num_draws, len(location), generator=generator, dtype=torch.float64)
+    half = torch.full_like(normal, _DEGREES_OF_FREEDOM / 2)
+    spread = (half / torch._standard_gamma(half, generator=generator)).sqrt()
+    return location + scale * (normal * spread).to(location)
+
+
+def tails_log_prob(location: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    """Return the log density of independent Student-t distributions, in double precision."""
+    z, log_scale = _standardised(location, scale, x)
+    df = _DEGREES_OF_FREEDOM
+    constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
+    kernel = (z.square() / df).log1p().sum(-1)
+    return z.shape[-1] * constant - (df + 1) / 2 * kernel - log_scale
+
+
+def _standardised(location: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return (x.double() - location.double()) / scale.double(), scale.double().log().sum()
+
+
+# --------------------------------------------------------------------------------------------------
+# Fixed standard normal draws whose averages stand for expectations while something is optimised.
+# --------------------------------------------------------------------------------------------------
+
+
+def balanced_normal_draws(num_draws: int, dim: int, generator: torch.Generator) -> Tensor:
+    """Make normal draws with mean exactly zero and, where there are enough, covariance exactly the identity.
+
+    A scrambled Sobol sequence, its mirror image, and a linear map that mends the
+    second moments. Averages of quadratic functions over them are exact, so that the
+    mean field of a normal posterior is found without any sampling error.
+
+    Parameters
+    ----------
+    num_draws : int
+        Even.
+    dim : int
+    generator : torch.Generator
+        On the CPU.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(num_draws, dim)``, double precision, on the CPU.
+
+    References
+    ----------
+    Owen, A. B. (1995). Randomly permuted (t, m, s)-nets and (t, s)-sequences. In:
+    Monte Carlo and Quasi-Monte Carlo Methods in Scientific Computing, 299-317.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.evidence.variational import balanced_normal_draws
+    >>> z = balanced_normal_draws(64, 3, torch.Generator().manual_seed(0))
+    >>> torch.allclose(z.T @ z / 64, torch.eye(3, dtype=z.dtype)), bool(z.mean(0).abs().max() < 1e-12)
+    (True, True)
+    """
+    half = num_draws // 2
+    z = normal_points(half, dim, generator)
+    moments = z.T @ z / half if half >= 2 * dim else torch.diag(z.square().mean(0))
+    factor = torch.linalg.cholesky(moments)
+    z = torch.linalg.solve_triangular(factor.T, z, upper=True, left=False)
+    return torch.cat([z, -z])
+
+
+def _power_of_two(number: float) -> int:
+    """Return the smallest power of two that is not below ``number``."""
+    return 1 << max(0, math.ceil(math.log2(number)))
+
+
+# --------------------------------------------------------------------------------------------------
+# The independent normal distribution that is closest to the posterior in unconstrained space.
+# --------------------------------------------------------------------------------------------------
+
+_MIN_DRAWS = 128
+_MAX_START_DRAWS = 1024
+_GROWTH = 4
+MAX_ITERATIONS = 1000
+_MAX_GRADIENT = 0.01
+"""In nats for a step of one standard deviation."""
+_MAX_STARTS = 3
+_PRIOR_DRAWS = 400
+_MAX_SHRINKS = 12
+_SMALLEST_SCALE = 1e-100
+
+
+@dataclass(frozen=True, eq=False)
+class MeanField:
+    """Independent normal distributions of the unconstrained coordinates.
+
+    Attributes
+    ----------
+    location, scale : Tensor
+        Means and standard deviations, shape ``(d,)``.
+    bound : float
+        Evidence lower bound, in nats, on the draws it was fitted to.
+    improvement : float
+        What the last set of draws, four times larger than the one before, added to the
+        bound. About a quarter of it is what more draws could still add.
+    gradient : float
+        Largest slope of the bound at the end, in nats per standard deviation.
+    num_draws : int
+        Fixed draws of the last round.
+    num_evaluations : int
+        Gradients of the log density, those of the search for modes included.
+    others : tuple of (Tensor, Tensor)
+        Location and scale of other optima that a search ended at, the highest first.
+    problems : tuple of str
+        What is wrong with the fit.
+    height : float
+        Log density of the target at the location, by which to know it again.
+    """
+
+    location: Tensor
+    scale: Tensor
+    bound: float
+    improvement: float
+    gradient: float
+    num_draws: int
+    num_evaluations: int
+    others: tuple[tuple[Tensor, Tensor], ...] = ()
+    problems: tuple[str, ...] = ()
+    height: float = math.nan
+
+    def require(self, target: Target) -> int:
+        """Refuse a target to which this mean field does not belong.
+
+        Returns
+        -------
+        int
+            Evaluations spent.
+
+        Raises
+        ------
+        ShapeError
+            If their dimensions differ.
+        SettingsError
+            If the density of the target is another at the location.
+        """
+        return require_own("mean field", self.location, self.height, target, target.log_density)
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw from it, shape ``(num_draws, d)``; ``generator`` is one of the CPU."""
+        return _sample_normal(self.location, self.scale, num_draws, generator)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density, ``(*batch, d) -> (*batch)``, in double precision."""
+        return normal_log_prob(self.location, self.scale, x)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Where an optimisation ended: location, log scale, bound, largest slope."""
+
+    location: np.ndarray
+    log_scale: np.ndarray
+    bound: float
+    gradient: float
+
+
+def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 8192, seed: int = 0) -> MeanField:
+    """Fit independent normal distributions to the posterior by the evidence lower bound.
+
+    The expectation in the bound is an average over fixed draws, so that L-BFGS can
+    maximise it to the end and convergence can be seen. Their number grows fourfold
+    until the fit to fewer draws is as good on the new ones as the fit to these.
+    Searches start at the modes, as wide as the curvature there says, and at the
+    centre of the prior, as wide as the prior.
+
+    Parameters
+    ----------
+    target : Target
+    tolerance : float, default 0.01
+        The number of draws stops growing when that raises the bound by no more, in nats.
+    max_draws : int, default 8192
+        Fixed draws at most.
+    seed : int, default 0
+
+    Returns
+    -------
+    MeanField
+        Its ``problems`` say whether it did not converge.
+
+    Raises
+    ------
+    InitializationError
+        If the density is finite nowhere that a search could start.
+    SettingsError
+        If ``tolerance`` is not positive or ``max_draws`` below 2.
+
+    References
+    ----------
+    Giordano, R., Ingram, M., Broderick, T. (2024). Black box variational inference
+    with a deterministic objective: faster, more accurate, and even more black box.
+    Journal of Machine Learning Research 25(18).
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence.variational import fit_mean_field
+    >>> case = bk.exact.get("linreg10")
+    >>> q = fit_mean_field(case.target())
+    >>> q.problems, q.bound < case.log_evidence
+    ((), True)
+    """
+    tolerance = real_number("tolerance", tolerance, (0.0, math.inf))
+    max_draws = whole_number("max_draws", max_draws, least=2)
+    generator = new_generator(seed, stream="mean field")
+    count = _power_of_two(min(max(_MIN_DRAWS, 4 * target.dim), _MAX_START_DRAWS))
+    count = min(count, max_draws - max_draws % 2)
+    objective = _Objective(target, balanced_normal_draws(count, target.dim, generator))
+    starts, num_evaluations = _starts(target, generator, seed)
+    fits = [fit for start in starts if (fit := objective.maximise(*start)) is not None]
+    if not fits:
+        raise InitializationError(
+            "the evidence lower bound is finite at no starting point: the density is zero close to the mode; "
+            "look at the model and the data"
+        )
+    fits.sort(key=lambda fit: fit.bound, reverse=True)
+    best, others = fits[0], _distinct(fits)
+    num_evaluations += objective.num_evaluations
+    improvement = math.inf
+    while _GROWTH * count <= max_draws and improvement > tolerance:
+        count *= _GROWTH
+        objective = _Objective(target, balanced_normal_draws(count, target.dim, generator))
+        before = objective.bound(best)
+        best = objective.maximise(best.location, np.exp(best.log_scale)) or replace(best, bound=before)
+        num_evaluations += objective.num_evaluations
+        improvement = best.bound - before
+    location, scale = _tensors(target, best)
+    return MeanField(
+        location,
+        scale,
+        best.bound,
+        improvement,
+        best.gradient,
+        count,
+        num_evaluations + 1,
+        tuple(_tensors(target, other) for other in others),
+        tuple(_problems(best, improvement, tolerance, count)),
+        float(target.log_density(location)),
+    )
+
+
+def _tensors(target: Target, fit: _Fit) -> tuple[Tensor, Tensor]:
+    """Return location and scale as the target takes them."""
+    location, scale = torch.as_tensor(fit.location), torch.as_tensor(np.exp(fit.log_scale))
+    return location.to(target.device, target.dtype), scale.to(target.device, target.dtype)
+
+
+def _problems(fit: _Fit, improvement: float, tolerance: float, count: int) -> list[str]:
+    problems = []
+    if not fit.gradient <= _MAX_GRADIENT:
+        problems.append(
+            f"the mean field did not converge (slope {fit.gradient:.2g} nats a standard deviation): reparameterise, "
+            "or use bridge sampling"
+        )
+    if not improvement <= tolerance:
+        found = "what more would gain was not seen"
+        if math.isfinite(improvement):
+            found = f"the last gained {improvement:.3f} nats"
+        problems.append(f"{count} fixed draws are too few for the mean field ({found}): raise max_draws")
+    return problems
+
+
+class _Objective:
+    """The bound as an average over fixed draws, and its gradient."""
+
+    def __init__(self, target: Target, z: Tensor) -> None:
+        self._z = z.to(target.device)
+        self._like = torch.ones(len(z), dtype=target.dtype, device=target.device)
+        self._evaluate = target.evaluator(len(z), 300)
+        self.num_evaluations = 0
+
+    def value_and_grad(self, location: np.ndarray, log_scale: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Return the bound without its constant, and its gradient; not finite where the density is zero at a draw."""
+        self.num_evaluations += len(self._z)
+        with np.errstate(over="ignore"):
+            scale = np.exp(log_scale)
+        u = torch.as_tensor(location).to(self._z) + torch.as_tensor(scale).to(self._z) * self._z
+        if not bool(u.isfinite().all()):
+            return -math.inf, np.zeros_like(location), np.zeros_like(location)
+        result = self._evaluate(u.to(self._like), self._like)
+        gradient = result.gradient.double()
+        slope = gradient.mean(0).cpu().numpy()
+        bound = float(result.log_density.double().mean()) + float(log_scale.sum())
+        return bound, slope, 1 + scale * (gradient * self._z).mean(0).cpu().numpy()
+
+    def bound(self, fit: _Fit) -> float:
+        """Return the bound of a fit to other draws."""
+        with one_thread():
+            return self.value_and_grad(fit.location, fit.log_scale)[0] + _entropy(len(fit.location))
+
+    def maximise(self, location: np.ndarray, scale: np.ndarray) -> _Fit | None:
+        """Climb from a location and scale; from a smaller scale if draws of that one have density zero."""
+        with one_thread():
+            for _ in range(_MAX_SHRINKS):
+                value, slope, scale_slope = self.value_and_grad(location, np.log(scale))
+                if math.isfinite(value) and bool(np.isfinite(slope).all() and np.isfinite(scale_slope).all()):
+                    return self._climb(location, scale)
+                scale = scale / 4
+        return None
+
+    def _climb(self, location: np.ndarray, scale: np.ndarray) -> _Fit:
+        d, start = len(location), np.log(scale)
+        last = np.zeros(2 * d), math.inf, np.zeros(2 * d)
+
+        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal last
+            value, slope, scale_slope = self.value_and_grad(location + scale * x[:d], start + x[d:])
+            gradient = -np.concatenate([scale * slope, scale_slope])
+            if not math.isfinite(value) or not bool(np.isfinite(gradient).all()):
+                # A wall just high enough to send the line search back.
+                return last[1] + 10 * (1 + abs(float(last[2] @ (x - last[0])))), np.zeros_like(x)
+            last = x.copy(), -value, gradient
+            return -value, gradient
+
+        options = {"maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS, "maxls": 50, "maxcor": 20}
+        outcome = minimize(
+            loss, np.zeros(2 * d), jac=True, method="L-BFGS-B", options=options | {"ftol": 1e-13, "gtol": 1e-6}
+        )
+        end, log_scale = location + scale * outcome.x[:d], start + outcome.x[d:]
+        value, slope, scale_slope = self.value_and_grad(end, log_scale)
+        largest = max(float(np.abs(np.exp(log_scale) * slope).max()), float(np.abs(scale_slope).max()))
+        return _Fit(end, log_scale, value + _entropy(d), largest)
+
+
+def _entropy(dim: int) -> float:
+    """Return the entropy of a standard normal distribution."""
+    return 0.5 * dim * (1 + math.log(2 * math.pi))
+
+
+def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
+    """Return locations and scales: the modes by their curvature, then the prior; and the evaluations spent."""
+    prior = from_prior(target, _PRIOR_DRAWS, generator)
+    if prior is not None:
+        prior = prior.double()
+        low, centre, high = (prior.quantile(q, 0).cpu().numpy() for q in (0.25, 0.5, 0.75))
+        width = np.clip((high - low) / 1.349, _SMALLEST_SCALE, 1 / _SMALLEST_SCALE)
+    else:
+        centre, width = np.zeros(target.dim), np.ones(target.dim)
+    starts: list[tuple[np.ndarray, np.ndarray]] = []
+    modes, spent = find_modes(target, seed=seed)
+    for mode in modes:
+        end = mode.double().cpu().numpy()
+        if len(starts) == _MAX_STARTS or any((np.abs(end - other) < 0.1 * scale).all() for other, scale in starts):
+            continue
+        precision, count = curvature(target, mode)
+        spent += count
+        diagonal = precision.diagonal().double().cpu().numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = np.where(diagonal > 0, 1 / np.sqrt(diagonal), width)
+        starts.append((end, np.clip(scale, _SMALLEST_SCALE, width)))
+    return [*starts, (centre, width)], spent
+
+
+def _distinct(fits: list[_Fit]) -> list[_Fit]:
+    """Leave out the best and whatever ended where a better one did."""
+    kept = fits[:1]
+    for fit in fits[1:]:
+        if not any(_same(fit, other) for other in kept):
+            kept.append(fit)
+    return kept[1:]
+
+
+def _same(a: _Fit, b: _Fit) -> bool:
+    scale = np.exp(np.minimum(a.log_scale, b.log_scale))
+    near = np.abs(a.location - b.location) < 0.5 * scale
+    return bool(near.all() and (np.abs(a.log_scale - b.log_scale) < 0.5).all())
+
+
+# --------------------------------------------------------------------------------------------------
+# Importance weights of draws that a mean field was not fitted to.
+# --------------------------------------------------------------------------------------------------
+
+
+class _Weights(NamedTuple):
+    """Draws of a mean field and how the density compares with it there.
+
+    Attributes
+    ----------
+    log_weights : Tensor
+        Shape ``(1, num_draws)``, double precision.
+    log_density : Tensor
+        Shape ``(num_draws,)``.
+    problems : list of str
+    """
+
+    log_weights: Tensor
+    log_density: Tensor
+    problems: list[str]
+
+
+def _fresh_weights(target: Target, mean_field: MeanField, num_draws: int, generator: torch.Generator) -> _Weights:
+    """Draw from a mean field and weigh the draws."""
+    x = mean_field.sample(num_draws, generator)
+    with one_thread():
+        log_density, problems = without_nan(target.log_density(x))
+        return _Weights((log_density.double() - mean_field.log_prob(x)).unsqueeze(0), log_density, problems)
+
+
+# --------------------------------------------------------------------------------------------------
+# The evidence lower bound of a mean field.
+# --------------------------------------------------------------------------------------------------
+
+
+@estimator()
+def evidence_lower_bound(
+    target: Target, *, mean_field: MeanField | None = None, num_draws: int = 10_000, seed: int = 0
+) -> Evidence:
+    """Bound the log evidence from below with independent normal distributions.
+
+    The gap is the divergence of the fit from the posterior. Nothing in the bound says
+    how large that is, so it has no standard error as an estimate and is never trusted;
+    how well the bound itself is known stands in the diagnostics as ``bound_error``.
+
+    Parameters
+    ----------
+    target : Target
+    mean_field : MeanField, optional
+        Of this target; fitted if not given.
+    num_draws : int, default 10,000
+        Fresh draws, other than those of the fit.
+    seed : int, default 0
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than two draws, or the mean field is of another target.
+
+    References
+    ----------
+    Jordan, M. I., Ghahramani, Z., Jaakkola, T. S., Saul, L. K. (1999). An introduction
+    to variational methods for graphical models. Machine Learning 37, 183-233.
+    Kucukelbir, A., Tran, D., Ranganath, R., Gelman, A., Blei, D. M. (2017). Automatic
+    differentiation variational inference. Journal of Machine Learning Research 18(14).
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence.variational import evidence_lower_bound
+    >>> case = bk.exact.get("linreg10")
+    >>> z = evidence_lower_bound(case.target())
+    >>> z.log_evidence < case.log_evidence, z.diagnostics["bound_error"] < 0.02, z.trusted
+    (True, True, False)
+    """
+    num_draws = whole_number("num_draws", num_draws, least=2)
+    q = mean_field or fit_mean_field(target, seed=seed)
+    checked = q.require(target)
+    weights = _fresh_weights(target, q, num_draws, new_generator(seed, stream="evidence lower bound"))
+    bound = float(weights.log_weights.mean())
+    problems = [
+        "a lower bound, below the log evidence by an unknown divergence: use variational_importance_sampling",
+        *q.problems,
+        *weights.problems,
+    ]
+    if bound == -math.inf:
+        share = 100 * float((weights.log_weights == -math.inf).double().mean())
+        problems.append(f"the density is zero at {share:.2g} % of the draws: use bridge sampling")
+    error = float(weights.log_weights.std()) / math.sqrt(num_draws)
+    return Evidence(
+        "evidence_lower_bound",
+        bound,
+        math.nan,
+        num_draws + q.num_evaluations + checked,
+        tuple(problems),
+        {
+            "bound_error": with_rounding(error, weights.log_density),
+            "fitted_bound": q.bound,
+            "improvement": q.improvement,
+            "gradient": q.gradient,
+        },
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Importance sampling from a mean field.
+# --------------------------------------------------------------------------------------------------
+
+CHECK_DRAWS = 4000
+_MAX_UNSEEN = 0.5
+_MAX_LOCAL_SHAPE = {"normal": 0.5, "mixture": 0.6}
+"""Where normal weights lose their variance, and where replicates show that the mixture's error becomes too small."""
+
+
+@estimator()
+def variational_importance_sampling(
+    target: Target,
+    *,
+    mean_field: MeanField | None = None,
+    draws: Draws | None = None,
+    num_draws: int = 10_000,
+    tail_share: float = 0.5,
+    seed: int = 0,
+) -> Evidence:
+    """Sample by importance from independent normal distributions fitted by the evidence lower bound.
+
+    The fit is narrower than the posterior where coordinates are correlated, and its
+    tails are lighter than most. So half of the draws come from Student-t
+    distributions of the same locations and scales, and all are weighed by the mixture
+    of both, which costs at most half of the effective draws. What even these do not
+    reach is looked for with wider draws, at the other optima of the bound, and in the
+    curvature of the density.
+
+    Parameters
+    ----------
+    target : Target
+    mean_field : MeanField, optional
+        Of this target; fitted if not given.
+    draws : Draws, optional
+        Posterior draws, to see whether the proposal covers them.
+    num_draws : int, default 10,000
+    tail_share : float, default 0.5
+        Share of the draws that come from the Student-t distributions, from zero
+        (the normal distributions alone) to below one.
+    seed : int, default 0
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target.
+    SettingsError
+        If there are fewer than two draws, the share is not in [0, 1), or the mean field is of another
+        target.
+
+    References
+    ----------
+    Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture
+    distributions. Technometrics 37, 185-194.
+    Domke, J., Sheldon, D. (2018). Importance weighting and variational inference.
+    Advances in Neural Information Processing Systems 31.
+
+    Examples
+    --------
+    >>> import bayeskit as bk
+    >>> from bayeskit.inference.evidence.variational import variational_importance_sampling
+    >>> case = bk.exact.get("three_taxon_tree")
+    >>> z = variational_importance_sampling(case.target())
+    >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted
+    (True, True)
+    """
+    num_draws = whole_number("num_draws", num_draws, least=2)
+    tail_share = real_number("tail_share", tail_share)
+    if not 0 <= tail_share < 1:
+        raise SettingsError(f"tail_share must be at least 0 and below 1, not {tail_share!r}")
+    # However few the draws, those of the normal distributions are not left out of the mixture.
+    num_tail_draws = min(round(tail_share * num_draws), num_draws - 1)
+    if draws is not None:
+        belongs(draws, target)
+    q = mean_field or fit_mean_field(target, seed=seed)
+    spent = q.require(target) + q.num_evaluations + (0 if draws is None else draws.num_gradients)
+    generator = new_generator(seed, stream="variational importance sampling")
+    proposal = _Proposal(q, num_draws, num_tail_draws)
+    x = proposal.sample(generator)
+    with one_thread():
+        log_prior, log_likelihood = target.evaluate(x)
+    log_density, problems = without_nan(log_prior + log_likelihood)
+    log_density, infinite = without_infinity(log_density)
+    log_weights = log_density.double() - proposal.log_prob(x)
+    log_z, largest = float(log_mean_exp(log_weights.unsqueeze(0))), float(log_weights.max())
+    error = with_rounding(proposal.error((log_weights - log_z).exp()), log_density)
+    shape, effective = pareto_shape(log_weights), float(weight_effective_sample_size(log_weights))
+    local, differences = _local_shape(target, q)
+    unseen = _unseen_variance(target, q, proposal, log_z, largest, generator) / (num_draws * error**2)
+    problems = [*q.problems, *problems, *(infinite or weight_problems(shape, effective))]
+    if local > _MAX_LOCAL_SHAPE["mixture" if tail_share else "normal"]:
+        problems.append(
+            f"the posterior is much wider than the mean field in some direction (Pareto k {local:.2f} by its "
+            "curvature): use bridge sampling"
+        )
+    if unseen > _MAX_UNSEEN:
+        problems.append(
+            f"part of the posterior lies where the proposal hardly reaches (it adds {100 * unseen:.3g} % to the "
+            "variance of the weights): use bridge sampling or nested sampling"
+        )
+    others = torch.stack([location for location, _ in q.others]) if q.others else None
+    missed, looks = missed_mass(
+        target, x, log_weights, log_z, error, log_prob=proposal.log_prob, others=others, seed=seed
+    )
+    problems += missed_draws(proposal.log_prob, draws, largest) + missed + same_likelihood(log_likelihood)
+    return Evidence(
+        "variational_importance_sampling",
+        log_z,
+        error,
+        num_draws + spent + differences + looks + CHECK_DRAWS * (1 + len(q.others)),
+        tuple(problems),
+        {"pareto_shape": shape, "effective_draws": effective, "local_pareto_shape": local, "unseen_variance": unseen},
+    )
+
+
+class _Proposal:
+    """A mixture of a mean field and of Student-t distributions, with a fixed number of draws from each."""
+
+    def __init__(self, mean_field: MeanField, num_draws: int, num_tail_draws: int) -> None:
+        self._q, self._counts = mean_field, (num_draws - num_tail_draws, num_tail_draws)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        location, scale = self._q.location, self._q.scale
+        return torch.cat(
+            [
+                _sample_normal(location, scale, self._counts[0], generator),
+                sample_tails(location, scale, self._counts[1], generator),
+            ]
+        )
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        location, scale = self._q.location, self._q.scale
+        narrow = normal_log_prob(location, scale, x)
+        if not self._counts[1]:
+            return narrow
+        share = self._counts[1] / sum(self._counts)
+        return torch.logaddexp(narrow + math.log1p(-share), tails_log_prob(location, scale, x) + math.log(share))
+
+    def error(self, weights: Tensor) -> float:
+        """Return the standard error of the mean weight; how many draws each part gives is not left to chance."""
+        parts = [part for part in weights.split(self._counts) if len(part) > 1]
+        return math.sqrt(sum(len(part) * float(part.var()) for part in parts)) / len(weights)
+
+
+def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
+    """Pareto shape of the weights of the normal distributions if the log density were quadratic, and evaluations.
+
+    Along an eigenvector of the curvature, in units of the mean field, the weight is
+    ``exp((1 - eigenvalue) z^2 / 2)`` with ``z`` normal.
+    """
+    precision, spent = curvature(target, q.location)
+    if not bool(precision.isfinite().all()):
+        return math.inf, spent
+    return 1 - float(torch.linalg.eigvalsh(q.scale.unsqueeze(-1) * precision * q.scale).min()), spent
+
+
+def _unseen_variance(
+    target: Target, q: MeanField, proposal: _Proposal, log_z: float, largest: float, generator: torch.Generator
+) -> float:
+    """Estimate what regions with larger weights than any that was drawn add to the weights' relative variance.
+
+    From Student-t distributions at every optimum of the bound, at the best one twice as wide as the fit.
+    """
+    unseen = 0.0
+    for location, scale in ((q.location, 2 * q.scale), *q.others):
+        x = sample_tails(location, scale, CHECK_DRAWS, generator)
+        with one_thread():
+            log_density = target.log_density(x).double().nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+            log_weights = log_density - proposal.log_prob(x)
+            squared = log_weights + log_density - tails_log_prob(location, scale, x) - 2 * log_z
+        terms = torch.where(log_weights > largest, squared, -torch.inf)
+        unseen = max(unseen, float(log_mean_exp(terms.unsqueeze(0)).clamp(max=700.0).exp()))
+    return unseen

@@ -1,0 +1,385 @@
+"""Posteriors by minimising a loss under random weights of the data."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.progress import progress_bar
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.draws import Draws
+from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
+from bayeskit.inference.generalized.losses.loss import Data, columns
+from bayeskit.inference.generalized.minimizer import Minimum, minimize
+from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooling
+from bayeskit.logdensity.pyro_distributions import draw
+
+__all__ = [
+    "BLOCK",
+    "Centring",
+    "as_draws",
+    "blocks",
+    "dirichlet",
+    "joined",
+    "loss_likelihood_bootstrap",
+    "mixed",
+    "numbers_of",
+    "posterior_bootstrap",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Posterior draws as minimisers of a loss under random weights of the data.
+# --------------------------------------------------------------------------------------------------
+
+BLOCK = 2**21
+"""Numbers that the replicates of one batch may hold."""
+
+
+def loss_likelihood_bootstrap(
+    posterior: GibbsPosterior,
+    num_draws: int = 1000,
+    *,
+    concentration: float = 1.0,
+    prior_weight: float = 0.0,
+    seed: int = 0,
+    progress: bool = True,
+) -> Draws:
+    r"""Minimise the loss under random weights of the data: the weighted-likelihood or loss-likelihood bootstrap.
+
+    Each draw is :math:`\arg\min_\theta \sum_i g_i \ell(\theta, x_i)` with :math:`g \sim n\,\mathrm{Dirichlet}(c, \dots,
+    c)`. With ``concentration`` one this is the posterior of the minimiser under a Dirichlet process prior that says
+    nothing; its covariance is asymptotically the sandwich, whatever the scale of the loss, so that no learning rate
+    has to be chosen. The prior of the parameter is left out by default.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        Its loss and data; the weight does not matter, the prior only for the parameter's shape and support.
+    num_draws : int, default 1000
+        Number of draws ``R``, all minimised in a few batches.
+    concentration : float, default 1.0
+        ``c`` of the weights, positive; their variance is nearly ``1 / c``.
+    prior_weight : float, default 0.0
+        Of minus the log prior density (over unconstrained space), which is added to the loss.
+    seed : int, default 0
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    Draws
+        One chain of ``R`` independent draws; ``sample_stats["converged"]`` says which minimisations did.
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain, losses are pooled so that weights of data mean nothing, or most
+        minimisations did not converge, such as those of a loss whose kinks are not known.
+
+    Warns
+    -----
+    SamplingWarning
+        If minimisations did not converge.
+
+    References
+    ----------
+    Newton, M. A., Raftery, A. E. (1994). Approximate Bayesian inference with the weighted likelihood bootstrap. JRSS B
+    56, 3-48.
+
+    Lyddon, S. P., Holmes, C. C., Walker, S. G. (2019). General Bayesian updating and the loss-likelihood bootstrap.
+    Biometrika 106, 465-478.
+
+    Rubin, D. B. (1981). The Bayesian bootstrap. Annals of Statistics 9, 130-134.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> x = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    >>> posterior = GibbsPosterior(dist.Normal(0.0, 5.0), losses.HalfSquared(), x)
+    >>> draws = loss_likelihood_bootstrap(posterior, 4000)
+    >>> theta = draws.values()["theta"]  # exactly: mean 4, variance 1.9
+    >>> bool(abs(theta.mean() - 4) < 0.1), bool(abs(theta.var() - 1.9) < 0.2)
+    (True, True)
+    """
+    count = whole_number("num_draws", num_draws, least=1)
+    check_pooling(posterior)
+    shape = real_number("concentration", concentration, between=(0.0, math.inf))
+    generator = new_generator(seed, stream="loss-likelihood bootstrap")
+    begin, n, found = time.monotonic(), posterior.num_data, []
+    first = minimize(posterior, prior_weight=prior_weight, seed=seed).position
+    with progress_bar("loss-likelihood bootstrap", count, progress) as bar:
+        for size in blocks(count, n):
+            weights = n * dirichlet(torch.full((size, n), shape, dtype=torch.float64), generator)
+            found.append(minimize(posterior, weights=weights.to(first), prior_weight=prior_weight, start=first))
+            bar.update(sum(len(part.value) for part in found))
+    settings = {"method": "loss_likelihood_bootstrap", "concentration": shape, "seed": seed}
+    return as_draws(posterior, joined(found), time.monotonic() - begin, settings)
+
+
+def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one row from the Dirichlet law of each row of concentrations, ``(R, n) -> (R, n)``.
+
+    A concentration of zero gives weight zero. Small ones are drawn by logarithms, as gamma variables of theirs may be
+    too small for numbers: with ``g ~ Gamma(c + 1)`` and a uniform ``u``, ``g * u ** (1 / c) ~ Gamma(c)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> weights = dirichlet(torch.tensor([[1.0, 2.0, 0.0]]), torch.Generator().manual_seed(0))
+    >>> weights.sum().item(), weights[0, 2].item()
+    (1.0, 0.0)
+    """
+    small = concentration < 1
+    gamma = torch._standard_gamma(concentration + small.to(concentration), generator=generator)
+    if not bool(small.any()):
+        return gamma / gamma.sum(-1, keepdim=True)
+    uniform = 1 - torch.rand(gamma.shape, dtype=gamma.dtype, device=gamma.device, generator=generator)
+    power = uniform.log() / concentration.clamp_min(100 * torch.finfo(gamma.dtype).tiny)
+    logarithm = torch.where(small, gamma.log() + power, gamma.log())
+    return logarithm.masked_fill(concentration <= 0, -math.inf).softmax(-1)
+
+
+def blocks(count: int, numbers: int) -> list[int]:
+    """Divide ``count`` replicates of so many numbers each into batches that fit into memory.
+
+    Examples
+    --------
+    >>> blocks(5, 2**20)
+    [2, 2, 1]
+    """
+    size = max(1, BLOCK // max(numbers, 1))
+    return [min(size, count - start) for start in range(0, count, size)]
+
+
+def numbers_of(data: Data) -> int:
+    """Return how many numbers data consist of.
+
+    Examples
+    --------
+    >>> numbers_of((torch.zeros(3, 2), torch.zeros(3)))
+    9
+    """
+    return sum(x.numel() for x in columns(data))
+
+
+def joined(parts: list[Minimum]) -> Minimum:
+    """Put minima of several batches one after the other."""
+    return Minimum(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, settings: dict[str, Any]) -> Draws:
+    """Return minima as one chain of draws, and warn of those that are none.
+
+    Raises
+    ------
+    SettingsError
+        If most minimisations did not converge, or one did not and all ended at the same place.
+
+    Warns
+    -----
+    SamplingWarning
+        If minimisations did not converge.
+    """
+    failed, count = int((~found.converged).sum()), len(found.value)
+    stuck = count > 1 and bool((found.position == found.position[0]).all())
+    if 2 * failed > count or (failed and stuck):
+        raise SettingsError(
+            f"{failed} of {count} minimisations by loss {type(posterior.loss).__name__} did not converge, so that "
+            "there are no draws: where the loss has kinks, use losses.Absolute or losses.Pinball (with predict=), or "
+            "subclass PointwiseLoss with smoothed(); or it has no minimum, or covariates are badly scaled"
+        )
+    if failed:
+        warnings.warn(
+            f"{failed} of {len(found.value)} minimisations did not converge, so that their draws are no minimisers; "
+            "look at sample_stats['converged'], scale covariates to unit variance, or smooth the loss",
+            SamplingWarning,
+            stacklevel=3,
+        )
+    log_prior, log_likelihood = posterior.evaluate(found.position)
+    return Draws(
+        found.position[None],
+        log_prior[None],
+        log_likelihood[None],
+        torch.ones(1, dtype=posterior.dtype, device=posterior.device),
+        {"converged": found.converged[None]},
+        seconds=seconds,
+        settings=settings,
+        target=posterior,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Nonparametric learning: minimisers of a loss under draws from a Dirichlet process posterior of the data's law.
+# --------------------------------------------------------------------------------------------------
+
+Centring = Callable[[int, int, torch.Generator], Any]
+"""``(replicates R, pseudo-samples T, generator) -> data (R, T, ...)``, a tuple where the data are one."""
+
+
+def posterior_bootstrap(
+    posterior: GibbsPosterior,
+    num_draws: int = 1000,
+    *,
+    concentration: float = 0.0,
+    centring: Centring | Distribution | None = None,
+    num_pseudo_samples: int = 100,
+    num_restarts: int = 0,
+    seed: int = 0,
+    progress: bool = True,
+) -> Draws:
+    r"""Minimise the loss under draws from the posterior of the data's law: the posterior bootstrap.
+
+    The unknown law has a Dirichlet process prior of ``concentration`` :math:`c` about the centring model, hence the
+    posterior :math:`\mathrm{DP}(c + n, \frac{c F + \sum_i \delta_{x_i}}{c + n})`. Each draw mixes the data with
+    :math:`T` pseudo-samples of :math:`F`, under :math:`\mathrm{Dirichlet}(1, \dots, 1, c/T, \dots, c/T)` weights, and
+    takes the parameter of least loss. What is learnt is that parameter, whether or not a model holds.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        Its loss and data; the weight does not matter, the prior only for the parameter's shape and support, and for
+        where restarts begin.
+    num_draws : int, default 1000
+        Number of draws ``R``, all minimised in a few batches.
+    concentration : float, default 0.0
+        ``c``: how many data the centring model is worth. Zero is the loss-likelihood bootstrap.
+    centring : callable or distribution, optional
+        Where pseudo-samples come from: ``(R, T, generator) -> data (R, T, ...)``, or a distribution of one datum. A
+        callable may draw a parameter for each replicate first, such as from a posterior, and then data given it:
+        then the prior is a mixture of Dirichlet processes.
+    num_pseudo_samples : int, default 100
+        ``T``: the larger, the nearer to the Dirichlet process.
+    num_restarts : int, default 0
+        Draws of the prior from which each replicate is minimised in addition, the best minimum being kept: for losses
+        with several. A proper prior, then, says where to look.
+    seed : int, default 0
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    Draws
+        One chain of ``R`` independent draws; ``sample_stats["converged"]`` says which minimisations did.
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain, there is a concentration and no centring model, or most minimisations
+        did not converge, such as those of a loss whose kinks are not known.
+    ShapeError
+        If the centring model draws no data like those of the posterior.
+    DataError
+        If it draws data that are not finite.
+
+    Warns
+    -----
+    SamplingWarning
+        If minimisations did not converge.
+
+    References
+    ----------
+    Lyddon, S., Walker, S., Holmes, C. (2018). Nonparametric learning from Bayesian models with randomized objective
+    functions. NeurIPS.
+
+    Fong, E., Lyddon, S., Holmes, C. (2019). Scalable nonparametric sampling from multimodal posteriors with the
+    posterior bootstrap. ICML.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> x = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    >>> posterior = GibbsPosterior(dist.Normal(0.0, 5.0), losses.HalfSquared(), x)
+    >>> draws = posterior_bootstrap(posterior, 4000, concentration=4.0, centring=dist.Normal(0.0, 1.0))
+    >>> theta = draws.values()["theta"]  # half way between the data's mean and the centring model's
+    >>> bool(abs(theta.mean() - 2) < 0.1)
+    True
+    """
+    count = whole_number("num_draws", num_draws, least=1)
+    extra = whole_number("num_pseudo_samples", num_pseudo_samples, least=1)
+    restarts = whole_number("num_restarts", num_restarts, least=0)
+    check_pooling(posterior)
+    c = real_number("concentration", concentration)
+    if not 0 <= c < math.inf:
+        raise SettingsError(f"concentration must be at least zero and finite, not {c}")
+    if c > 0 and centring is None:
+        raise SettingsError("a concentration needs a centring model to draw pseudo-samples from; give centring=")
+    generator = new_generator(seed, stream="posterior bootstrap")
+    begin, n, found = time.monotonic(), posterior.num_data, []
+    first = minimize(posterior, seed=seed).position
+    concentrations = torch.ones(n, dtype=torch.float64)
+    if c > 0:
+        concentrations = torch.cat([concentrations, torch.full((extra,), c / extra, dtype=torch.float64)])
+    numbers = numbers_of(posterior.data) * len(concentrations) // n
+    with progress_bar("posterior bootstrap", count, progress) as bar:
+        for size in blocks(count, numbers):
+            weights = (n + c) * dirichlet(concentrations.expand(size, -1), generator).to(first)
+            data = mixed(posterior, _pseudo_samples(posterior, centring, size, extra, generator)) if c > 0 else None
+            starts = [first.expand(size, -1)]
+            starts += [posterior.prior.start(size, generator).to(first) for _ in range(restarts)]
+            found.append(_best([minimize(posterior, weights=weights, data=data, start=start) for start in starts]))
+            bar.update(sum(len(part.value) for part in found))
+    settings = {"method": "posterior_bootstrap", "concentration": c, "num_restarts": restarts, "seed": seed}
+    if c > 0:
+        settings["num_pseudo_samples"] = extra
+    return as_draws(posterior, joined(found), time.monotonic() - begin, settings)
+
+
+def _pseudo_samples(
+    posterior: GibbsPosterior, centring: Any, replicates: int, count: int, generator: torch.Generator
+) -> tuple[Tensor, ...]:
+    """Draw data from a centring model, each column ``(R, T, ...)``.
+
+    Raises
+    ------
+    SettingsError
+        If it is none.
+    ShapeError
+        If what it draws is no data like those of the posterior.
+    DataError
+        If they are not finite.
+    """
+    if isinstance(centring, Distribution):
+        with global_stream(generator):
+            drawn: Any = draw(centring, (replicates, count))
+    elif callable(centring):
+        drawn = centring(replicates, count, generator)
+    else:
+        raise SettingsError(f"centring must be a distribution or (R, T, generator) -> data, not {centring!r:.80}")
+    own = columns(posterior.data)
+    given = columns(drawn)
+    wanted = [(replicates, count, *x.shape[1:]) for x in own]
+    if [tuple(x.shape) for x in given] != wanted:
+        raise ShapeError(
+            f"the centring model draws data of shapes {[tuple(x.shape) for x in given]} instead of {wanted}: replicate "
+            "and pseudo-sample come first"
+        )
+    if not all(bool(x.isfinite().all()) for x in given):
+        raise DataError("the centring model draws data that are not finite; give one with lighter tails, or look at it")
+    return tuple(x.to(y) for x, y in zip(given, own, strict=True))
+
+
+def mixed(posterior: GibbsPosterior, pseudo: tuple[Tensor, ...]) -> Data:
+    """Return the posterior's data followed by others, for each replicate: ``(R, n + T, ...)``."""
+    both = tuple(
+        torch.cat([x.expand(len(y), *x.shape), y], 1) for x, y in zip(columns(posterior.data), pseudo, strict=True)
+    )
+    return both if isinstance(posterior.data, tuple) else both[0]
+
+
+def _best(runs: list[Minimum]) -> Minimum:
+    """Return, for each replicate, the run that reached the smallest loss."""
+    if len(runs) == 1:
+        return runs[0]
+    values = torch.stack([run.value for run in runs]).nan_to_num(nan=math.inf)
+    which, rows = values.argmin(0), torch.arange(values.shape[1], device=values.device)
+    return Minimum(*(torch.stack(column)[which, rows] for column in zip(*runs, strict=True)))

@@ -1,1 +1,0 @@
-"""Posteriors by minimising a loss under random weights of the data."""

@@ -1,0 +1,654 @@
+"""Whether there is a posterior, whether updates cohere, and what no weight can put right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.errors import DataError, ImproperPosteriorError, SettingsError, ShapeError
+from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, num_data, taken
+from bayeskit.inference.generalized.minimizer import Information, information
+from bayeskit.inference.generalized.posterior import GibbsPosterior
+
+__all__ = [
+    "CoherenceReport",
+    "ProprietyReport",
+    "Ray",
+    "ResidualMismatch",
+    "coherence_check",
+    "propriety_check",
+    "residual_mismatch",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Whether a posterior integrates to one, judged by how its density falls off along rays.
+# --------------------------------------------------------------------------------------------------
+
+_FAR = 1e12  # how far rays reach, in units of the posterior's width
+_RAY_STARTS, _CLIMBS, _BISECTIONS = 8, 100, 32
+_SLACK = 0.05  # of a slope that is zero where the mass of every decade is the same
+_POLES = 64  # values among the data at which poles are looked for
+_SHOWN = 0.1  # components of a direction smaller than this are not named
+
+
+@dataclass(frozen=True, eq=False)
+class Ray:
+    """A direction from the bulk of a posterior outwards.
+
+    Attributes
+    ----------
+    direction : dict of str to float
+        Components by unconstrained coordinate, a unit vector.
+    slope : float
+        By how much the logarithm of the mass about the ray grows, decade by decade, per unit of log distance:
+        negative where the mass beyond is finite, ``-inf`` where the density vanishes.
+    distance : float
+        How far the ray could be followed.
+    toward : dict of Tensor
+        The sites' values there.
+    """
+
+    direction: dict[str, float]
+    slope: float
+    distance: float
+    toward: dict[str, Tensor]
+
+    def __repr__(self) -> str:
+        shown = {name: x for name, x in self.direction.items() if abs(x) >= _SHOWN}
+        return "(" + ", ".join(f"{name} {x:+.3g}" for name, x in shown.items()) + ")"
+
+
+@dataclass(frozen=True, eq=False)
+class ProprietyReport:
+    """What :func:`propriety_check` finds.
+
+    Attributes
+    ----------
+    proper : bool
+        Whether the mass falls off along every ray that was tried.
+    worst : Ray
+        The one along which it falls off least.
+    rays : tuple of Ray
+    description : str
+        Of the posterior.
+    """
+
+    proper: bool
+    worst: Ray
+    rays: tuple[Ray, ...]
+    description: str
+
+    def raise_if_improper(self) -> None:
+        """Refuse a posterior that does not seem to exist.
+
+        Raises
+        ------
+        ImproperPosteriorError
+            Naming the direction, if ``proper`` is false.
+        """
+        if not self.proper:
+            raise ImproperPosteriorError(repr(self))
+
+    def __repr__(self) -> str:
+        if self.proper:
+            return f"seems proper: {self.description} falls off along each of {len(self.rays)} rays"
+        ends = "; ".join(f"{site} to {_short(value)}" for site, value in self.worst.toward.items())
+        return (
+            f"improper: the mass of {self.description} does not fall off in the direction {self.worst!r} of "
+            f"unconstrained space, where {ends}; take a proper prior, or one that vanishes there where this one is "
+            "proper, or a loss that grows there"
+        )
+
+
+def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed: int = 0) -> ProprietyReport:
+    r"""Look for directions in which a posterior does not fall off fast enough to integrate to one.
+
+    Unconstrained space is searched from the bulk of the posterior outwards along straight rays: each coordinate both
+    ways, the directions in which the density changes least, those in which an optimiser runs off, and random ones.
+    At distances ``r`` that double, the mass of a shell about a ray is about density times cross-section times ``r``,
+    whose logarithm must fall with ``log r``. Where the cross-section widens as ``r**(d - 1)``, as it does in a cone,
+    this says that the log density must fall faster than ``-d * log r``. The cross-section is measured: the lengths,
+    across the ray, over which the log density drops by one.
+
+    Poles that a loss has where a location meets a datum while a scale goes to zero are looked for as well, as the
+    :class:`~bayeskit.inference.generalized.losses.BetaDivergence` and
+    :class:`~bayeskit.inference.generalized.losses.GammaDivergence` have them under proper priors, too. Rays then start
+    where a site without constraints, of the shape of a datum, equals one of the most frequent 64 data, and follow one
+    constrained coordinate. What comes as near to the datum as the square of ``exp(-r)`` counts as the cross-section,
+    which is less than there is where the density is a function of the distance over the scale.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+    num_directions : int, default 32
+        Number of random directions, at least one.
+    seed : int, default 0
+        Of these and of the points where searches start.
+
+    Returns
+    -------
+    ProprietyReport
+
+    Notes
+    -----
+    This can find a posterior improper, and does not prove one proper. It sees no region of infinite mass that no
+    straight ray meets, such as a narrow cone among many dimensions that no optimiser runs into, a curved funnel, or a
+    pole of the density at a finite place. Of the poles of the beta- and gamma-divergence it sees neither those of
+    regressions and mixtures, nor those where a location is a function of sites, or a scale not a site with a
+    constraint. Nor does it look beyond distances of about 1e12 widths, or, of coordinates that a transform maps to part
+    of the line, beyond where their values overflow: a prior that is flat so far is called improper although it may not
+    be, as is a density whose tail is very nearly not integrable. That a direction is named means that the mass of ever
+    more distant shells along it had not begun to fall there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+    >>> x = torch.tensor([1.0], dtype=torch.float64)
+    >>> cauchy = losses.FunctionLoss(lambda centre, x: (x - centre).square().log1p())
+    >>> propriety_check(GibbsPosterior(Flat(), cauchy, x, weight=0.6)).proper
+    True
+    >>> report = propriety_check(GibbsPosterior(Flat(), cauchy, x, weight=0.4))
+    >>> report.proper, round(report.worst.slope, 6)
+    (False, 0.2)
+    """
+    num_directions = whole_number("num_directions", num_directions, least=1)
+    search = _Search(posterior, seed)
+    directions = search.directions(num_directions, new_generator(seed, stream="propriety"))
+    rays = search.rays(directions) + search.poles()
+    worst = max(rays, key=lambda ray: ray.slope)
+    return ProprietyReport(worst.slope < -_SLACK, worst, rays, repr(posterior))
+
+
+class _Search:
+    """A density about its bulk, in coordinates whose units are its widths there."""
+
+    def __init__(self, posterior: GibbsPosterior, seed: int) -> None:
+        self.posterior = posterior
+        self.dim = posterior.dim
+        like = torch.zeros((), dtype=posterior.dtype, device=posterior.device)
+        self.limit = math.log(torch.finfo(posterior.dtype).max) / 2.4  # squares of exp of it do not overflow
+        starts = posterior.prior.start(_RAY_STARTS, seed).to(like)
+        finite = posterior.log_density(starts).isfinite()
+        self.starts = starts[finite] if bool(finite.any()) else starts
+        self.ends = self._climb(self.starts)
+        self.centre = self.starts[0]
+        self.curved = self._curved()
+        stayed = (self.ends.abs() < torch.where(self.curved, self.limit / 4, _FAR**0.75)).all(-1)
+        inside = self.ends[stayed] if bool(stayed.any()) else self.starts
+        self.centre = inside[self.log_density(inside).argmax()]
+        axes = torch.eye(self.dim).to(like)
+        width = self._widths(self.centre.expand(self.dim, -1), axes, self.log_density(self.centre).expand(self.dim))
+        # A coordinate along which nothing changes has no width.
+        self.scale = torch.where((width > _FAR**-0.75) & (width < _FAR**0.75), width, 1.0)
+
+    def log_density(self, u: Tensor) -> Tensor:
+        return _ordered(self.posterior.log_density(u))
+
+    def _value_and_grad(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self.posterior.value_and_grad(u)
+        return _ordered(value), gradient.nan_to_num(0.0, 0.0, 0.0)
+
+    def _curved(self) -> Tensor:
+        """Return which coordinates a transform maps to something else than themselves, ``(d,)``."""
+        found = torch.ones(self.dim, dtype=torch.bool, device=self.centre.device)
+        values = self.posterior.constrain(self.centre)
+        for site in self.posterior.sites:
+            own = self.centre[site.start : site.stop]
+            found[site.start : site.stop] = not torch.equal(values[site.name].reshape(-1), own)
+        return found
+
+    # -- directions -------------------------------------------------------------------------
+
+    def directions(self, num_random: int, generator: torch.Generator) -> Tensor:
+        """Return unit vectors, in units of widths, ``(m, d)``."""
+        axes = torch.eye(self.dim).to(self.centre)
+        random = torch.randn(num_random, self.dim, generator=generator, dtype=axes.dtype).to(axes)
+        found = [axes, -axes]
+        if self.dim > 1:
+            still = self._still(generator)
+            found += [still, -still, random]
+        runs = (self.ends - self.starts) / self.scale
+        found.append(runs[runs.norm(dim=-1) > 0])
+        joint = torch.cat(found)
+        return joint / joint.norm(dim=-1, keepdim=True)
+
+    def _still(self, generator: torch.Generator) -> Tensor:
+        """Return orthogonal directions, from those in which the density changes to those in which it does not."""
+        count = 8 * self.dim + 32
+        noise = torch.randn(count, self.dim, generator=generator, dtype=self.centre.dtype).to(self.centre)
+        points = self.centre + self.scale * noise * torch.logspace(-1, 1, count).to(noise)[:, None]
+        gradients = self.posterior.value_and_grad(points)[1] * self.scale
+        gradients = gradients[gradients.isfinite().all(-1)]
+        # All count alike, that rounding of the largest does not hide where the others point.
+        gradients = gradients / gradients.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(gradients.dtype).tiny)
+        return torch.linalg.svd(torch.cat([gradients, torch.zeros_like(points[: self.dim])]), full_matrices=False).Vh
+
+    def _climb(self, position: Tensor) -> Tensor:
+        """Go uphill with steps that grow while they succeed, ``(k, d)``."""
+        size = torch.ones_like(position[:, 0])
+        value, gradient = self._value_and_grad(position)
+        for _ in range(_CLIMBS):
+            steepness = gradient.norm(dim=-1, keepdim=True)
+            trial = position + size[:, None] * gradient / steepness.clamp_min(torch.finfo(position.dtype).tiny)
+            trial = torch.where(steepness > 0, trial, position).clamp(-_FAR, _FAR)
+            if torch.equal(trial, position):
+                break  # steps have become so small that rounding takes them back
+            reached, slope = self._value_and_grad(trial)
+            better = (reached > value) & reached.isfinite()
+            position = torch.where(better[:, None], trial, position)
+            gradient = torch.where(better[:, None], slope, gradient)
+            value = torch.where(better, reached, value)
+            size = torch.where(better, size * 2, size / 3)
+        return position
+
+    # -- along them -------------------------------------------------------------------------
+
+    def rays(self, directions: Tensor) -> tuple[Ray, ...]:
+        """Follow directions ``(m, d)`` outwards."""
+        step = self.scale * directions
+        bent = (step * self.curved).abs().amax(-1)
+        reach = torch.where(bent > 0, self.limit / bent, torch.inf).clamp_max(_FAR)
+        # Over the last three doublings; nearer by, what matters may still be the bulk.
+        distance = reach[:, None] * torch.tensor([1 / 8, 1 / 4, 1 / 2, 1.0]).to(step)
+        points = self.centre + distance[..., None] * step[:, None]  # (m, 4, d)
+        value = self.log_density(points)
+        section = self._log_section(directions, distance, points, value)
+        return self._followed(step, distance, points, value, section)
+
+    def poles(self) -> tuple[Ray, ...]:
+        """Follow each constrained coordinate both ways from where a location equals a datum."""
+        data = self.posterior.data
+        curved = self.curved.nonzero()[:, 0]
+        if isinstance(data, tuple) or not data.is_floating_point() or not len(curved):
+            return ()
+        rows, counts = data.reshape(num_data(data), -1).unique(dim=0, return_counts=True)
+        rows = rows[counts.argsort(descending=True, stable=True)[:_POLES]].to(self.centre)
+        axes = torch.eye(self.dim).to(self.centre)[curved]
+        both = torch.cat([axes, -axes])
+        distance = self.limit * torch.tensor([1 / 8, 1 / 4, 1 / 2, 1.0]).to(self.centre)
+        found: tuple[Ray, ...] = ()
+        for site in self.posterior.sites:
+            size = site.stop - site.start
+            if size != rows.shape[1] or bool(self.curved[site.start : site.stop].any()):
+                continue
+            starts = self.centre.repeat(len(rows), 1)
+            starts[:, site.start : site.stop] = rows
+            starts, step = starts.repeat_interleave(len(both), 0), both.repeat(len(rows), 1)
+            points = starts[:, None] + distance[:, None] * step[:, None]
+            value = self.log_density(points)
+            # Widths would be lost in rounding of the location.
+            section = (-2 * size * distance).expand(value.shape)
+            found += self._followed(step, distance.expand(value.shape), points, value, section)
+        return found
+
+    def _followed(
+        self, step: Tensor, distance: Tensor, points: Tensor, value: Tensor, section: Tensor
+    ) -> tuple[Ray, ...]:
+        """Describe rays ``(m, d)`` by what was found at four distances, ``(m, 4)``."""
+        mass = value + distance.log() + section
+        x = distance.log() - distance.log().mean(-1, keepdim=True)
+        slope = (x * mass).sum(-1) / x.square().sum(-1)
+        slope = torch.where((value == torch.inf).any(-1), torch.inf, slope)
+        slope = torch.where((value == -torch.inf).any(-1), -torch.inf, slope)
+        toward = self.posterior.constrain(points[:, -1])
+        length = step.norm(dim=-1)
+        unit = (step / length[:, None]).tolist()
+        return tuple(
+            Ray(
+                dict(zip(self.posterior.names, unit[i], strict=True)),
+                float(slope[i]),
+                float(distance[i, -1] * length[i]),
+                {name: values[i].detach() for name, values in toward.items()},
+            )
+            for i in range(len(step))
+        )
+
+    def _log_section(self, directions: Tensor, distance: Tensor, points: Tensor, value: Tensor) -> Tensor:
+        """Return the logarithm of the cross-section about each point of each ray, up to a constant, ``(m, 4)``."""
+        if self.dim == 1:
+            return torch.zeros_like(value)
+        axes = torch.eye(self.dim).to(directions).expand(len(directions), -1, -1)
+        # The first column of the orthogonal factor is the direction itself.
+        across = torch.linalg.qr(torch.cat([directions[..., None], axes], -1)).Q[..., 1:].mT
+        sides = torch.cat([across, -across], 1) * self.scale  # (m, 2 (d - 1), d)
+        shape = (*value.shape, sides.shape[1])
+        relative = self._widths(
+            points[:, :, None].expand(*shape, -1),
+            (sides[:, None] * distance[:, :, None, None]).expand(*shape, -1),
+            value[..., None].expand(shape),
+        )
+        both = relative.reshape(*value.shape, 2, -1).sum(2)
+        return both.log().sum(-1) + (self.dim - 1) * distance.log()
+
+    def _widths(self, start: Tensor, direction: Tensor, value: Tensor) -> Tensor:
+        """Return how far, from each point in each direction, the log density drops by one, ``(*k)``."""
+        # Bisection in units of the distance, so that what looks alike at all distances is measured alike.
+        low = torch.full_like(value, -60.0)
+        high = torch.full_like(value, self.limit)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            dropped = self.log_density(start + middle.exp()[..., None] * direction) < value - 1
+            high, low = torch.where(dropped, middle, high), torch.where(dropped, low, middle)
+        return high.exp()
+
+
+def _ordered(value: Tensor) -> Tensor:
+    """Return log densities with what is not a number below all others."""
+    return value.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _short(value: Tensor) -> str:
+    text = ", ".join(f"{x:.3g}" for x in value.reshape(-1)[:4].tolist())
+    return f"[{text}{', ...' if value.numel() > 4 else ''}]" if value.dim() else text
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether beliefs updated by parts of the data and by all of them at once agree.
+# --------------------------------------------------------------------------------------------------
+
+_POINTS = 16
+
+
+@dataclass(frozen=True)
+class CoherenceReport:
+    """What :func:`coherence_check` finds.
+
+    Attributes
+    ----------
+    coherent : bool
+        Whether all discrepancies are within rounding.
+    discrepancy : float
+        The largest of ``discrepancies``.
+    discrepancies : tuple of float
+        Of each division of the data: by how much, at most, the ratio of the densities at two parameters differs
+        between updating by its parts and by all data at once, on the log scale.
+    splits : tuple of tuple of int
+        Sizes of the parts of each division.
+    tolerance : float
+        What rounding can explain.
+    description : str
+        Loss and pooling.
+    """
+
+    coherent: bool
+    discrepancy: float
+    discrepancies: tuple[float, ...]
+    splits: tuple[tuple[int, ...], ...]
+    tolerance: float
+    description: str
+
+    def __repr__(self) -> str:
+        worst = self.splits[self.discrepancies.index(self.discrepancy)]
+        if self.coherent:
+            return (
+                f"coherent: {self.description}, divided in {len(self.splits)} ways, log densities by parts and at "
+                f"once differ by {self.discrepancy:.1e} at most"
+            )
+        return (
+            f"not coherent: {self.description}, log density ratios by parts of {_sizes(worst)} data and at once differ "
+            f"by {self.discrepancy:.3g}; use all data at once"
+        )
+
+
+def coherence_check(
+    posterior: GibbsPosterior, splits: int | Sequence[Sequence[int]] = 5, seed: int = 0
+) -> CoherenceReport:
+    """Compare updating by parts of the data with updating by all at once.
+
+    Updated by one part after the other, beliefs become ``prior * exp(-weight * sum over parts of pooled loss)``,
+    whatever the pooling; coherence asks that this be the posterior of all data, up to a constant. It is looked at
+    where the prior has mass.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+    splits : int or sequence of sequences of int, default 5
+        How many random divisions to try, the first into single data if there are at most 1,000. Or the
+        divisions themselves: sizes of consecutive parts, such as ``[(1, 2), (1, 1, 1)]`` of three data.
+    seed : int, default 0
+        Of divisions and points.
+
+    Returns
+    -------
+    CoherenceReport
+
+    Raises
+    ------
+    SettingsError
+        If sizes do not sum to the number of data.
+    DataError
+        If there is only one datum, which cannot be divided.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> x = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)
+    >>> coherence_check(GibbsPosterior(dist.Normal(0.0, 5.0), losses.Absolute(), x)).coherent
+    True
+    >>> coherence_check(GibbsPosterior(dist.Normal(0.0, 5.0), losses.Absolute(), x, pooling="max")).coherent
+    False
+    """
+    if posterior.num_data < 2:
+        raise DataError("there is one datum, which cannot be divided; give at least two")
+    points = posterior.prior.start(_POINTS, seed)
+    whole = _pooled(posterior, points, posterior.data)
+    sizes, discrepancies, scale = [], [], float(whole.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    for parts in _divisions(posterior.num_data, splits, seed):
+        pieces = torch.stack([_pooled(posterior, points, taken(posterior.data, rows)) for rows in parts])
+        together = pieces.sum(0)
+        scale = max(scale, float(pieces.nan_to_num(0.0, 0.0, 0.0).abs().sum(0).max()))
+        # Where both are infinite they agree.
+        difference = torch.where(whole == together, 0.0, posterior.weight * (whole - together))
+        spread = (
+            difference.max() - difference.min()
+            if bool(difference.isfinite().all())
+            else difference.new_tensor(torch.inf)
+        )
+        sizes.append(tuple(len(rows) for rows in parts))
+        discrepancies.append(float(spread))
+    tolerance = posterior.weight * scale * (posterior.num_data + 16) * torch.finfo(posterior.dtype).eps
+    largest = max(discrepancies)
+    how = f" pooled by {type(posterior.pooling).__name__}" if isinstance(posterior.loss, PointwiseLoss) else ""
+    description = type(posterior.loss).__name__ + how
+    return CoherenceReport(largest <= tolerance, largest, tuple(discrepancies), tuple(sizes), tolerance, description)
+
+
+def _pooled(posterior: GibbsPosterior, points: Tensor, data: Data) -> Tensor:
+    """Return the pooled loss of data at each point, ``(p,)``."""
+    return torch.stack([posterior._pooled(posterior.prior.parameter(u), data) for u in points]).detach()
+
+
+def _divisions(num_data: int, splits: int | Sequence[Sequence[int]], seed: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the rows of each part of each division."""
+    if isinstance(splits, Sequence):
+        if not splits:
+            raise SettingsError("splits names no division; give at least one, such as [(1, 2)] of three data")
+        for sizes in splits:
+            whole = [whole_number("the size of a part", size, 1) for size in sizes]
+            if sum(whole) != num_data or len(whole) < 2:
+                raise SettingsError(f"parts of {_sizes(whole)} data are no division of {num_data}")
+            yield torch.arange(num_data).split(whole)
+        return
+    generator = new_generator(seed, stream="coherence")
+    for number in range(whole_number("splits", splits, 1)):
+        rows = torch.randperm(num_data, generator=generator)
+        if number == 0 and num_data <= 1000:
+            yield rows.split(1)
+        else:
+            num_parts = int(torch.randint(2, min(num_data, 8) + 1, (), generator=generator))
+            cuts = 1 + torch.randperm(num_data - 1, generator=generator)[: num_parts - 1].sort().values
+            yield rows.tensor_split(cuts)
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    shown = " + ".join(str(n) for n in sizes[:6])
+    return shown if len(sizes) <= 6 else f"{shown} + ..."
+
+
+# --------------------------------------------------------------------------------------------------
+# How far a posterior's covariance stays from the sandwich, which one learning rate cannot mend in all directions.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualMismatch:
+    """By how much a posterior over- and understates the spread of the loss minimiser, direction by direction.
+
+    Attributes
+    ----------
+    weight : float
+        Learning rate of the posterior.
+    ratios : Tensor
+        Posterior over sampling standard deviation of the contrasts, ``(d,)``, increasing: generalised eigenvalues'
+        roots. No linear function of the unknowns has a smaller or a larger ratio.
+    contrasts : Tensor
+        Rows ``(d, d)`` are the linear functions, of unit length, in unconstrained coordinates.
+    coverage : Tensor
+        Asymptotic coverage of central intervals of ``level`` for the contrasts, ``(d,)``.
+    level : float
+    names : tuple of str
+        Of the coordinates.
+    posterior_covariance, sandwich : Tensor
+        Shape ``(d, d)``.
+    """
+
+    weight: float
+    ratios: Tensor
+    contrasts: Tensor
+    coverage: Tensor
+    level: float
+    names: tuple[str, ...]
+    posterior_covariance: Tensor = field(repr=False)
+    sandwich: Tensor = field(repr=False)
+
+    @property
+    def most_understated(self) -> str:
+        """The contrast whose spread the posterior understates most, in words."""
+        return self._named(0)
+
+    @property
+    def most_overstated(self) -> str:
+        """The contrast whose spread the posterior overstates most, in words."""
+        return self._named(-1)
+
+    def _named(self, row: int) -> str:
+        contrast = self.contrasts[row]
+        terms = [
+            f"{'-' if c < 0 else '+'} {abs(c):.3g} {name}"
+            for c, name in zip(contrast.tolist(), self.names, strict=True)
+            if abs(c) > 1e-3
+        ]
+        return " ".join(terms).removeprefix("+ ")
+
+    def __repr__(self) -> str:
+        lines = [f"ResidualMismatch at weight {self.weight:.6g}: posterior over sampling standard deviation"]
+        for what, row, text in (
+            ("smallest", 0, self.most_understated),
+            ("largest", -1, self.most_overstated),
+        ):
+            lines.append(
+                f"  {what:8} {float(self.ratios[row]):.3f}, {100 * self.level:g} % intervals cover "
+                f"{100 * float(self.coverage[row]):.1f} %: {text}"
+            )
+        return "\n".join(lines)
+
+
+def residual_mismatch(
+    posterior: GibbsPosterior,
+    *,
+    covariance: Tensor | None = None,
+    level: float = 0.95,
+    found: Information | None = None,
+) -> ResidualMismatch:
+    r"""Compare the covariance of a posterior with that of the loss minimiser under repeated sampling.
+
+    The generalised eigenvalues of the posterior covariance :math:`(n w J)^{-1}` and of the sandwich :math:`J^{-1} I
+    J^{-1} / n` are the ratios of both variances for the linear functions of the unknowns in which they differ most.
+    All are one only if ``I`` is a multiple of ``J``: otherwise a calibrated weight trades one direction for another.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        At the weight to be judged, such as ``selection.posterior``.
+    covariance : Tensor, optional
+        Of the posterior in unconstrained coordinates, ``(d, d)``, such as that of draws; by default the asymptotic
+        one.
+    level : float, default 0.95
+        Of the intervals whose coverage is given.
+    found : Information, optional
+        Of the same loss and data, where it is known.
+
+    Returns
+    -------
+    ResidualMismatch
+
+    Raises
+    ------
+    DataError
+        If the loss has no proper minimum, or a covariance is not positive definite.
+    ShapeError
+        If ``covariance`` is not ``(d, d)``.
+
+    References
+    ----------
+    Kleijn, B. J. K., van der Vaart, A. W. (2012). The Bernstein-Von-Mises theorem under misspecification. Electronic
+    Journal of Statistics 6, 354-381. Mueller, U. K. (2013). Risk of Bayesian inference in misspecified models, and the
+    sandwich covariance matrix. Econometrica 81, 1805-1849.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+    >>> one, two = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]], dtype=torch.float64).T
+    >>> x = torch.stack([one, 3 * two], 1)  # of variances one and nine
+    >>> residual_mismatch(GibbsPosterior(Flat((2,)), losses.HalfSquared(), x))
+    ResidualMismatch at weight 1: posterior over sampling standard deviation
+      smallest 0.333, 95 % intervals cover 48.6 %: 1 theta[1]
+      largest  1.000, 95 % intervals cover 95.0 %: 1 theta[0]
+    """
+    level = real_number("level", level, between=(0.0, 1.0))
+    found = information(posterior) if found is None else found
+    ours = found.posterior_covariance / posterior.weight if covariance is None else covariance.to(found.position)
+    if tuple(ours.shape) != (posterior.dim, posterior.dim):
+        raise ShapeError(f"covariance must be ({posterior.dim}, {posterior.dim}), not {tuple(ours.shape)}")
+    theirs = 0.5 * (found.sandwich + found.sandwich.mT)
+    for name, matrix in (("posterior covariance", ours), ("sandwich", theirs)):
+        if not bool((torch.linalg.eigvalsh(matrix) > 0).all()):
+            raise DataError(f"the {name} is not positive definite; are the data fitted without error?")
+    lower = torch.linalg.cholesky(theirs)
+    half = torch.linalg.solve_triangular(lower, ours, upper=False)
+    values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(lower, half.mT, upper=False))
+    contrasts = torch.linalg.solve_triangular(lower.mT, vectors, upper=True).mT
+    contrasts = contrasts / contrasts.norm(dim=-1, keepdim=True)
+    largest = contrasts.gather(1, contrasts.abs().argmax(1, keepdim=True))
+    ratios = values.sqrt()
+    normal = torch.distributions.Normal(torch.zeros_like(ratios), 1.0)
+    width = normal.icdf(torch.full_like(ratios, 0.5 + level / 2))
+    return ResidualMismatch(
+        weight=posterior.weight,
+        ratios=ratios,
+        contrasts=contrasts * largest.sign(),
+        coverage=2 * normal.cdf(width * ratios) - 1,
+        level=level,
+        names=_names(posterior),
+        posterior_covariance=ours,
+        sandwich=theirs,
+    )
+
+
+def _names(posterior: GibbsPosterior) -> tuple[str, ...]:
+    """Return the names of unconstrained coordinates."""
+    names: list[str] = []
+    for site in posterior.prior.sites:
+        indices = product(*(range(size) for size in site.unconstrained_shape))
+        names += [f"{site.name}[{','.join(map(str, index))}]" if index else site.name for index in indices]
+    return tuple(names)

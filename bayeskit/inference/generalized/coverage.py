@@ -1,0 +1,1056 @@
+"""Whether credible regions cover: posteriors of many data sets in one batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import beta
+from torch import Tensor
+from torch.func import grad, jacrev, vmap
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator, one_thread, student_points, validation_kept
+from bayeskit.core.statistics import pareto_smoothed, weight_effective_sample_size
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
+from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, as_data, columns
+from bayeskit.inference.generalized.minimizer import curvature, minimize
+from bayeskit.inference.generalized.posterior import GibbsPosterior, Sum
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "BatchSelector",
+    "CoverageReport",
+    "Functional",
+    "MAX_SHAPE",
+    "Points",
+    "QuadraticFits",
+    "ReplicateLosses",
+    "ReplicatePosteriors",
+    "Simulate",
+    "VALUES_AT_ONCE",
+    "as_functional",
+    "binomial_band",
+    "coverage_report",
+    "pareto_shape",
+    "replicate_posteriors",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers of interest: functions of the parameter, as functions of the unconstrained vector.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Functional:
+    """Named numbers as a function of one unconstrained vector.
+
+    Parameters
+    ----------
+    names : tuple of str
+    function : callable
+        ``(d,) -> (k,)``, in torch, without branching on values.
+    """
+
+    names: tuple[str, ...]
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """Return the numbers, ``(k,)``, at one vector ``(d,)``."""
+        return self.function(u)
+
+    def jacobian(self, u: Tensor) -> Tensor:
+        """Return their derivatives, ``(k, d)``, at one vector ``(d,)``."""
+        result: Tensor = jacrev(self.function)(u)
+        return result
+
+
+def as_functional(posterior: GibbsPosterior, functional: Callable[[Any], Tensor] | None) -> Functional:
+    """Return numbers of interest as a function of the unconstrained vector.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+    functional : callable, optional
+        From what the loss takes as its parameter to one number or several, ``()`` or ``(k,)``. By default every
+        entry of every site of the prior.
+
+    Raises
+    ------
+    ModelError
+        If it returns anything else.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> posterior = GibbsPosterior(dist.Gamma(2.0, 1.0), losses.HalfSquared(), torch.ones(2, dtype=torch.float64))
+    >>> numbers = as_functional(posterior, None)
+    >>> numbers.names, numbers(torch.zeros(1, dtype=torch.float64))
+    (('theta',), tensor([1.], dtype=torch.float64))
+    """
+    prior = posterior.prior
+    if functional is None:
+        return Functional(_entries(posterior), lambda u: _flat(prior.values(u)))
+    name = getattr(functional, "__name__", type(functional).__name__)
+    name = "functional" if name == "<lambda>" else name
+    probe = torch.zeros(posterior.dim, dtype=posterior.dtype, device=posterior.device)
+    with validation_kept(), torch.no_grad():
+        torch.distributions.Distribution.set_default_validate_args(False)
+        value = functional(prior.parameter(probe))
+    if not isinstance(value, Tensor) or value.dim() > 1:
+        what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ModelError(f"the functional {name!r} must return a tensor () or (k,), not {what}")
+    names = (name,) if value.dim() == 0 else tuple(f"{name}[{i}]" for i in range(len(value)))
+    return Functional(names, lambda u: functional(prior.parameter(u)).reshape(-1))
+
+
+def _flat(values: dict[str, Tensor]) -> Tensor:
+    return torch.cat([x.reshape(-1) for x in values.values()])
+
+
+def _entries(posterior: GibbsPosterior) -> tuple[str, ...]:
+    names = []
+    for site in posterior.prior.sites:
+        indices = np.ndindex(*site.shape) if site.shape else [()]
+        names += [f"{site.name}[{','.join(map(str, index))}]" if index else site.name for index in indices]
+    return tuple(names)
+
+
+# --------------------------------------------------------------------------------------------------
+# Normal approximations of the posteriors of many data sets or weightings, at any learning rate.
+# --------------------------------------------------------------------------------------------------
+
+
+class QuadraticFits(NamedTuple):
+    """Second-order expansions of losses and of the log prior, one a replicate, in unconstrained coordinates.
+
+    Attributes
+    ----------
+    position : Tensor
+        Where they are expanded, ``(R, d)``: modes at the weight ``reference``.
+    hessian : Tensor
+        Of the loss, ``(R, d, d)``; that of a loss with kinks is one of a smoothed version.
+    score : Tensor
+        Gradient of the log prior, ``(R, d)``.
+    precision : Tensor
+        Minus the Hessian of the log prior, ``(R, d, d)``.
+    reference : Tensor
+        ``(R,)``; infinite where the position is the minimiser of the loss alone.
+    converged : Tensor
+        Boolean, ``(R,)``: whether a minimum was found.
+    """
+
+    position: Tensor
+    hessian: Tensor
+    score: Tensor
+    precision: Tensor
+    reference: Tensor
+    converged: Tensor
+
+    def normal(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means ``(R, d)`` and precisions ``(R, d, d)`` at the learning rates ``weight (R,)``.
+
+        One step of Newton's method leads from the mode at the reference weight to that at another: exact where loss
+        and log prior are quadratic.
+        """
+        precision = _positive(weight[:, None, None] * self.hessian + self.precision)
+        step = torch.linalg.solve(precision, self.score * (1 - weight / self.reference)[:, None])
+        return self.position + step, precision
+
+    @classmethod
+    def around(cls, mean: Tensor, covariance: Tensor, weight: Tensor, converged: Tensor) -> QuadraticFits:
+        """Return fits whose normals at ``weight (R,)`` have these moments, the prior's part in them included."""
+        nothing = torch.zeros_like(covariance)
+        hessian = torch.linalg.inv(covariance) / weight[:, None, None]
+        return cls(mean, hessian, torch.zeros_like(mean), nothing, weight, converged)
+
+
+def _quadratic_fits(
+    posterior: GibbsPosterior, weights: Tensor | None, data: Data | None, weight: float, seed: int = 0
+) -> QuadraticFits:
+    """Expand the posteriors of weightings ``(R, n)`` or data sets ``(R, n, ...)`` about their modes at ``weight``."""
+    proper = posterior.prior.is_proper
+    found = minimize(posterior, weights=weights, data=data, prior_weight=1 / weight if proper else 0.0, seed=seed)
+    position = found.position
+    with one_thread(), validation_kept(), torch.no_grad():
+        torch.distributions.Distribution.set_default_validate_args(False)
+        mean_hessian = vmap(
+            lambda u, w, x: curvature(posterior, u, x, w),
+            in_dims=(0, None if weights is None else 0, None if data is None else 0),
+        )(position, weights, data)
+        score = vmap(grad(posterior.prior.log_density))(position)
+        precision = -vmap(jacrev(grad(posterior.prior.log_density)))(position)
+    num_data = len(columns(posterior.data)[0]) if data is None else columns(data)[0].shape[1]
+    reference = torch.full_like(found.value, weight if proper else torch.inf)
+    return QuadraticFits(position, num_data * mean_hessian, score, precision, reference, found.converged)
+
+
+def _positive(matrix: Tensor) -> Tensor:
+    """Return the nearest matrices with the same axes that are positive definite."""
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
+    size = values.abs()
+    size = torch.maximum(size, 1e-8 * size.amax(-1, keepdim=True)).clamp_min(torch.finfo(matrix.dtype).tiny ** 0.5)
+    return (vectors * size[:, None]) @ vectors.mT
+
+
+def _squared_distance(offsets: Tensor, precision: Tensor) -> Tensor:
+    """Return Mahalanobis distances, squared: ``(R, S, d), (R, d, d) -> (R, S)``."""
+    return (torch.linalg.cholesky(precision).mT @ offsets.mT).square().sum(-2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Weighted draws from the posteriors of many data sets or weightings, their proposals fitted where need be.
+# --------------------------------------------------------------------------------------------------
+
+_DEGREES_OF_FREEDOM = 5.0
+_ROUNDS = 4
+_MIN_SHARE = 0.3  # of effective draws, below which a proposal is fitted anew
+MAX_SHAPE = 0.7
+VALUES_AT_ONCE = 2**20
+_ROWS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicateLosses:
+    """The losses of many data sets or weightings as one function.
+
+    Attributes
+    ----------
+    posterior : GibbsPosterior
+    weights, data : Tensor or tuple of Tensor, or None
+        ``(R, n)`` and ``(R, n, ...)``.
+    """
+
+    posterior: GibbsPosterior
+    weights: Tensor | None
+    data: Data | None
+
+    @property
+    def num_replicates(self) -> int:
+        """Number of rows."""
+        if self.weights is not None:
+            return len(self.weights)
+        return len(columns(self.data)[0])  # type: ignore[arg-type]
+
+    def taken(self, rows: Tensor) -> ReplicateLosses:
+        """Return those of some rows."""
+        return ReplicateLosses(self.posterior, _rows(self.weights, rows), _rows(self.data, rows))
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """Return losses ``(R, S)`` at unconstrained points ``(R, S, d)``.
+
+        A bounded number of data times points is evaluated at a time.
+        """
+        in_dims = (0, None if self.weights is None else 0, None if self.data is None else 0)
+        batched = vmap(vmap(self._one, in_dims=(0, None, None)), in_dims=in_dims)
+        num_points = points.shape[1]
+        at_once = max(1, VALUES_AT_ONCE // self.posterior.num_data)
+        few = max(1, at_once // num_points)
+        result = points.new_empty(points.shape[:2])
+        with one_thread(), validation_kept(), torch.no_grad():
+            torch.distributions.Distribution.set_default_validate_args(False)
+            for i in range(0, len(points), few):
+                part = slice(i, i + few)
+                weights, data = _rows(self.weights, part), _rows(self.data, part)
+                for j in range(0, num_points, at_once):
+                    chosen = slice(j, j + at_once)
+                    result[part, chosen] = batched(points[part, chosen], weights, data)
+        return result
+
+    def _one(self, u: Tensor, weights: Tensor | None, data: Any) -> Tensor:
+        data = self.posterior.data if data is None else data
+        return self.posterior.loss.total(self.posterior.prior.parameter(u), data, weights)
+
+
+class Points(NamedTuple):
+    """Where posteriors were evaluated, a row a replicate.
+
+    Attributes
+    ----------
+    draws : Tensor
+        Unconstrained, ``(R, S, d)``.
+    loss, log_prior : Tensor
+        There, ``(R, S)``.
+    log_proposal : Tensor
+        Log density that they were drawn from, up to a constant, ``(R, S)``.
+    """
+
+    draws: Tensor
+    loss: Tensor
+    log_prior: Tensor
+    log_proposal: Tensor
+
+    def log_density(self, weight: Tensor) -> Tensor:
+        """Return the posteriors' log densities at learning rates ``(R,)``, not normalised, ``(R, S)``."""
+        return -weight[:, None] * self.loss + self.log_prior
+
+    def log_ratio(self, weight: Tensor) -> Tensor:
+        """Return log importance weights at learning rates ``(R,)``, not normalised, ``(R, S)``."""
+        ratio = self.log_density(weight) - self.log_proposal
+        return ratio.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _adapted_draws(
+    losses: ReplicateLosses, fits: QuadraticFits, weight: Tensor, num_draws: int, seed: int
+) -> tuple[QuadraticFits, Points]:
+    """Draw about normal approximations, fitted anew to the weighted draws while that makes weights more even.
+
+    Parameters
+    ----------
+    losses : ReplicateLosses
+    fits : QuadraticFits
+    weight : Tensor
+        Learning rates, ``(R,)``.
+    num_draws : int
+    seed : int
+
+    Returns
+    -------
+    fits : QuadraticFits
+        Those that the draws were made about.
+    points : Points
+    """
+    generator = new_generator(seed, stream="replicate posteriors")
+    with one_thread(), validation_kept(), torch.no_grad():
+        torch.distributions.Distribution.set_default_validate_args(False)
+        points = _drawn(losses, fits, weight, num_draws, generator)
+        score = _score(points, weight)
+        for _ in range(_ROUNDS):
+            rows = (score < _MIN_SHARE).nonzero().squeeze(-1)
+            if len(rows) == 0:
+                break
+            chosen = weight[rows]
+            trial_fits = QuadraticFits.around(*_moments(_some(points, rows), chosen), chosen, fits.converged[rows])
+            trial = _drawn(losses.taken(rows), trial_fits, chosen, num_draws, generator)
+            trial_score = _score(trial, chosen)
+            better = trial_score > score[rows]
+            kept = rows[better]
+            if len(kept) == 0:
+                break
+            fits = QuadraticFits(*(a.index_copy(0, kept, b[better]) for a, b in zip(fits, trial_fits, strict=True)))
+            points = Points(*(a.index_copy(0, kept, b[better]) for a, b in zip(points, trial, strict=True)))
+            score = score.index_copy(0, kept, trial_score[better])
+    return fits, points
+
+
+def _in_chunks(function: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
+    """Return a function of one vector ``(d,)`` at all of ``points (R, S, d)``, ``(R, S, ...)``."""
+    batched = vmap(function)
+    flat = torch.cat([batched(chunk) for chunk in points.flatten(0, 1).split(VALUES_AT_ONCE // 8)])
+    return flat.unflatten(0, points.shape[:2])
+
+
+def pareto_shape(log_ratio: Tensor) -> Tensor:
+    """Return Pareto ``k`` of importance weights, ``(R, S) -> (R,)``, a bounded number of rows at a time."""
+    return torch.cat([pareto_smoothed(rows)[1] for rows in log_ratio.split(_ROWS_AT_ONCE)]).to(log_ratio)
+
+
+def _drawn(
+    losses: ReplicateLosses, fits: QuadraticFits, weight: Tensor, num_draws: int, generator: torch.Generator
+) -> Points:
+    """Draw from Student-t distributions about the fits, the same uniform numbers for every replicate."""
+    mean, precision = fits.normal(weight)
+    standard, log_proposal = (x.to(mean) for x in _student(num_draws, mean.shape[-1], generator))
+    lower = torch.linalg.cholesky(precision)
+    offsets = torch.linalg.solve_triangular(lower.mT, standard.mT.expand(len(mean), -1, -1), upper=True)
+    draws = mean[:, None] + offsets.mT
+    log_proposal = log_proposal + lower.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
+    return Points(draws, losses(draws), _in_chunks(losses.posterior.prior.log_density, draws), log_proposal)
+
+
+def _student(num_draws: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return quasi-random draws ``(S, d)`` of a standard multivariate t, and their log densities up to a constant."""
+    df = _DEGREES_OF_FREEDOM
+    standard = student_points(num_draws, dim, df, generator)
+    return standard, -0.5 * (df + dim) * torch.log1p(standard.square().sum(-1) / df)
+
+
+def _score(points: Points, weight: Tensor) -> Tensor:
+    """Return the share of effective draws, below zero where even that cannot be relied on, ``(R,)``."""
+    log_ratio = points.log_ratio(weight)
+    share = (weight_effective_sample_size(log_ratio) / log_ratio.shape[-1]).nan_to_num(0.0)
+    return torch.where(pareto_shape(log_ratio) <= MAX_SHAPE, share, share - 1)
+
+
+def _moments(points: Points, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weighted means and covariances; weights too uneven to carry them are flattened by a power."""
+    draws, log_ratio = points.draws, points.log_ratio(weight)
+    log_ratio = (log_ratio - log_ratio.amax(-1, keepdim=True)).nan_to_num(-torch.inf)
+    needed = min(max(50.0, 10.0 * draws.shape[-1]), 0.5 * draws.shape[1])
+    low, high = torch.zeros(len(draws)).to(draws), torch.ones(len(draws)).to(draws)
+    for step in range(20):
+        power = high if step == 0 else 0.5 * (low + high)
+        enough = weight_effective_sample_size(power[:, None] * log_ratio) >= needed
+        low, high = torch.where(enough, power, low), torch.where(enough, high, power)
+    weights = torch.softmax((low[:, None] * log_ratio).nan_to_num(-torch.inf), -1)
+    mean = torch.einsum("rs,rsd->rd", weights, draws)
+    away = draws - mean[:, None]
+    covariance = torch.einsum("rs,rsd,rse->rde", weights, away, away)
+    ridge = 1e-9 * covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-300)
+    return mean, covariance + ridge[:, None, None] * torch.eye(draws.shape[-1]).to(draws)
+
+
+def _some(points: Points, rows: Tensor) -> Points:
+    return Points(*(x[rows] for x in points))
+
+
+def _rows(x: Any, rows: Any) -> Any:
+    if x is None:
+        return None
+    return tuple(part[rows] for part in x) if isinstance(x, tuple) else x[rows]
+
+
+# --------------------------------------------------------------------------------------------------
+# The posteriors of many data sets, or of many weightings of one, as a single batch.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicatePosteriors:
+    """Posteriors of many data sets or weightings, at any learning rate, by importance sampling.
+
+    All replicates share the uniform numbers behind their draws, and all learning rates the draws, so that whatever
+    is computed from them varies smoothly with the learning rate. The normal approximation of each posterior serves
+    as control variate: what is known of it exactly replaces its own estimate from the same draws.
+
+    Made by :func:`replicate_posteriors`.
+
+    Attributes
+    ----------
+    losses : ReplicateLosses
+    weight : Tensor
+        Learning rates that the draws are made for, ``(R,)``; far from them importance weights get uneven.
+    fits : QuadraticFits
+        Their normal approximations.
+    points : Points
+        The draws, and losses and densities there.
+    """
+
+    losses: ReplicateLosses
+    weight: Tensor
+    fits: QuadraticFits
+    points: Points
+
+    @property
+    def draws(self) -> Tensor:
+        """Draws of the proposals, unconstrained, ``(R, S, d)``: to be weighted."""
+        return self.points.draws
+
+    @property
+    def num_replicates(self) -> int:
+        """Number of data sets or weightings."""
+        return len(self.draws)
+
+    @cached_property
+    def pareto_shape(self) -> Tensor:
+        """Pareto ``k`` of the importance weights, ``(R,)``: above 0.7 a replicate cannot be relied on."""
+        return self.pareto_shape_at(self.weight)
+
+    @property
+    def trusted(self) -> Tensor:
+        """Whether a replicate's mode was found and its importance weights can be relied on, ``(R,)``."""
+        return (self.pareto_shape <= MAX_SHAPE) & self.fits.converged
+
+    def pareto_shape_at(self, weight: float | Tensor) -> Tensor:
+        """Return Pareto ``k`` of the importance weights that lead to other learning rates, ``(R,)``."""
+        return pareto_shape(self.points.log_ratio(self._weight(weight)))
+
+    def taken(self, rows: Tensor) -> ReplicatePosteriors:
+        """Return some of the replicates."""
+        fits = QuadraticFits(*(x[rows] for x in self.fits))
+        points = Points(*(x[rows] for x in self.points))
+        return ReplicatePosteriors(self.losses.taken(rows), self.weight[rows], fits, points)
+
+    def replaced(self, rows: Tensor, new: ReplicatePosteriors) -> ReplicatePosteriors:
+        """Return the same posteriors with the fits and draws of some replicates taken from ``new``."""
+        return ReplicatePosteriors(
+            self.losses,
+            self.weight.index_copy(0, rows, new.weight),
+            QuadraticFits(*(a.index_copy(0, rows, b) for a, b in zip(self.fits, new.fits, strict=True))),
+            Points(*(a.index_copy(0, rows, b) for a, b in zip(self.points, new.points, strict=True))),
+        )
+
+    def redrawn(self, weight: float | Tensor, seed: int = 0) -> ReplicatePosteriors:
+        """Return the same posteriors with draws made for another learning rate."""
+        new = _as_weight(weight, self.weight)
+        fits, points = _adapted_draws(self.losses, self.fits, new, self.draws.shape[1], seed)
+        return ReplicatePosteriors(self.losses, new, fits, points)
+
+    def evaluated_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each replicate, ``(R,)``, and the log prior, ``()``, at one vector ``(d,)``."""
+        loss = self.losses(u.expand(self.num_replicates, 1, -1))[:, 0]
+        with validation_kept(), torch.no_grad():
+            torch.distributions.Distribution.set_default_validate_args(False)
+            return loss, self.losses.posterior.prior.log_density(u)
+
+    def hpd_level(
+        self,
+        u: Tensor,
+        weight: float | Tensor | None = None,
+        *,
+        evaluated: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return the level at which a point enters each highest-posterior-density region, ``(R,)``.
+
+        It is the posterior mass of the points of higher density, in unconstrained coordinates: uniform over
+        replicates where regions cover the point as often as they say.
+
+        Parameters
+        ----------
+        u : Tensor
+            Unconstrained, ``(d,)``.
+        weight : float or Tensor, optional
+            Learning rate, one for all or ``(R,)``; by default that of the draws.
+        evaluated : (Tensor, Tensor), optional
+            ``self.evaluated_at(u)``, where it is known.
+        """
+        weight = self._weight(weight)
+        level, approximate = self._normalised(weight)
+        loss, log_prior = self.evaluated_at(u) if evaluated is None else evaluated
+        at = -weight * loss + log_prior
+        higher = self.points.log_density(weight) > at[:, None]
+        mean, precision = self.fits.normal(weight)
+        squared = _squared_distance(u - mean[:, None], precision)  # (R, 1)
+        nearer = _squared_distance(self.draws - mean[:, None], precision) < squared
+        exact = torch.special.gammainc(torch.full_like(at, 0.5 * u.shape[-1]), 0.5 * squared[:, 0])
+        return _corrected(level, higher, approximate, nearer, exact)
+
+    def evaluated(self, functional: Functional) -> Tensor:
+        """Return a functional of ``k`` numbers at the draws, ``(R, S, k)``."""
+        with validation_kept():
+            torch.distributions.Distribution.set_default_validate_args(False)
+            return _in_chunks(functional, self.draws)
+
+    def probability_below(
+        self,
+        functional: Functional,
+        value: Tensor,
+        weight: float | Tensor | None = None,
+        *,
+        evaluated: Tensor | None = None,
+    ) -> Tensor:
+        """Return the posterior probability that a functional is at most ``value``, ``(R, k)``.
+
+        Parameters
+        ----------
+        functional : Functional
+            Of ``k`` numbers.
+        value : Tensor
+            Shape ``(k,)``.
+        weight : float or Tensor, optional
+            As in :meth:`hpd_level`.
+        evaluated : Tensor, optional
+            ``self.evaluated(functional)``, where it is known.
+        """
+        each = self.evaluated(functional) if evaluated is None else evaluated
+        weight = self._weight(weight)
+        level, approximate = self._normalised(weight)
+        mean, precision = self.fits.normal(weight)
+        with validation_kept():
+            torch.distributions.Distribution.set_default_validate_args(False)
+            centre, slope = vmap(functional)(mean), vmap(functional.jacobian)(mean)
+        linear = centre[:, None] + torch.einsum("rkd,rsd->rsk", slope, self.draws - mean[:, None])
+        spread = (slope * torch.linalg.solve(precision, slope.mT).mT).sum(-1).sqrt()
+        # Where the functional does not move to first order, its linear version is a constant.
+        exact = torch.where(spread > 0, torch.special.ndtr((value - centre) / spread), (centre <= value).to(centre))
+        return torch.stack(
+            [
+                _corrected(level, each[..., j] <= value[j], approximate, linear[..., j] <= value[j], exact[:, j])
+                for j in range(len(value))
+            ],
+            -1,
+        )
+
+    def central_level(
+        self,
+        functional: Functional,
+        value: Tensor,
+        weight: float | Tensor | None = None,
+        *,
+        evaluated: Tensor | None = None,
+    ) -> Tensor:
+        """Return the level at which a value enters the equal-tailed interval of each number, ``(R, k)``.
+
+        Parameters
+        ----------
+        functional, value, weight, evaluated
+            As in :meth:`probability_below`.
+        """
+        return (2 * self.probability_below(functional, value, weight, evaluated=evaluated) - 1).abs()
+
+    def mean(self, weight: float | Tensor | None = None) -> Tensor:
+        """Return the posterior means in unconstrained coordinates, ``(R, d)``."""
+        weight = self._weight(weight)
+        exact, approximate = self._normalised(weight)
+        centre = self.fits.normal(weight)[0]
+        return centre + torch.einsum("rs,rsd->rd", exact - approximate, self.draws - centre[:, None])
+
+    def covariance(self, weight: float | Tensor | None = None) -> Tensor:
+        """Return the posterior covariances in unconstrained coordinates, ``(R, d, d)``."""
+        weight = self._weight(weight)
+        exact, approximate = self._normalised(weight)
+        centre, precision = self.fits.normal(weight)
+        away = self.draws - centre[:, None]
+        second = torch.einsum("rs,rsd,rse->rde", exact - approximate, away, away) + torch.linalg.inv(precision)
+        first = torch.einsum("rs,rsd->rd", exact - approximate, away)
+        return second - first[:, :, None] * first[:, None]
+
+    def _weight(self, weight: float | Tensor | None) -> Tensor:
+        return self.weight if weight is None else _as_weight(weight, self.weight)
+
+    def _normalised(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised importance weights of the posteriors and of their normal approximations, ``(R, S)``."""
+        mean, precision = self.fits.normal(weight)
+        approximate = -0.5 * _squared_distance(self.draws - mean[:, None], precision) - self.points.log_proposal
+        return torch.softmax(self.points.log_ratio(weight), -1), torch.softmax(approximate, -1)
+
+    def __repr__(self) -> str:
+        replicates, draws, dim = self.draws.shape
+        return (
+            f"ReplicatePosteriors({type(self.losses.posterior.loss).__name__}, dim={dim}, {replicates} x {draws} draws)"
+        )
+
+
+def replicate_posteriors(
+    posterior: GibbsPosterior,
+    *,
+    weights: Tensor | None = None,
+    data: Data | None = None,
+    weight: float | Tensor | None = None,
+    num_draws: int = 1024,
+    seed: int = 0,
+) -> ReplicatePosteriors:
+    """Approximate the posteriors of many data sets, or of many weightings of one, all in one batch.
+
+    Each posterior's mode and curvature give a multivariate Student-t; draws from it are weighted to the posterior.
+    Where the weights turn out uneven, the t is fitted anew to the weighted draws, a few times if need be.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        With losses that add up. Its weight counts only where no other is given.
+    weights : Tensor, optional
+        How often each datum counts, ``(R, n)``, such as the counts of a bootstrap.
+    data : Tensor or tuple of Tensor, optional
+        Data sets ``(R, n, ...)`` in place of the posterior's own.
+    weight : float or Tensor, optional
+        Learning rate, one for all or one each, ``(R,)``.
+    num_draws : int, default 1024
+        Of each replicate. Powers of two suit the quasi-random numbers behind them.
+    seed : int, default 0
+
+    Returns
+    -------
+    ReplicatePosteriors
+
+    Raises
+    ------
+    SettingsError
+        If neither weights nor data are given, losses do not add up, or a learning rate is not positive.
+    ShapeError
+        If shapes do not fit.
+
+    References
+    ----------
+    Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo integration. Econometrica 57,
+    1317-1339.
+
+    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
+    Machine Learning Research 25(72).
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> x = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
+    >>> posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x)
+    >>> twice = replicate_posteriors(posterior, data=torch.stack([x, x + 1]), weight=2.0)
+    >>> twice.mean().squeeze(-1)  # 2 * 9 / (1 + 2 * 3), and 2 * 12 / (1 + 2 * 3)
+    tensor([2.5714, 3.4286], dtype=torch.float64)
+    """
+    if weights is None and data is None:
+        raise SettingsError("give weights= or data=, a row or data set for each replicate")
+    if not isinstance(posterior.pooling, Sum):
+        raise SettingsError(
+            f"replicates need losses that add up, not ones pooled by {type(posterior.pooling).__name__}"
+        )
+    num_draws = whole_number("num_draws", num_draws, least=32)
+    losses = ReplicateLosses(posterior, weights, data)
+    like = torch.zeros(losses.num_replicates, dtype=posterior.dtype, device=posterior.device)
+    each = _as_weight(posterior.weight if weight is None else weight, like)
+    fits = _quadratic_fits(posterior, weights, data, float(each.log().mean().exp()), seed)
+    return ReplicatePosteriors(losses, each, *_adapted_draws(losses, fits, each, num_draws, seed))
+
+
+def _corrected(exact: Tensor, event: Tensor, approximate: Tensor, linear: Tensor, known: Tensor) -> Tensor:
+    """Estimate a probability, corrected by how far the same draws miss a known one."""
+    return (torch.where(event, exact, 0.0).sum(-1) - torch.where(linear, approximate, 0.0).sum(-1) + known).clamp(0, 1)
+
+
+def _as_weight(weight: float | Tensor, like: Tensor) -> Tensor:
+    """Return positive learning rates, one a replicate."""
+    if not isinstance(weight, Tensor) or weight.dim() == 0:
+        return torch.full_like(like, real_number("weight", weight, between=(0.0, math.inf)))
+    if weight.shape != like.shape:
+        raise ShapeError(f"weight must be a number or ({len(like)},), not {tuple(weight.shape)}")
+    if not bool(((weight > 0) & weight.isfinite()).all()):
+        raise SettingsError("every weight must be a positive number")
+    return weight.to(like)
+
+
+# --------------------------------------------------------------------------------------------------
+# Do credible regions cover? Repeated sampling against the loss minimiser of the true law.
+# --------------------------------------------------------------------------------------------------
+
+_LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+_HUGE = 500_000
+_CONFIDENCE = 0.95
+_MAX_UNTRUSTED = 0.01
+_JOINT = "joint"
+
+Simulate = Callable[[torch.Generator], Any]
+"""``generator -> data``, a data set as the posterior takes it."""
+
+
+@dataclass(frozen=True)
+class BatchSelector:
+    """A selector of learning rates that takes all data sets at once.
+
+    Parameters
+    ----------
+    function : callable
+        ``(posterior, data sets (R, n, ...)) -> (R,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> one_over_variance = BatchSelector(lambda posterior, x: 1 / x.var(-1))
+    >>> one_over_variance.function(None, torch.tensor([[1.0, 2.0, 3.0]]))
+    tensor([1.])
+    """
+
+    function: Callable[[GibbsPosterior, Data], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class CoverageReport:
+    """How often credible regions covered the truth.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the regions: ``"joint"`` is the highest-posterior-density region of the whole parameter, in unconstrained
+        coordinates; the others are equal-tailed intervals.
+    entry_levels : Tensor
+        Shape ``(R, len(names))``: the level at which the truth enters the region of each replicate. Uniform where
+        regions cover as often as they say.
+    levels : tuple of float
+        That the report is about.
+    truth : Tensor
+        Loss minimiser of the true law, unconstrained, ``(d,)``.
+    weight : Tensor
+        Learning rate of each replicate, ``(R,)``.
+    trusted : Tensor
+        Boolean, ``(R,)``: whether a replicate's posterior could be computed.
+    mismatch : Tensor
+        Shape ``(d,)``: variances of the posterior mean over replicates in units of the mean posterior variance, along
+        the directions in which the two differ least to most. All one where the posterior's spread is that of
+        repeated sampling; no single weight makes unequal ones equal.
+
+    Examples
+    --------
+    >>> import torch
+    >>> level = torch.linspace(0.0, 1.0, 201)[1::2].unsqueeze(-1)  # of a perfect posterior
+    >>> one = torch.ones(100)
+    >>> report = CoverageReport(("joint",), level, (0.5, 0.9), one[:1], one, one.bool(), one[:1])
+    >>> report.coverage
+    tensor([[0.5000, 0.9000]])
+    """
+
+    names: tuple[str, ...]
+    entry_levels: Tensor
+    levels: tuple[float, ...]
+    truth: Tensor
+    weight: Tensor
+    trusted: Tensor
+    mismatch: Tensor
+
+    @property
+    def num_replicates(self) -> int:
+        """Number of data sets."""
+        return len(self.entry_levels)
+
+    @property
+    def coverage(self) -> Tensor:
+        """Share of replicates whose region covers the truth, ``(len(names), len(levels))``."""
+        levels = self.entry_levels.new_tensor(self.levels)
+        return (self.entry_levels[..., None] <= levels).to(self.entry_levels).mean(0)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against trusting the numbers, each with its remedy."""
+        share = float((~self.trusted).double().mean())
+        if share <= _MAX_UNTRUSTED:
+            return ()
+        return (
+            f"{100 * share:.1f} % of the replicates' posteriors could not be computed reliably by importance sampling; "
+            "take more draws, or reparametrise the model",
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a region and level: coverage, its standard error, and a 95 % band (Clopper-Pearson).
+
+        References
+        ----------
+        Clopper, C. J., Pearson, E. S. (1934). The use of confidence or fiducial limits illustrated in the case of the
+        binomial. Biometrika 26, 404-413.
+        """
+        rows = []
+        for name, covered in zip(self.names, self.coverage, strict=True):
+            for level, share in zip(self.levels, covered.tolist(), strict=True):
+                lower, upper = binomial_band(round(share * self.num_replicates), self.num_replicates)
+                rows.append(
+                    {
+                        "region": name,
+                        "level": level,
+                        "coverage": share,
+                        "standard_error": math.sqrt(share * (1 - share) / self.num_replicates),
+                        "lower": lower,
+                        "upper": upper,
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot coverage against the nominal level, region by region, with 95 % bands.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default new axes.
+        """
+        from matplotlib.figure import Figure
+
+        from bayeskit.core.plots import CHAIN_COLOURS, GREY
+
+        if ax is None:
+            ax = Figure(figsize=(5.0, 4.6), layout="constrained").subplots()
+        table = self.to_pandas()
+        ax.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.0, zorder=0)
+        shift = 0.006  # so that the bands of several regions at one level do not hide one another
+        for i, (name, rows) in enumerate(table.groupby("region", sort=False)):
+            x = rows["level"] + shift * (i - (len(self.names) - 1) / 2)
+            below, above = rows["coverage"] - rows["lower"], rows["upper"] - rows["coverage"]
+            colour = CHAIN_COLOURS[i % len(CHAIN_COLOURS)]
+            ax.errorbar(
+                x, rows["coverage"], [below, above], color=colour, marker="o", markersize=4, capsize=2, label=str(name)
+            )
+        ax.set_xlim(0, 1.02)
+        ax.set_ylim(0, 1.02)
+        ax.set_xlabel("nominal level")
+        ax.set_ylabel(f"coverage over {self.num_replicates} data sets")
+        ax.legend(frameon=False)
+        ax.grid(alpha=0.25)
+        return ax
+
+    def __repr__(self) -> str:
+        weight = self.weight
+        spread = f"{float(weight[0]):.4g}"
+        if float(weight.amin()) < float(weight.amax()):
+            spread = f"{float(weight.median()):.4g} ({float(weight.amin()):.4g} to {float(weight.amax()):.4g})"
+        lines = [f"coverage over {self.num_replicates} data sets, weight {spread}"]
+        width = max(len("nominal"), *map(len, self.names))
+        lines.append("  " + "nominal".ljust(width) + "".join(f"{100 * level:9.1f}" for level in self.levels))
+        lines += [
+            "  " + name.ljust(width) + "".join(f"{100 * share:9.1f}" for share in covered.tolist())
+            for name, covered in zip(self.names, self.coverage, strict=True)
+        ]
+        lines.append(f"  sampling over posterior variance: {', '.join(f'{x:.3g}' for x in self.mismatch.tolist())}")
+        return "\n".join([*lines, *(f"  warning: {text}" for text in self.warnings)])
+
+
+def binomial_band(successes: int, trials: int) -> tuple[float, float]:
+    """Return the Clopper-Pearson interval of a probability, at 95 %.
+
+    Examples
+    --------
+    >>> lower, upper = binomial_band(0, 10)
+    >>> lower, round(upper, 4)
+    (0.0, 0.3085)
+    """
+    tail = (1 - _CONFIDENCE) / 2
+    lower = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
+    upper = 1.0 if successes == trials else float(beta.isf(tail, successes + 1, trials - successes))
+    return lower, upper
+
+
+def coverage_report(
+    posterior: GibbsPosterior,
+    simulate: Simulate,
+    truth: Any = None,
+    weight: float | Tensor | BatchSelector | Callable[[GibbsPosterior], Any] | None = None,
+    *,
+    levels: Sequence[float] = _LEVELS,
+    num_replicates: int = 1000,
+    functional: Callable[[Any], Tensor] | None = None,
+    num_draws: int = 1024,
+    seed: int = 0,
+) -> CoverageReport:
+    """Draw data sets from a known law and count how often credible regions cover.
+
+    A loss makes no claim about the law of the data; what its posterior is after, and what regions ought to cover, is
+    the minimiser of the expected loss under that law.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        Whose prior and loss are studied; its data only say what a data set looks like.
+    simulate : callable
+        ``generator -> data``: one data set of the true law.
+    truth : Tensor or dict of Tensor, optional
+        Loss minimiser under the true law: the value of the prior's only site, or of its sites by name. By default
+        that of half a million simulated data, if the loss is a sum over them.
+    weight : float, Tensor, BatchSelector or callable, optional
+        Learning rate; one each, ``(R,)``; or what selects it anew for each data set: a function of the posterior of
+        that data set (such as those of :mod:`~bayeskit.inference.generalized.calibrate`), or a
+        :class:`BatchSelector`. By default the posterior's own.
+    levels : sequence of float
+    num_replicates : int, default 1000
+    functional : callable, optional
+        From what the loss takes as its parameter to one number or several; by default every entry of every site.
+    num_draws : int, default 1024
+        From each posterior.
+    seed : int, default 0
+
+    Returns
+    -------
+    CoverageReport
+
+    Raises
+    ------
+    SettingsError
+        If a level does not lie in (0, 1), a weight is not positive, or no truth is given for a loss that is no sum
+        over data.
+    ShapeError
+        If simulated data do not look like the posterior's, or truth has not the shape of its site.
+    DataError
+        If they are not finite, or no minimiser of the expected loss is found.
+
+    References
+    ----------
+    Syring, N., Martin, R. (2019). Calibrating general posterior credible regions. Biometrika 106, 479-486.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+    >>> def simulate(generator):
+    ...     return 2.0 * torch.randn(50, generator=generator, dtype=torch.float64)
+    >>> posterior = GibbsPosterior(Flat(), losses.HalfSquared(), torch.zeros(50, dtype=torch.float64))
+    >>> coverage_report(posterior, simulate, truth=0.0, levels=(0.95,), num_replicates=200)  # 67.3 % in the limit
+    coverage over 200 data sets, weight 1
+      nominal     95.0
+      joint       ...
+      theta       ...
+      sampling over posterior variance: ...
+    """
+    num_replicates = whole_number("num_replicates", num_replicates, least=2)
+    levels = _levels(levels)
+    numbers = as_functional(posterior, functional)
+    generator = new_generator(seed, stream="coverage report")
+    target = _truth(posterior, simulate, truth, generator)
+    data = _stacked([_simulated(posterior, simulate, generator) for _ in range(num_replicates)], posterior)
+    weights = _weights(posterior, data, weight, num_replicates)
+    replicates = replicate_posteriors(posterior, data=data, weight=weights, num_draws=num_draws, seed=seed)
+    return CoverageReport(
+        (_JOINT, *numbers.names),
+        torch.cat([replicates.hpd_level(target)[:, None], replicates.central_level(numbers, numbers(target))], -1),
+        levels,
+        target,
+        replicates.weight,
+        replicates.trusted,
+        _mismatch(replicates),
+    )
+
+
+def _levels(levels: Sequence[float]) -> tuple[float, ...]:
+    try:
+        given = tuple(levels)
+    except TypeError as error:
+        raise SettingsError(f"levels must be several numbers in (0, 1), such as (0.5, 0.95), not {levels!r}") from error
+    return tuple(real_number("level", level, between=(0.0, 1.0)) for level in given)
+
+
+def _truth(posterior: GibbsPosterior, simulate: Simulate, truth: Any, generator: torch.Generator) -> Tensor:
+    if truth is not None:
+        if not isinstance(truth, dict) and len(posterior.sites) > 1:
+            raise SettingsError(f"truth must be a dict of the sites {[site.name for site in posterior.sites]}")
+        values = truth if isinstance(truth, dict) else {posterior.sites[0].name: truth}
+        values = {k: torch.as_tensor(v, dtype=posterior.dtype) for k, v in values.items()}
+        for site in posterior.sites:
+            if site.name in values and tuple(values[site.name].shape) != tuple(site.shape):
+                given = tuple(values[site.name].shape)
+                raise ShapeError(f"truth of site {site.name!r} must be {tuple(site.shape)}, not {given}")
+        return posterior.unconstrain(values)
+    if not isinstance(posterior.loss, PointwiseLoss):
+        raise SettingsError(
+            f"{type(posterior.loss).__name__} looks at all data at once, so that no minimiser is searched for with "
+            "half a million of them; give truth="
+        )
+    sets = [_simulated(posterior, simulate, generator) for _ in range(math.ceil(_HUGE / posterior.num_data))]
+    huge = tuple(torch.cat(parts) for parts in zip(*map(columns, sets), strict=True))
+    batch = tuple(x[None] for x in huge)
+    found = minimize(posterior, data=batch if isinstance(posterior.data, tuple) else batch[0])
+    if not bool(found.converged.all()):
+        raise DataError("no minimiser of the expected loss was found from simulated data; give truth=")
+    return found.position[0]
+
+
+def _simulated(posterior: GibbsPosterior, simulate: Simulate, generator: torch.Generator) -> Data:
+    data = as_data(simulate(generator))
+    shapes = [tuple(x.shape) for x in columns(data)], [tuple(x.shape) for x in columns(posterior.data)]
+    if isinstance(data, tuple) != isinstance(posterior.data, tuple) or shapes[0] != shapes[1]:
+        raise ShapeError(f"simulate returned data of shapes {shapes[0]}, the posterior has {shapes[1]}")
+    posterior.loss.check(data)
+    return data
+
+
+def _stacked(sets: list[Data], posterior: GibbsPosterior) -> Data:
+    stacked = tuple(torch.stack(parts) for parts in zip(*map(columns, sets), strict=True))
+    return stacked if isinstance(posterior.data, tuple) else stacked[0]
+
+
+def _weights(posterior: GibbsPosterior, data: Data, weight: Any, num_replicates: int) -> float | Tensor:
+    """Return one learning rate for all, or one each."""
+    if weight is None:
+        return posterior.weight
+    if isinstance(weight, BatchSelector):
+        return weight.function(posterior, data)
+    if not callable(weight) or isinstance(weight, Tensor):
+        return weight  # type: ignore[no-any-return]
+    selected = []
+    for i in range(num_replicates):
+        one = tuple(x[i] for x in data) if isinstance(data, tuple) else data[i]
+        found = weight(posterior.with_data(one))
+        selected.append(float(found if isinstance(found, (float, int, Tensor)) else found.weight))
+    return torch.tensor(selected, dtype=posterior.dtype, device=posterior.device)
+
+
+def _mismatch(replicates: ReplicatePosteriors) -> Tensor:
+    """Return the eigenvalues of the posterior mean's covariance over replicates, in units of the posterior's."""
+    mean, within = replicates.mean(), replicates.covariance().mean(0)
+    between = torch.cov(mean.mT).reshape(within.shape)
+    lower = torch.linalg.cholesky(within)
+    half = torch.linalg.solve_triangular(lower, between, upper=False)
+    whitened = torch.linalg.solve_triangular(lower, half.mT, upper=False)
+    return torch.linalg.eigvalsh(0.5 * (whitened + whitened.mT))

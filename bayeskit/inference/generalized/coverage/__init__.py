@@ -1,1 +1,0 @@
-"""Whether credible regions cover: posteriors of many data sets in one batch."""

@@ -1,0 +1,1515 @@
+"""The marginal likelihood as a sum of cross-validation scores."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import pandas as pd
+import torch
+from scipy.stats import norm
+from scipy.stats import t as student
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.progress import progress_bar
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log_mean_error
+from bayeskit.draws import Draws
+from bayeskit.errors import InitializationError, ModelError, SettingsError, ShapeError
+from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
+from bayeskit.inference.evidence.predictive import SITE_REMEDY as REMEDY
+from bayeskit.inference.evidence.predictive import check_sum
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.smc import (
+    GRADIENTS_PER_STEP,
+    PopulationHMC,
+    effective_share,
+    learn_metric,
+    next_temperature,
+    systematic,
+)
+from bayeskit.logdensity.compiling import Evaluation, Evaluator
+from bayeskit.logdensity.density import Constrained, Density
+from bayeskit.logdensity.pyro_density import Site
+from bayeskit.logdensity.target import Target
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "BLOCK",
+    "Carriage",
+    "CrossValidation",
+    "MAX_TYPICAL_SHAPE",
+    "PartTarget",
+    "Particles",
+    "Predictive",
+    "Prequential",
+    "ROWS",
+    "WeightedData",
+    "adjusted",
+    "all_sets",
+    "as_sizes",
+    "at",
+    "cross_validation_evidence",
+    "enumerated_cross_validation",
+    "from_prior",
+    "predict",
+    "prequential",
+    "sampled_sets",
+    "spread",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Sets of data that are held out: all of one size, or some at random.
+# --------------------------------------------------------------------------------------------------
+
+
+def as_sizes(p: Any, num_data: int) -> tuple[int, ...]:
+    """Return the sizes of held-out sets in increasing order, by default all of them.
+
+    Raises
+    ------
+    SettingsError
+        If one is no whole number from 1 to the number of data, or there is none.
+
+    Examples
+    --------
+    >>> as_sizes(None, 3), as_sizes(2, 3), as_sizes((3, 1), 3)
+    ((1, 2, 3), (2,), (1, 3))
+    """
+    if p is None:
+        return tuple(range(1, num_data + 1))
+    given: Iterable[Any] = p if isinstance(p, Iterable) else (p,)
+    sizes = sorted({whole_number("p", x, 1) for x in given})
+    if not sizes or sizes[-1] > num_data:
+        found = f"not {sizes[-1]}" if sizes else "but none is given"
+        raise SettingsError(
+            f"p is how many of the {num_data} data are held out, so it must lie between 1 and {num_data}, {found}"
+        )
+    return tuple(sizes)
+
+
+def _check_number(num_data: int, sizes: Iterable[int], most: int, remedy: str) -> None:
+    """Refuse to enumerate more than ``most`` sets.
+
+    Raises
+    ------
+    SettingsError
+    """
+    count = sum(math.comb(num_data, p) for p in sizes)
+    if count > most:
+        raise SettingsError(f"there are {count} sets of data to go through, more than max_sets={most}: {remedy}")
+
+
+def all_sets(num_data: int, size: int) -> Tensor:
+    """Return every set of ``size`` data as a row of a mask, ``(C(n, size), n)``.
+
+    Examples
+    --------
+    >>> all_sets(3, 2).int().tolist()
+    [[1, 1, 0], [1, 0, 1], [0, 1, 1]]
+    """
+    rows = torch.tensor(list(combinations(range(num_data), size)), dtype=torch.long)
+    return torch.zeros(len(rows), num_data, dtype=torch.bool).scatter(1, rows.reshape(len(rows), size), True)
+
+
+def sampled_sets(num_data: int, size: int, count: int, generator: torch.Generator) -> Tensor:
+    """Return ``count`` random sets without repetition, all of them where there are no more, ``(count, n)``."""
+    if math.comb(num_data, size) <= count:
+        return all_sets(num_data, size)
+    found: dict[tuple[int, ...], None] = {}
+    while len(found) < count:
+        rows = torch.rand(num_data, generator=generator, device=generator.device).argsort()[:size]
+        found.setdefault(tuple(rows.sort().values.tolist()))
+    rows = torch.tensor(list(found), dtype=torch.long)
+    return torch.zeros(count, num_data, dtype=torch.bool).scatter(1, rows, True)
+
+
+# --------------------------------------------------------------------------------------------------
+# A target whose data count as often as their weights say: all, none, or some of each.
+# --------------------------------------------------------------------------------------------------
+
+_PROBES = 8
+
+
+class _WeightedDensity:
+    """The density of a parameter and of the weights of its data, side by side in one vector ``(d + n,)``.
+
+    The log likelihood is linear in the weights, so its gradient by them is the log likelihood of each datum: one
+    evaluation gives both what moves a particle and what predicts each datum.
+    """
+
+    def __init__(self, density: Density, assignment: Tensor | None, num_data: int) -> None:
+        self._density, self._assignment, self._num_data = density, assignment, num_data
+        self.num_unknowns = density.dim
+        self.dim = density.dim + num_data
+        self.sites: tuple[Site, ...] = density.sites
+        self.dtype, self.device, self.data = density.dtype, density.device, density.data
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log prior and the weighted log likelihood."""
+        unknowns, weights = u[: self.num_unknowns], u[self.num_unknowns :]
+        each = self.each(self._density.pointwise(unknowns))
+        # A datum without weight must not count even where its likelihood is zero.
+        lowest = torch.finfo(u.dtype).min / 1e6
+        return self._density.joint(unknowns)[0], (weights * each.clamp(min=lowest)).sum()
+
+    def each(self, pointwise: Mapping[str, Tensor]) -> Tensor:
+        """Return the log likelihood of each datum, ``(n,)``."""
+        entries = torch.cat([x.reshape(-1) for x in pointwise.values()])
+        if self._assignment is None:
+            return entries
+        return entries.new_zeros(self._num_data).index_add(0, self._assignment, entries)
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the sites' values."""
+        return self._density.values(u[: self.num_unknowns], deterministic)
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the vector of values whose data all count once."""
+        unknowns = self._density.vector(values)
+        return torch.cat([unknowns, unknowns.new_ones(self._num_data)])
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return that of the unknowns alone, for weights are what they are."""
+        if not isinstance(self._density, Constrained):
+            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known")
+        return self._density.log_jacobian(u[: self.num_unknowns])
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log likelihood of each observation."""
+        return self._density.pointwise(u[: self.num_unknowns])
+
+
+class WeightedData:
+    """The data of a target, each of which can be left out.
+
+    Parameters
+    ----------
+    target : Target
+        With a pointwise log likelihood that adds up to its log likelihood.
+    groups : Tensor, optional
+        Integers, one for each observation, in the order of the target's pointwise log likelihood: observations of
+        equal number are one datum. By default each observation is one.
+
+    Attributes
+    ----------
+    target : Target
+    num_data : int
+
+    Raises
+    ------
+    ModelError
+        If there is no pointwise log likelihood, or it does not add up to the whole.
+    ShapeError
+        If there are not as many ``groups`` as observations.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    >>> data = WeightedData(GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x))
+    >>> data.pointwise(torch.zeros(1, 1, dtype=torch.float64))
+    tensor([[-0.5000, -2.0000, -8.0000]], dtype=torch.float64)
+    """
+
+    def __init__(self, target: Target, groups: Tensor | None = None) -> None:
+        if not isinstance(target, Target):
+            raise ModelError(f"cross-validation needs a Target, not {type(target).__name__}")
+        self.target = target
+        generator = new_generator(0, stream="probes of the likelihood")
+        probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
+        probe = probe.to(target.device)
+        entries = {name: x.reshape(len(x), -1) for name, x in target.pointwise_log_likelihood(probe).items()}
+        together = torch.cat(list(entries.values()), 1)
+        check_sum(together.sum(1), target.log_likelihood(probe), REMEDY, entries)
+        assignment = None if groups is None else _assignment(groups, together.shape[1]).to(target.device)
+        self.num_data = together.shape[1] if assignment is None else int(assignment.max()) + 1
+        self._density = _WeightedDensity(target._density, assignment, self.num_data)
+        self._joint = Target(self._density, batched=False, sample_prior=None, compile=target.compile)
+        self._joint._loops = target._loops
+
+    def pointwise(self, u: Tensor) -> Tensor:
+        """Return the log likelihood of each datum, ``(*batch, d) -> (*batch, n)``."""
+        pointwise = self.target.pointwise_log_likelihood(u)
+        flat = {name: x.reshape(-1, x.shape[u.dim() - 1 :].numel()) for name, x in pointwise.items()}
+        each = torch.func.vmap(self._density.each)(flat)
+        return each.reshape(*u.shape[:-1], self.num_data)
+
+    def counting(self, weights: Tensor) -> PartTarget:
+        """Return the target whose data count as often as ``weights (r, n)`` say; rows of vectors fall into ``r``."""
+        return PartTarget(self._joint, self.target, weights)
+
+
+class PartTarget(Target):
+    """The posterior of part of the data, for kernels: neighbouring rows of vectors share one row of weights.
+
+    Parameters
+    ----------
+    joint : Target
+        Over parameters and weights.
+    whole : Target
+    weights : Tensor
+        Shape ``(r, n)``.
+    """
+
+    def __init__(self, joint: Target, whole: Target, weights: Tensor) -> None:
+        super().__init__(whole._density, batched=whole._batched, sample_prior=None, compile=whole.compile)
+        self._both, self._weights = joint, weights.to(whole.dtype)
+
+    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
+        """Return the evaluation of ``num_vectors`` rows, a multiple of ``r``."""
+        weights = self._weights.repeat_interleave(num_vectors // len(self._weights), 0)
+        evaluate = self._both.evaluator(num_vectors, num_calls)
+
+        def of_part(u: Tensor, beta: Tensor) -> Evaluation:
+            both = evaluate(torch.cat([u, weights], 1), beta)
+            return both._replace(gradient=both.gradient[:, : self.dim])
+
+        return of_part
+
+
+def _assignment(groups: Any, num_entries: int) -> Tensor:
+    labels = torch.as_tensor(groups)
+    if tuple(labels.shape) != (num_entries,) or labels.is_floating_point():
+        raise ShapeError(
+            f"groups must be {num_entries} integers, one for each observation, not {labels.dtype} of shape "
+            f"{tuple(labels.shape)}"
+        )
+    return labels.unique(return_inverse=True)[1]
+
+
+# --------------------------------------------------------------------------------------------------
+# CrossValidation: scores by the number of data held out, with their errors and their sum.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CrossValidation:
+    """Leave-p-out cross-validation of the log predictive density.
+
+    Attributes
+    ----------
+    method : str
+        "enumeration", "tempering", "orders" or "importance": how the predictive densities were found.
+    num_data : int
+    held_out : Tensor
+        The sizes ``p`` of held-out sets, increasing, ``(m,)``.
+    score : Tensor
+        Mean log predictive density of a held-out datum given the data not held out, ``(m,)``, in nats.
+    standard_error : Tensor
+        Of each score, ``(m,)``: of the Monte Carlo, and of the choice of held-out sets where not all were taken.
+    cumulative_standard_error : Tensor
+        Of the sums of scores from the first on, ``(m,)``.
+    num_sets : Tensor
+        Held-out sets of each size, ``(m,)``.
+    warnings : tuple of str
+        What the diagnostics found, each with its remedy.
+    pareto_k : Tensor or None
+        Shape of the tail of the weights of the worst held-out set, ``(m,)``, where posterior draws were weighted.
+    num_rerun : Tensor or None
+        Held-out sets whose weights could not be relied on, so that particles were carried to them, ``(m,)``.
+    prequential : Evidence or None
+        What the same particles say of the evidence when each order is summed by itself, where all sizes were asked
+        for. No choice of sets enters it, so that its error is the smaller one.
+    num_evaluations : int
+        Evaluations of the log density or its gradient, those of draws that were given not included.
+    seconds : float
+
+    Examples
+    --------
+    >>> import torch
+    >>> score, error = torch.tensor([-1.0, -1.5]), torch.tensor([0.01, 0.01])
+    >>> result = CrossValidation("orders", 2, torch.tensor([1, 2]), score, error, error, torch.tensor([2, 1]))
+    >>> result.log_evidence, result.trusted
+    (-2.5, True)
+    """
+
+    method: str
+    num_data: int
+    held_out: Tensor
+    score: Tensor
+    standard_error: Tensor
+    cumulative_standard_error: Tensor
+    num_sets: Tensor
+    warnings: tuple[str, ...] = ()
+    pareto_k: Tensor | None = None
+    num_rerun: Tensor | None = None
+    prequential: Evidence | None = None
+    num_evaluations: int = 0
+    seconds: float = 0.0
+
+    @property
+    def cumulative(self) -> Tensor:
+        """Sums of the scores of ``1, ..., p`` held-out data, ``(m,)``.
+
+        The sum up to ``p`` is the mean, over held-out sets of ``p`` data, of their joint log predictive density
+        given the others: the log of the geometric intrinsic evidence.
+
+        Raises
+        ------
+        SettingsError
+            If a size in between is missing.
+        """
+        if self.held_out.tolist() != list(range(1, len(self.held_out) + 1)):
+            raise SettingsError(
+                f"scores of {self.held_out.tolist()} held-out data do not add up to anything; ask for "
+                f"p=range(1, {int(self.held_out[-1]) + 1})"
+            )
+        return self.score.cumsum(0)
+
+    @property
+    def log_evidence(self) -> float:
+        """The sum of all scores.
+
+        Raises
+        ------
+        SettingsError
+            If they are not those of all sizes from 1 to the number of data.
+        """
+        self._check_complete()
+        return float(self.cumulative[-1])
+
+    @property
+    def log_evidence_standard_error(self) -> float:
+        """Standard error of :attr:`log_evidence`."""
+        self._check_complete()
+        return float(self.cumulative_standard_error[-1])
+
+    @property
+    def trusted(self) -> bool:
+        """Whether no diagnostic objected."""
+        return not self.warnings and bool((self.score.isfinite() & self.standard_error.isfinite()).all())
+
+    def _check_complete(self) -> None:
+        if len(self.held_out) != self.num_data:
+            raise SettingsError(
+                f"the log evidence is the sum of the scores of 1 to {self.num_data} held-out data, and here are those "
+                f"of {self.held_out.tolist()}; leave p=None"
+            )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a table with a row for each number of held-out data."""
+        columns = {"score": self.score, "standard_error": self.standard_error}
+        if self.held_out.tolist() == list(range(1, len(self.held_out) + 1)):
+            columns |= {"cumulative": self.cumulative, "cumulative_standard_error": self.cumulative_standard_error}
+        columns["num_sets"] = self.num_sets
+        for name in ("pareto_k", "num_rerun"):
+            if (value := getattr(self, name)) is not None:
+                columns[name] = value
+        table = {name: x.cpu().numpy() for name, x in columns.items()}
+        return pd.DataFrame(table, index=pd.Index(self.held_out.cpu().numpy(), name="held_out"))
+
+    def plot(self, ax: Axes | None = None, *, cumulative: bool = False, label: str = "") -> Axes:
+        """Plot the scores, or their sums, against the number of data held out, with 95 % bands.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw, so that models can be compared; by default a new figure of ``pyplot``.
+        cumulative : bool, default False
+            Plot the sums of the scores instead, which end at the log evidence.
+        label : str, default ""
+            Of the curve.
+        """
+        from bayeskit.core.plots import CHAIN_COLOURS
+
+        value = self.cumulative if cumulative else self.score
+        error = self.cumulative_standard_error if cumulative else self.standard_error
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+        size, band = self.held_out.cpu().numpy(), 1.96 * error.nan_to_num(0.0, 0.0).cpu()
+        colour = CHAIN_COLOURS[len(ax.lines) % len(CHAIN_COLOURS)]
+        few = len(size) <= 40
+        face = colour if self.trusted else "white"
+        ax.plot(size, value.cpu().numpy(), color=colour, marker="o" if few else "", mfc=face, label=label or None)
+        low, high = (value.cpu() - band).numpy(), (value.cpu() + band).numpy()
+        ax.fill_between(size, low, high, color=colour, alpha=0.2, linewidth=0)
+        ax.set_xlabel("data held out")
+        ax.set_ylabel("cumulative score (nats)" if cumulative else "log predictive density of a datum (nats)")
+        if label:
+            ax.legend(frameon=False)
+        return ax
+
+    def __str__(self) -> str:
+        flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
+        if len(self.held_out) == self.num_data:
+            number, error = self.log_evidence, self.log_evidence_standard_error
+            return f"cross-validation of {self.num_data} data: log evidence {number:.4f} +- {error:.4f}{flag}"
+        scores = ", ".join(
+            f"{p}: {s:.4f} +- {e:.4f}"
+            for p, s, e in zip(self.held_out.tolist(), self.score.tolist(), self.standard_error.tolist(), strict=True)
+            if math.isfinite(s)
+        )
+        return f"cross-validation of {self.num_data} data, score by number held out: {scores}{flag}"
+
+
+def _no_error(sizes: tuple[int, ...]) -> Tensor:
+    """Return standard errors of what is exact."""
+    return torch.zeros(len(sizes), dtype=torch.float64)
+
+
+# --------------------------------------------------------------------------------------------------
+# Populations of particles that are carried from one part of the data to another, each population to its own.
+# --------------------------------------------------------------------------------------------------
+
+_TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
+_LEARNING_RATE = 2.0
+_MIN_STEP_SIZE, _MAX_STEPS = 1e-4, 64
+_MAX_SEARCH = 20  # trajectories, in one place, for a step size that is accepted at all
+_PLANNED_CALLS = 500
+_RESAMPLE_BELOW = 0.9
+_LOWEST = -1e30  # stands for minus infinity, where differences must stay numbers
+
+
+class Particles(NamedTuple):
+    """``r`` populations of ``N`` weighted particles, each population given its own part of ``n`` data."""
+
+    position: Tensor  # (r, N, d)
+    pointwise: Tensor  # (r, N, n), log likelihood of every datum, whether it counts or not
+    log_weight: Tensor  # (r, N), normalised over N, double precision
+    data_weights: Tensor  # (r, n), how often each datum counts, double precision
+    step_size: float
+    acceptance: float  # least mean acceptance of the moves so far
+    num_evaluations: int
+
+
+@dataclass(frozen=True)
+class Carriage:
+    """How particles are carried: by adaptive reweighting, resampling and Hamiltonian moves.
+
+    A datum enters with the power of its likelihood that the particles can bear, then with more, until it counts in
+    full. Particles move only where their weights have become uneven: the more data there are, the less a further one
+    changes, and the rarer that is.
+
+    Parameters
+    ----------
+    ess_threshold : float in (0, 1), default 0.8
+        Conditional effective share that a reweighting leaves at least.
+    move_below : float in (0, 1), default 0.5
+        Particles are resampled and moved when the effective share of a population falls under this.
+    num_moves : int, default 3
+        Trajectories of a particle each time.
+    target_acceptance : float in (0, 1), default 0.9
+
+    References
+    ----------
+    Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
+
+    Examples
+    --------
+    >>> Carriage(num_moves=5).num_moves
+    5
+    """
+
+    ess_threshold: float = 0.8
+    move_below: float = 0.5
+    num_moves: int = 3
+    target_acceptance: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("ess_threshold", "move_below", "target_acceptance"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
+        object.__setattr__(self, "num_moves", whole_number("num_moves", self.num_moves, 1))
+
+    def carry(
+        self, data: WeightedData, state: Particles, weights: Tensor, generator: torch.Generator
+    ) -> tuple[Particles, Tensor]:
+        """Carry each population in a straight line to other weights of the data.
+
+        Parameters
+        ----------
+        data : WeightedData
+        state : Particles
+        weights : Tensor
+            Shape ``(r, n)``.
+        generator : torch.Generator
+
+        Returns
+        -------
+        state : Particles
+        log_increment : Tensor
+            Shape ``(r,)``: estimates of the log ratio of normalising constants.
+        """
+        origin, direction = state.data_weights, weights - state.data_weights
+        covered = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
+        total = torch.zeros_like(covered)
+        while bool((covered < 1).any()):
+            log_ratio = (state.pointwise * direction.unsqueeze(1)).sum(-1)
+            reached = next_temperature(state.log_weight, log_ratio, covered, self.ess_threshold)
+            log_weight = state.log_weight + (reached - covered).unsqueeze(-1) * log_ratio
+            increment = log_weight.logsumexp(-1)
+            total = total + increment
+            covered = reached
+            share = covered.unsqueeze(-1)
+            between = torch.where(share >= 1, weights, origin + share * direction)
+            state = state._replace(log_weight=log_weight - increment.unsqueeze(-1), data_weights=between)
+            if bool((effective_share(state.log_weight) < self.move_below).any()):
+                state = self.rejuvenate(data, state, generator)
+        return state, total
+
+    def rejuvenate(self, data: WeightedData, state: Particles, generator: torch.Generator) -> Particles:
+        """Resample populations of uneven weights, and move all particles."""
+        metric = _shared_metric(state)
+        state = _resampled(state, generator)
+        r, n, d = state.position.shape
+        part = data.counting(state.data_weights)
+        kernel = _kernel(state.step_size, metric, r)
+        chains = kernel.init(part, state.position.reshape(-1, d))
+        moves, tried, calls, acceptance = 0, 0, 1, 1.0
+        while moves < self.num_moves:
+            chains, info = kernel.step(part, chains, generator=generator)
+            calls += GRADIENTS_PER_STEP * kernel.num_steps
+            acceptance = float(info.acceptance_rate.mean())
+            step = kernel.step_size * math.exp(_LEARNING_RATE * (acceptance - self.target_acceptance))
+            kernel = _kernel(min(max(step, _MIN_STEP_SIZE), _TRAJECTORY), metric, r)
+            tried += 1
+            # A step size that is far off says nothing on how many moves are needed.
+            moves += acceptance >= 0.5 * self.target_acceptance or tried >= _MAX_SEARCH
+        position = chains.position.reshape(r, n, d)
+        return state._replace(
+            position=position,
+            pointwise=_pointwise(data, position),
+            step_size=kernel.step_size,
+            acceptance=min(state.acceptance, acceptance),
+            num_evaluations=state.num_evaluations + (calls + 1) * r * n,
+        )
+
+
+def from_prior(data: WeightedData, num_populations: int, num_particles: int, generator: torch.Generator) -> Particles:
+    """Draw populations from the prior: none of the data count.
+
+    Raises
+    ------
+    InitializationError
+        If a datum has no likelihood at any draw.
+    """
+    position = data.target.sample_prior(num_populations * num_particles, generator)
+    state = at(data, position.reshape(num_populations, num_particles, -1), 0.0)
+    hopeless = (state.pointwise <= _LOWEST / 2).all(1).all(0)
+    if bool(hopeless.any()):
+        raise InitializationError(
+            f"the likelihood of datum {int(hopeless.nonzero()[0])} is zero at all {len(position)} prior draws; check "
+            "that data and likelihood fit, or use more particles"
+        )
+    return state
+
+
+def at(data: WeightedData, position: Tensor, count: float) -> Particles:
+    """Return equally weighted particles at ``position (r, N, d)``, every datum counting ``count`` times."""
+    r, n, _ = position.shape
+    like = {"dtype": torch.float64, "device": position.device}
+    return Particles(
+        position,
+        _pointwise(data, position),
+        torch.full((r, n), -math.log(n), **like),  # type: ignore[call-overload]
+        torch.full((r, data.num_data), count, **like),  # type: ignore[call-overload]
+        _TRAJECTORY / 2,
+        1.0,
+        r * n,
+    )
+
+
+def _merged(state: Particles, copies: int) -> Particles:
+    """Make one population of each ``copies`` neighbours, which are given the same data."""
+    return state._replace(
+        position=state.position.unflatten(0, (-1, copies)).flatten(1, 2),
+        pointwise=state.pointwise.unflatten(0, (-1, copies)).flatten(1, 2),
+        log_weight=state.log_weight.unflatten(0, (-1, copies)).flatten(1, 2) - math.log(copies),
+        data_weights=state.data_weights[::copies],
+    )
+
+
+class Predictive(NamedTuple):
+    """The log predictive density of data, given what each population has seen."""
+
+    log_density: Tensor  # (r, n), with the bias of the logarithm removed to first order
+    effective: Tensor  # (r, n), number of particles that the density of a datum rests on
+    influence: Tensor  # (r, N, n), of each particle on the log density
+
+
+def predict(state: Particles) -> Predictive:
+    """Predict every datum, seen or not."""
+    log_weight = state.log_weight.unsqueeze(-1)
+    log_density = (log_weight + state.pointwise).logsumexp(1)
+    relative = (state.pointwise - log_density.unsqueeze(1)).exp()
+    influence = log_weight.exp() * (relative - 1)
+    effective = 1 / (2 * (log_weight + relative.log())).exp().sum(1)
+    # E log X is below log E X by half the relative variance of X.
+    return Predictive(log_density + influence.square().sum(1) / 2, effective, influence)
+
+
+def _kernel(step_size: float, metric: Metric, num_populations: int) -> PopulationHMC:
+    steps = min(max(1, round(_TRAJECTORY / step_size)), _MAX_STEPS)
+    kernel = PopulationHMC(step_size, steps, metric, 1.0, planned_calls=_PLANNED_CALLS)
+    return replace(kernel, num_populations=num_populations)
+
+
+def _shared_metric(state: Particles) -> Metric:
+    """Learn the covariance within populations, which differ in where they are more than in how wide."""
+    weight = state.log_weight.exp().to(state.position.dtype).unsqueeze(-1)
+    centred = state.position - (weight * state.position).sum(1, keepdim=True)
+    log_weight = state.log_weight - math.log(len(state.log_weight))
+    return learn_metric(centred.flatten(0, 1), log_weight.flatten())
+
+
+def _resampled(state: Particles, generator: torch.Generator) -> Particles:
+    needed = (effective_share(state.log_weight) < _RESAMPLE_BELOW).unsqueeze(-1)
+    n = state.log_weight.shape[-1]
+    index = torch.where(needed, systematic(state.log_weight, generator), torch.arange(n, device=needed.device))
+    at_rows = index.unsqueeze(-1)
+    return state._replace(
+        position=state.position.gather(1, at_rows.expand_as(state.position)),
+        pointwise=state.pointwise.gather(1, at_rows.expand_as(state.pointwise)),
+        log_weight=torch.where(needed, -math.log(n), state.log_weight),
+    )
+
+
+def _pointwise(data: WeightedData, position: Tensor) -> Tensor:
+    """Return the log likelihoods in double precision; what is not a number has none."""
+    each = data.pointwise(position).to(torch.float64)
+    return each.nan_to_num(nan=_LOWEST, posinf=_LOWEST, neginf=_LOWEST).clamp(min=_LOWEST)
+
+
+# --------------------------------------------------------------------------------------------------
+# The prequential curve: each datum predicted from those before it, whose log densities add up to the log evidence.
+# --------------------------------------------------------------------------------------------------
+
+_MIN_POPULATIONS = 8
+_MAX_RELATIVE_SPREAD = 0.7
+_MIN_ACCEPTANCE = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Prequential:
+    """Log predictive densities of data that come one by one, in one order or several.
+
+    Attributes
+    ----------
+    orders : Tensor
+        Shape ``(q, n)``: which datum comes when.
+    log_predictive : Tensor
+        Shape ``(q, n)``: that of the datum that comes ``k``-th, given those before it, in nats.
+    standard_error : Tensor
+        Monte Carlo standard error of each, ``(q, n)``.
+    cumulative : Tensor
+        Shape ``(q, n)``: the log evidence of the data so far.
+    cumulative_standard_error : Tensor
+        Of each order's curve, ``(n,)``.
+    log_evidence : float
+        Of all data; it is the same in every order, so all populations estimate it together.
+    log_evidence_standard_error : float
+    num_populations : int
+        Independent populations, over all orders.
+    num_particles : int
+        Of each population.
+    num_evaluations : int
+        Evaluations of the log density or its gradient.
+    warnings : tuple of str
+        What the diagnostics found, each with its remedy.
+    diagnostics : dict of float
+    seconds : float
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    >>> posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x, weight=0.5)
+    >>> curve = prequential(posterior, orders=2, num_replicates=4, num_particles=64)
+    >>> curve.log_predictive.shape, abs(curve.log_evidence + 3.258145) < 5 * curve.log_evidence_standard_error
+    (torch.Size([2, 3]), True)
+    """
+
+    orders: Tensor
+    log_predictive: Tensor
+    standard_error: Tensor
+    cumulative: Tensor
+    cumulative_standard_error: Tensor
+    log_evidence: float
+    log_evidence_standard_error: float
+    num_populations: int
+    num_particles: int
+    num_evaluations: int
+    warnings: tuple[str, ...]
+    diagnostics: dict[str, float]
+    seconds: float = 0.0
+
+    @property
+    def trusted(self) -> bool:
+        """Whether no diagnostic objected."""
+        numbers = (self.log_evidence, self.log_evidence_standard_error)
+        return not self.warnings and all(map(math.isfinite, numbers))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a table with a row for each order and position: the datum, its log density, and their sums."""
+        q, n = self.orders.shape
+        return pd.DataFrame(
+            {
+                "order": torch.arange(q).repeat_interleave(n).numpy(),
+                "position": torch.arange(1, n + 1).repeat(q).numpy(),
+                "datum": self.orders.flatten().cpu().numpy(),
+                "log_predictive": self.log_predictive.flatten().cpu().numpy(),
+                "standard_error": self.standard_error.flatten().cpu().numpy(),
+                "cumulative": self.cumulative.flatten().cpu().numpy(),
+                "cumulative_standard_error": self.cumulative_standard_error.repeat(q).cpu().numpy(),
+            }
+        )
+
+    def plot(self, ax: Axes | None = None, *, against: Prequential | None = None, label: str = "") -> Axes:
+        """Plot the cumulative log predictive density against the number of data, a curve for each order.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default a new figure of ``pyplot``.
+        against : Prequential, optional
+            Another model on the same data in the same orders: what is plotted is by how much this one has predicted
+            better, the log Bayes factor of the data so far.
+        label : str, default ""
+            Of the curves.
+
+        Raises
+        ------
+        SettingsError
+            If the other model saw the data in other orders.
+        """
+        from bayeskit.core.plots import CHAIN_COLOURS, GREY
+
+        if against is not None and not torch.equal(against.orders, self.orders):
+            raise SettingsError("the curves are of different orders of the data; give both models the same orders=")
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+        value, error = self.cumulative, self.cumulative_standard_error
+        if against is not None:
+            value, error = value - against.cumulative, torch.hypot(error, against.cumulative_standard_error)
+        seen = torch.arange(1, value.shape[1] + 1).numpy()
+        colour = CHAIN_COLOURS[len(ax.lines) % len(CHAIN_COLOURS)]
+        band = 1.96 * error.nan_to_num(0.0).cpu()
+        for row, curve in enumerate(value.cpu()):
+            ax.plot(seen, curve.numpy(), color=colour, linewidth=1.2, alpha=0.8, label=label if row == 0 else None)
+            ax.fill_between(seen, (curve - band).numpy(), (curve + band).numpy(), color=colour, alpha=0.15, linewidth=0)
+        if against is not None:
+            ax.axhline(0.0, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
+        ax.set_xlabel("data seen")
+        ax.set_ylabel("cumulative log predictive density (nats)" if against is None else "log Bayes factor (nats)")
+        if label:
+            ax.legend(frameon=False)
+        return ax
+
+    def __str__(self) -> str:
+        flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
+        return (
+            f"prequential: log evidence {self.log_evidence:.4f} +- {self.log_evidence_standard_error:.4f} "
+            f"from {len(self.orders)} orders of {self.orders.shape[1]} data{flag}"
+        )
+
+
+def prequential(
+    target: Target,
+    orders: int | Tensor = 4,
+    *,
+    num_replicates: int = 4,
+    num_particles: int = 256,
+    carriage: Carriage | None = None,
+    groups: Tensor | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Prequential:
+    r"""Predict each datum from those before it, and add up: the sum is the log evidence, in whatever order.
+
+    .. math:: \log p(y) = \sum_{k=1}^n \log p(y_{o(k)} \mid y_{o(1)}, \dots, y_{o(k-1)})
+
+    Populations of particles start in the prior and take in one datum after the other: reweighted, and resampled and
+    moved where the weights have become uneven. The predictive density is the mean likelihood of the datum that
+    comes next or, where it comes as a surprise, a product of such means along powers of it.
+
+    A loss in place of a likelihood is no density of the data, but ``exp(-weight * loss)`` is scored in the same way,
+    and adds up to the log normaliser of its posterior.
+
+    Parameters
+    ----------
+    target : Target
+        With a proper prior, and a pointwise log likelihood of data that are independent given its parameter.
+    orders : int or Tensor, default 4
+        So many random orders, or permutations ``(q, n)`` or ``(n,)`` of the data.
+    num_replicates : int, default 4
+        Independent populations for each order, from whose spread errors are seen; at least 2.
+    num_particles : int, default 256
+        Of each population.
+    carriage : Carriage, optional
+        How the particles are carried from one datum to the next.
+    groups : Tensor, optional
+        Integers, one for each observation: those of equal number come together, as one datum.
+    seed : int, default 0
+    progress : bool, default False
+
+    Returns
+    -------
+    Prequential
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain, or the prior cannot be drawn from.
+    ShapeError
+        If ``orders`` are no permutations of the data.
+    ModelError
+        If the target has no pointwise log likelihood.
+
+    References
+    ----------
+    Dawid, A. P. (1984). Statistical theory: the prequential approach. Journal of the Royal Statistical Society A 147,
+    278-292.
+
+    Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Bernoulli(share), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
+    >>> result = prequential(target, orders=torch.arange(4), num_replicates=8, num_particles=128)
+    >>> abs(result.log_evidence - torch.tensor(1 / 20).log().item()) < 5 * result.log_evidence_standard_error
+    True
+    """
+    begin = time.monotonic()
+    num_replicates = whole_number("num_replicates", num_replicates, 2)
+    num_particles = whole_number("num_particles", num_particles, 8)
+    carriage = carriage or Carriage()
+    data = WeightedData(target, groups)
+    generator = new_generator(seed, target.device, stream="prequential")
+    chosen = _as_orders(orders, data.num_data, generator).to(target.device)
+    rows = chosen.repeat_interleave(num_replicates, 0)
+    increments = torch.zeros(rows.shape, dtype=torch.float64, device=target.device)
+    state = from_prior(data, len(rows), num_particles, generator)
+    with progress_bar("prequential", data.num_data, progress) as bar:
+        for k in range(data.num_data):
+            state, increments[:, k] = _admit(data, state, rows[:, k], carriage, generator)
+            bar.update(k + 1)
+    return _summarise(chosen, increments, state, num_particles, time.monotonic() - begin)
+
+
+def _admit(
+    data: WeightedData, state: Particles, datum: Tensor, carriage: Carriage, generator: torch.Generator
+) -> tuple[Particles, Tensor]:
+    """Let population ``r`` take in ``datum[r]``; return its log predictive density, ``(r,)``, too."""
+    weights = state.data_weights.scatter(1, datum.unsqueeze(1), 1.0)
+    return carriage.carry(data, state, weights, generator)
+
+
+def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor:
+    """Return permutations ``(q, n)``, given or as many random ones as asked for.
+
+    Raises
+    ------
+    ShapeError
+        If they are no permutations.
+    """
+    if not isinstance(orders, Tensor):
+        count = whole_number("orders", orders, 1)
+        like = {"generator": generator, "device": generator.device}
+        return torch.stack([torch.randperm(num_data, **like) for _ in range(count)])  # type: ignore[call-overload]
+    rows = orders.reshape(1, -1) if orders.dim() == 1 else orders
+    every = torch.arange(num_data, device=rows.device)
+    if rows.dim() != 2 or rows.shape[1] != num_data or not bool((rows.sort(1).values == every).all()):
+        raise ShapeError(
+            f"orders must be permutations of the {num_data} data, (q, {num_data}) or ({num_data},), not "
+            f"{orders.dtype} of shape {tuple(orders.shape)}"
+        )
+    return rows.long()
+
+
+def _summarise(orders: Tensor, increments: Tensor, state: Particles, num_particles: int, seconds: float) -> Prequential:
+    """Average populations: those of one order on its curve, all of them on the evidence.
+
+    ``increments`` are ``(q * replicates, n)``.
+    """
+    each = increments.reshape(len(orders), -1, increments.shape[1])
+    q, r, n = each.shape
+    curves = each.cumsum(-1)
+    evidence = _of_totals(curves[..., -1].flatten(), increments, state)
+    # Estimates of the evidence so far are unbiased, so it is those that are averaged, and not their logarithms.
+    cumulative = curves.logsumexp(1) - math.log(r)
+    cumulative_error, _ = replicates_log_mean_error((curves - cumulative.unsqueeze(1)).movedim(1, -1).movedim(0, 1))
+    log_predictive = cumulative.diff(dim=1, prepend=cumulative.new_zeros(q, 1))
+    return Prequential(
+        orders,
+        log_predictive,
+        each.std(1) / math.sqrt(r),
+        cumulative,
+        cumulative_error,
+        evidence.log_evidence,
+        evidence.standard_error,
+        q * r,
+        num_particles,
+        state.num_evaluations,
+        evidence.warnings,
+        evidence.diagnostics,
+        seconds,
+    )
+
+
+def _of_totals(totals: Tensor, increments: Tensor, state: Particles) -> Evidence:
+    """Average what populations, whatever their order, say of the evidence, ``(populations,)``."""
+    log_evidence = float(totals.logsumexp(0)) - math.log(len(totals))
+    error, spread = replicates_log_mean_error((totals - log_evidence).unsqueeze(0))
+    problems = _carrying_problems(state.acceptance)
+    if len(totals) < _MIN_POPULATIONS:
+        problems.append(
+            f"only {len(totals)} populations, too few to see the error: take {_MIN_POPULATIONS} or more, "
+            "over all orders"
+        )
+    if not float(spread) <= _MAX_RELATIVE_SPREAD:
+        problems.append(
+            f"populations disagree (relative spread {float(spread):.2f} > {_MAX_RELATIVE_SPREAD}), so their mean may "
+            "rest on a few of them: use more num_particles or more moves, Carriage(num_moves=...)"
+        )
+    if float(increments.min()) < _LOWEST / 2:
+        problems.append("the likelihood of a datum is zero at all particles: use more num_particles")
+    diagnostics = {"relative_spread": float(spread), "acceptance_rate": state.acceptance}
+    return Evidence("prequential", log_evidence, float(error), state.num_evaluations, tuple(problems), diagnostics)
+
+
+def _carrying_problems(acceptance: float) -> list[str]:
+    """Check that particles have moved."""
+    if acceptance >= _MIN_ACCEPTANCE:
+        return []
+    return [
+        f"only {100 * acceptance:.0f} % of moves were accepted somewhere: use more num_particles, or "
+        "reparameterise the model"
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Three ways to the predictive densities of leave-p-out cross-validation.
+# --------------------------------------------------------------------------------------------------
+
+_MIN_EFFECTIVE = 50
+_MAX_SHARE = 0.1  # of held-out data may rest on fewer particles
+MAX_TYPICAL_SHAPE = 0.25  # of the tails of weights, over the held-out sets of one size
+ROWS = 2**15  # particles at a time
+_LEAST_POPULATIONS = 16
+_LEAST_ROWS, _LEAST_KINDS = 8, 5  # of held-out sets, for a regression
+_DOUBT = 0.5  # of a shift whose slope is not known
+_MAX_DISAGREEMENT = 5.0
+
+
+class _Scores(NamedTuple):
+    """Scores of ``m`` numbers of held-out data, each ``(m,)``."""
+
+    score: Tensor
+    standard_error: Tensor
+    cumulative_standard_error: Tensor
+    num_sets: Tensor
+    problems: list[str]
+    num_evaluations: int
+    pareto_k: Tensor | None = None
+    num_rerun: Tensor | None = None
+    prequential: Evidence | None = None
+
+
+class _SetScores(NamedTuple):
+    """Scores of held-out sets, each ``(sets,)``."""
+
+    score: Tensor
+    variance: Tensor
+    short: Tensor  # share of held-out data that rest on few particles
+    num_evaluations: int
+    acceptance: float
+
+
+@dataclass(frozen=True, eq=False)
+class _LeaveOut:
+    """What the three ways have in common.
+
+    Parameters
+    ----------
+    data : WeightedData
+    sizes : tuple of int
+        Increasing numbers of held-out data.
+    num_particles : int
+    carriage : Carriage
+    generator : torch.Generator
+    """
+
+    data: WeightedData
+    sizes: tuple[int, ...]
+    num_particles: int
+    carriage: Carriage
+    generator: torch.Generator
+
+    def by_orders(self, num_orders: int) -> _Scores:
+        """Let a population see the data in each of so many random orders, and predict those it has not seen yet."""
+        data, device = self.data, self.data.target.device
+        orders = _as_orders(num_orders, data.num_data, self.generator).to(device)
+        state = from_prior(data, num_orders, self.num_particles, self.generator)
+        score = torch.empty(num_orders, len(self.sizes), dtype=torch.float64, device=device)
+        increments = torch.empty_like(score)
+        surprising = torch.zeros(len(self.sizes), dtype=torch.bool)
+        for column, size in reversed(list(enumerate(self.sizes))):
+            seen = data.num_data - size
+            state, _ = self.carriage.carry(data, state, _mask(orders[:, :seen], data.num_data), self.generator)
+            score[:, column], short = _held_out_mean(state, state.data_weights == 0)
+            state, increments[:, column] = _admit(data, state, orders[:, seen], self.carriage, self.generator)
+            surprising[column] = float(short.mean()) > _MAX_SHARE
+        state, _ = self.carriage.carry(data, state, torch.ones_like(state.data_weights), self.generator)
+        # Where the next datum is a surprise to most particles, powers of its likelihood lead to it.
+        score = torch.where(surprising.to(device), increments, score)
+        rows, doubt = adjusted(score, *self._controls(orders, state, surprising.to(device)))
+        few = self._of_few_sets(num_orders)
+        problems = max([_carrying_problems(state.acceptance), _moved_problems(list(few.values()))], key=len)
+        sums, count, spent = None, torch.full((len(self.sizes),), num_orders), state.num_evaluations
+        score, own = rows.mean(0), torch.zeros_like(doubt)
+        for column, scored in ((self.sizes.index(p), x) for p, x in few.items()):
+            rows[:, column], doubt[column], score[column] = 0.0, 0.0, scored.score.mean()
+            own[column] = scored.variance.sum() / len(scored.score) ** 2
+            count[column], spent = len(scored.score), spent + scored.num_evaluations
+        error = (spread(rows).square() + doubt.square() + own).sqrt()
+        # What a kind of data that was never held out would add, it would add to every size.
+        cumulative_error = (spread(rows.cumsum(1)).square() + doubt.cumsum(0).square() + own.cumsum(0)).sqrt()
+        if len(self.sizes) == data.num_data:
+            sums = _of_totals(increments.sum(1), increments, state)
+            problems += [x for x in sums.warnings if x not in problems]
+            gap = abs(float(score.sum()) - sums.log_evidence)
+            if gap > _MAX_DISAGREEMENT * math.hypot(float(cumulative_error[-1]), sums.standard_error):
+                problems.append(
+                    f"the scores add up to {gap:.2g} nats off the prequential sums of the same particles: use more "
+                    "num_particles"
+                )
+        problems += _impossible(score)
+        return _Scores(score, error, cumulative_error, count, problems, spent, prequential=sums)
+
+    def _of_few_sets(self, num_orders: int) -> dict[int, _SetScores]:
+        """Score all sets of sizes that have no more of them than there are orders, where particles can predict them.
+
+        Random sets would repeat some and miss others, and those missed may be the ones that differ.
+        """
+        n, found = self.data.num_data, {}
+        for size in self.sizes:
+            if size < n and math.comb(n, size) <= num_orders:
+                held = all_sets(n, size).to(self.data.target.device)
+                scored = self._scored(held, None, copies=math.ceil(num_orders / len(held)))
+                if float(scored.short.mean()) <= _MAX_SHARE:
+                    found[size] = scored
+        return found
+
+    def _controls(self, orders: Tensor, state: Particles, first_only: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how well the held-out data of each order and size are predicted by all data, and the mean of that.
+
+        Some data are hard to predict whatever one has seen. Of how well all data predict a datum the mean is known,
+        so that it does not matter which data happen to be held out.
+        """
+        each = predict(state).log_density.mean(0)
+        along = each[orders].flip(1)
+        means = along.cumsum(1) / torch.arange(1, orders.shape[1] + 1, device=orders.device)
+        columns = torch.tensor(self.sizes, device=orders.device) - 1
+        return torch.where(first_only, along[:, columns], means[:, columns]), each.mean()
+
+    def by_tempering(self) -> _Scores:
+        """Carry a population, or several where sets are few, from the prior to the training data of every set."""
+        columns: list[_SetScores] = []
+        for size in self.sizes:
+            held = all_sets(self.data.num_data, size).to(self.data.target.device)
+            columns.append(self._scored(held, None, copies=math.ceil(_LEAST_POPULATIONS / len(held))))
+        score = torch.stack([x.score.mean() for x in columns])
+        variance = torch.stack([x.variance.sum() / len(x.variance) ** 2 for x in columns])
+        count = torch.tensor([math.comb(self.data.num_data, p) for p in self.sizes])
+        problems = _moved_problems(columns) + _short_problems(self.sizes, [float(x.short.mean()) for x in columns])
+        problems += _impossible(score)
+        spent = sum(x.num_evaluations for x in columns)
+        return _Scores(score, variance.sqrt(), variance.cumsum(0).sqrt(), count, problems, spent)
+
+    def by_importance(self, draws: Draws, num_sets: int | None) -> _Scores:
+        """Weight draws of the posterior by one over the likelihood of what is held out.
+
+        Where the tail of the weights is too heavy, particles are carried from draws to the training data.
+        """
+        belongs(draws, self.data.target)
+        problems, _ = posterior_problems(draws)
+        flat = draws.unconstrained.flatten(0, 1)
+        pointwise = self.data.pointwise(flat).to(torch.float64)
+        shape = draws.unconstrained.shape[:2]
+        columns = [self._of_size(size, flat, pointwise, num_sets) for size in self.sizes]
+        rerun = [x.rerun for x in columns if x.rerun is not None]
+        problems += _moved_problems(rerun) + _short_problems(
+            self.sizes, [0.0 if x.rerun is None else float(x.rerun.short.mean()) for x in columns]
+        )
+        influence = torch.stack([x.influence for x in columns]).unflatten(1, shape)
+        own = torch.stack([x.variance for x in columns])
+        score = torch.stack([x.score for x in columns])
+        problems += _impossible(score)
+        return _Scores(
+            score,
+            (mean_error(influence).square() + own).sqrt(),
+            (mean_error(influence.cumsum(0)).square() + own.cumsum(0)).sqrt(),
+            torch.tensor([x.num_sets for x in columns]),
+            problems,
+            sum(x.num_evaluations for x in rerun),
+            pareto_k=torch.stack([x.pareto_k for x in columns]),
+            num_rerun=torch.tensor([0 if x.rerun is None else len(x.rerun.score) for x in columns]),
+        )
+
+    def _of_size(self, size: int, flat: Tensor, pointwise: Tensor, num_sets: int | None) -> _OfSize:
+        n = self.data.num_data
+        held = all_sets(n, size) if num_sets is None else sampled_sets(n, size, num_sets, self.generator)
+        held = held.to(pointwise.device)
+        score = torch.empty(len(held), dtype=torch.float64, device=held.device)
+        log_weight, pareto_k = pareto_smoothed(-(held.to(pointwise) @ pointwise.mT))
+        # Estimates of shapes are uncertain, and lowest where the tail was missed: of sets that are all alike, choosing
+        # those that look good would choose those that are too high.
+        good = (pareto_k <= MAX_PARETO_SHAPE) & (pareto_k.median() <= MAX_TYPICAL_SHAPE)
+        influence = torch.zeros(len(flat), dtype=torch.float64, device=held.device)
+        for row in good.nonzero().flatten().tolist():
+            weighted = log_weight[row].unsqueeze(1) + pointwise[:, held[row]]
+            log_density = weighted.logsumexp(0)
+            score[row] = log_density.mean()
+            relative = (weighted - log_density).exp() - log_weight[row].exp().unsqueeze(1)
+            influence += len(flat) * relative.mean(1) / len(held)
+        rerun = self._scored(held[~good], flat) if not bool(good.all()) else None
+        variance = torch.zeros((), dtype=torch.float64, device=held.device)
+        if rerun is not None:
+            score[~good] = rerun.score
+            variance = variance + rerun.variance.sum() / len(held) ** 2
+        missing = 1 - len(held) / math.comb(n, size)
+        if missing > 0:
+            each = pointwise.logsumexp(0) - math.log(len(flat))
+            control = (held.to(each) @ each) / size
+            rows, doubt = adjusted(score.unsqueeze(1), control.unsqueeze(1), each.mean())
+            score = rows.squeeze(1)
+            variance = variance + (missing * spread(rows).square() + doubt.square()).squeeze()
+        return _OfSize(score.mean(), influence, variance, len(held), pareto_k.max(), rerun)
+
+    def _scored(self, held: Tensor, draws: Tensor | None, copies: int = 1) -> _SetScores:
+        """Carry ``copies`` populations, of the prior or of posterior draws, to the training data of each set."""
+        size = max(1, ROWS // (self.num_particles * copies))
+        parts = [self._chunk(held[s : s + size], draws, copies) for s in range(0, len(held), size)]
+        score, variance, short = (torch.cat([p[i] for p in parts]) for i in range(3))  # type: ignore[misc]
+        return _SetScores(
+            score, variance, short, sum(p.num_evaluations for p in parts), min(p.acceptance for p in parts)
+        )
+
+    def _chunk(self, held: Tensor, draws: Tensor | None, copies: int) -> _SetScores:
+        rows = held.repeat_interleave(copies, 0)
+        if draws is None:
+            state = from_prior(self.data, len(rows), self.num_particles, self.generator)
+        else:
+            like = {"generator": self.generator, "device": draws.device}
+            chosen = torch.randint(len(draws), (len(rows), self.num_particles), **like)  # type: ignore[call-overload]
+            state = at(self.data, draws[chosen], 1.0)
+        state, _ = self.carriage.carry(self.data, state, (~rows).to(torch.float64), self.generator)
+        state = _merged(state, copies)
+        predictive = predict(state)
+        share = held / held.sum(1, keepdim=True)
+        influence = (predictive.influence * share.unsqueeze(1)).sum(-1)
+        short = ((predictive.effective < _MIN_EFFECTIVE) * share).sum(1)
+        score = (predictive.log_density * share).sum(1)
+        return _SetScores(score, influence.square().sum(1), short, state.num_evaluations, state.acceptance)
+
+
+class _OfSize(NamedTuple):
+    score: Tensor  # ()
+    influence: Tensor  # (draws,), of each posterior draw on the score
+    variance: Tensor  # (), of what does not come from the posterior draws
+    num_sets: int
+    pareto_k: Tensor  # (), of the worst set
+    rerun: _SetScores | None
+
+
+def _mask(rows: Tensor, num_data: int) -> Tensor:
+    return torch.zeros(len(rows), num_data, dtype=torch.float64, device=rows.device).scatter(1, rows, 1.0)
+
+
+def _held_out_mean(state: Particles, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean log predictive density of held-out data, and the share of them that rest on few particles."""
+    predictive = predict(state)
+    share = held / held.sum(1, keepdim=True)
+    short = ((predictive.effective < _MIN_EFFECTIVE) * share).sum(1)
+    return (predictive.log_density * share).sum(1), short
+
+
+def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Regress scores on controls whose mean over all held-out sets is known.
+
+    Parameters
+    ----------
+    score, control : Tensor
+        Shape ``(r, m)``: a row for each held-out set or order.
+    centre : Tensor
+        The mean of the controls over all sets.
+
+    Returns
+    -------
+    score : Tensor
+        Shape ``(r, m)``.
+    doubt : Tensor
+        Shape ``(m,)``: a further error of the mean, where sets are of few kinds.
+    """
+    r = len(score)
+    x, y = control - control.mean(0), score - score.mean(0)
+    # The slope of each row comes from the others, so that no row is adjusted by what it is itself.
+    covariance = (x * y).sum(0) - r / (r - 1) * x * y
+    variance = x.square().sum(0) - r / (r - 1) * x.square()
+    # A line fits few kinds of sets, as of discrete data, perfectly. Theirs is the slope of scores that differ from
+    # controls by a constant, and the shift itself says how much a rare kind not drawn may add.
+    kinds = 1 + (control.sort(0).values.diff(dim=0) > 1e-9 * control.abs().amax(0)).sum(0)
+    some = (kinds >= _LEAST_KINDS) & (r >= _LEAST_ROWS) & (variance > 1e-12 * control.square().sum(0))
+    slope = torch.where(some, covariance / torch.where(some, variance, 1.0), 1.0)
+    shift = (control.mean(0) - centre).abs()
+    return score - slope * (control - centre), torch.where(kinds < _LEAST_KINDS, _DOUBT * shift, 0.0)
+
+
+def spread(values: Tensor) -> Tensor:
+    """Return the standard error of the mean of regressed rows, ``(r, m) -> (m,)``, widened where they are few."""
+    r = len(values)
+    if r < 3:
+        return torch.full_like(values[0], torch.nan)
+    return float(student.ppf(0.975, r - 2) / norm.ppf(0.975)) * values.std(0) / math.sqrt(r)
+
+
+def _moved_problems(scored: list[_SetScores]) -> list[str]:
+    found = [_carrying_problems(x.acceptance) for x in scored]
+    return max(found, key=len, default=[])
+
+
+def _short_problems(sizes: tuple[int, ...], short: list[float]) -> list[str]:
+    worst = [p for p, share in zip(sizes, short, strict=True) if share > _MAX_SHARE]
+    if not worst:
+        return []
+    return [
+        f"with {worst} data held out, densities of new data rest on fewer than {_MIN_EFFECTIVE} particles: use more "
+        "num_particles, or held_out= a number of random sets, which are reached by powers of the likelihood"
+    ]
+
+
+def _impossible(score: Tensor) -> list[str]:
+    if float(score.min()) > _LOWEST / 1e6:
+        return []
+    return ["the likelihood of a held-out datum is zero at all particles: use more num_particles"]
+
+
+# --------------------------------------------------------------------------------------------------
+# The log evidence as a sum of leave-p-out cross-validation scores.
+# --------------------------------------------------------------------------------------------------
+
+BLOCK = 4096  # training sets at a time
+
+
+def cross_validation_evidence(
+    target: Target,
+    draws: Draws | None = None,
+    *,
+    p: int | Iterable[int] | None = None,
+    held_out: int | Literal["all"] = 32,
+    num_particles: int = 256,
+    carriage: Carriage | None = None,
+    groups: Tensor | None = None,
+    max_sets: int = 1024,
+    seed: int = 0,
+) -> CrossValidation:
+    r"""Cross-validate a posterior by leaving out any number of data; over all numbers, the scores sum to the evidence.
+
+    With :math:`S(p)` the mean, over all sets of :math:`p` held-out data and over the data of each, of the log
+    density of one held-out datum given those not held out,
+
+    .. math:: \log p(y_1, \dots, y_n) = \sum_{p=1}^n S(p).
+
+    The evidence thus counts :math:`S(n)`, which only the prior predicts, as much as leave-one-out. Summing from
+    ``p = 1`` to some ``P < n`` instead spends ``n - P`` data on preparing the prior.
+
+    Where ``draws`` are given, they are weighted by one over the likelihood of what is held out, the tails of the
+    weights smoothed; sets with Pareto k above 0.7, which are soon all but those of few data, are redone by
+    particles carried from draws to the training data. Without draws, particles start in the prior: for random sets
+    they see the data in random orders and predict, at every step, all they have not seen; for all sets they are
+    tempered to the training data of each.
+
+    Parameters
+    ----------
+    target : Target
+        With a pointwise log likelihood of data that are independent given its parameter. For a
+        :class:`GibbsPosterior` the score is minus the weighted loss in place of the log density. Its prior must be
+        proper, unless draws are given and fewer than all data held out.
+    draws : Draws, optional
+        Of the posterior.
+    p : int or iterable of int, optional
+        How many data are held out; by default every number from 1 to ``n``. ``range(1, P + 1)`` gives the cumulative
+        score of ``P`` data after ``n - P`` preparatory ones.
+    held_out : int or "all", default 32
+        So many random sets, or all of them, which are also taken where there are no more. Where random sets are of few
+        kinds, as of discrete data, a rare kind may be missed, and errors are widened for that.
+    num_particles : int, default 256
+        Of each population.
+    carriage : Carriage, optional
+        How particles are carried from one part of the data to another.
+    groups : Tensor, optional
+        Integers, one for each observation: those of equal number are held out together, as one datum.
+    max_sets : int, default 1024
+        Enumerate no more than this.
+    seed : int, default 0
+
+    Returns
+    -------
+    CrossValidation
+
+    Raises
+    ------
+    SettingsError
+        If ``p`` does not lie between 1 and ``n``, there are too many sets to enumerate, or the prior cannot be drawn
+        from and is needed.
+    ModelError
+        If the target has no pointwise log likelihood, or one that does not add up to its log likelihood.
+    DrawsError
+        If the draws are not those of the target's posterior.
+
+    References
+    ----------
+    Fong, E., Holmes, C. C. (2020). On the marginal likelihood and cross-validation. Biometrika 107, 489-496.
+
+    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
+    Machine Learning Research 25(72).
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Bernoulli(share), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
+    >>> result = cross_validation_evidence(target, held_out="all")
+    >>> abs(result.log_evidence - torch.tensor(1 / 20).log().item()) < 5 * result.log_evidence_standard_error
+    True
+    """
+    begin = time.monotonic()
+    data = WeightedData(target, groups)
+    sizes = as_sizes(p, data.num_data)
+    count = None if held_out == "all" else whole_number("held_out", held_out, 2)
+    if count is None:
+        most = whole_number("max_sets", max_sets, 1)
+        _check_number(data.num_data, sizes, most, "take held_out= a number of random sets, or raise max_sets")
+    if draws is not None and sizes[-1] == data.num_data and not target.can_sample_prior:
+        raise SettingsError(
+            f"with all {data.num_data} data held out only the prior predicts, and it cannot be drawn from; take "
+            f"p=range(1, {data.num_data}) or fewer"
+        )
+    leave_out = _LeaveOut(
+        data,
+        sizes,
+        whole_number("num_particles", num_particles, 8),
+        carriage or Carriage(),
+        new_generator(seed, target.device, stream="cross-validation"),
+    )
+    if draws is not None:
+        method, scores = "importance", leave_out.by_importance(draws, count)
+    elif count is not None:
+        method, scores = "orders", leave_out.by_orders(count)
+    else:
+        method, scores = "tempering", leave_out.by_tempering()
+    return CrossValidation(
+        method,
+        data.num_data,
+        torch.tensor(sizes),
+        scores.score,
+        scores.standard_error,
+        scores.cumulative_standard_error,
+        scores.num_sets,
+        tuple(scores.problems),
+        scores.pareto_k,
+        scores.num_rerun,
+        scores.prequential,
+        scores.num_evaluations,
+        time.monotonic() - begin,
+    )
+
+
+def enumerated_cross_validation(
+    log_evidence: Callable[[Tensor], Tensor],
+    num_data: int,
+    p: int | Iterable[int] | None = None,
+    *,
+    max_sets: int = 2**16,
+) -> CrossValidation:
+    """Cross-validate a model whose evidence of any part of the data is known, by enumerating held-out sets.
+
+    Parameters
+    ----------
+    log_evidence : callable
+        ``(m, n) -> (m,)``: log evidence of the data that each row of zeros and ones marks; of none it is zero.
+        The rows are in double precision, so that what is computed from them is.
+    num_data : int
+        The number of data ``n``.
+    p : int or iterable of int, optional
+        How many data are held out; by default every number from 1 to ``n``.
+    max_sets : int, default 65536
+        Enumerate no more than this.
+
+    Returns
+    -------
+    CrossValidation
+        Exact.
+
+    Raises
+    ------
+    SettingsError
+        If ``p`` does not lie between 1 and ``n``, or there are too many sets.
+    ShapeError
+        If ``log_evidence`` returns another shape.
+
+    References
+    ----------
+    Fong, E., Holmes, C. C. (2020). On the marginal likelihood and cross-validation. Biometrika 107, 489-496.
+
+    Examples
+    --------
+    >>> import torch
+    >>> y = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    >>> def log_evidence(part):  # of coin flips, the chance of heads uniform
+    ...     heads, flips = (part * y).sum(1), part.sum(1)
+    ...     return torch.lgamma(1 + heads) + torch.lgamma(1 + flips - heads) - torch.lgamma(2 + flips)
+    >>> result = enumerated_cross_validation(log_evidence, 4)
+    >>> result.score, round(result.log_evidence, 6)
+    (tensor([-0.7855, -0.7651, -0.7520, -0.6931], dtype=torch.float64), -2.995732)
+    """
+    num_data = whole_number("num_data", num_data, 1)
+    sizes = as_sizes(p, num_data)
+    remedy = "estimate them with cross_validation_evidence(target, held_out=...), or raise max_sets"
+    _check_number(num_data, sizes, whole_number("max_sets", max_sets, 1), remedy)
+    scores, counts = [], []
+    for size in sizes:
+        training = ~all_sets(num_data, size)
+        total = sum(float(_gains(log_evidence, block).sum()) for block in training.split(BLOCK))
+        scores.append(total / (size * len(training)))
+        counts.append(len(training))
+    exact = _no_error(sizes)
+    score = torch.tensor(scores, dtype=torch.float64)
+    return CrossValidation("enumeration", num_data, torch.tensor(sizes), score, exact, exact, torch.tensor(counts))
+
+
+def _gains(log_evidence: Callable[[Tensor], Tensor], training: Tensor) -> Tensor:
+    """Return the log predictive density of each datum that is not among the training data ``(m, n)``."""
+    which, datum = (~training).nonzero(as_tuple=True)
+    one_more = training[which].scatter(1, datum.unsqueeze(1), True)
+    return _evidence_of(log_evidence, one_more) - _evidence_of(log_evidence, training)[which]
+
+
+def _evidence_of(log_evidence: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
+    value = torch.as_tensor(log_evidence(part.to(torch.float64)))
+    if tuple(value.shape) != (len(part),):
+        raise ShapeError(f"log_evidence maps {tuple(part.shape)} to {tuple(value.shape)} instead of ({len(part)},)")
+    return value.to(torch.float64).cpu()

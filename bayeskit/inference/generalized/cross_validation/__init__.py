@@ -1,1 +1,0 @@
-"""The marginal likelihood as a sum of cross-validation scores."""

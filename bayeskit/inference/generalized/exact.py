@@ -1,0 +1,578 @@
+"""Posteriors of losses in closed form or by enumeration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.errors import CoherenceError, DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
+from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, as_data, columns, num_data
+from bayeskit.inference.generalized.posterior import GibbsPosterior, Pooling, Sum, as_loss, as_pooling
+
+__all__ = [
+    "BetaPosterior",
+    "GaussianPosterior",
+    "GridPosterior",
+    "Quadratic",
+    "beta_posterior",
+    "gaussian_posterior",
+    "grid_posterior",
+    "quadratic_coefficients",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Loss-based posteriors in closed form: normal where the loss is quadratic, beta for coins.
+# --------------------------------------------------------------------------------------------------
+
+_NUM_CHECKS = 8
+_STEPS = (0.1, -0.1, 1.0, -1.0, 10.0, -10.0, 100.0, -100.0)
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    r"""The function :math:`\tfrac12 \theta^\top A\,\theta + b^\top \theta + c`.
+
+    Attributes
+    ----------
+    hessian : Tensor
+        ``A``, shape ``(d, d)``.
+    linear : Tensor
+        ``b``, shape ``(d,)``.
+    constant : Tensor
+        ``c``, a scalar.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Quadratic(torch.eye(1), torch.tensor([-2.0]), torch.tensor(0.0)).minimizer
+    tensor([2.])
+    """
+
+    hessian: Tensor
+    linear: Tensor
+    constant: Tensor
+
+    @property
+    def minimizer(self) -> Tensor:
+        """Where it is least, ``(d,)``.
+
+        Raises
+        ------
+        ModelError
+            If it has no unique minimum.
+        """
+        factor, failed = torch.linalg.cholesky_ex(self.hessian)
+        if bool(failed):
+            raise ModelError("the quadratic function has no unique minimum: its Hessian is not positive definite")
+        return -torch.cholesky_solve(self.linear.unsqueeze(-1), factor).squeeze(-1)
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        """Return the value, ``(*batch, d) -> (*batch)``."""
+        return (theta @ self.hessian * theta).sum(-1) / 2 + theta @ self.linear + self.constant
+
+
+@dataclass(frozen=True)
+class GaussianPosterior:
+    """A posterior that is a normal law.
+
+    Attributes
+    ----------
+    mean : Tensor
+        Shape ``(d,)``.
+    covariance : Tensor
+        Shape ``(d, d)``.
+    log_normalizer : Tensor
+        The log of the integral of ``exp(-weight * loss)`` times the prior density, a scalar.
+
+    Examples
+    --------
+    >>> import torch
+    >>> GaussianPosterior(torch.zeros(2), torch.eye(2), torch.tensor(0.0)).distribution
+    MultivariateNormal(loc: torch.Size([2]), covariance_matrix: torch.Size([2, 2]))
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    log_normalizer: Tensor
+
+    @property
+    def distribution(self) -> dist.MultivariateNormal:
+        """The law, over vectors ``(d,)``."""
+        return dist.MultivariateNormal(self.mean, self.covariance)
+
+
+@dataclass(frozen=True)
+class BetaPosterior:
+    """A posterior of a probability that is a beta law.
+
+    Attributes
+    ----------
+    concentration1, concentration0 : Tensor
+        Of successes and of failures, scalars.
+    log_normalizer : Tensor
+        The log of the integral of the likelihood to the power ``weight`` times the prior density, a scalar.
+
+    Examples
+    --------
+    >>> import torch
+    >>> BetaPosterior(torch.tensor(2.0), torch.tensor(6.0), torch.tensor(0.0)).distribution.mean
+    tensor(0.2500)
+    """
+
+    concentration1: Tensor
+    concentration0: Tensor
+    log_normalizer: Tensor
+
+    @property
+    def distribution(self) -> dist.Beta:
+        """The law, over numbers in (0, 1)."""
+        return dist.Beta(self.concentration1, self.concentration0)
+
+
+def quadratic_coefficients(loss: Loss, data: Data, at: Tensor, weights: Tensor | None = None) -> Quadratic:
+    """Return the coefficients of a loss that is quadratic in its parameter.
+
+    They come from value, gradient and Hessian at one point, and are checked against the loss elsewhere.
+
+    Parameters
+    ----------
+    loss : Loss
+        Such as half the squared error of a linear prediction, or score matching and the kernel Stein discrepancy of
+        an exponential family in its natural parameter.
+    data : Tensor or tuple of Tensor
+        Shapes ``(n, ...)``.
+    at : Tensor
+        A parameter of any shape, whose ``d`` entries the coefficients are for.
+    weights : Tensor, optional
+        Of the data, shape ``(n,)``.
+
+    Returns
+    -------
+    Quadratic
+        Of the total loss.
+
+    Raises
+    ------
+    ModelError
+        If the loss is not quadratic.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.generalized import losses
+    >>> x = torch.tensor([1.0, 2.0, 4.0])
+    >>> quadratic_coefficients(losses.HalfSquared(), x, torch.tensor(0.0))
+    Quadratic(hessian=tensor([[3.]]), linear=tensor([-7.]), constant=tensor(10.5000))
+    """
+    if not at.is_floating_point():
+        raise ShapeError(f"at must be a parameter of a floating type, not of {at.dtype}")
+
+    def total(theta: Tensor) -> Tensor:
+        return loss.total(theta.reshape(at.shape), data, weights)
+
+    start = at.detach().reshape(-1)
+    return _expanded(total, start, start.unsqueeze(0), f"the loss {type(loss).__name__}")
+
+
+def gaussian_posterior(posterior: GibbsPosterior) -> GaussianPosterior:
+    r"""Return a loss-based posterior in closed form, where loss and minus log prior are quadratic.
+
+    With :math:`w L(\theta) - \log \pi(\theta) = \tfrac12 \theta^\top A\,\theta + b^\top \theta + c` it is
+    :math:`N(-A^{-1} b, A^{-1})`, and its log normaliser
+    :math:`\tfrac12 b^\top A^{-1} b - c + \tfrac d2 \log 2\pi - \tfrac12 \log |A|`.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        With a normal prior, or a flat one where the loss alone fixes the parameter.
+
+    Returns
+    -------
+    GaussianPosterior
+        Over the unconstrained vector, which for a normal prior is the parameter.
+
+    Raises
+    ------
+    ModelError
+        If loss or log prior is not quadratic.
+    ImproperPosteriorError
+        If the posterior does not integrate to one.
+
+    References
+    ----------
+    Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating belief distributions. JRSS B
+    78, 1103-1130.
+
+    Matsubara, T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian inference for
+    intractable likelihoods. JRSS B 84, 997-1022.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    >>> exact = gaussian_posterior(GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x, weight=0.5))
+    >>> round(exact.mean.item(), 12), round(exact.covariance.item(), 12)
+    (1.4, 0.4)
+    """
+    starts = posterior.prior.start(_NUM_CHECKS, 0)
+    prior = _expanded(lambda u: -posterior.log_prior(u), starts[0], starts, "minus the log prior")
+    loss = _expanded(
+        lambda u: -posterior.log_likelihood(u), starts[0], starts, f"the loss {type(posterior.loss).__name__}"
+    )
+    precision, linear = prior.hessian + loss.hessian, prior.linear + loss.linear
+    factor, failed = torch.linalg.cholesky_ex(precision)
+    if bool(failed):
+        raise ImproperPosteriorError(
+            "the posterior does not integrate to one, for prior and loss together do not grow in every direction; "
+            "take a proper prior, or a V-statistic for a discrepancy"
+        )
+    mean = -torch.cholesky_solve(linear.unsqueeze(-1), factor).squeeze(-1)
+    log_volume = posterior.dim / 2 * math.log(2 * math.pi) - factor.diagonal().log().sum()
+    log_normalizer = log_volume - linear @ mean / 2 - prior.constant - loss.constant
+    return GaussianPosterior(mean, torch.cholesky_inverse(factor), log_normalizer)
+
+
+def beta_posterior(prior: Any, outcomes: Tensor, weight: float = 1.0, weights: Tensor | None = None) -> BetaPosterior:
+    r"""Return the posterior of a coin's probability under its likelihood to the power ``weight``.
+
+    With ``s`` successes and ``f`` failures it is :math:`\mathrm{Beta}(a + w s,\, b + w f)`, and its normaliser
+    :math:`B(a + w s, b + w f) / B(a, b)`.
+
+    Parameters
+    ----------
+    prior : Beta
+        Of scalar concentrations.
+    outcomes : Tensor
+        Zeros and ones, shape ``(n,)``.
+    weight : float, default 1.0
+        Positive.
+    weights : Tensor, optional
+        Of the data, shape ``(n,)``, not negative.
+
+    Returns
+    -------
+    BetaPosterior
+        Of the precision of the outcomes, or of the prior where these are whole numbers.
+
+    Raises
+    ------
+    SettingsError
+        If the prior is no beta law of one probability, or ``weight`` not positive.
+    DataError
+        If an outcome is neither zero nor one, or a weight negative or not finite.
+    ShapeError
+        If there is not one weight for each outcome.
+
+    References
+    ----------
+    Ibrahim, J. G., Chen, M.-H. (2000). Power prior distributions for regression models. Statistical Science 15, 46-60.
+
+    Examples
+    --------
+    >>> import torch, pyro.distributions as dist
+    >>> posterior = beta_posterior(dist.Beta(1.0, 1.0), torch.tensor([1.0, 1.0, 0.0, 1.0]))
+    >>> round(posterior.log_normalizer.exp().item(), 4)
+    0.05
+    """
+    if not isinstance(prior, torch.distributions.Beta) or prior.batch_shape:
+        raise SettingsError(f"the prior must be Beta(a, b) with numbers a and b, not {prior!r:.80}")
+    rate = real_number("weight", weight, between=(0.0, math.inf))
+    wrong = (outcomes != 0) & (outcomes != 1)
+    if outcomes.dim() != 1 or bool(wrong.any()):
+        which = "" if outcomes.dim() != 1 else f", unlike datum {int(wrong.nonzero()[0])}"
+        raise DataError(f"outcomes must be zeros and ones, of shape (n,){which}; theirs is {tuple(outcomes.shape)}")
+    dtype = outcomes.dtype if outcomes.is_floating_point() else prior.concentration1.dtype
+    outcomes = outcomes.to(dtype)
+    counts = torch.ones_like(outcomes) if weights is None else _counts(weights, outcomes, dtype)
+    old1, old0 = prior.concentration1.to(counts), prior.concentration0.to(counts)
+    new1, new0 = old1 + rate * (counts * outcomes).sum(), old0 + rate * (counts * (1 - outcomes)).sum()
+    return BetaPosterior(new1, new0, _log_beta(new1, new0) - _log_beta(old1, old0))
+
+
+def _expanded(function: Callable[[Tensor], Tensor], at: Tensor, starts: Tensor, what: str) -> Quadratic:
+    """Expand a function of a vector about ``at``, and see that it is quadratic around all of ``starts``."""
+    value, gradient = function(at), torch.func.grad(function)(at)
+    hessian = torch.func.jacrev(torch.func.grad(function))(at)
+    hessian = (hessian + hessian.mT) / 2
+    linear = gradient - hessian @ at
+    found = Quadratic(hessian, linear, value - gradient @ at + at @ hessian @ at / 2)
+    tolerance = torch.finfo(at.dtype).eps ** 0.5
+    generator = new_generator(0, at.device, stream="checks of a quadratic")
+    for start in starts:
+        direction = torch.randn(at.shape, generator=generator, dtype=at.dtype, device=at.device)
+        direction = direction / direction.abs().max()  # so that no draw looks less far than another
+        for step in _STEPS:
+            point = start + step * direction
+            true, claimed = function(point), found(point)
+            size = value.abs() + true.abs() + linear.abs() @ point.abs() + point.abs() @ hessian.abs() @ point.abs()
+            if not bool((true - claimed).abs() <= tolerance * (1 + size)):
+                raise ModelError(
+                    f"{what} is not quadratic: {float(true):.6g} instead of {float(claimed):.6g} at "
+                    f"{point.tolist()!r:.100}; sample instead, or use the natural parameter"
+                )
+    return found
+
+
+def _log_beta(a: Tensor, b: Tensor) -> Tensor:
+    return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+
+
+def _counts(weights: Tensor, outcomes: Tensor, dtype: torch.dtype) -> Tensor:
+    if weights.shape != outcomes.shape:
+        raise ShapeError(f"weights must have shape {tuple(outcomes.shape)}, not {tuple(weights.shape)}")
+    wrong = ~(weights.isfinite() & (weights >= 0))
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
+        raise DataError(
+            f"weights must be finite and not negative, but that of datum {first} is {float(weights[first])}"
+        )
+    return weights if weights.is_floating_point() else weights.to(dtype)
+
+
+# --------------------------------------------------------------------------------------------------
+# The posterior of a loss on a finite grid of parameters, by enumeration.
+# --------------------------------------------------------------------------------------------------
+
+_ENTRIES = 2**22  # of the losses of all data at some of the grid's values, held at a time
+_NEAR_ONE = 1e-2  # sums of rounded probabilities lie closer to one
+
+
+@dataclass(frozen=True, eq=False)
+class GridPosterior:
+    """The exact posterior of a loss on a grid, as :func:`grid_posterior` returns it.
+
+    Attributes
+    ----------
+    values : Tensor
+        The grid, ``(m, ...)``.
+    log_probabilities : Tensor
+        ``(m,)``, normalised.
+    log_evidence : float
+        The logarithm of the prior mean of ``exp(-weight * loss)``, over all data so far.
+    loss : Loss
+    weight : float
+    pooling : Pooling
+    """
+
+    values: Tensor
+    log_probabilities: Tensor
+    log_evidence: float
+    loss: Loss
+    weight: float
+    pooling: Pooling
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Of the grid's values, ``(m,)``."""
+        return self.log_probabilities.exp()
+
+    @property
+    def mean(self) -> Tensor:
+        """The posterior mean, of the shape of one value."""
+        weights = self.probabilities.reshape(-1, *[1] * (self.values.dim() - 1))
+        return (weights * self.values).sum(0)
+
+    def quantile(self, level: float) -> Tensor:
+        """Return the smallest value below or at which the posterior has this mass.
+
+        Parameters
+        ----------
+        level : float
+            In (0, 1).
+
+        Raises
+        ------
+        SettingsError
+            If ``level`` is no probability.
+        ShapeError
+            If the values are not scalars, and so have no order.
+        """
+        level = real_number("level", level, between=(0.0, 1.0))
+        if self.values.dim() != 1:
+            raise ShapeError(f"values of shape {tuple(self.values.shape[1:])} have no order, and so no quantiles")
+        values, order = self.values.sort()
+        mass = self.probabilities[order].cumsum(0)
+        # Masses such as .1 + .2 must reach the level .3 in spite of rounding.
+        reached = mass >= level - 4 * len(mass) * torch.finfo(mass.dtype).eps
+        return values[int(reached.int().argmax())]
+
+    def update(self, new_data: Any) -> GridPosterior:
+        """Return the posterior after more data, this one being the prior.
+
+        Raises
+        ------
+        CoherenceError
+            If losses do not add up: the answer would depend on how the data are divided.
+        """
+        if not (isinstance(self.loss, PointwiseLoss) and self.pooling.coherent):
+            raise CoherenceError(
+                f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} cannot be updated sequentially: "
+                "updating by all data and by one part after the other give different answers; call grid_posterior "
+                "with all data"
+            )
+        return _enumerated(self, as_data(new_data))
+
+    def __repr__(self) -> str:
+        return f"GridPosterior({type(self.loss).__name__}, {len(self.values)} values, weight={self.weight:g})"
+
+
+def grid_posterior(
+    loss: Any,
+    grid: Any,
+    data: Any,
+    log_prior: Any = None,
+    weight: float = 1.0,
+    pooling: Pooling | Literal["sum", "mean", "max"] = "sum",
+) -> GridPosterior:
+    """Return the exact posterior of a loss where the parameter takes finitely many values.
+
+    Parameters
+    ----------
+    loss : Loss or callable
+        As for :class:`GibbsPosterior`; it gets one value of the grid at a time, and may branch on it.
+    grid : Tensor
+        The values, ``(m, ...)``.
+    data : Tensor or tuple of Tensor
+        Shapes ``(n, ...)``.
+    log_prior : Tensor, optional
+        Logarithms of the prior masses, ``(m,)``; ``-inf`` excludes a value. They need not be normalised. By default
+        all values are equally likely.
+    weight : float, default 1.0
+        The learning rate. Positive.
+    pooling : {"sum", "mean", "max"} or Pooling, default "sum"
+
+    Returns
+    -------
+    GridPosterior
+
+    Raises
+    ------
+    SettingsError
+        If ``weight`` is not positive, pooling does not fit the loss, or ``log_prior`` holds probabilities.
+    ShapeError
+        If grid, prior or losses have another shape.
+    DataError
+        If the grid or the prior is not finite, or a loss is nan, or infinite wherever the prior has mass.
+
+    References
+    ----------
+    Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating belief distributions. JRSS B
+    78, 1103-1130.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.generalized import losses
+    >>> x = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)
+    >>> posterior = grid_posterior(losses.Absolute(), torch.arange(5.0), x)
+    >>> [round(p, 6) for p in posterior.probabilities.tolist()]
+    [0.009694, 0.194706, 0.529266, 0.194706, 0.071628]
+    >>> round(posterior.mean.item(), 6), posterior.quantile(0.5).item()
+    (2.123869, 2.0)
+    """
+    data = as_data(data)
+    loss, pooling = as_loss(loss), as_pooling(pooling)
+    weight = real_number("weight", weight, between=(0.0, float("inf")))
+    if not isinstance(loss, PointwiseLoss) and not isinstance(pooling, Sum):
+        raise SettingsError(
+            f"{type(loss).__name__} looks at all data at once, so that there is nothing to pool; leave pooling at 'sum'"
+        )
+    values = _as_grid(grid, data)
+    empty = GridPosterior(values, _as_masses(log_prior, values, data), 0.0, loss, weight, pooling)
+    return _enumerated(empty, data)
+
+
+def _as_grid(grid: Any, data: Data) -> Tensor:
+    values = torch.as_tensor(grid)
+    if values.dim() == 0 or len(values) == 0:
+        raise ShapeError(f"grid must hold values, (m, ...), not have shape {tuple(values.shape)}")
+    bad = ~values.isfinite().reshape(len(values), -1).all(-1)
+    if bool(bad.any()):
+        raise DataError(f"value {int(bad.nonzero()[0])} of the grid is not finite")
+    # Whole numbers stay such: they may count or index.
+    return values.to(_dtype(values, data)) if values.is_floating_point() else values
+
+
+def _dtype(values: Tensor, data: Data) -> torch.dtype:
+    """Return the most precise floating dtype among these; torch's default where there is none."""
+    found = [x.dtype for x in (values, *columns(data)) if x.is_floating_point()]
+    return max(found, key=lambda dtype: torch.finfo(dtype).bits, default=torch.get_default_dtype())
+
+
+def _as_masses(log_prior: Any, values: Tensor, data: Data) -> Tensor:
+    dtype, device = _dtype(values, data), values.device
+    if log_prior is None:
+        log_masses = torch.zeros(len(values), dtype=dtype, device=device)
+    else:
+        log_masses = torch.as_tensor(log_prior).to(device, dtype)
+    if log_masses.shape != values.shape[:1]:
+        raise ShapeError(f"log_prior must have shape {(len(values),)}, not {tuple(log_masses.shape)}")
+    bad = log_masses.isnan() | (log_masses == torch.inf)
+    if bool(bad.any()):
+        raise DataError(
+            f"the prior of value {int(bad.nonzero()[0])} of the grid is nan or inf; give logarithms of masses"
+        )
+    if bool((log_masses == -torch.inf).all()):
+        raise DataError("the prior excludes every value of the grid")
+    if bool((log_masses >= 0).all()) and abs(float(log_masses.sum()) - 1) < _NEAR_ONE:
+        raise SettingsError("log_prior looks like probabilities, which sum to one; give their logarithms")
+    return log_masses.log_softmax(0)
+
+
+def _enumerated(before: GridPosterior, data: Data) -> GridPosterior:
+    """Return the posterior whose prior is the one before."""
+    before.loss.check(data)
+    total = _pooled(before.loss, before.pooling, before.values, data).to(before.log_probabilities)
+    allowed = before.log_probabilities > -torch.inf
+    wrong = total.isnan() & allowed
+    if bool(wrong.any()):
+        raise DataError(f"the loss is nan at value {int(wrong.nonzero()[0])} of the grid, {_at(before.values, wrong)}")
+    # An excluded value stays excluded, whatever its loss is.
+    unnormalized = torch.where(allowed, before.log_probabilities - before.weight * total, -torch.inf)
+    step = unnormalized.logsumexp(0)
+    if not bool(step.isfinite()):
+        raise DataError("the loss is infinite at every value of the grid that the prior allows; widen the grid")
+    return GridPosterior(
+        before.values,
+        unnormalized - step,
+        before.log_evidence + float(step),
+        before.loss,
+        before.weight,
+        before.pooling,
+    )
+
+
+def _at(values: Tensor, which: Tensor) -> str:
+    return f"{values[int(which.nonzero()[0])].tolist()!r:.80}"
+
+
+def _pooled(loss: Loss, pooling: Pooling, values: Tensor, data: Data) -> Tensor:
+    """Return the pooled loss at each value, ``(m,)``."""
+
+    def of_one(value: Tensor) -> Tensor:
+        if not isinstance(loss, PointwiseLoss):
+            return loss.total(value, data)
+        each = loss.pointwise(value, data)
+        if tuple(each.shape) != (num_data(data),):
+            raise ShapeError(
+                f"the loss {type(loss).__name__} returns {tuple(each.shape)} instead of {(num_data(data),)} for a "
+                f"single value of the grid, of shape {tuple(value.shape)}"
+            )
+        return pooling(each)
+
+    chunk = max(1, _ENTRIES // num_data(data))
+    try:
+        result: Tensor = torch.func.vmap(of_one, chunk_size=chunk)(values)
+    except RuntimeError:
+        # A loss that branches on values cannot be batched; one that is wrong fails here again, with its own error.
+        result = torch.stack([of_one(value) for value in values])
+    return result

@@ -1,1 +1,0 @@
-"""Posteriors of losses in closed form or by enumeration."""

@@ -1,1 +1,0 @@
-"""Posteriors by predicting the data that are missing."""

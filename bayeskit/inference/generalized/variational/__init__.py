@@ -1,1 +1,0 @@
-"""Posteriors by minimising an expected loss and a divergence from the prior."""

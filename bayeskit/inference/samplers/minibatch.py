@@ -1,0 +1,848 @@
+"""Minibatched targets: unbiased estimates of a log density and its gradient from a few rows of the data."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from bayeskit.core.randomness import new_generator, validation_kept
+from bayeskit.errors import CompilationWarning, DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
+from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.logdensity.compiling import Evaluation
+from bayeskit.logdensity.density import Constrained
+from bayeskit.logdensity.engine import Compile
+from bayeskit.logdensity.pyro_density import Site, SubsampledDensity
+from bayeskit.logdensity.pyro_runs import tensors_in
+from bayeskit.logdensity.target import PriorSampler, Target
+from bayeskit.logdensity.tracing import UNTRACEABLE, first_line
+
+__all__ = [
+    "Epochs",
+    "Estimator",
+    "IndependentRows",
+    "MinibatchDensity",
+    "MinibatchTarget",
+    "RowOrder",
+    "RowState",
+    "tensors_of",
+]
+
+# --------------------------------------------------------------------------------------------------
+# What a MinibatchTarget stands on: densities of one vector whose likelihood is estimated from rows.
+# --------------------------------------------------------------------------------------------------
+
+
+class MinibatchDensity(Protocol):
+    """A density of single vectors; ``rows`` has shape ``(B,)``, or ``(N,)`` where the number is not fixed."""
+
+    sites: tuple[Site, ...]
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+    data: list[Tensor]
+    num_data: int
+    batch_size: int
+    fixed: bool
+
+    def joint(self, u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and estimated log likelihood of ``u``, shape ``(d,)``, both ``()``."""
+        ...
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the values of the sites at ``u``, shape ``(d,)``."""
+        ...
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vector of values of the sites, shape ``(d,)``."""
+        ...
+
+    @property
+    def can_sample_prior(self) -> bool:
+        """Whether :meth:`sample_prior` can be called."""
+        ...
+
+    def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw from the prior, shape ``(num_draws, d)``."""
+        ...
+
+
+class _OnRows:
+    """A minibatch density with its rows fixed: the density of a Target."""
+
+    def __init__(self, density: MinibatchDensity, rows: Tensor) -> None:
+        self.sites, self.dim, self.data = density.sites, density.dim, density.data
+        self.dtype, self.device = density.dtype, density.device
+        self._density, self._rows = density, rows
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return self._density.joint(u, self._rows)
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        return self._density.values(u, deterministic)
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        return self._density.vector(values)
+
+    @property
+    def improper_sites(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = getattr(self._density, "improper_sites", ())
+        return found
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        if not isinstance(self._density, Constrained):
+            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known; make a Target of the model")
+        return self._density.log_jacobian(u)
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        raise ModelError(
+            "a minibatched target has no log likelihood of each observation; "
+            "make a Target of the model with all of its data"
+        )
+
+
+class _FunctionDensity:
+    """Two functions of one vector, with the identity as their bijection."""
+
+    fixed = False
+
+    def __init__(
+        self,
+        log_prior: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor, Tensor], Tensor],
+        dim: int,
+        num_data: int,
+        batch_size: int,
+        sample_prior: Callable[[int, torch.Generator], Tensor] | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if dim < 1:
+            raise SettingsError(f"dim must be at least 1, not {dim}")
+        _check_batch_size(batch_size, num_data)
+        shape = torch.Size((dim,))
+        self.sites: tuple[Site, ...] = (Site("u", shape, shape, 0, dim),)
+        self.dim, self.dtype, self.device = dim, dtype, device
+        self.num_data, self.batch_size = num_data, batch_size
+        self.data = tensors_in((log_prior, log_likelihood))
+        self._log_prior, self._log_likelihood, self._sample_prior = log_prior, log_likelihood, sample_prior
+        self.can_sample_prior = sample_prior is not None
+
+    def joint(self, u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        with validation_kept():
+            torch.distributions.Distribution.set_default_validate_args(False)  # it branches on values
+            log_prior, log_likelihood = self._log_prior(u), self._log_likelihood(u, rows)
+        if log_prior.shape != ():
+            raise ModelError(f"log_prior returns shape {tuple(log_prior.shape)} for one vector instead of ()")
+        return log_prior, _estimate_sum(log_likelihood, rows, self.num_data)
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        return {"u": u}
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        return torch.as_tensor(values["u"], dtype=self.dtype, device=self.device)
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        return u.new_zeros(())
+
+    def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        return cast(Callable[[int, torch.Generator], Tensor], self._sample_prior)(num_draws, generator)
+
+
+class _ModuleDensity:
+    """A torch module with independent normal priors on its parameters."""
+
+    fixed = False
+    can_sample_prior = True
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        log_likelihood: Callable[..., Tensor],
+        data: Sequence[Tensor] | Dataset[Any],
+        batch_size: int,
+        prior_scale: float | Mapping[str, float | Tensor],
+    ) -> None:
+        self._tensors = tensors_of(data)
+        self.num_data = len(self._tensors[0])
+        _check_batch_size(batch_size, self.num_data)
+        self.batch_size = batch_size
+        self._module, self._log_likelihood = copy.deepcopy(module).eval(), log_likelihood
+        parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        if not parameters:
+            raise ModelError("the module has no parameter that requires a gradient, so there is nothing to sample")
+        first = next(iter(parameters.values()))
+        self.dtype, self.device = first.dtype, first.device
+        self._tensors = [t.to(self.device) for t in self._tensors]
+        sites, start = [], 0
+        for name, parameter in parameters.items():
+            if parameter.dtype != self.dtype or parameter.device != self.device:
+                raise ModelError(f"parameter {name!r} differs in dtype or device from the others; make them alike")
+            stop = start + parameter.numel()
+            sites.append(Site(name, parameter.shape, parameter.shape, start, stop))
+            start = stop
+        self.sites, self.dim = tuple(sites), start
+        self._scale = self._scales(prior_scale)
+        self._log_constant = float(-self._scale.log().sum() - 0.5 * self.dim * math.log(2 * math.pi))
+        self._module.requires_grad_(False)
+        constants = [p for name, p in self._module.named_parameters() if name not in parameters]
+        self.data = [*self._tensors, self._scale, *constants, *self._module.buffers(), *tensors_in(log_likelihood)]
+
+    def _scales(self, prior_scale: float | Mapping[str, float | Tensor]) -> Tensor:
+        names = {s.name for s in self.sites}
+        if isinstance(prior_scale, Mapping) and set(prior_scale) != names:
+            raise SettingsError(f"prior_scale must name each parameter: {sorted(names)}, not {sorted(prior_scale)}")
+        pieces = []
+        for site in self.sites:
+            scale = prior_scale[site.name] if isinstance(prior_scale, Mapping) else prior_scale
+            tensor = torch.as_tensor(scale, dtype=self.dtype, device=self.device)
+            if not bool(((tensor > 0) & tensor.isfinite()).all()):
+                raise SettingsError(f"prior_scale of {site.name!r} must be positive and finite, not {scale}")
+            pieces.append(tensor.expand(site.shape).reshape(-1))
+        return torch.cat(pieces)
+
+    def joint(self, u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        log_prior = self._log_constant - 0.5 * (u / self._scale).square().sum()
+        inputs, *others = (t[rows] for t in self._tensors)
+        with validation_kept():
+            torch.distributions.Distribution.set_default_validate_args(False)  # it branches on values
+            output = torch.func.functional_call(self._module, self.values(u), (inputs,))
+            log_likelihood = self._log_likelihood(output, *others)
+        return log_prior, _estimate_sum(log_likelihood, rows, self.num_data)
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        return {s.name: u[s.start : s.stop].reshape(s.shape) for s in self.sites}
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([values[s.name].to(self.device, self.dtype).reshape(-1) for s in self.sites])
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        return u.new_zeros(())
+
+    def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        shape = (num_draws, self.dim)
+        noise = torch.randn(shape, dtype=self.dtype, device=generator.device, generator=generator)
+        return noise.to(self.device) * self._scale
+
+
+def _estimate_sum(log_likelihood: Tensor, rows: Tensor, num_data: int) -> Tensor:
+    """Estimate the sum over all rows from the values of ``rows``."""
+    if log_likelihood.shape != rows.shape:
+        raise ModelError(
+            f"log_likelihood returns shape {tuple(log_likelihood.shape)} for {len(rows)} rows instead of "
+            f"{tuple(rows.shape)}, one value a row; a last dimension of one often wants .squeeze(-1)"
+        )
+    return log_likelihood.sum() * (num_data / rows.shape[0])
+
+
+def _check_batch_size(batch_size: int, num_data: int) -> None:
+    """Refuse a batch size outside of the data."""
+    if not 1 <= batch_size <= num_data:
+        raise SettingsError(f"batch_size must lie between 1 and the {num_data} rows of the data, not {batch_size}")
+
+
+def tensors_of(data: Sequence[Tensor] | Dataset[Any]) -> list[Tensor]:
+    """Return data as tensors with one row an observation.
+
+    Raises
+    ------
+    DataError
+        If they differ in length or hold NaN.
+    """
+    if isinstance(data, Tensor):
+        data = (data,)
+    if isinstance(data, TensorDataset):
+        tensors = list(data.tensors)
+    elif isinstance(data, Dataset):
+        rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+        collated = default_collate(rows)
+        tensors = [collated] if isinstance(collated, Tensor) else list(collated)
+    else:
+        tensors = [torch.as_tensor(t) for t in data]
+    lengths = [len(t) for t in tensors]
+    if not tensors or len(set(lengths)) != 1:
+        raise DataError(f"data must be tensors of equal length, not of lengths {lengths}")
+    for i, tensor in enumerate(tensors):
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            raise DataError(f"tensor {i} of the data holds {int(tensor.isnan().sum())} NaN; drop or impute those rows")
+    return tensors
+
+
+# --------------------------------------------------------------------------------------------------
+# Trace a minibatch density with its gradient once, rows as an input, and compile it where it pays.
+# --------------------------------------------------------------------------------------------------
+
+Estimator = Callable[[Tensor, Tensor], Evaluation]
+"""``(u (n, d), rows (n, B)) -> Evaluation``."""
+
+
+class _MinibatchEngine:
+    """Estimators of one density, by number of chains and of planned calls.
+
+    Attributes
+    ----------
+    loops : bool
+        Whether the density cannot be batched and is evaluated chain by chain.
+    """
+
+    def __init__(self, density: MinibatchDensity) -> None:
+        self._density = density
+        self._estimators: dict[tuple[int, int, Compile], Estimator] = {}
+        self.loops = not self._can_be_batched()
+
+    def estimator(self, num_vectors: int, num_calls: int, compile: Compile) -> Estimator:
+        """Return the estimator for ``num_vectors`` chains, compiled if ``compile`` or the plan says so."""
+        key = (num_vectors, num_calls, compile)
+        found = self._estimators.get(key)
+        if found is None:
+            found = self._estimators[key] = self._make(num_vectors, num_calls, compile)
+        return found
+
+    def _example(self, num_vectors: int) -> tuple[Tensor, Tensor]:
+        density = self._density
+        u = torch.zeros(num_vectors, density.dim, dtype=density.dtype, device=density.device)
+        rows = torch.arange(density.batch_size, device=density.device)
+        return u, rows.expand(num_vectors, -1).contiguous()
+
+    def _can_be_batched(self) -> bool:
+        u, rows = self._example(2)
+        try:
+            torch.func.vmap(self._density.joint)(u, rows)
+        except ModelError:
+            raise
+        except UNTRACEABLE as error:
+            try:
+                self._density.joint(u[0], rows[0])
+            except UNTRACEABLE as own:
+                raise ModelError(f"the density cannot be evaluated: {own}") from own
+            warnings.warn(
+                f"the model cannot be batched ({first_line(error)}), so it is evaluated in a loop over chains, "
+                "many times slower; replace Python control flow on sampled values by torch.where",
+                SlowModelWarning,
+                stacklevel=5,
+            )
+            return False
+        return True
+
+    def _make(self, num_vectors: int, num_calls: int, compile: Compile) -> Estimator:
+        if self.loops:
+            return self._one_by_one
+        example = self._example(num_vectors)
+        try:
+            graph = _evaluation.trace_call(self._with_gradient, *example)
+        except UNTRACEABLE as error:
+            warnings.warn(
+                f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower",
+                CompilationWarning,
+                stacklevel=5,
+            )
+            return torch.no_grad()(self._with_gradient)
+        call: Callable[..., tuple[Tensor, ...]] = graph
+        # The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
+        cost = _evaluation.cost(graph)
+        if compile is True or (compile == "auto" and num_calls * cost.seconds(1) > cost.compile_seconds):
+            call = _evaluation.compile_graph(graph, *example)
+
+        def estimate(u: Tensor, rows: Tensor) -> Evaluation:
+            with torch.no_grad():  # the gradient is in the graph
+                return Evaluation(*call(u.contiguous(), rows.contiguous()))
+
+        return estimate
+
+    def _with_gradient(self, u: Tensor, rows: Tensor) -> Evaluation:
+        def total(u: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+            log_prior, log_likelihood = torch.func.vmap(self._density.joint)(u, rows)
+            log_density = log_prior + log_likelihood
+            return log_density.sum(), (log_prior, log_likelihood, log_density)
+
+        gradient, (log_prior, log_likelihood, log_density) = torch.func.grad(total, has_aux=True)(u)
+        return Evaluation(log_prior, log_likelihood, log_density, gradient)
+
+    def _one_by_one(self, u: Tensor, rows: Tensor) -> Evaluation:
+        parts = []
+        for vector, own in zip(u, rows, strict=True):
+            evaluate = _evaluation.with_gradient_loop(partial(self._density.joint, rows=own))
+            parts.append(evaluate(vector.unsqueeze(0), vector.new_ones(1)))
+        return Evaluation(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+# --------------------------------------------------------------------------------------------------
+# In which order a stochastic-gradient sampler visits the rows of its data.
+# --------------------------------------------------------------------------------------------------
+
+
+class RowState(NamedTuple):
+    """Where each of ``n`` chains is in its pass over the ``N`` rows."""
+
+    order: Tensor  # (n, N), int64; (n, 0) where no order is kept
+    used: Tensor  # (), int64, on the host whatever the device: rows of the current order already visited
+
+
+class RowOrder(Protocol):
+    """How minibatches are drawn; each chain draws its own, so that chains stay independent."""
+
+    def init(self, num_chains: int, num_data: int, *, generator: torch.Generator) -> RowState:
+        """Return the first state."""
+        ...
+
+    def next(
+        self, state: RowState, num_data: int, batch_size: int, *, generator: torch.Generator
+    ) -> tuple[RowState, Tensor]:
+        """Return the new state and the rows of the next minibatch, ``(n, B)``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Every row once in random order, then again in another: sampling without replacement.
+
+    Where the batch size does not divide the number of rows, the remainder of an epoch is
+    skipped; as each epoch has a new order, every minibatch is still a uniformly drawn
+    set of rows and its gradient unbiased.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.samplers import Epochs
+    >>> order, generator = Epochs(), torch.Generator().manual_seed(0)
+    >>> state = order.init(1, 6, generator=generator)
+    >>> state, first = order.next(state, 6, 3, generator=generator)
+    >>> state, second = order.next(state, 6, 3, generator=generator)
+    >>> sorted(torch.cat([first, second], 1)[0].tolist())
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    def init(self, num_chains: int, num_data: int, *, generator: torch.Generator) -> RowState:
+        """Shuffle the rows once for every chain."""
+        return RowState(_permutations(num_chains, num_data, generator), torch.zeros((), dtype=torch.int64))
+
+    def next(
+        self, state: RowState, num_data: int, batch_size: int, *, generator: torch.Generator
+    ) -> tuple[RowState, Tensor]:
+        """Take the next rows of the order, or shuffle anew where too few are left."""
+        order = state.order
+        if batch_size == num_data:
+            return state, order
+        start = int(state.used)  # lives on the host, so this waits for no device
+        if start + batch_size > num_data:
+            order, start = _permutations(order.shape[0], num_data, generator), 0
+        stop = start + batch_size
+        return RowState(order, torch.tensor(stop)), order[:, start:stop]
+
+
+@dataclass(frozen=True)
+class IndependentRows:
+    """Rows drawn afresh and with replacement for every minibatch.
+
+    The noise of successive gradients is then independent, as the closed forms for the
+    bias of a finite step assume; :class:`Epochs` has less noise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.samplers import IndependentRows
+    >>> order, generator = IndependentRows(), torch.Generator().manual_seed(0)
+    >>> state = order.init(2, 6, generator=generator)
+    >>> order.next(state, 6, 3, generator=generator)[1].shape
+    torch.Size([2, 3])
+    """
+
+    def init(self, num_chains: int, num_data: int, *, generator: torch.Generator) -> RowState:
+        """Return a state without an order."""
+        order = torch.zeros(num_chains, 0, dtype=torch.int64, device=generator.device)
+        return RowState(order, torch.zeros((), dtype=torch.int64))
+
+    def next(
+        self, state: RowState, num_data: int, batch_size: int, *, generator: torch.Generator
+    ) -> tuple[RowState, Tensor]:
+        """Draw rows uniformly."""
+        shape = (state.order.shape[0], batch_size)
+        return state, torch.randint(num_data, shape, generator=generator, device=generator.device)
+
+
+def _permutations(num_chains: int, num_data: int, generator: torch.Generator) -> Tensor:
+    rows = [torch.randperm(num_data, generator=generator, device=generator.device) for _ in range(num_chains)]
+    return torch.stack(rows)
+
+
+class MinibatchTarget:
+    """A posterior whose log density and gradient are estimated, without bias, from minibatches.
+
+    From ``B`` of ``N`` rows the log likelihood is estimated by ``N / B`` times that of the
+    rows; the log prior is exact. The rows are an explicit input, so value and gradient are
+    traced once and compiled, all chains in one batch. Each chain has its own rows: shared
+    ones would be gathered faster, but would make the chains' errors alike, and then neither
+    R-hat nor standard errors could be believed.
+
+    Make one with :meth:`from_pyro`, :meth:`from_module` or :meth:`from_functions`.
+
+    Attributes
+    ----------
+    dim : int
+        Dimension ``d`` of the unconstrained vector.
+    sites : tuple of Site
+        The continuous latent sites, or the module's parameters, with their slices of the vector.
+    num_data, batch_size : int
+        ``N`` and ``B``.
+    dtype, device
+        Those of the model's data.
+    row_order : Epochs or IndependentRows
+        How rows are drawn.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.samplers import MinibatchTarget
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(y), subsample_size=2) as rows:
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+    >>> y = torch.tensor([1.0, 2.0, 4.0, 5.0], dtype=torch.float64)
+    >>> target = MinibatchTarget.from_pyro(model, y)
+    >>> target.gradient(torch.zeros(2, 1, dtype=torch.float64), torch.tensor([[0, 1], [2, 3]])).flatten()
+    tensor([ 6., 18.], dtype=torch.float64)
+    """
+
+    def __init__(self, density: MinibatchDensity, *, row_order: RowOrder, compile: Compile) -> None:
+        if compile not in (True, False, "auto"):
+            raise SettingsError(f"compile must be True, False or 'auto', not {compile!r}")
+        self._density = density
+        self.row_order, self.compile = row_order, compile
+        self.sites, self.dim, self.dtype, self.device = density.sites, density.dim, density.dtype, density.device
+        self.num_data, self.batch_size = density.num_data, density.batch_size
+        self._engine = _MinibatchEngine(density)
+        self._on_first_rows = self.on_rows(torch.arange(self.batch_size))
+
+    # -- making one -------------------------------------------------------------------------
+
+    @classmethod
+    def from_pyro(
+        cls,
+        model: Callable[..., Any],
+        *args: Any,
+        batch_size: int | None = None,
+        plate: str | None = None,
+        row_order: RowOrder | None = None,
+        compile: Compile = "auto",
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> MinibatchTarget:
+        """Read a Pyro model that indexes its data by the rows of a plate.
+
+        Parameters
+        ----------
+        model : callable
+            A Pyro model with ``with pyro.plate(name, N, subsample_size=B) as rows``.
+        *args, **kwargs
+            What the model is called with.
+        batch_size : int, optional
+            Needed where the plate has ``subsample_size=None``; else the model's own.
+        plate : str, optional
+            Which plate, where several come into question.
+        row_order : Epochs or IndependentRows, optional
+            By default :class:`Epochs`.
+        compile : bool or "auto", default "auto"
+            Compile gradients always, never, or where the planned work repays it.
+        seed : int, default 0
+            For the runs that read the model's structure.
+
+        Returns
+        -------
+        MinibatchTarget
+
+        Raises
+        ------
+        ModelError
+            If no plate subsamples, several do, or the model ignores the rows.
+        UnsupportedSiteError
+            If a latent site stands inside the plate, or an enumerated one outside of it.
+        SettingsError
+            If ``batch_size`` is larger than the plate or not the model's.
+        DataError
+            If the data hold NaN.
+        """
+        density = SubsampledDensity(model, args, kwargs, plate, batch_size, new_generator(seed))
+        return cls(density, row_order=row_order or Epochs(), compile=compile)
+
+    @classmethod
+    def from_module(
+        cls,
+        module: torch.nn.Module,
+        log_likelihood: Callable[..., Tensor],
+        data: Sequence[Tensor] | Dataset[Any],
+        *,
+        batch_size: int,
+        prior_scale: float | Mapping[str, float | Tensor] = 1.0,
+        row_order: RowOrder | None = None,
+        compile: Compile = "auto",
+    ) -> MinibatchTarget:
+        """Put independent normal priors on the parameters of a torch module.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+            A copy in evaluation mode is used, so dropout is off and nothing is changed.
+            Parameters with ``requires_grad=False`` stay constant.
+        log_likelihood : callable
+            ``(module(inputs), *others) -> (B,)``, one value a row.
+        data : tensors or torch Dataset
+            ``inputs, *others``, each with ``N`` rows. A dataset is read into memory.
+        batch_size : int
+        prior_scale : float or mapping of parameter names, default 1
+            Standard deviations of the priors, which have mean zero.
+        row_order, compile
+            As in :meth:`from_pyro`.
+
+        Returns
+        -------
+        MinibatchTarget
+
+        Raises
+        ------
+        ModelError
+            If the module has no parameter to sample, or ``log_likelihood`` returns another shape.
+        DataError
+            If the tensors differ in length or hold NaN.
+        SettingsError
+            If ``batch_size`` is larger than the data, or a prior scale is missing or not positive.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bayeskit.inference.samplers import MinibatchTarget
+        >>> x = torch.linspace(-1, 1, 100, dtype=torch.float64)[:, None]
+        >>> y = 2 * x[:, 0]
+        >>> def log_likelihood(output, y):
+        ...     return torch.distributions.Normal(output[:, 0], 0.1).log_prob(y)
+        >>> line = torch.nn.Linear(1, 1, dtype=torch.float64)
+        >>> target = MinibatchTarget.from_module(line, log_likelihood, (x, y), batch_size=10)
+        >>> target.constrain(torch.zeros(3, 2, dtype=torch.float64))["weight"].shape
+        torch.Size([3, 1, 1])
+        """
+        density = _ModuleDensity(module, log_likelihood, data, batch_size, prior_scale)
+        return cls(density, row_order=row_order or Epochs(), compile=compile)
+
+    @classmethod
+    def from_functions(
+        cls,
+        log_prior: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor, Tensor], Tensor],
+        dim: int,
+        num_data: int,
+        *,
+        batch_size: int,
+        sample_prior: PriorSampler | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        row_order: RowOrder | None = None,
+        compile: Compile = "auto",
+    ) -> MinibatchTarget:
+        """Make a target of two functions of one unconstrained vector.
+
+        Parameters
+        ----------
+        log_prior : callable
+            ``(dim,) -> ()``.
+        log_likelihood : callable
+            ``(dim,), (B,) -> (B,)``: the vector and the rows, one value a row.
+        dim, num_data, batch_size : int
+        sample_prior : callable, optional
+            ``(n, generator) -> (n, dim)``; starting points come from there.
+        dtype, device
+            Of the vectors.
+        row_order, compile
+            As in :meth:`from_pyro`.
+
+        Returns
+        -------
+        MinibatchTarget
+
+        Raises
+        ------
+        SettingsError
+            If a number is out of range.
+        ModelError
+            If a function returns another shape.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bayeskit.inference.samplers import MinibatchTarget
+        >>> y = torch.arange(10.0, dtype=torch.float64)
+        >>> target = MinibatchTarget.from_functions(
+        ...     lambda u: -0.5 * u.square().sum(), lambda u, rows: -0.5 * (y[rows] - u).square(), 1, 10, batch_size=5)
+        >>> target.gradient(torch.zeros(1, 1, dtype=torch.float64), torch.arange(5)).item()
+        20.0
+        """
+        density = _FunctionDensity(
+            log_prior, log_likelihood, dim, num_data, batch_size, sample_prior, dtype, torch.device(device)
+        )
+        return cls(density, row_order=row_order or Epochs(), compile=compile)
+
+    # -- estimating -------------------------------------------------------------------------
+
+    def estimate(self, u: Tensor, rows: Tensor) -> Evaluation:
+        """Estimate log density and gradient.
+
+        Parameters
+        ----------
+        u : Tensor
+            Shape ``(n, d)``.
+        rows : Tensor
+            Integers from 0 to ``N - 1``, shape ``(n, B)``, or ``(B,)`` for the same rows in every chain.
+
+        Returns
+        -------
+        Evaluation
+            ``log_prior`` exact; ``log_likelihood``, ``log_density`` and ``gradient`` unbiased estimates.
+
+        Raises
+        ------
+        ShapeError
+            If a shape is another one.
+        SettingsError
+            If a row does not exist.
+        """
+        if u.dim() != 2 or u.shape[1] != self.dim:
+            raise ShapeError(f"u must have shape (n, {self.dim}), not {tuple(u.shape)}")
+        if rows.shape not in ((self.batch_size,), (len(u), self.batch_size)):
+            raise ShapeError(
+                f"rows must have shape ({self.batch_size},) or ({len(u)}, {self.batch_size}), not {tuple(rows.shape)}"
+            )
+        if bool(((rows < 0) | (rows >= self.num_data)).any()):
+            raise SettingsError(f"rows must lie between 0 and {self.num_data - 1}")
+        rows = rows.to(self.device, torch.int64).expand(len(u), -1)
+        return self.estimator(len(u))(u.to(self.device, self.dtype), rows)
+
+    def gradient(self, u: Tensor, rows: Tensor) -> Tensor:
+        """Return an unbiased estimate of the gradient of the log posterior, ``(n, d)``; see :meth:`estimate`."""
+        return self.estimate(u, rows).gradient
+
+    def gradient_variance(self, u: Tensor, num_batches: int = 100, seed: int = 0) -> Tensor:
+        """Measure the variance of the estimated gradient over minibatches.
+
+        Parameters
+        ----------
+        u : Tensor
+            Shape ``(n, d)``.
+        num_batches : int, default 100
+        seed : int, default 0
+
+        Returns
+        -------
+        Tensor
+            Shape ``(n, d)``. Its mean over ``n`` serves as ``gradient_noise`` of the kernels.
+        """
+        if num_batches < 2:
+            raise SettingsError(f"num_batches must be at least 2, not {num_batches}")
+        generator = new_generator(seed, self.device, "gradient variance")
+        estimates = []
+        for _ in range(num_batches):
+            # A new pass each time: within one, minibatches repel each other.
+            _, rows = self.next_rows(self.start_rows(len(u), generator), generator)
+            estimates.append(self.estimate(u, rows).gradient)
+        return torch.stack(estimates).var(0)
+
+    def estimator(self, num_vectors: int, num_calls: int = 1) -> Estimator:
+        """Return the function that kernels call in their inner loop.
+
+        Parameters
+        ----------
+        num_vectors : int
+            Number of chains ``n`` of every call.
+        num_calls : int, default 1
+            How often it is planned to be called, which decides under ``compile="auto"``.
+
+        Returns
+        -------
+        callable
+            ``(u (n, d), rows (n, B)) -> Evaluation``.
+        """
+        return self._engine.estimator(num_vectors, num_calls, self.compile)
+
+    # -- drawing rows -----------------------------------------------------------------------
+
+    def start_rows(self, num_chains: int, generator: torch.Generator) -> RowState:
+        """Begin the passes of ``num_chains`` chains over the data."""
+        return self.row_order.init(num_chains, self.num_data, generator=generator)
+
+    def next_rows(self, state: RowState, generator: torch.Generator) -> tuple[RowState, Tensor]:
+        """Return the new state and each chain's next rows, ``(n, B)``."""
+        return self.row_order.next(state, self.num_data, self.batch_size, generator=generator)
+
+    # -- moving between spaces, and to the full data ----------------------------------------
+
+    def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the sites' values, ``(*batch, d) -> {site: (*batch, *shape)}``.
+
+        Parameters
+        ----------
+        u : Tensor
+            Unconstrained vectors, shape ``(*batch, d)``.
+        deterministic : bool, default False
+            Include ``pyro.deterministic`` sites, but for those inside the subsampled plate.
+        """
+        return self._on_first_rows.constrain(u, deterministic)
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vectors of site values, ``{site: (*batch, *shape)} -> (*batch, d)``."""
+        return self._on_first_rows.unconstrain(values)
+
+    def sample_prior(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
+        """Draw from the prior, in unconstrained space, shape ``(num_draws, d)``."""
+        return self._on_first_rows.sample_prior(num_draws, seed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A readable name for each unconstrained coordinate."""
+        return self._on_first_rows.names
+
+    def fingerprint(self) -> str:
+        """Return a digest of sites, data, and the estimate from the first rows at two fixed points."""
+        return self._on_first_rows.fingerprint()
+
+    def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
+        """Refuse: a minibatch does not see each observation.
+
+        Raises
+        ------
+        ModelError
+            Always.
+        """
+        return self._on_first_rows.pointwise_log_likelihood(u)
+
+    def on_rows(self, rows: Tensor) -> Target:
+        """Return the target whose likelihood is the estimate from ``rows``, shape ``(B,)``, once and for all."""
+        density = self._density
+        on_rows = _OnRows(density, rows.to(self.device))
+        # One that is improper says so itself.
+        sample_prior = density.sample_prior if density.can_sample_prior or on_rows.improper_sites else None
+        target = Target(on_rows, batched=False, sample_prior=sample_prior, compile=self.compile)
+        target._loops = self._engine.loops
+        return target
+
+    def full_target(self) -> Target:
+        """Return the exact posterior, from all rows.
+
+        Raises
+        ------
+        ModelError
+            If the Pyro model itself fixes the number of rows.
+        """
+        if self._density.fixed:
+            raise ModelError(
+                f"the model's plate fixes subsample_size={self.batch_size}; make that an argument of the model, "
+                "pass None for it, and give batch_size here"
+            )
+        return self.on_rows(torch.arange(self.num_data))
+
+    def __repr__(self) -> str:
+        return f"MinibatchTarget(dim={self.dim}, num_data={self.num_data}, batch_size={self.batch_size})"

@@ -1,0 +1,629 @@
+"""The No-U-Turn sampler over a batch of chains that grow their trees in lockstep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import one_thread, validation_kept
+from bayeskit.errors import SettingsError
+from bayeskit.inference.samplers.hmc import HMCState, require_positive_step, require_temperature
+from bayeskit.inference.samplers.metric import Metric
+from bayeskit.logdensity.compiling import Evaluation, compile_with_inductor, has_compiler, settle
+from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.tracing import traced
+
+__all__ = [
+    "COMPILE_SECONDS",
+    "CompiledGrowth",
+    "Half",
+    "LEAVES_PER_LOOK",
+    "LEAVES_PER_LOOK_ELSEWHERE",
+    "Moves",
+    "NUTS",
+    "NUTSInfo",
+    "Tree",
+    "add_leaf",
+    "compiled_moves",
+    "drawn",
+    "join_half",
+    "start",
+    "subtrees_turn",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Trajectories that grow by doubling: the moves of the No-U-Turn sampler, for a batch of chains.
+#
+# All functions are pure; vectors have shape ``(n, d)`` and numbers ``(n,)``, the chain first.
+# --------------------------------------------------------------------------------------------------
+
+
+class Tree(NamedTuple):
+    """The trajectory so far: its ends, and the state drawn from it."""
+
+    left_position: Tensor
+    left_momentum: Tensor
+    left_gradient: Tensor
+    right_position: Tensor
+    right_momentum: Tensor
+    right_gradient: Tensor
+    momentum_sum: Tensor
+    log_weight: Tensor
+    position: Tensor
+    log_prior: Tensor
+    log_likelihood: Tensor
+    log_density: Tensor
+    gradient: Tensor
+    energy: Tensor
+    depth: Tensor  # doublings begun
+    active: Tensor  # bool: the chain doubles on
+
+
+class Half(NamedTuple):
+    """The half that is being added leaf by leaf; the counts are of the whole step."""
+
+    next_position: Tensor  # of the leaf to be evaluated
+    half_momentum: Tensor  # half a step before it
+    last_momentum: Tensor  # a step before it
+    momentum_sum: Tensor
+    log_weight: Tensor
+    key: Tensor  # the largest of the leaves' log weights plus Gumbel noise; its leaf is the one drawn
+    position: Tensor
+    log_prior: Tensor
+    log_likelihood: Tensor
+    log_density: Tensor
+    gradient: Tensor
+    energy: Tensor
+    step: Tensor  # step size, negative backward in time
+    initial_energy: Tensor
+    acceptance_sum: Tensor
+    num_steps: Tensor
+    diverging: Tensor  # bool
+    alive: Tensor  # bool: neither turned nor diverged
+
+
+def drawn(part: Tree | Half) -> tuple[Tensor, ...]:
+    """Return the state drawn from a part of the trajectory, and its energy."""
+    first = part._fields.index("position")
+    return part[first : first + 6]
+
+
+def _choose(accept: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    wide = accept.unsqueeze(-1)
+    return tuple(torch.where(wide if a.dim() == 2 else accept, a, b) for a, b in zip(new, old, strict=True))
+
+
+def _advance(
+    metric: Metric, step: Tensor, position: Tensor, momentum: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the next position and the momentum half a step before it."""
+    momentum = torch.addcmul(momentum, step.unsqueeze(-1), metric.to_momentum(gradient), value=0.5)
+    return torch.addcmul(position, step.unsqueeze(-1), metric.to_position(momentum)), momentum
+
+
+def start(metric: Metric, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor) -> tuple[Tree, Half]:
+    """Return the tree of one leaf and the empty half that will be added to it."""
+    zero = torch.zeros_like(state.log_density)
+    no = torch.zeros_like(zero, dtype=torch.bool)
+    energy = 0.5 * momentum.square().sum(-1) - state.log_density
+    end = (state.position, momentum, state.gradient)
+    tree = Tree(*end, *end, momentum, zero, *state[:5], energy, zero, ~no)
+    half = Half._make((*end, momentum, zero, zero, *drawn(tree), zero, energy, zero, zero, no, no))
+    return tree, _leave(metric, tree, half, direction, step_size)
+
+
+def _leave(metric: Metric, tree: Tree, half: Half, direction: Tensor, step_size: Tensor) -> Half:
+    """Empty the half and go from an end of the tree towards its first leaf."""
+    forward = direction < 0.5
+    step = torch.where(forward, step_size, -step_size)
+    wide = forward.unsqueeze(-1)
+    end = (torch.where(wide, right, left) for left, right in zip(tree[:3], tree[3:6], strict=True))
+    position, momentum = _advance(metric, step, *end)
+    lowest = torch.full_like(half.log_weight, -torch.inf)
+    return half._replace(
+        next_position=position,
+        half_momentum=momentum,
+        momentum_sum=torch.zeros_like(momentum),
+        log_weight=lowest,
+        key=lowest,
+        step=step,
+        alive=tree.active,
+    )
+
+
+def add_leaf(
+    metric: Metric, max_energy_error: float, half: Half, evaluation: Evaluation, exponential: Tensor
+) -> tuple[Half, Tensor]:
+    """Add the leaf that was just evaluated and go half way to the next; return also what to remember of it."""
+    force = metric.to_momentum(evaluation.gradient)
+    momentum = torch.addcmul(half.half_momentum, half.step.unsqueeze(-1), force, value=0.5)
+    energy = 0.5 * momentum.square().sum(-1) - evaluation.log_density
+    error = energy - half.initial_energy
+    # A chain that meets NaN or an infinite density ends here; the others do not notice.
+    wrong = ~((error <= max_energy_error) & (evaluation.log_density < torch.inf))
+    log_weight = (-error).masked_fill(wrong, -torch.inf)
+    key = log_weight - exponential.log()
+    next_position, half_momentum = _advance(metric, half.step, half.next_position, momentum, evaluation.gradient)
+    added = (
+        next_position,
+        half_momentum,
+        momentum,
+        half.momentum_sum + momentum,
+        torch.logaddexp(half.log_weight, log_weight),
+        torch.maximum(half.key, key),
+        *_choose(key > half.key, (half.next_position, *evaluation, energy), drawn(half)),
+        half.step,
+        half.initial_energy,
+        half.acceptance_sum + half.alive * log_weight.clamp(max=0.0).exp(),
+        half.num_steps + half.alive,
+        half.diverging | (half.alive & wrong),
+        half.alive & ~wrong,
+    )
+    return Half._make(added), torch.stack([momentum, half.last_momentum, half.momentum_sum])
+
+
+def _turns(momentum_sum: Tensor, begin: Tensor, end: Tensor) -> Tensor:
+    return ((momentum_sum * begin).sum(-1) <= 0) | ((momentum_sum * end).sum(-1) <= 0)
+
+
+def subtrees_turn(first: Tensor, middle: Tensor, half: Half) -> Tensor:
+    """Tell of each of ``k`` subtrees that end with the last leaf whether it turns, shape ``(k, n)``.
+
+    ``first`` and ``middle``, each ``(k, 3, n, d)``, are what was remembered of the first leaves of
+    the subtree and of its second half: momentum, momentum of the leaf before, sum of all momenta before.
+    """
+    begin, _, before = first.unbind(1)
+    second_begin, first_end, before_second = middle.unbind(1)
+    end, total = half.last_momentum, half.momentum_sum
+    return (
+        _turns(total - before, begin, end)
+        | _turns(before_second - before + second_begin, begin, second_begin)
+        | _turns(total - before_second + first_end, first_end, end)
+    )
+
+
+def join_half(tree: Tree, half: Half, position: Tensor, gradient: Tensor, first_momentum: Tensor, luck: Tensor) -> Tree:
+    """Join a half, whose last leaf is at ``position``, to the tree."""
+    forward = (half.step > 0).unsqueeze(-1)
+    inner = torch.where(forward, tree.right_momentum, tree.left_momentum)
+    outer = torch.where(forward, tree.left_momentum, tree.right_momentum)
+    momentum_sum = tree.momentum_sum + half.momentum_sum
+    turned = (
+        _turns(momentum_sum, outer, half.last_momentum)
+        | _turns(tree.momentum_sum + first_momentum, outer, first_momentum)
+        | _turns(half.momentum_sum + inner, inner, half.last_momentum)
+    )
+    accept = half.alive & (luck < (half.log_weight - tree.log_weight).exp())
+    end = (position, half.last_momentum, gradient)
+    # Ends and weight of a chain that stops here are wrong, but not asked for any more.
+    joined = (
+        *(torch.where(forward, old, new) for old, new in zip(tree[:3], end, strict=True)),
+        *(torch.where(forward, new, old) for old, new in zip(tree[3:6], end, strict=True)),
+        momentum_sum,
+        torch.logaddexp(tree.log_weight, half.log_weight),
+        *_choose(accept, drawn(half), drawn(tree)),
+        tree.depth + tree.active,
+        half.alive & ~turned,
+    )
+    return Tree._make(joined)
+
+
+def _num_closed(leaf: int) -> int:
+    """Return the number of subtrees that end with a leaf: the trailing ones of its index."""
+    return (~leaf & (leaf + 1)).bit_length() - 1
+
+
+class _Growth(Protocol):
+    """A trajectory that grows; each move returns the next position to evaluate and whether any chain goes on."""
+
+    def start(self, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor) -> Tensor:
+        """Begin at ``state`` with a momentum; the first direction is forward where it is below 1/2."""
+        ...
+
+    def add(self, leaf: int, evaluation: Evaluation, exponential: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the leaf of this index within its half; ``exponential`` is the noise that decides what is drawn."""
+        ...
+
+    def join(self, position: Tensor, gradient: Tensor, luck: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """Join the half, whose last leaf is at ``position``, and begin the next; ``luck`` is uniform noise."""
+        ...
+
+    def parts(self) -> tuple[Tree, Half]:
+        """Return the trajectory and what has been counted."""
+        ...
+
+
+class _EagerGrowth:
+    """Growth operation by operation: for many chains or dimensions, where calls cost little beside arithmetic.
+
+    Parameters
+    ----------
+    metric : Metric
+    max_energy_error : float
+        A larger error of the Hamiltonian ends a chain's trajectory.
+    """
+
+    def __init__(self, metric: Metric, max_energy_error: float) -> None:
+        self._metric, self._max_energy_error = metric, max_energy_error
+
+    def start(self, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor) -> Tensor:
+        """Begin with a tree of one leaf."""
+        self._step_size = step_size
+        self._tree, self._half = start(self._metric, state, momentum, direction, step_size)
+        self._memory = momentum.new_empty(1, 3, *momentum.shape)
+        return self._half.next_position
+
+    def add(self, leaf: int, evaluation: Evaluation, exponential: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a leaf and close the subtrees that it ends."""
+        half, remembered = add_leaf(self._metric, self._max_energy_error, self._half, evaluation, exponential)
+        slot, closed = leaf.bit_count(), _num_closed(leaf)
+        if slot == len(self._memory):
+            self._memory = torch.cat([self._memory, remembered.unsqueeze(0)])
+        self._memory[slot] = remembered
+        if closed:
+            first, middle = self._memory[slot - closed : slot], self._memory[slot - closed + 1 : slot + 1]
+            half = half._replace(alive=half.alive & ~subtrees_turn(first, middle, half).any(0))
+        self._half = half
+        return half.next_position, half.alive.any()
+
+    def join(self, position: Tensor, gradient: Tensor, luck: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """Join a half and begin the next."""
+        self._tree = join_half(self._tree, self._half, position, gradient, self._memory[0, 0], luck)
+        self._half = _leave(self._metric, self._tree, self._half, direction, self._step_size)
+        return self._half.next_position, self._tree.active.any()
+
+    def parts(self) -> tuple[Tree, Half]:
+        """Return the trajectory and what has been counted."""
+        return self._tree, self._half
+
+
+# --------------------------------------------------------------------------------------------------
+# Compiled moves of trajectories that grow by doubling, for few chains in few dimensions.
+#
+# There the bookkeeping of a leaf costs several times the density if each of its operations is a call of its own.
+# --------------------------------------------------------------------------------------------------
+
+_CLOSED_AT_ONCE = 3  # subtrees that compiled code looks at
+
+
+class CompiledGrowth:
+    """Growth by one compiled call a move, on packed tensors.
+
+    Parameters
+    ----------
+    metric : Metric
+    moves : Moves
+        From :func:`compiled_moves`, for this form of batch and metric.
+    max_depth : int
+    """
+
+    def __init__(self, metric: Metric, moves: Moves, max_depth: int) -> None:
+        self._metric, self._moves, self._max_depth = metric, moves, max_depth
+        self._factor = metric.factor.contiguous()  # compiled code takes dtype and strides for granted
+
+    def start(self, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor) -> Tensor:
+        """Begin with a tree of one leaf."""
+        self._step_size = step_size
+        self._memory = momentum.new_empty(self._max_depth, 3, *momentum.shape)
+        self._rows = self._memory.unbind(0)
+        tree, half = start(self._metric, state, momentum, direction, step_size)
+        self._packed = [*_pack(tree), *_pack(half)]
+        return half.next_position.contiguous()
+
+    def add(self, leaf: int, evaluation: Evaluation, exponential: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a leaf and close the subtrees that it ends."""
+        slot, closed = leaf.bit_count(), _num_closed(leaf)
+        subtrees = self._moves.subtrees[slot][min(closed, _CLOSED_AT_ONCE)]
+        plain = (x.to(self._factor.dtype).contiguous() for x in evaluation)
+        position, growing, *self._packed[2:], remembered = self._moves.add(
+            self._factor, *self._packed[2:], *plain, exponential, self._memory, subtrees
+        )
+        self._rows[slot].copy_(remembered)
+        if closed > _CLOSED_AT_ONCE:
+            growing = self._close_more(slot, closed)
+        return position, growing
+
+    def _close_more(self, slot: int, closed: int) -> Tensor:
+        half = _unpack(Half, *self._packed[2:])
+        first = self._memory[slot - closed : slot - _CLOSED_AT_ONCE]
+        middle = self._memory[slot - closed + 1 : slot - _CLOSED_AT_ONCE + 1]
+        alive = half.alive & ~subtrees_turn(first, middle, half).any(0)
+        self._packed[2:] = _pack(half._replace(alive=alive))
+        return alive.any()
+
+    def join(self, position: Tensor, gradient: Tensor, luck: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """Join a half and begin the next."""
+        plain = gradient.to(self._factor.dtype).contiguous()
+        position, growing, *self._packed = self._moves.join(
+            self._factor, *self._packed, position, plain, self._memory, luck, direction, self._step_size
+        )
+        return position, growing
+
+    def parts(self) -> tuple[Tree, Half]:
+        """Return the trajectory and what has been counted."""
+        return _unpack(Tree, *self._packed[:2]), _unpack(Half, *self._packed[2:])
+
+
+_VECTORS = {
+    "left_position",
+    "left_momentum",
+    "left_gradient",
+    "right_position",
+    "right_momentum",
+    "right_gradient",
+    "next_position",
+    "half_momentum",
+    "last_momentum",
+    "momentum_sum",
+    "position",
+    "gradient",
+}
+_FLAGS = {"active", "alive", "diverging"}
+_Part = TypeVar("_Part", Tree, Half)
+
+
+def _pack(part: Tree | Half) -> tuple[Tensor, Tensor]:
+    """Put all vectors into one tensor, ``(k, n, d)``, and all numbers into another, ``(m, n)``: fewer arguments."""
+    vectors = [x for name, x in part._asdict().items() if name in _VECTORS]
+    numbers = [x.to(vectors[0].dtype) for name, x in part._asdict().items() if name not in _VECTORS]
+    return torch.stack(vectors), torch.stack(numbers)
+
+
+def _unpack(kind: type[_Part], vectors: Tensor, numbers: Tensor) -> _Part:
+    rows = {True: iter(vectors.unbind(0)), False: iter(numbers.unbind(0))}
+    values = ((name, next(rows[name in _VECTORS])) for name in kind._fields)
+    return kind(**{name: value != 0 if name in _FLAGS else value for name, value in values})
+
+
+class Moves(NamedTuple):
+    """Compiled calls on packed tensors."""
+
+    add: Callable[..., tuple[Tensor, ...]]
+    join: Callable[..., tuple[Tensor, ...]]
+    subtrees: tuple[tuple[Tensor, ...], ...]  # for each slot and number of closed subtrees: their slots, or -1
+
+
+@lru_cache(maxsize=16)
+def compiled_moves(
+    factor_shape: torch.Size,
+    is_dense: bool,
+    n: int,
+    d: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_depth: int,
+    max_energy_error: float,
+) -> Moves | None:
+    """Compile the moves for one form of batch and metric, or return None where that fails.
+
+    Compiled code wants fixed shapes, so it always looks at three subtrees; which of
+    them are there it is told by a tensor. More are closed only by every sixteenth leaf.
+    """
+
+    def add(factor: Tensor, vectors: Tensor, numbers: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        exponential, memory, subtrees = rest[4:]
+        half = _unpack(Half, vectors, numbers)
+        half, remembered = add_leaf(
+            Metric(factor, is_dense), max_energy_error, half, Evaluation(*rest[:4]), exponential
+        )
+        first = memory[subtrees.clamp(min=0)]
+        middle = torch.cat([first[1:], remembered.unsqueeze(0)])
+        turned = subtrees_turn(first, middle, half) & (subtrees >= 0).unsqueeze(-1)
+        half = half._replace(alive=half.alive & ~turned.any(0))
+        return half.next_position, half.alive.any(), *_pack(half), remembered
+
+    def join(factor: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        tree, half = _unpack(Tree, *rest[:2]), _unpack(Half, *rest[2:4])
+        position, gradient, memory, luck, direction, step_size = rest[4:]
+        tree = join_half(tree, half, position, gradient, memory[0, 0], luck)
+        half = _leave(Metric(factor, is_dense), tree, half, direction, step_size)
+        return half.next_position, tree.active.any(), *_pack(tree), *_pack(half)
+
+    factor = torch.ones(factor_shape, dtype=dtype, device=device)
+    vector, number = factor.new_zeros(n, d), factor.new_zeros(n)
+    evaluation = (number, number, number, vector)
+    memory = factor.new_zeros(max_depth, 3, n, d)
+    subtrees = tuple(
+        tuple(_slots(slot, closed, device) for closed in range(min(slot, _CLOSED_AT_ONCE) + 1))
+        for slot in range(max_depth)
+    )
+    metric = Metric(factor, is_dense)
+    state = HMCState._make((vector, *evaluation, number))
+    tree, half = (_pack(part) for part in start(metric, state, vector, number, number + 1))
+    leaf = (factor, *half, *evaluation, number + 1, memory, subtrees[0][0])
+    end = (factor, *tree, *half, vector, vector, memory, number, number, number + 1)
+    try:
+        return Moves(_compiled(add, leaf), _compiled(join, end), subtrees)
+    except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError):
+        return None  # the density has said already that compiling does not work here
+
+
+def _slots(slot: int, closed: int, device: torch.device) -> Tensor:
+    """Return the slots of the first leaves of the subtrees that the leaf in ``slot`` closes, after -1 for none."""
+    slots = [slot - k if k <= closed else -1 for k in range(_CLOSED_AT_ONCE, 0, -1)]
+    return torch.tensor(slots, device=device)
+
+
+def _compiled(
+    function: Callable[..., tuple[Tensor, ...]], examples: tuple[Tensor, ...]
+) -> Callable[..., tuple[Tensor, ...]]:
+    if examples[0].device.type == "cpu" and not has_compiler():
+        raise OSError("no C++ compiler")
+    examples = tuple(x.clone() for x in examples)  # one tensor in two places would be traced as one argument
+    settle()
+    with one_thread(), torch.no_grad(), validation_kept():
+        graph = traced(function, *examples)
+    # All tensors are made here, so their sizes need no second look at each call.
+    return compile_with_inductor(graph, examples, {"size_asserts": False, "force_pointwise_cat": True})
+
+
+_LEAVES_PER_DRAW = 64  # for which noise is drawn at once
+LEAVES_PER_LOOK = {"cpu": 1}  # leapfrog steps between two looks at whether any chain still grows
+LEAVES_PER_LOOK_ELSEWHERE = 8  # where a look waits for the device
+_MAX_COMPILED_SIZE = 1024  # of n * d: beyond, arithmetic costs more than the overhead of calling it
+_SECONDS_PER_LEAF = 1.5e-4  # of bookkeeping that is not compiled
+COMPILE_SECONDS = 8.0  # that compiling it takes
+
+
+class NUTSInfo(NamedTuple):
+    """What happened in one step, for diagnostics and adaptation."""
+
+    acceptance_rate: Tensor  # (n,), mean Metropolis acceptance probability of the leaves
+    diverging: Tensor  # (n,), bool: the energy error of a leaf was not finite or above the limit
+    energy: Tensor  # (n,), Hamiltonian at the state kept
+    num_steps: Tensor  # (n,), leapfrog steps
+    tree_depth: Tensor  # (n,), doublings begun, so that num_steps <= 2 ** tree_depth - 1
+
+
+@dataclass(frozen=True)
+class NUTS:
+    """The No-U-Turn sampler: Hamiltonian trajectories that end where they turn back.
+
+    Each chain doubles its trajectory, forward or backward in time, until its ends
+    approach each other, and moves to a state drawn from it. All chains are at the same
+    leaf of their trees, so that one gradient call serves them all; those that
+    have turned wait. Step size, metric and inverse temperature are each chain's own.
+
+    Parameters
+    ----------
+    step_size : float or Tensor, default 0.1
+        Positive; broadcasts to ``(n,)``.
+    metric : Metric, optional
+        Ideally of the posterior's variances or covariance; by default the identity.
+    max_depth : int in [1, 20], default 10
+        At most ``2 ** max_depth - 1`` leapfrog steps.
+    beta : float or Tensor, default 1
+        Inverse temperature, broadcasts to ``(n,)``.
+    max_energy_error : float, default 1000
+        A larger error of the Hamiltonian counts as a divergence and ends the trajectory.
+    planned_calls : int, default 1
+        Gradient calls still to come, from which follows whether to compile.
+
+    Notes
+    -----
+    States are drawn from the trajectory with weights ``exp(-energy)``, within a subtree
+    by the Gumbel-max trick, between the old trajectory and the new half with the bias
+    towards the new half of Betancourt (2017). A trajectory turns where the sum of its
+    momenta points against the momentum at an end; this is asked of each
+    subtree and, so that a step of half a period does not go unnoticed, of
+    either half with the first leaf of the other.
+
+    The tree is not recursive. With ``b`` the number of ones in the binary form of a leaf's
+    index, the leaf is remembered in slot ``b``. A leaf with ``k`` trailing ones
+    closes ``k`` subtrees, which begin at the leaves in slots ``b - k`` to ``b - 1``.
+
+    References
+    ----------
+    Hoffman, M. D., Gelman, A. (2014). The No-U-Turn sampler: adaptively setting path
+    lengths in Hamiltonian Monte Carlo. JMLR 15, 1593-1623.
+    Betancourt, M. (2017). A conceptual introduction to Hamiltonian Monte Carlo.
+    arXiv:1701.02434.
+    Phan, D., Pradhan, N., Jankowiak, M. (2019). Composable effects for flexible and
+    accelerated probabilistic programming in NumPyro. arXiv:1912.11554.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> from bayeskit.inference.samplers import NUTS
+    >>> target = bk.Target.from_functions(
+    ...     lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u.sum(-1), dim=3)
+    >>> kernel, generator = NUTS(step_size=0.5), torch.Generator().manual_seed(0)
+    >>> state = kernel.init(target, torch.zeros(8, 3, dtype=torch.float64))
+    >>> state, info = kernel.step(target, state, generator=generator)
+    >>> state.position.shape, bool((info.num_steps < 2**info.tree_depth).all())
+    (torch.Size([8, 3]), True)
+    """
+
+    step_size: float | Tensor = 0.1
+    metric: Metric | None = None
+    max_depth: int = 10
+    beta: float | Tensor = 1.0
+    max_energy_error: float = 1000.0
+    planned_calls: int = 1
+
+    def __post_init__(self) -> None:
+        # Tensors are looked at by init: here it would cost a look at the device in every iteration of a warm-up.
+        if not isinstance(self.step_size, Tensor):
+            require_positive_step(torch.as_tensor(self.step_size))
+        if not isinstance(self.beta, Tensor):
+            require_temperature(torch.as_tensor(self.beta))
+        if not 1 <= self.max_depth <= 20:
+            raise SettingsError(f"max_depth must lie in [1, 20], not {self.max_depth}")
+        if not self.max_energy_error > 0:
+            raise SettingsError(f"max_energy_error must be positive, not {self.max_energy_error}")
+
+    def init(self, target: Target, position: Tensor) -> HMCState:
+        """Evaluate the density at ``position``, shape ``(n, d)``.
+
+        Raises
+        ------
+        SettingsError
+            If a step size is not positive or an inverse temperature outside [0, 1].
+        """
+        require_positive_step(torch.as_tensor(self.step_size))
+        require_temperature(torch.as_tensor(self.beta))
+        evaluate = target.evaluator(position.shape[0], self.planned_calls)
+        evaluation = evaluate(position, _per_chain(self.beta, position))
+        return HMCState(position, *evaluation, torch.zeros((), dtype=torch.int64))
+
+    def step(self, target: Target, state: HMCState, *, generator: torch.Generator) -> tuple[HMCState, NUTSInfo]:
+        """Grow one tree per chain and move to a state drawn from it."""
+        q = state.position
+        n = q.shape[0]
+        like = {"dtype": q.dtype, "device": q.device}
+        momentum = torch.randn(q.shape, generator=generator, **like)  # type: ignore[call-overload]
+        uniform = torch.rand(2 * self.max_depth + 1, n, generator=generator, **like)  # type: ignore[call-overload]
+        direction, luck = uniform[: self.max_depth + 1].unbind(0), uniform[self.max_depth + 1 :].unbind(0)
+        beta = _per_chain(self.beta, q)
+        evaluate = target.evaluator(n, self.planned_calls)
+        look_every = LEAVES_PER_LOOK.get(q.device.type, LEAVES_PER_LOOK_ELSEWHERE)
+
+        growth = self._growth(target, q)
+        growing: Tensor | bool = True
+        position = growth.start(state, momentum, direction[0], _per_chain(self.step_size, q))
+        for doubling in range(self.max_depth):
+            num_leaves = 1 << doubling
+            for leaf in range(num_leaves):
+                if leaf and leaf % look_every == 0 and not growing:
+                    break
+                if leaf % _LEAVES_PER_DRAW == 0:
+                    exponential = torch.empty(min(num_leaves, _LEAVES_PER_DRAW), n, **like)  # type: ignore[call-overload]
+                    noise = exponential.exponential_(generator=generator).unbind(0)
+                end, evaluation = position, evaluate(position, beta)
+                position, growing = growth.add(leaf, evaluation, noise[leaf % _LEAVES_PER_DRAW])
+            position, growing = growth.join(end, evaluation.gradient, luck[doubling], direction[doubling + 1])
+            if not growing:
+                break
+        tree, half = growth.parts()
+        new = HMCState._make((*drawn(tree)[:5], state.iteration + 1))
+        rate = half.acceptance_sum / half.num_steps
+        return new, NUTSInfo(rate, half.diverging, tree.energy, half.num_steps.long(), tree.depth.long())
+
+    def with_settings(self, **changes: object) -> NUTS:
+        """Return a copy with some settings replaced."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def _growth(self, target: Target, position: Tensor) -> _Growth:
+        metric = self.metric or Metric(torch.ones_like(position[0]), is_dense=False)
+        metric = replace(metric, factor=metric.factor.to(position))
+        wanted = target.compile
+        if wanted == "auto":
+            wanted = self.planned_calls * _SECONDS_PER_LEAF > COMPILE_SECONDS
+        if wanted and position.numel() <= _MAX_COMPILED_SIZE and metric.directions is None:
+            form = (metric.factor.shape, metric.is_dense, *position.shape, position.dtype, position.device)
+            moves = compiled_moves(*form, self.max_depth, self.max_energy_error)
+            if moves is not None:
+                return CompiledGrowth(metric, moves, self.max_depth)
+        return _EagerGrowth(metric, self.max_energy_error)
+
+
+def _per_chain(setting: float | Tensor, position: Tensor) -> Tensor:
+    """Return one value a chain, shape ``(n,)``."""
+    if not isinstance(setting, Tensor):
+        return position.new_full(position.shape[:1], setting)
+    return setting.to(position).expand(position.shape[0]).contiguous()

@@ -1,0 +1,539 @@
+"""Posterior draws: chains in groups that adapt by themselves, each group a task for a process of its own."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.storage import as_output_folder
+from bayeskit.draws import Draws
+from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError
+from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
+from bayeskit.inference.samplers.chains import Convergence, RunResult, RunSettings, run
+from bayeskit.inference.samplers.diagnosis import problems
+from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, say_early
+from bayeskit.inference.samplers.hmc import HMC
+from bayeskit.inference.samplers.starts import Climb, from_prior
+from bayeskit.logdensity.target import Target
+from bayeskit.parallel import map_tasks
+
+__all__ = [
+    "Group",
+    "GroupResults",
+    "as_draws",
+    "join_groups",
+    "prior_variance",
+    "require_groups",
+    "run_groups",
+    "sample",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Chains in groups that adapt by themselves, each group a task for a process of its own.
+# --------------------------------------------------------------------------------------------------
+
+_LEAST_SECONDS = 1e-3
+_EARLY: tuple[Ending, ...] = ("interrupted", "time budget")  # what a user most needs to know first
+
+
+class Group(NamedTuple):
+    """Chains that learn from each other and from nobody else."""
+
+    adaptation: Adaptation
+    num_chains: int
+    initial: Tensor | Climb | None = None
+
+
+class GroupResults(NamedTuple):
+    """What the groups of a run leave behind."""
+
+    results: list[RunResult]  # of the groups that are worth joining
+    seconds: float  # wall-clock time
+    endings: list[Ending]  # of every group, those without results too
+
+    @property
+    def ending(self) -> Ending:
+        """The one of all that a user most needs to know."""
+        return next(one for one in (*_EARLY, "finished", *self.endings) if one in self.endings)
+
+
+def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equal: bool = False) -> tuple[int, int]:
+    """Return both numbers as Python's own; refuse a division that cannot be made of ``count`` things called ``what``.
+
+    Raises
+    ------
+    SettingsError
+        If a number is below 1, there are more groups than things, or ``equal`` groups leave a remainder.
+
+    Warns
+    -----
+    SamplingWarning
+        If there are several jobs and only one group, which is nothing to share out.
+    """
+    num_groups, num_jobs = whole_number("num_groups", num_groups, 1), whole_number("num_jobs", num_jobs, 1)
+    if num_groups > max(count, 1) or (equal and count % num_groups):
+        kind = "equal groups" if equal else "groups"
+        raise SettingsError(
+            f"{count} {what} cannot be divided into {num_groups} {kind}; choose another num_groups"
+            + (f", or a multiple of it as the number of {what}" if equal else "")
+        )
+    if num_jobs > 1 and num_groups == 1:
+        warnings.warn(
+            f"num_jobs={num_jobs} changes nothing: all {what} are one group, which runs here in one batch; give "
+            "num_groups for groups that can run in processes of their own, or leave num_jobs out",
+            SamplingWarning,
+            stacklevel=3,
+        )
+    return num_groups, num_jobs
+
+
+def run_groups(
+    target: Target, groups: Sequence[Group], settings: RunSettings, *, num_jobs: int = 1, all_needed: bool = False
+) -> GroupResults:
+    """Run each group on random numbers of its own, so that the number of jobs decides nothing but the time.
+
+    Parameters
+    ----------
+    target : Target
+    groups : sequence of Group
+    settings : RunSettings
+        Of all groups together. Each gets a file in the folder ``checkpoint``, a stream of random numbers named after
+        it, and as much of the time budget as lets all of them have their turn.
+    num_jobs : int, default 1
+        Groups under way at a time; see :func:`bayeskit.parallel.map_tasks`.
+    all_needed : bool, default False
+        Return all groups or none. Otherwise groups that were ended early are left out where cutting the others to
+        their length would lose more draws than they bring.
+
+    Returns
+    -------
+    GroupResults
+
+    Raises
+    ------
+    BudgetError
+        If the time budget ended before the first draw of every group; with ``all_needed``, of any.
+    CheckpointError
+        If ``checkpoint`` is a file or the folder of another number of groups, or a group's checkpoint belongs to
+        another run.
+    KeyboardInterrupt
+        If Ctrl-C came before the first draws that could be returned, or while other processes were at work.
+
+    Warns
+    -----
+    SamplingWarning
+        If groups were ended early, by the time budget or by Ctrl-C.
+    BayeskitWarning
+        What the groups warned of, in whichever process.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.samplers import HMC, Adaptation, RunSettings
+    >>> from bayeskit.inference.samplers.sampling import Group, run_groups
+    >>> groups = [Group(Adaptation(HMC(), 50), 2), Group(Adaptation(HMC(), 50), 2)]
+    >>> done = run_groups(exact.get("beta_binomial").target(), groups, RunSettings(4, 50, 10))
+    >>> [result.position.shape for result in done.results]
+    [torch.Size([10, 2, 1]), torch.Size([10, 2, 1])]
+    """
+    begin = time.monotonic()
+    tasks = _tasks(groups, settings, num_jobs)
+    function = _RunGroup(target, uuid4().hex)
+    if num_jobs == 1:
+        outcomes = _one_after_another(function, tasks, settings.control.time_budget)
+    else:
+        outcomes = map_tasks(
+            function,
+            tasks,
+            num_jobs=num_jobs,
+            progress=settings.control.progress,
+            description=f"{settings.description}, groups",
+        )
+    _warn_again(outcomes, tasks)
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    # Seconds spent before a checkpoint was resumed count, too.
+    at_least = sum(result.seconds for result in results) / min(num_jobs, len(groups))
+    not_begun: list[Ending] = ["interrupted"] * (len(tasks) - len(outcomes))
+    endings = [outcome.ending for outcome in outcomes] + not_begun
+    done = GroupResults(results, max(time.monotonic() - begin, at_least), endings)
+    lacking = len(tasks) - len(results)
+    if lacking and (all_needed or not results):
+        raise _nothing_done(done.ending, settings.control, f"{lacking} of {len(tasks)} groups")
+    if not all_needed:
+        done = _worth_joining(done)
+    count = min(len(result.position) for result in done.results)
+    after = f"after {count} of {settings.num_samples} draws a chain of {len(done.results)} of {len(tasks)} groups"
+    say_early(done.ending, settings.control, settings.description, after, stacklevel=4)
+    return done
+
+
+class _Task(NamedTuple):
+    """Everything that the draws of a group depend on, the target excepted."""
+
+    group: Group
+    settings: RunSettings
+
+    def __repr__(self) -> str:
+        return self.settings.description
+
+    def within(self, seconds: float) -> _Task:
+        """Return the task with another time budget."""
+        control = replace(self.settings.control, time_budget=max(seconds, _LEAST_SECONDS))
+        return self._replace(settings=replace(self.settings, control=control))
+
+
+class _Outcome(NamedTuple):
+    result: RunResult | None  # None of a group that was ended before its first draw
+    ending: Ending
+    warnings: list[tuple[type[Warning], str]]
+
+
+def _tasks(groups: Sequence[Group], settings: RunSettings, num_jobs: int) -> list[_Task]:
+    control, count = settings.control, len(groups)
+    folder = None if control.checkpoint is None else _folder(control.checkpoint, count)
+    budget = control.time_budget
+    if budget is not None:
+        budget /= math.ceil(count / num_jobs)
+    tasks = []
+    for i, group in enumerate(groups):
+        own = replace(
+            control,
+            checkpoint=None if folder is None else folder / f"group-{i + 1}-of-{count}",
+            time_budget=budget,
+            progress=control.progress and num_jobs == 1,
+        )
+        name = f"group {i + 1} of {count}"
+        own_settings = replace(
+            settings,
+            num_chains=group.num_chains,
+            description=f"{settings.description}, {name}",
+            stream=f"{settings.stream}, {name}",
+            control=own,
+        )
+        tasks.append(_Task(group, own_settings))
+    return tasks
+
+
+def _folder(checkpoint: str | Path, count: int) -> Path:
+    if Path(checkpoint).is_file():
+        raise CheckpointError(
+            f"{checkpoint} is the checkpoint of a run without groups; runs in groups keep theirs in a folder, so give "
+            "another path, or move it away"
+        )
+    folder = as_output_folder(checkpoint)
+    names = (re.fullmatch(r"group-\d+-of-(\d+)", path.name) for path in folder.iterdir())
+    others = {int(name[1]) for name in names if name} - {count}
+    if others:
+        raise CheckpointError(
+            f"{folder} was written with num_groups={min(others)}, this run has num_groups={count}; resume with "
+            f"num_groups={min(others)}, or give another path"
+        )
+    return folder
+
+
+def _one_after_another(function: _RunGroup, tasks: Sequence[_Task], seconds: float | None) -> list[_Outcome]:
+    """Run the groups here, each in its part of the time that those before it have left; Ctrl-C ends them."""
+    begin, outcomes = time.monotonic(), list[_Outcome]()
+    for task in tasks:
+        if seconds is not None:
+            left = seconds - (time.monotonic() - begin)
+            task = task.within(left / (len(tasks) - len(outcomes)))
+        outcomes.append(function(task))
+        if outcomes[-1].ending == "interrupted":
+            break
+    return outcomes
+
+
+def _nothing_done(ending: Ending, control: Control, groups: str) -> BudgetError | KeyboardInterrupt:
+    if ending == "interrupted":
+        return KeyboardInterrupt()
+    remedy = (
+        ", or a checkpoint from which the same call goes on"
+        if control.checkpoint is None
+        else "; the same call goes on from what the checkpoint holds"
+    )
+    return BudgetError(
+        f"the time budget of {control.time_budget:g} s ended while {groups} were compiling or warming up, before there "
+        f"was anything to return; give more time{remedy}"
+    )
+
+
+def _worth_joining(done: GroupResults) -> GroupResults:
+    """Leave out groups that were ended so early that cutting the others to their length would lose more."""
+
+    def kept(least: int) -> list[RunResult]:
+        return [one for one in done.results if len(one.position) >= least or one.ending not in _EARLY]
+
+    def worth(results: list[RunResult]) -> tuple[int, int]:
+        return len(results) * min(len(one.position) for one in results), len(results)
+
+    return done._replace(results=max((kept(len(one.position)) for one in done.results), key=worth))
+
+
+def _warn_again(outcomes: Sequence[_Outcome], tasks: Sequence[_Task]) -> None:
+    """Warn here of what groups warned of elsewhere, once where several said the same."""
+    said: dict[tuple[type[Warning], str], list[str]] = {}
+    for outcome, task in zip(outcomes, tasks, strict=False):
+        for warning in dict.fromkeys(outcome.warnings):
+            said.setdefault(warning, []).append(task.settings.description)
+    for (category, text), by in said.items():
+        named = len(by) > 1 or by[0] in text
+        warnings.warn(text if named else f"{by[0]}: {text}", category, stacklevel=4)
+
+
+# -- on the way to other processes ------------------------------------------------------------
+
+
+class _RunGroup:
+    """The function of a group; where several come to one process, they share a target and its graphs."""
+
+    def __init__(self, target: Target, key: str) -> None:
+        self._target, self._key = target, key
+
+    def __call__(self, task: _Task) -> _Outcome:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            # Which budget ended, and what is returned then, is said of all groups together.
+            own_end = re.escape(task.settings.description) + ": (interrupted|ended by the time budget)"
+            warnings.filterwarnings("ignore", own_end, SamplingWarning)
+            result, ending = self._run(task, caught)
+        return _Outcome(result, ending, [(warning.category, str(warning.message)) for warning in caught])
+
+    def _run(self, task: _Task, caught: Sequence[warnings.WarningMessage]) -> tuple[RunResult | None, Ending]:
+        try:
+            result = run(self._target, task.group.adaptation, task.settings, initial=task.group.initial)
+        except BudgetError:
+            return None, "time budget"
+        except KeyboardInterrupt:
+            return None, "interrupted"
+        except Exception as error:
+            for text in dict.fromkeys(str(warning.message) for warning in caught):
+                error.add_note(f"{task.settings.description} had warned: {text}")
+            raise
+        return result, result.ending
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self._target, self._key)
+
+
+_here: dict[str, _RunGroup] = {}  # the one that this process worked with last
+
+
+def _arrived(target: Target, key: str) -> _RunGroup:
+    if key not in _here:
+        _here.clear()
+        _here[key] = _RunGroup(target, key)
+    return _here[key]
+
+
+# --------------------------------------------------------------------------------------------------
+# Posterior draws.
+# --------------------------------------------------------------------------------------------------
+
+
+def sample(
+    target: Target,
+    num_chains: int = 4,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    seed: int = 0,
+    *,
+    kernel: Any = None,
+    target_acceptance: float = 0.8,
+    metric: MetricKind = "auto",
+    initial: Tensor | None = None,
+    stop: Convergence | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
+    num_groups: int = 1,
+    num_jobs: int = 1,
+    progress: bool = True,
+) -> Draws:
+    """Draw from the posterior with batched Hamiltonian Monte Carlo.
+
+    All chains advance together, one batched gradient a step; more chains cost little on a CPU and next to
+    nothing on a GPU. Trajectory length, step size and metric are learnt from all chains during warm-up.
+
+    Parameters
+    ----------
+    target : Target
+    num_chains : int, default 4
+    num_warmup, num_samples : int, default 500 and 1000
+        Adapting iterations, thrown away, and iterations kept, of each chain.
+    seed : int, default 0
+    kernel : HMC or NUTS, optional
+        :class:`~bayeskit.inference.samplers.HMC` by default. Its jitter and energy limit stay as they are, its
+        step size is where warm-up starts; metric and, for HMC, number of steps are learnt.
+    target_acceptance : float, default 0.8
+        Raise it towards one where there are divergences; warm-up does so by itself where it meets them.
+    metric : {"auto", "diagonal", "dense", "low_rank"}, default "auto"
+        "auto" learns a full covariance up to 400 dimensions where warm-up brings enough draws, 2.5 a dimension, and
+        variances and up to 32 directions of the largest correlations in more. Both are
+        learnt from draws and gradients (Seyboldt, Carlson and Carpenter 2026).
+    initial : Tensor, optional
+        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``, used as they are; by default each
+        chain climbs from the one of ten prior draws that fits the data best to a draw from the best normal
+        approximation on its way (Pathfinder; Zhang et al. 2022).
+    stop : Convergence, optional
+        End before ``num_samples`` once R-hat and effective sample size are good enough. Each group looks at its
+        own draws alone.
+    checkpoint : path, optional
+        File that holds the run's state; if it exists, the run resumes from it and
+        ends bit for bit as if it had not been interrupted. With several groups a folder, a file for each.
+    checkpoint_seconds : float, default 10
+        Seconds between checkpoints.
+    time_budget : float, optional
+        Seconds, compilation included, after which the draws made so far are returned. Groups that have to wait
+        for each other share it equally; where they run one after another, the rest of each goes to those after it.
+    num_groups : int, default 1
+        Divide the chains into so many groups, each of which adapts by itself, on random numbers of its own.
+    num_jobs : int, default 1
+        Groups under way at a time. Several run in processes, or on a Dask cluster, as
+        :func:`bayeskit.parallel.map_tasks` says; ``num_groups`` decides what is drawn, ``num_jobs`` never does.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    Draws
+        ``settings["ending"]`` says whether the run finished, converged, used up its time or was
+        interrupted: Ctrl-C after the warm-up returns what is done, of groups only where they run one after
+        another. Groups of different numbers of draws are cut to the shortest, after leaving out those that were
+        ended so early that this would lose more; ``settings["endings"]`` has the ending of every group.
+
+    Raises
+    ------
+    InitializationError
+        If no chain has a finite density at its start.
+    CheckpointError
+        If the checkpoint is damaged or belongs to another run.
+    SettingsError
+        If the kernel is tempered, there is nothing to run, or the chains cannot be divided equally.
+    BudgetError
+        If the time budget ends before the first draw, in every group.
+    WorkerError
+        If processes that work on groups keep dying.
+
+    Warns
+    -----
+    SamplingWarning
+        If transitions diverged, if chains disagree (R-hat above 1.05, looked at from 200 draws a chain on), if of
+        2,000 draws and more less than a tenth, or than 400, are effective, each with the coordinate, the likely cause
+        and its remedy; if the run was ended early, or if ``num_jobs`` has nothing to do because there is one group.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.tensor([0.5, 1.5], dtype=torch.float64))
+    >>> draws = bk.sample(target, num_warmup=100, num_samples=200, seed=1)
+    >>> abs(float(draws.values()["mean"].mean()) - 2 / 3) < 0.15
+    True
+    """
+    if not hasattr(target, "can_sample_prior"):
+        raise SettingsError(
+            f"sample takes a Target, not a {type(target).__name__}; make one with Target.from_pyro(model, data)"
+        )
+    kernel = HMC() if kernel is None else kernel
+    if isinstance(kernel, type) or not all(hasattr(kernel, name) for name in ("beta", "with_settings")):
+        raise SettingsError(f"kernel must be HMC(...) or NUTS(...), not {kernel!r}")
+    if initial is not None:
+        try:
+            initial = torch.as_tensor(initial)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ShapeError("initial must be a tensor; make one of values with target.unconstrain({...})") from error
+    if not bool((torch.as_tensor(kernel.beta) == 1).all()):
+        raise SettingsError("sample draws from the posterior, so its kernel needs beta=1; use sample_ladder to temper")
+    num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
+    num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
+    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
+    settings = RunSettings(num_chains, num_warmup, num_samples, seed, "posterior", stop, control, "posterior")
+    target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
+    num_groups, num_jobs = require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
+    adaptation = Adaptation(
+        kernel,
+        num_warmup,
+        target_acceptance=target_acceptance,
+        initial_variance=prior_variance(target, seed),
+        metric=metric,
+    )
+    facts: dict[str, object] = {"num_warmup": num_warmup, "seed": seed, "target_acceptance": target_acceptance}
+    beta = torch.ones(num_chains, dtype=target.dtype, device=target.device)
+    if num_groups == 1:
+        draws = as_draws(target, run(target, adaptation, settings, initial=initial), beta, kernel, facts)
+    else:
+        points = _divided(initial, num_chains, num_groups, target.dim)
+        groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
+        done = run_groups(target, groups, settings, num_jobs=num_jobs)
+        draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
+    for problem in problems(draws, adaptation.max_steps):
+        warnings.warn(problem, SamplingWarning, stacklevel=2)
+    return draws
+
+
+def _divided(initial: Tensor | None, num_chains: int, num_groups: int, dim: int) -> Sequence[Tensor | None]:
+    """Return the starting points of each group."""
+    if initial is not None and initial.shape == (num_chains, dim):
+        return initial.chunk(num_groups)
+    if initial is not None and initial.shape != (dim,):
+        raise ShapeError(f"initial has shape {tuple(initial.shape)}; needed is {(dim,)} or {(num_chains, dim)}")
+    return [initial] * num_groups
+
+
+def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | None:
+    """Return the prior's variance of each coordinate, shape ``(d,)``: a first scale for the metric."""
+    draws = from_prior(target, num_draws, new_generator(seed, stream="prior variance"))
+    if draws is None:
+        return None
+    # Quartiles, because a heavy-tailed prior has no variance to speak of.
+    low, high = draws.quantile(torch.tensor([0.25, 0.75], dtype=draws.dtype, device=draws.device), dim=0)
+    scale = ((high - low) / 1.349).square()
+    return torch.where(scale > 0, scale, torch.ones_like(scale)).to(target.device)
+
+
+def as_draws(target: Target, result: RunResult, beta: Tensor, kernel: Any, facts: dict[str, object]) -> Draws:
+    """Turn what a run recorded into :class:`Draws` under ArviZ's names."""
+    stats = {_ARVIZ_NAMES.get(k, k): v.movedim(0, 1).contiguous() for k, v in result.records.items()}
+    step_size = result.state.step.step_size.repeat_interleave(len(beta) // len(result.state.step.step_size))
+    stats["step_size"] = step_size.unsqueeze(-1).expand_as(stats["energy"]).clone()
+    return Draws(
+        result.position.movedim(0, 1).contiguous(),
+        stats.pop("log_prior"),
+        stats.pop("log_likelihood"),
+        beta,
+        stats,
+        result.num_gradients,
+        result.seconds,
+        {"sampler": type(kernel).__name__, **facts, "ending": result.ending},
+        target,
+    )
+
+
+def join_groups(
+    target: Target, done: GroupResults, beta: Sequence[Tensor], kernel: Any, facts: dict[str, object]
+) -> Draws:
+    """Turn what groups recorded into joint :class:`Draws`; ``beta`` has the inverse temperatures of each group."""
+    parts = [as_draws(target, one, own, kernel, facts) for one, own in zip(done.results, beta, strict=False)]
+    joint = Draws.join(parts)
+    # A group that was left out has had its ending, too.
+    endings = {"ending": done.ending, "endings": done.endings}
+    return replace(joint, seconds=done.seconds, settings=joint.settings | endings)
+
+
+_ARVIZ_NAMES = {"num_steps": "n_steps"}

@@ -1,0 +1,1231 @@
+"""Tempered sequential Monte Carlo: a pilot learns the schedule, independent replicates follow it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.compatibility import as_inference_data
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.progress import Stopped, watching
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.draws import Draws
+from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
+from bayeskit.inference.samplers.driver import (
+    CHECKPOINT_SECONDS,
+    Control,
+    Ending,
+    Outcome,
+    Records,
+    drive,
+    nothing_done,
+    say_early,
+)
+from bayeskit.inference.samplers.hmc import integrate
+from bayeskit.inference.samplers.metric import Metric
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "GRADIENTS_PER_STEP",
+    "LEARNING_RATE",
+    "MAX_STEPS",
+    "MIN_STEP_SIZE",
+    "MoveInfo",
+    "MoveState",
+    "Moved",
+    "Pilot",
+    "PilotState",
+    "PopulationHMC",
+    "Replicates",
+    "SMCInfo",
+    "SMCRun",
+    "SMCState",
+    "Schedule",
+    "Stage",
+    "TRAJECTORY",
+    "bounded",
+    "conditional_share",
+    "count_distinct",
+    "effective_share",
+    "learn_metric",
+    "next_temperature",
+    "resample",
+    "sample_smc",
+    "start",
+    "systematic",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Weighted particles: how many they are worth, how far they can be tempered, and resampling.
+#
+# Log weights are normalised over their last dimension, the particle.
+# --------------------------------------------------------------------------------------------------
+
+_BISECTIONS = 60
+
+
+def effective_share(log_weight: Tensor) -> Tensor:
+    """Effective number of particles over their number, ``(*batch, n) -> (*batch)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> float(effective_share(torch.tensor([0.5, 0.5, 0.0, 0.0]).log()))
+    0.5
+    """
+    return (-(2 * log_weight).logsumexp(-1)).exp() / log_weight.shape[-1]
+
+
+def conditional_share(log_weight: Tensor, log_ratio: Tensor) -> Tensor:
+    """Effective share left by one more reweighting, relative to the share before.
+
+    Parameters
+    ----------
+    log_weight : Tensor
+        Shape ``(*batch, n)``.
+    log_ratio : Tensor
+        Logarithm of the factors that the weights are to be multiplied by, ``(*batch, n)``. Particles
+        where it is ``-inf`` do not count: no step is small enough to keep those.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(*batch)``; one if all factors are equal.
+
+    References
+    ----------
+    Zhou, Y., Johansen, A. M., Aston, J. A. D. (2016). Toward automatic model comparison: an adaptive
+    sequential Monte Carlo approach. Journal of Computational and Graphical Statistics 25, 701-726.
+    """
+    alive = torch.where(log_ratio == -torch.inf, -torch.inf, log_weight)
+    first, second = (alive + log_ratio).logsumexp(-1), (alive + 2 * log_ratio).logsumexp(-1)
+    return (2 * first - second - alive.logsumexp(-1)).exp()
+
+
+def next_temperature(log_weight: Tensor, log_likelihood: Tensor, beta: Tensor, threshold: float) -> Tensor:
+    """Raise the inverse temperature as far as the conditional effective share stays at ``threshold``.
+
+    Parameters
+    ----------
+    log_weight, log_likelihood : Tensor
+        Shape ``(*batch, n)``.
+    beta : Tensor
+        Where the particles are, shape ``(*batch)``, below one.
+    threshold : float
+        Between 0 and 1.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(*batch)``, above ``beta``; exactly one if that is not too far.
+
+    Examples
+    --------
+    >>> import torch
+    >>> log_likelihood = torch.linspace(-100, 0, 1000, dtype=torch.float64)
+    >>> log_weight = torch.full_like(log_likelihood, 1e-3).log()
+    >>> beta = next_temperature(log_weight, log_likelihood, torch.tensor(0.0, dtype=torch.float64), 0.9)
+    >>> round(float(conditional_share(log_weight, beta * log_likelihood)), 3)
+    0.9
+    """
+    room = 1 - beta
+    low, high = torch.zeros_like(room), room
+
+    def enough(step: Tensor) -> Tensor:
+        return conditional_share(log_weight, step.unsqueeze(-1) * log_likelihood) >= threshold
+
+    whole = enough(room)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        good = enough(middle)
+        low, high = torch.where(good, middle, low), torch.where(good, high, middle)
+    # The upper end of a bracket this narrow is above zero even where the lower one still is zero.
+    return torch.where(whole, torch.ones_like(beta), beta + torch.where(low > 0, low, high))
+
+
+def systematic(log_weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Resample each row: one uniform number places ``n`` equidistant points on the cumulative weights.
+
+    Parameters
+    ----------
+    log_weight : Tensor
+        Shape ``(r, n)``.
+    generator : torch.Generator
+
+    Returns
+    -------
+    Tensor
+        Indices ``(r, n)`` in increasing order. Each particle is drawn its weight times ``n`` times, rounded
+        up or down such that the expectation is exact.
+
+    References
+    ----------
+    Kitagawa, G. (1996). Monte Carlo filter and smoother for non-Gaussian nonlinear state space models.
+    Journal of Computational and Graphical Statistics 5, 1-25.
+
+    Examples
+    --------
+    >>> import torch
+    >>> weight = torch.tensor([[0.5, 0.25, 0.25, 0.0]], dtype=torch.float64)
+    >>> systematic(weight.log(), torch.Generator().manual_seed(0))
+    tensor([[0, 0, 1, 2]])
+    """
+    r, n = log_weight.shape
+    like = {"dtype": log_weight.dtype, "device": log_weight.device}
+    cumulative = log_weight.exp().cumsum(-1)
+    cumulative = cumulative / cumulative[:, -1:]
+    start = torch.rand(r, 1, generator=generator, **like)  # type: ignore[call-overload]
+    points = (torch.arange(n, **like) + start) / n  # type: ignore[call-overload]
+    return torch.searchsorted(cumulative, points, right=True).clamp(max=n - 1)
+
+
+def bounded(x: Tensor, log_weight: Tensor, limit: float = 4.0) -> tuple[Tensor, Tensor]:
+    """Standardise columns by weighted quartiles and cut off their tails, so that every moment exists.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape ``(n, k)``.
+    log_weight : Tensor
+        Shape ``(n,)``.
+    limit : float, default 4
+        In units of the scale.
+
+    Returns
+    -------
+    standardised : Tensor
+        Shape ``(n, k)``, within ``limit`` of zero.
+    scale : Tensor
+        Shape ``(k,)``, positive: the standard deviation of the normal distribution with these quartiles.
+    """
+    ordered, order = x.sort(0)
+    cumulative = log_weight.exp()[order].cumsum(0).mT.contiguous()
+    levels = torch.arange(1, 4, dtype=cumulative.dtype, device=x.device) / 4
+    index = torch.searchsorted(cumulative, levels.expand(x.shape[1], 3).contiguous()).clamp(max=len(x) - 1)
+    low, middle, high = ordered.gather(0, index.mT)
+    scale = (high - low) / 1.349
+    scale = torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))
+    return ((x - middle) / scale).clamp(-limit, limit), scale
+
+
+# --------------------------------------------------------------------------------------------------
+# Hamiltonian moves of whole populations: momenta spread evenly over each, steps that err little.
+# --------------------------------------------------------------------------------------------------
+
+_OUTER_KICK = 0.21178
+GRADIENTS_PER_STEP = 2
+
+
+class MoveState(NamedTuple):
+    """Where the particles are, all populations in a row."""
+
+    position: Tensor  # (n, d)
+    log_prior: Tensor  # (n,)
+    log_likelihood: Tensor  # (n,)
+    log_density: Tensor  # (n,), tempered
+    gradient: Tensor  # (n, d), of the tempered density
+
+
+class MoveInfo(NamedTuple):
+    """What happened in one move, for each particle."""
+
+    acceptance_rate: Tensor  # (n,), probability of accepting
+    diverging: Tensor  # (n,), bool
+    energy: Tensor  # (n,), Hamiltonian at the state kept
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationHMC:
+    """Hamiltonian Monte Carlo for populations of particles.
+
+    Every particle moves as a chain of its own would: its momentum is standard normal and independent of its
+    position. Over a population, though, each coordinate of the momenta is a Latin hypercube sample, so
+    that averages over the population vary less. Whatever is unbiased with independent momenta is so
+    with these, because only one particle at a time enters its expectation.
+
+    A step is a two-stage splitting (kick, drift, kick, drift, kick), whose energy error is many times
+    smaller than that of two leapfrog steps at the same two gradients.
+
+    Parameters
+    ----------
+    step_size : float
+        Positive; of the two stages together.
+    num_steps : int
+        Steps of a trajectory, two gradients each.
+    metric : Metric
+    beta : float in [0, 1]
+        Inverse temperature.
+    num_populations : int, default 1
+        Neighbouring rows of equal number form a population.
+    step_size_jitter : float in [0, 1), default 0.1
+        Each particle's step size is multiplied by a uniform factor within this of one.
+    max_energy_error : float, default 1000
+        A larger error of the Hamiltonian counts as a divergence.
+    planned_calls : int, default 1
+        Gradient calls planned in all, from which ``Target`` decides whether to compile.
+
+    References
+    ----------
+    Blanes, S., Casas, F., Sanz-Serna, J. M. (2014). Numerical integrators for the hybrid Monte Carlo
+    method. SIAM Journal on Scientific Computing 36, A1556-A1580.
+    McKay, M. D., Beckman, R. J., Conover, W. J. (1979). A comparison of three methods for selecting
+    values of input variables in the analysis of output from a computer code. Technometrics 21, 239-245.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> from bayeskit.inference.samplers import Metric
+    >>> target = bk.Target.from_functions(
+    ...     lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u.sum(-1), dim=3)
+    >>> kernel = PopulationHMC(1.5, 1, Metric.diagonal(torch.ones(3, dtype=torch.float64)), 1.0, num_populations=2)
+    >>> state = kernel.init(target, torch.zeros(16, 3, dtype=torch.float64))
+    >>> state, info = kernel.step(target, state, generator=torch.Generator().manual_seed(0))
+    >>> state.position.shape, bool(info.acceptance_rate.mean() > 0.9)
+    (torch.Size([16, 3]), True)
+    """
+
+    step_size: float
+    num_steps: int
+    metric: Metric
+    beta: float
+    num_populations: int = 1
+    step_size_jitter: float = 0.1
+    max_energy_error: float = 1000.0
+    planned_calls: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.step_size > 0:
+            raise SettingsError(f"step_size must be positive, not {self.step_size}")
+        if self.num_steps < 1:
+            raise SettingsError(f"num_steps must be at least 1, not {self.num_steps}")
+        if not 0 <= self.beta <= 1:
+            raise SettingsError(f"beta must lie in [0, 1], not {self.beta}")
+        if not 0 <= self.step_size_jitter < 1:
+            raise SettingsError(f"step_size_jitter must lie in [0, 1), not {self.step_size_jitter}")
+
+    def init(self, target: Target, position: Tensor) -> MoveState:
+        """Evaluate the density at ``position``, shape ``(n, d)``; a likelihood that is not a number counts as zero."""
+        evaluate = target.evaluator(len(position), self.planned_calls)
+        state = MoveState(position, *evaluate(position, self._beta(position)))
+        undefined = state.log_likelihood.isnan()
+        return state._replace(
+            log_density=state.log_density.masked_fill(undefined, -torch.inf),
+            log_likelihood=state.log_likelihood.masked_fill(undefined, -torch.inf),
+        )
+
+    def step(self, target: Target, state: MoveState, *, generator: torch.Generator) -> tuple[MoveState, MoveInfo]:
+        """Run one trajectory per particle and accept or reject its end."""
+        n = len(state.position)
+        momentum = self._momenta(state.position, generator)
+        uniform = torch.rand(2, n, dtype=momentum.dtype, device=momentum.device, generator=generator)
+        step = self.step_size * (1 + self.step_size_jitter * (2 * uniform[0] - 1)).unsqueeze(-1)
+        energy_before = 0.5 * momentum.square().sum(-1) - state.log_density
+        end, momentum = self._trajectory(target, state, momentum, step)
+        energy_after = 0.5 * momentum.square().sum(-1) - end.log_density
+
+        error = energy_after - energy_before
+        # A particle that meets NaN or an infinite density stays where it is and counts as diverging.
+        diverging = ~((error <= self.max_energy_error) & (end.log_density < torch.inf))
+        probability = torch.where(diverging, 0.0, (-error).exp().clamp(max=1.0))
+        accept = uniform[1] < probability
+        pairs = zip(end, state, strict=True)
+        kept = MoveState(*(torch.where(accept.unsqueeze(-1) if a.dim() == 2 else accept, a, b) for a, b in pairs))
+        return kept, MoveInfo(probability, diverging, torch.where(accept, energy_after, energy_before))
+
+    def _trajectory(self, target: Target, state: MoveState, p: Tensor, step: Tensor) -> tuple[MoveState, Tensor]:
+        evaluate = target.evaluator(len(p), self.planned_calls)
+        p = torch.addcmul(p, step, self.metric.to_momentum(state.gradient), value=_OUTER_KICK)
+        # Inner kicks and, between steps, two outer ones in one; only the last outer one stands alone.
+        kicks = [1 - 2 * _OUTER_KICK, 2 * _OUTER_KICK] * self.num_steps
+        kicks[-1] = _OUTER_KICK
+        beta = self._beta(state.position)
+        q, p, evaluation, _ = integrate(evaluate, self.metric, state.position, p, step.squeeze(-1), beta, 0.5, kicks)
+        return MoveState(q, *evaluation), p
+
+    def _momenta(self, position: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw normal numbers ``(n, d)``, each column stratified within each population."""
+        n, d = position.shape
+        shape = (self.num_populations, n // self.num_populations, d)
+        like = {"dtype": position.dtype, "device": position.device, "generator": generator}
+        stratum = torch.rand(shape, **like).argsort(1)  # type: ignore[call-overload]
+        uniform = (stratum + torch.rand(shape, **like)) / shape[1]  # type: ignore[call-overload]
+        epsilon = torch.finfo(position.dtype).eps
+        return torch.special.ndtri(uniform.clamp(epsilon, 1 - epsilon)).reshape(n, d)
+
+    def _beta(self, position: Tensor) -> Tensor:
+        return torch.full_like(position[:, 0], self.beta)
+
+
+# --------------------------------------------------------------------------------------------------
+# Tempered sequential Monte Carlo: populations of particles that move from the prior to the posterior in stages.
+# --------------------------------------------------------------------------------------------------
+
+_RESAMPLE_BELOW = 0.9
+
+
+class SMCState(NamedTuple):
+    """``r`` independent populations of ``n`` weighted particles, all at one temperature."""
+
+    position: Tensor  # (r, n, d)
+    log_prior: Tensor  # (r, n)
+    log_likelihood: Tensor  # (r, n), -inf where it was not a number or infinite
+    log_weight: Tensor  # (r, n), normalised over n, double precision
+    ancestor: Tensor  # (r, n), index of the prior draw that a particle descends from
+    beta: Tensor  # (), double precision
+    undefined_share: Tensor  # (), share of prior draws where the likelihood was not a number or infinite
+
+
+class SMCInfo(NamedTuple):
+    """What happened in one stage."""
+
+    log_increment: Tensor  # (r,), estimate of the log ratio of the two normalising constants
+    conditional_share: Tensor  # (r,), effective share left by this reweighting alone
+    effective_share: Tensor  # (r,), of all weights, before resampling
+    acceptance_rate: Tensor  # (r,), mean over particles and moves
+    diverging: Tensor  # (r,), share of moves
+    num_ancestors: Tensor  # (r,), int64: prior draws that still have descendants
+
+
+def start(target: Target, num_replicates: int, num_particles: int, generator: torch.Generator) -> SMCState:
+    """Draw the populations from the prior.
+
+    Parameters
+    ----------
+    target : Target
+        Its prior must be one it can draw from.
+    num_replicates, num_particles : int
+        ``r`` and ``n``.
+    generator : torch.Generator
+
+    Returns
+    -------
+    SMCState
+        At ``beta = 0``.
+
+    Raises
+    ------
+    SettingsError
+        If the target cannot draw from its prior.
+    DataError
+        If the likelihood is not a number anywhere.
+    InitializationError
+        If it is zero everywhere.
+    """
+    r, n = num_replicates, num_particles
+    position = target.sample_prior(r * n, generator).to(target.device)
+    log_prior, log_likelihood = target.evaluate(position, compiled=False)
+    if bool(log_likelihood.isnan().all()):
+        raise DataError("the log likelihood is NaN at every prior draw; look for NaN or infinite values in the data")
+    undefined = (log_likelihood.isnan() | (log_likelihood == torch.inf)).to(torch.float64).mean()
+    log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+    if not bool(log_likelihood.isfinite().any()):
+        raise InitializationError(
+            f"the likelihood is zero at all {r * n} prior draws; use more particles, or check that data and "
+            "likelihood fit"
+        )
+    return SMCState(
+        position.reshape(r, n, -1),
+        log_prior.reshape(r, n),
+        log_likelihood.reshape(r, n),
+        torch.full((r, n), -math.log(n), dtype=torch.float64, device=position.device),
+        torch.arange(n, device=position.device).expand(r, n).clone(),
+        torch.zeros((), dtype=torch.float64, device=position.device),
+        undefined,
+    )
+
+
+def _reweight(state: SMCState, beta: float | Tensor) -> tuple[SMCState, Tensor, Tensor]:
+    """Carry the weights to another temperature.
+
+    Returns
+    -------
+    state : SMCState
+    log_increment, conditional_share : Tensor
+        Shape ``(r,)``. A population without likelihood gets ``-inf`` and equal weights: its estimate is zero
+        and stays zero.
+    """
+    beta = beta if isinstance(beta, Tensor) else torch.full_like(state.beta, beta)
+    log_ratio = (beta - state.beta) * state.log_likelihood.to(torch.float64)
+    left = conditional_share(state.log_weight, log_ratio)
+    log_weight = state.log_weight + log_ratio
+    increment = log_weight.logsumexp(-1)
+    alive = increment.isfinite().unsqueeze(-1)
+    equal = -math.log(log_weight.shape[-1])
+    log_weight = torch.where(alive, log_weight - increment.unsqueeze(-1), equal)
+    return state._replace(log_weight=log_weight, beta=beta), increment, left.nan_to_num(nan=0.0)
+
+
+def resample(state: SMCState, generator: torch.Generator, below: float = _RESAMPLE_BELOW) -> SMCState:
+    """Replace each population whose effective share has fallen under ``below`` by an equally weighted one."""
+    needed = (effective_share(state.log_weight) < below).unsqueeze(-1)
+    n = state.log_weight.shape[-1]
+    index = torch.where(needed, systematic(state.log_weight, generator), torch.arange(n, device=needed.device))
+    return _select(state, index)._replace(log_weight=torch.where(needed, -math.log(n), state.log_weight))
+
+
+def _select(state: SMCState, index: Tensor) -> SMCState:
+    """Keep the particles ``index``, ``(r, n)``, of each population; their weights stay where they are."""
+    at = index.unsqueeze(-1).expand(-1, -1, state.position.shape[-1])
+    return state._replace(
+        position=state.position.gather(1, at),
+        log_prior=state.log_prior.gather(1, index),
+        log_likelihood=state.log_likelihood.gather(1, index),
+        ancestor=state.ancestor.gather(1, index),
+    )
+
+
+def count_distinct(index: Tensor) -> Tensor:
+    """Return how many different numbers are in each row, ``(r, n) -> (r,)``."""
+    return 1 + (index.sort(-1).values.diff(dim=-1) != 0).sum(-1)
+
+
+class Moved(NamedTuple):
+    """Particles after their moves."""
+
+    state: SMCState
+    last: MoveInfo  # (r * n,), of the last move
+    acceptance_rate: Tensor  # (r,), mean over particles and moves
+    diverging: Tensor  # (r,)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One stage of tempered sequential Monte Carlo: reweight to ``beta``, resample where needed, move.
+
+    Nothing in it depends on the particles, so the product of its increments over stages is an unbiased
+    estimate of the evidence.
+
+    Parameters
+    ----------
+    beta : float in (0, 1]
+        Inverse temperature at which the stage ends.
+    step_size : float
+        Of the moves, as in :class:`PopulationHMC`; ``num_steps`` and ``metric`` likewise.
+    num_steps : int
+    num_moves : int
+        Trajectories a particle.
+    metric : Metric
+    planned_calls : int, default 1
+        Gradient calls planned in all, from which ``Target`` decides whether to compile.
+
+    References
+    ----------
+    Del Moral, P., Doucet, A., Jasra, A. (2006). Sequential Monte Carlo samplers. Journal of the
+    Royal Statistical Society B 68, 411-436.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> from bayeskit.inference.samplers import Metric
+    >>> from bayeskit.inference.samplers.smc import Stage, start
+    >>> target = bk.exact.get("beta_binomial").target()
+    >>> stage = Stage(0.5, 1.0, 1, 1, Metric.diagonal(torch.ones(1, dtype=torch.float64)))
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> state, info = stage.step(target, start(target, 4, 32, generator), generator=generator)
+    >>> state.position.shape, info.log_increment.shape
+    (torch.Size([4, 32, 1]), torch.Size([4]))
+    """
+
+    beta: float
+    step_size: float
+    num_steps: int
+    num_moves: int
+    metric: Metric
+    planned_calls: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta <= 1:
+            raise SettingsError(f"a stage's inverse temperature must lie in (0, 1], not {self.beta}")
+        if self.num_moves < 1:
+            raise SettingsError(f"num_moves must be at least 1, not {self.num_moves}")
+        self.kernel()  # checks the rest
+
+    @property
+    def num_calls(self) -> int:
+        """Gradient evaluations of one particle: at its start, and along its trajectories."""
+        return 1 + GRADIENTS_PER_STEP * self.num_steps * self.num_moves
+
+    def step(self, target: Target, state: SMCState, *, generator: torch.Generator) -> tuple[SMCState, SMCInfo]:
+        """Take the populations to ``beta``."""
+        state, increment, left = _reweight(state, self.beta)
+        share = effective_share(state.log_weight)
+        state = resample(state, generator)
+        moved = self.move(target, state, generator=generator)
+        ancestors = count_distinct(moved.state.ancestor)
+        info = SMCInfo(increment, left, share, moved.acceptance_rate, moved.diverging, ancestors)
+        return moved.state, info
+
+    def move(self, target: Target, state: SMCState, *, generator: torch.Generator) -> Moved:
+        """Run ``num_moves`` trajectories from every particle."""
+        r, n, _ = state.position.shape
+        kernel = self.kernel(r)
+        chains = kernel.init(target, state.position.flatten(0, 1))
+        acceptance = torch.zeros(r * n, dtype=torch.float64, device=state.beta.device)
+        diverging = torch.zeros_like(acceptance)
+        for _ in range(self.num_moves):
+            chains, info = kernel.step(target, chains, generator=generator)
+            acceptance += info.acceptance_rate
+            diverging += info.diverging
+        state = state._replace(
+            position=chains.position.reshape(state.position.shape),
+            log_prior=chains.log_prior.reshape(r, n),
+            log_likelihood=chains.log_likelihood.reshape(r, n),
+        )
+        mean = (acceptance / self.num_moves).reshape(r, n).mean(-1)
+        return Moved(state, info, mean, (diverging / self.num_moves).reshape(r, n).mean(-1))
+
+    def kernel(self, num_populations: int = 1) -> PopulationHMC:
+        """Return what moves the particles of so many populations."""
+        return PopulationHMC(
+            self.step_size,
+            self.num_steps,
+            self.metric,
+            self.beta,
+            num_populations=num_populations,
+            planned_calls=self.planned_calls,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Everything that a pilot run has learnt: temperatures, metrics, step sizes, trajectories, moves.
+
+    Parameters
+    ----------
+    stages : tuple of Stage
+        With increasing inverse temperatures, the last of them one.
+
+    Raises
+    ------
+    SettingsError
+        If a temperature lies outside (0, 1], or they do not increase to one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.samplers import Metric
+    >>> metric = Metric.diagonal(torch.ones(2))
+    >>> schedule = Schedule(tuple(Stage(beta, 1.0, 1, 1, metric) for beta in (0.1, 0.4, 1.0)))
+    >>> len(schedule), schedule.dim
+    (3, 2)
+    """
+
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        beta = self.beta
+        if len(beta) < 2 or beta[-1] != 1 or bool((beta.diff() <= 0).any()):
+            raise SettingsError("the inverse temperatures of a schedule must increase strictly and end at one")
+
+    @property
+    def num_calls(self) -> int:
+        """Gradient evaluations of one particle."""
+        return sum(stage.num_calls for stage in self.stages)
+
+    @property
+    def beta(self) -> Tensor:
+        """Inverse temperatures, the prior's 0 included, shape ``(K + 1,)``."""
+        return torch.tensor([0.0, *(stage.beta for stage in self.stages)], dtype=torch.float64)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the vectors that the schedule was learnt on."""
+        return int(self.stages[0].metric.factor.shape[-1])
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def __iter__(self) -> Iterator[Stage]:
+        return iter(self.stages)
+
+    def check(self, target: Target) -> None:
+        """Refuse a target of another dimension.
+
+        Raises
+        ------
+        ShapeError
+        """
+        if self.dim != target.dim:
+            raise ShapeError(
+                f"the schedule was learnt in {self.dim} dimensions, the target has {target.dim}; "
+                "learn a new one by leaving schedule=None"
+            )
+
+    def fingerprint(self) -> str:
+        """Return a digest of all settings."""
+        digest = hashlib.sha256()
+        for stage in self.stages:
+            digest.update(repr((stage.beta, stage.step_size, stage.num_steps, stage.num_moves)).encode())
+            digest.update(stage.metric.factor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+
+# --------------------------------------------------------------------------------------------------
+# The pilot of a tempered sequential Monte Carlo run: one population that tunes every stage as it goes.
+# --------------------------------------------------------------------------------------------------
+
+_MAX_DENSE_DIMENSION = 200
+TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
+LEARNING_RATE = 2.0  # of the log step size, per unit of acceptance
+_WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
+_MAX_SEARCH = 200  # gradient calls, in one stage, for a step size that is accepted at all
+MIN_STEP_SIZE, MAX_STEPS = 1e-6, 64
+_PLANNED_CALLS = 500
+
+
+class PilotState(NamedTuple):
+    """A population and the step size that its moves have been tuned to."""
+
+    particles: SMCState
+    step_size: Tensor  # ()
+
+
+@dataclass(frozen=True, eq=False)
+class Pilot:
+    """What :func:`drive` advances to learn a schedule, one stage a step.
+
+    Each stage raises the temperature as far as ``ess_threshold`` allows, takes the metric from the weighted
+    particles, and moves them until they have forgotten where they were. After every move the step size
+    follows the acceptance, and the number of steps follows the step size.
+
+    Parameters
+    ----------
+    target : Target
+    num_particles : int
+    ess_threshold : float
+        Conditional effective share that a change of temperature leaves.
+    seed : int
+    max_correlation : float
+        Moves end when no coordinate, nor the log likelihood, correlates more than this with its value before,
+        or the last move has lowered no such correlation by a tenth.
+    max_moves : int
+        They end here in any case.
+    target_acceptance : float
+    """
+
+    target: Target
+    num_particles: int
+    ess_threshold: float
+    seed: int
+    max_correlation: float = 0.5
+    max_moves: int = 20
+    target_acceptance: float = 0.9
+
+    description = "tempering, pilot"
+    stream = "tempering, pilot"
+    num_steps = None
+
+    def __post_init__(self) -> None:
+        for name, called, least in (("num_particles", "num_pilot_particles", 2), ("max_moves", "max_moves", 1),
+                                    ("seed", "seed", None)):  # fmt: skip
+            object.__setattr__(self, name, whole_number(called, getattr(self, name), least))
+        for name in ("ess_threshold", "max_correlation", "target_acceptance"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint must agree on."""
+        settings = {k: v for k, v in vars(self).items() if k != "target"}
+        return {"model": self.target.fingerprint(), "compile": str(self.target.compile)} | settings
+
+    def start(self, generator: torch.Generator) -> PilotState:
+        """Draw from the prior."""
+        particles = start(self.target, 1, self.num_particles, generator)
+        return PilotState(particles, torch.full_like(particles.beta, TRAJECTORY / 2))
+
+    def advance(
+        self, state: PilotState, iteration: int, generator: torch.Generator
+    ) -> tuple[PilotState, Mapping[str, Tensor]]:
+        """Tune and run one stage."""
+        particles = state.particles
+        log_likelihood = particles.log_likelihood[0].to(torch.float64)
+        beta = next_temperature(particles.log_weight[0], log_likelihood, particles.beta, self.ess_threshold)
+        particles, increment, left = _reweight(particles, beta)
+        share = effective_share(particles.log_weight)
+        metric = learn_metric(particles.position[0], particles.log_weight[0])
+        particles = resample(particles, generator)
+        tuned = self._move(particles, metric, state.step_size, generator)
+        ancestors = count_distinct(particles.ancestor)
+        info = SMCInfo(increment, left, share, tuned.acceptance_rate, tuned.diverging, ancestors)
+        learnt = {name: getattr(tuned, name) for name in ("step_size", "num_moves", "correlation", "gradients")}
+        row = info._asdict() | learnt | {"beta": beta, "factor": metric.factor}
+        return PilotState(tuned.particles, tuned.step_size), row
+
+    def ending(self, state: PilotState, iteration: int, records: Records) -> Ending | None:
+        """End at the posterior."""
+        return "finished" if float(state.particles.beta) == 1 else None
+
+    def note(self, state: PilotState, iteration: int, records: Records) -> str:
+        """Say how far it has come."""
+        moves, acceptance = int(records["num_moves"][-1]), float(records["acceptance_rate"][-1])
+        return f"beta {float(state.particles.beta):.3g}, {moves} moves, acceptance {acceptance:.2f}"
+
+    def stages(self, records: Records) -> tuple[Stage, ...]:
+        """Freeze what has been learnt."""
+        if "beta" not in records:
+            return ()
+        columns = (records[name].tolist() for name in ("beta", "step_size", "num_moves"))
+        return tuple(
+            Stage(beta, step_size, _num_steps(step_size), num_moves, Metric(factor, factor.dim() == 2))
+            for beta, step_size, num_moves, factor in zip(*columns, records["factor"].unbind(), strict=True)
+        )
+
+    def spent(self, records: Records) -> int:
+        """Return the gradient evaluations so far; values count as gradients."""
+        return self.num_particles + (int(records["gradients"].sum()) if "gradients" in records else 0)
+
+    def _move(self, particles: SMCState, metric: Metric, step_size: Tensor, generator: torch.Generator) -> _Tuned:
+        """Move until nothing is left of where the particles were; tune the step size meanwhile."""
+        log_weight = particles.log_weight[0]
+        weight = log_weight.exp()
+        before = _summaries(particles.position[0], particles.log_likelihood[0])
+        beta, step = torch.stack([particles.beta, step_size]).tolist()  # one look at the device for both
+        kernel = PopulationHMC(1.0, 1, metric, beta, planned_calls=_PLANNED_CALLS)
+        chains = kernel.init(self.target, particles.position[0])
+        calls, moves = 1, 0
+        correlation, busy = torch.ones_like(before[0]), 1.0
+        while busy and moves < self.max_moves:
+            kernel = replace(kernel, step_size=step, num_steps=_num_steps(step))
+            chains, info = kernel.step(self.target, chains, generator=generator)
+            calls += GRADIENTS_PER_STEP * kernel.num_steps
+            acceptance = (weight * info.acceptance_rate).sum()
+            step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
+            step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
+            now = _correlation(before, _summaries(chains.position, chains.log_likelihood), log_weight)
+            # A coordinate that is held where it is, as by two modes, is not worth more moves.
+            worth = ((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any()
+            step, accepted, more = torch.stack([step_size, acceptance, worth.to(step_size)]).tolist()
+            if accepted < 0.5 * self.target_acceptance and calls < _MAX_SEARCH:
+                continue  # the step size is far off, as it may be at first, and says nothing on how many are needed
+            moves, busy, correlation = moves + 1, more, now
+        return _Tuned(
+            particles._replace(
+                position=chains.position.unsqueeze(0),
+                log_prior=chains.log_prior.unsqueeze(0),
+                log_likelihood=chains.log_likelihood.unsqueeze(0),
+            ),
+            step_size,
+            torch.tensor(moves),
+            correlation[-1],
+            acceptance.unsqueeze(0),
+            (weight * info.diverging).sum().unsqueeze(0),
+            torch.tensor(calls * self.num_particles),
+        )
+
+
+class _Tuned(NamedTuple):
+    """Particles after their moves, and what was learnt from them."""
+
+    particles: SMCState
+    step_size: Tensor  # ()
+    num_moves: Tensor  # ()
+    correlation: Tensor  # (), of the log likelihood
+    acceptance_rate: Tensor  # (1,)
+    diverging: Tensor  # (1,)
+    gradients: Tensor  # ()
+
+
+def _num_steps(step_size: float) -> int:
+    return min(max(1, round(TRAJECTORY / step_size)), MAX_STEPS)
+
+
+def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:
+    """Estimate the covariance of weighted particles, tails cut off.
+
+    Parameters
+    ----------
+    position : Tensor
+        Shape ``(n, d)``.
+    log_weight : Tensor
+        Shape ``(n,)``.
+
+    Returns
+    -------
+    Metric
+        Dense up to 200 dimensions, shrunk to the diagonal by the square of ``d`` over the effective number.
+    """
+    n, d = position.shape
+    weight = log_weight.exp().to(position.dtype).unsqueeze(-1)
+    z, scale = bounded(position, log_weight)
+    z = z - (weight * z).sum(0)
+    deviation = (weight * z.square()).sum(0).sqrt()
+    deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+    if d > _MAX_DENSE_DIMENSION:
+        return Metric(deviation * scale, False)
+    z = z / deviation
+    correlation = (weight * z).mT @ z
+    shrinkage = (d / (n * effective_share(log_weight))).square().clamp(max=1.0).to(position.dtype)
+    identity = torch.eye(d, dtype=position.dtype, device=position.device)
+    factor, failed = torch.linalg.cholesky_ex(torch.lerp(correlation, identity, shrinkage + 1e-9))
+    factor = torch.where(failed == 0, factor, identity)
+    return Metric((deviation * scale).unsqueeze(-1) * factor, True)
+
+
+def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
+    return torch.cat([position, log_likelihood.unsqueeze(-1)], -1)
+
+
+def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
+    """Return the correlation of each column before and after, tails cut off."""
+    weight = log_weight.exp().to(before.dtype).unsqueeze(-1)
+    x, y = (bounded(column, log_weight)[0] for column in (before, after))
+    x, y = x - (weight * x).sum(0), y - (weight * y).sum(0)
+    covariance = (weight * x * y).sum(0)
+    size = ((weight * x * x).sum(0) * (weight * y * y).sum(0)).sqrt()
+    return torch.where(size > 0, covariance / size, torch.zeros_like(size))
+
+
+# --------------------------------------------------------------------------------------------------
+# Tempered sequential Monte Carlo from a target: a pilot learns the schedule, independent replicates follow it.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SMCRun:
+    """What :func:`sample_smc` leaves behind; ``R`` replicates, ``K`` stages.
+
+    Attributes
+    ----------
+    draws : Draws
+        Equally weighted, as many chains as replicates. A run that was stopped early has draws of a power
+        posterior, with ``draws.beta`` below one; they have no statistics where their last move would have had to
+        wait for the compiler.
+    schedule : Schedule or None
+        What the pilot has learnt; None if it was stopped before its end.
+    beta : Tensor
+        Inverse temperatures that the replicates have reached, shape ``(K,)``.
+    info : SMCInfo
+        Of every stage: ``log_increment``, ``conditional_share``, ``effective_share``, ``acceptance_rate`` and
+        ``diverging``, each ``(R, K)``.
+    undefined_share : float
+        Share of prior draws where the likelihood was not a number or infinite; it counts as zero there.
+    ending : str
+        ``"finished"``, ``"time budget"`` or ``"interrupted"``.
+    pilot_gradients : int
+        Gradient evaluations of the pilot.
+    correlation : Tensor or None
+        Of the log likelihood with its value before the pilot's moves, ``(K,)``.
+    """
+
+    draws: Draws
+    schedule: Schedule | None
+    beta: Tensor
+    info: SMCInfo
+    undefined_share: float
+    ending: Ending = "finished"
+    pilot_gradients: int = 0
+    correlation: Tensor | None = None
+
+    def __repr__(self) -> str:
+        log_evidence = float(self.log_evidence.logsumexp(0)) - math.log(len(self.log_evidence))
+        return (
+            f"SMCRun(log_evidence={log_evidence:.3f}, replicates={self.draws.num_chains}, "
+            f"particles={self.draws.num_draws}, stages={len(self.beta)}, ending={self.ending!r})"
+        )
+
+    @property
+    def num_gradients(self) -> int:
+        """Gradient evaluations spent, the pilot's included; values count as gradients."""
+        return self.draws.num_gradients
+
+    @property
+    def log_evidence_increments(self) -> Tensor:
+        """Log ratios of the normalising constants of neighbouring temperatures, ``(R, K)``."""
+        return self.info.log_increment
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Log of each replicate's unbiased estimate of the evidence, ``(R,)``."""
+        return self.info.log_increment.sum(1)
+
+    def to_arviz(self) -> Any:
+        """Return the draws for ArviZ; ``sample_stats`` also has the stages, in dimensions ``(chain, stage)``."""
+        groups = self.draws.to_datasets()
+        columns = {
+            "beta": self.beta.expand_as(self.info.log_increment),
+            "log_marginal_likelihood": self.info.log_increment.cumsum(1),
+            "accept_rate": self.info.acceptance_rate,
+            "effective_share": self.info.effective_share,
+        }
+        stages = {name: (("chain", "stage"), value.cpu().numpy()) for name, value in columns.items()}
+        groups["sample_stats"] = groups["sample_stats"].assign(stages)
+        return as_inference_data(groups)
+
+
+def sample_smc(
+    target: Target,
+    num_particles: int = 64,
+    num_replicates: int = 32,
+    seed: int = 0,
+    *,
+    num_pilot_particles: int = 512,
+    ess_threshold: float = 0.985,
+    max_correlation: float = 0.5,
+    max_moves: int = 20,
+    target_acceptance: float = 0.9,
+    schedule: Schedule | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
+    progress: bool = True,
+) -> SMCRun:
+    """Carry particles from the prior to the posterior through a sequence of temperatures.
+
+    A pilot, one population of ``num_pilot_particles``, learns temperatures, metrics, step sizes and numbers
+    of moves. Then ``num_replicates`` independent populations follow that frozen schedule as one batch,
+    so that each gives an unbiased estimate of the evidence, and their spread its error.
+
+    Parameters
+    ----------
+    target : Target
+        Its prior must be one it can draw from.
+    num_particles : int, default 64
+        Of each replicate.
+    num_replicates : int, default 32
+    seed : int, default 0
+    num_pilot_particles : int, default 512
+    ess_threshold : float in (0, 1), default 0.985
+        Conditional effective share of the particles that a change of temperature leaves. The variance of
+        the evidence falls, and the cost grows, with the number of temperatures.
+    max_correlation : float in (0, 1), default 0.5
+        At each temperature the pilot's particles are moved until no coordinate, nor the log likelihood,
+        correlates more than this with its value before, or the last move has lowered no such correlation by a
+        tenth.
+    max_moves : int, default 20
+        Upper limit of the number of moves.
+    target_acceptance : float in (0, 1), default 0.9
+    schedule : Schedule, optional
+        Of an earlier run on a target of the same dimension; there is no pilot then.
+    checkpoint : path, optional
+        Prefix of two files, ``PREFIX.pilot`` and ``PREFIX.replicates``, from which an interrupted run resumes
+        and ends bit for bit as if it had not been.
+    checkpoint_seconds : float, default 10
+        Seconds between checkpoints.
+    time_budget : float, optional
+        Seconds after which the run ends with what it has.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    SMCRun
+
+    Raises
+    ------
+    BudgetError
+        If the time budget ended in the first stage; Ctrl-C there raises ``KeyboardInterrupt``.
+    SettingsError
+        If there are no particles, a setting lies outside its domain, or the target cannot draw from its prior.
+    ShapeError
+        If ``schedule`` belongs to another dimension.
+    InitializationError
+        If the likelihood is zero at all prior draws.
+    CheckpointError
+        If a checkpoint is damaged or belongs to another run.
+
+    Warns
+    -----
+    SamplingWarning
+        If the run was ended early, by the time budget or by Ctrl-C; ``ending`` says by which.
+
+    References
+    ----------
+    Del Moral, P., Doucet, A., Jasra, A. (2006). Sequential Monte Carlo samplers. Journal of the
+    Royal Statistical Society B 68, 411-436.
+    Buchholz, A., Chopin, N., Jacob, P. E. (2021). Adaptive tuning of Hamiltonian Monte Carlo within
+    sequential Monte Carlo. Bayesian Analysis 16, 745-771.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.samplers import sample_smc
+    >>> run = sample_smc(exact.get("beta_binomial").target(), seed=1, ess_threshold=0.9)
+    >>> run.draws.unconstrained.shape, run.log_evidence.shape
+    (torch.Size([32, 64, 1]), torch.Size([32]))
+    """
+    num_particles, num_replicates = _check_numbers(num_particles, num_replicates)
+    seed = whole_number("seed", seed)
+    if not isinstance(schedule, (Schedule, type(None))):
+        raise SettingsError(
+            f"schedule must be a Schedule, such as the one of an earlier run, not a {type(schedule).__name__}"
+        )
+    files = [None if checkpoint is None else f"{checkpoint}.{name}" for name in ("pilot", "replicates")]
+    control = Control(files[0], checkpoint_seconds, time_budget, progress)
+    deadline = None if control.time_budget is None else time.monotonic() + control.time_budget
+    pilot_gradients, correlation, pilot_seconds = 0, None, 0.0
+    given = schedule is not None
+    if schedule is None:
+        pilot = Pilot(target, num_pilot_particles, ess_threshold, seed, max_correlation, max_moves, target_acceptance)
+        generator = new_generator(seed, target.device, pilot.stream)
+        outcome = drive(pilot, control, generator, target.device)
+        stages, pilot_gradients = pilot.stages(outcome.records), pilot.spent(outcome.records)
+        pilot_seconds = outcome.seconds
+        if outcome.ending != "finished":
+            if not stages:
+                raise nothing_done(outcome.ending, control, "in the first stage of the pilot")
+            particles = outcome.state.particles
+            beta = float(particles.beta)
+            schedule = Schedule(stages) if beta == 1 else None
+            run = _as_run(target, particles, outcome, schedule, stages, generator, pilot_gradients, seed, deadline)
+            say_early(run.ending, control, pilot.description, f"at inverse temperature {beta:.3g}")
+            return run
+        schedule, correlation = Schedule(stages), outcome.records["correlation"]
+    left = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
+    replicates = Replicates(target, schedule, num_replicates, num_particles, seed)
+    generator = new_generator(seed, target.device, replicates.stream)
+    rest = replace(control, checkpoint=files[1], time_budget=left)
+    outcome = drive(replicates, rest, generator, target.device)
+    if given and outcome.ending != "finished" and outcome.num_iterations == 0:
+        raise nothing_done(outcome.ending, control, "in the first stage")
+    stages = replicates.stages[: outcome.num_iterations]
+    spent = pilot_gradients + num_replicates * num_particles * (1 + sum(stage.num_calls for stage in stages))
+    run = _as_run(target, outcome.state, outcome, schedule, stages, generator, spent, seed, deadline)
+    say_early(run.ending, control, replicates.description, f"after {len(stages)} of {len(schedule)} stages")
+    draws = replace(run.draws, seconds=pilot_seconds + outcome.seconds)
+    return replace(run, draws=draws, pilot_gradients=pilot_gradients, correlation=correlation)
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """What :func:`drive` advances to carry independent populations through a frozen schedule."""
+
+    target: Target
+    schedule: Schedule
+    num_replicates: int
+    num_particles: int
+    seed: int
+
+    description = "tempering, replicates"
+    stream = "tempering, replicates"
+
+    def __post_init__(self) -> None:
+        _check_numbers(self.num_particles, self.num_replicates)
+        object.__setattr__(self, "seed", whole_number("seed", self.seed))
+        self.schedule.check(self.target)
+
+    @property
+    def num_steps(self) -> int:
+        """One step a stage."""
+        return len(self.schedule)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The schedule's stages, told how many calls there will be."""
+        return tuple(replace(stage, planned_calls=self.schedule.num_calls) for stage in self.schedule)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint must agree on."""
+        return {
+            "model": self.target.fingerprint(),
+            "num_replicates": self.num_replicates,
+            "num_particles": self.num_particles,
+            "seed": self.seed,
+            "schedule": self.schedule.fingerprint(),
+            "compile": str(self.target.compile),
+        }
+
+    def start(self, generator: torch.Generator) -> SMCState:
+        """Draw all populations from the prior."""
+        return start(self.target, self.num_replicates, self.num_particles, generator)
+
+    def advance(
+        self, state: SMCState, iteration: int, generator: torch.Generator
+    ) -> tuple[SMCState, Mapping[str, Tensor]]:
+        """Run one stage."""
+        state, info = self.stages[iteration].step(self.target, state, generator=generator)
+        return state, info._asdict()
+
+    def ending(self, state: SMCState, iteration: int, records: Records) -> Ending | None:
+        """End with the schedule."""
+        return "finished" if iteration == len(self.schedule) else None
+
+    def note(self, state: SMCState, iteration: int, records: Records) -> str:
+        """Say how far it has come."""
+        return f"beta {float(state.beta):.3g}, acceptance {float(records['acceptance_rate'][-1].mean()):.2f}"
+
+
+def _check_numbers(num_particles: int, num_replicates: int) -> tuple[int, int]:
+    return whole_number("num_particles", num_particles, 2), whole_number("num_replicates", num_replicates, 1)
+
+
+def _as_run(
+    target: Target,
+    state: SMCState,
+    outcome: Outcome,
+    schedule: Schedule | None,
+    stages: Sequence[Stage],
+    generator: torch.Generator,
+    spent: int,
+    seed: int,
+    deadline: float | None,
+) -> SMCRun:
+    """Gather what a run has done, and make its particles draws of equal weight, moved once more.
+
+    They stay where they are if that would have to wait for the compiler beyond ``deadline``, or after Ctrl-C.
+    """
+    r, n = state.log_weight.shape
+    beta = torch.tensor([stage.beta for stage in stages], dtype=torch.float64)
+    empty = torch.empty(0, r, dtype=torch.float64, device=target.device)
+    columns = (outcome.records[name] if stages else empty for name in SMCInfo._fields)
+    info = SMCInfo(*(column.mT.contiguous() for column in columns))
+    ending, stats = outcome.ending, {}
+    left = None if deadline is None else deadline - time.monotonic()
+    with one_thread(), torch.no_grad(), watching(left) as watch:
+        if ending == "interrupted":
+            watch.interrupted.set()
+        state = _pooled(state, info.log_increment.sum(1), generator)
+        if stages:
+            try:
+                moved = stages[-1].move(target, state, generator=generator)
+                state, stats = moved.state, _statistics(moved.last, stages[-1], (r, n))
+                spent += stages[-1].num_calls * r * n
+            except Stopped as stopped:
+                ending = stopped.reason
+    if watch.interrupted.is_set():
+        ending = "interrupted"
+    draws = Draws(
+        state.position,
+        state.log_prior,
+        state.log_likelihood,
+        state.beta.to(state.position.dtype).expand(r).clone(),
+        stats,
+        spent,
+        outcome.seconds,
+        {"sampler": "tempered SMC", "seed": seed, "ending": ending},
+        target,
+    )
+    return SMCRun(draws, schedule, beta, info, float(state.undefined_share), ending)
+
+
+def _pooled(state: SMCState, log_evidence: Tensor, generator: torch.Generator) -> SMCState:
+    """Resample all populations as one, each as heavy as its evidence; neighbours stay neighbours.
+
+    Particles of one population estimate with a bias of order ``1 / n``; with these weights it
+    is of order ``1 / (r n)``.
+    """
+    r, n = state.log_weight.shape
+    possible = log_evidence.isfinite().any()
+    log_weight = state.log_weight + torch.where(possible, log_evidence, torch.zeros_like(log_evidence)).unsqueeze(1)
+    index = systematic((log_weight - log_weight.logsumexp((0, 1))).reshape(1, -1), generator)
+    fields = (x.flatten(0, 1).unsqueeze(0) if x.dim() else x for x in state)
+    chosen = _select(SMCState(*fields), index)
+    return SMCState(*(x.reshape(r, n, *x.shape[2:]) if x.dim() else x for x in chosen))
+
+
+def _statistics(info: MoveInfo, stage: Stage, shape: tuple[int, int]) -> dict[str, Tensor]:
+    stats = {
+        "acceptance_rate": info.acceptance_rate,
+        "diverging": info.diverging,
+        "energy": info.energy,
+        "n_steps": torch.full_like(info.diverging, GRADIENTS_PER_STEP * stage.num_steps, dtype=torch.int64),
+        "step_size": torch.full_like(info.energy, stage.step_size),
+    }
+    return {name: value.reshape(shape) for name, value in stats.items()}

@@ -1,0 +1,392 @@
+"""Where chains start: prior draws, Pathfinder, and draws carried up a tempered ladder."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
+from bayeskit.inference.samplers.hmc import HMC
+from bayeskit.inference.samplers.metric import Metric
+from bayeskit.logdensity.climbing import Curvature, Objective, Place, ascent
+from bayeskit.logdensity.compiling import tempered
+from bayeskit.logdensity.pyro_density import PyroDensity
+from bayeskit.logdensity.target import Target
+
+__all__ = ["CANDIDATES", "Climb", "Start", "from_prior", "pathfinder", "starting_points"]
+
+# --------------------------------------------------------------------------------------------------
+# Where chains start.
+# --------------------------------------------------------------------------------------------------
+
+CANDIDATES = 10
+
+
+def starting_points(
+    target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, initial: Tensor | None = None
+) -> Tensor:
+    """Return a starting point for each chain, shape ``(num_chains, d)``.
+
+    Each chain takes the one of ten draws from the prior that fits the data best, which is
+    plausible and still different from chain to chain. Where no prior can be drawn from, it takes the one of
+    ten uniform draws on [-2, 2]^d of the highest density.
+
+    Parameters
+    ----------
+    target : Target
+    num_chains : int
+    beta : Tensor
+        Inverse temperatures, shape ``(num_chains,)``.
+    generator : torch.Generator
+    initial : Tensor, optional
+        Points to start from instead, shape ``(d,)`` or ``(num_chains, d)``, unconstrained.
+
+    Raises
+    ------
+    InitializationError
+        If no chain has a finite density, or a single given point has none.
+    ShapeError
+        If ``initial`` has another shape.
+    """
+    if initial is not None:
+        return _given(target, num_chains, beta, torch.as_tensor(initial))
+    count = CANDIDATES * num_chains
+    points = from_prior(target, count, generator)
+    if points is None:
+        shape = (count, target.dim)
+        points = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
+    points = points.to(target.device)
+    log_prior, log_likelihood = target.evaluate(points, compiled=False)
+    density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
+    density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
+    # By what the data say of a draw: the density of the prior is infinitely high in the neck of a funnel.
+    merit = beta.repeat_interleave(CANDIDATES) * log_likelihood if target.can_sample_prior else density.flatten()
+    least = torch.finfo(merit.dtype).min  # above that of a draw without density
+    merit = merit.nan_to_num(nan=least, posinf=least, neginf=least).reshape(density.shape)
+    best = torch.where(density.isfinite(), merit, -torch.inf).argmax(1)
+    chosen = points.reshape(num_chains, CANDIDATES, -1)[torch.arange(num_chains), best]
+    finite = density.max(1).values.isfinite()
+    if not bool(finite.any()):
+        if bool(log_likelihood.isnan().all()):
+            raise DataError(
+                "the log likelihood is NaN at every starting candidate; look for NaN or infinite values in the data"
+            )
+        raise InitializationError(
+            f"the density is zero at all {count} starting candidates "
+            f"(log prior {_range(log_prior)}, log likelihood {_range(log_likelihood)}); "
+            "pass initial=target.unconstrain({...}) with plausible values, or check that data and likelihood fit"
+        )
+    # A chain without a finite candidate borrows one from its neighbours.
+    donors = finite.nonzero().flatten()
+    lost = (~finite).nonzero().flatten()
+    chosen[lost] = chosen[donors[torch.arange(len(lost), device=donors.device) % len(donors)]]
+    return chosen
+
+
+def from_prior(target: Target, num_vectors: int, generator: torch.Generator) -> Tensor | None:
+    """Return vectors ``(n, d)`` of a plausible size from where the sites draw; None if nothing knows any.
+
+    They follow the prior if that is proper. A site that is flat, or whose prior a mask leaves out, draws all the same.
+    """
+    if target.can_sample_prior:
+        return target.sample_prior(num_vectors, generator)
+    if isinstance(target._density, PyroDensity):
+        return target._density.prior_vectors(num_vectors, generator, not target._loops)
+    return None
+
+
+def _given(target: Target, num_chains: int, beta: Tensor, initial: Tensor) -> Tensor:
+    initial = initial.to(target.dtype).to(target.device)
+    if initial.shape not in ((target.dim,), (num_chains, target.dim)):
+        raise ShapeError(
+            f"initial has shape {tuple(initial.shape)}; needed is {(target.dim,)} or {(num_chains, target.dim)}"
+        )
+    points = initial.expand(num_chains, target.dim).clone()
+    wild = (~points.isfinite()).any(-1)
+    if bool(wild.any()):
+        chains = wild.nonzero().flatten().tolist()
+        raise InitializationError(
+            f"the initial points of chains {chains} hold NaN or infinite numbers; give finite ones"
+        )
+    log_prior, log_likelihood = target.evaluate(points, compiled=False)
+    density = tempered(log_prior, log_likelihood, beta)
+    bad = ~density.isfinite()
+    if bool(bad.all()):
+        prior_bad = bool((~log_prior.isfinite()).all())
+        where = "outside the prior" if prior_bad else "at zero likelihood"
+        raise InitializationError(
+            f"every initial point is {where} (log prior {_range(log_prior)}, log likelihood "
+            f"{_range(log_likelihood)}; first point: {_describe(target, points[0])}); "
+            "move it inside, or leave initial=None to start from prior draws"
+        )
+    if bool(bad.any()):
+        chains = bad.nonzero().flatten().tolist()
+        warnings.warn(
+            f"chains {chains} start at a point without finite density and will stay there; give them other points",
+            InitializationWarning,
+            stacklevel=4,
+        )
+    return points
+
+
+def _describe(target: Target, point: Tensor) -> str:
+    values = target.constrain(point)
+    return ", ".join(f"{k}={v.flatten()[:3].tolist()}" for k, v in values.items())
+
+
+def _range(x: Tensor) -> str:
+    return f"from {float(x.min()):.4g} to {float(x.max()):.4g}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Starts that come home: from where each chain begins along its own climb to where most of the posterior's mass is.
+# --------------------------------------------------------------------------------------------------
+
+_MAX_CLIMB = 150  # gradients of a chain
+_PLACES = 48  # of each climb, at which a normal approximation is looked at
+_DRAWS = 5  # from each of them
+_MAX_MEMORY = 40  # steps that tell of the curvature
+_MAX_DENSE = 128  # dimensions up to which the covariance is given in full
+_MAX_CHAINS = 64  # whose covariances are averaged
+_VARIANCE_DRAWS = 100
+_AT_REST = 10  # gradients in which a climb that has come to its top gains less than a nat
+_NEGLIGIBLE = 20.0  # nats, and one more a dimension, by which a hill is below the best one of its temperature
+
+
+class Start(NamedTuple):
+    """Where chains start, and what the climbs have shown of the posterior's shape."""
+
+    position: Tensor  # (n, d)
+    covariance: Tensor | None  # (d, d), or variances (d,) in many dimensions; None where no chain found a home
+    num_gradients: int
+
+
+def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, generator: torch.Generator) -> Start:
+    """Take each chain to a draw from the best normal approximation on its way uphill.
+
+    Every chain climbs by L-BFGS from its own point. Curvature seen on the way gives a normal approximation at each
+    place; a few draws from it measure its evidence lower bound, and the chain starts at one of the draws from the best.
+    That is neither the mode, which in many dimensions is far from all draws and in a funnel infinitely high,
+    nor a place shared by all chains: chains that climb different hills stay on them, unless the lower bound of the one
+    is so far below that of another, by 20 nats and one a dimension, that no draw would be on it: such a chain starts on
+    one of the others. Where no chain has a place better than its point, all keep theirs.
+
+    Parameters
+    ----------
+    target : Target
+    points : Tensor
+        Shape ``(n, d)``.
+    beta : Tensor
+        Inverse temperatures, ``(n,)``.
+    scale : Tensor
+        Rough unit of each coordinate, ``(d,)``.
+    generator : torch.Generator
+
+    References
+    ----------
+    Zhang, L., Carpenter, B., Gelman, A., Vehtari, A. (2022). Pathfinder: parallel quasi-Newton variational
+    inference. Journal of Machine Learning Research 23, 1-49.
+    """
+    n, d = points.shape
+    evaluate = target.evaluator(n, _MAX_CLIMB)
+
+    def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+        found = evaluate(u, beta)
+        return found.log_density, found.gradient
+
+    objective = Objective(lambda u: value_and_gradient(u)[0], value_and_gradient)
+    memory = min(_MAX_MEMORY, max(12, 2 * d))
+    path = list(ascent(objective, points, _MAX_CLIMB, scale, memory))
+    spent = path[-1].num_evaluations
+    draws, bound, num_drawn = _approximations(target, path, beta, scale, generator)
+    best = bound.amax(0)
+    whose = _hills(best, beta, _NEGLIGIBLE + d, generator)
+    home, chosen = best[whose].isfinite(), _places(path, bound)[whose]
+    ours = draws[chosen, :, whose]  # (n, DRAWS, d)
+    for row in (home & (whose != torch.arange(n, device=whose.device))).nonzero().flatten().tolist():
+        place, hill = path[int(chosen[row])], whose[row : row + 1]
+        ours[row] = place.position[hill] + scale * place.curvature.of(hill).draws(_DRAWS, generator)[:, 0]
+    # The median of those with a density, so that no chain starts in a tail, nor all of them at the top.
+    density = _density(target, ours, beta.unsqueeze(-1))
+    inside, everyone = density.isfinite().sum(-1), torch.arange(n, device=chosen.device)
+    home = home & (inside > 0)
+    middle = density.argsort(-1, descending=True)[everyone, inside // 2]
+    # Nor farther out than where the climb began: draws may fall off a cliff that no normal distribution knows.
+    home = home & (density[everyone, middle] >= _density(target, points, beta) - _NEGLIGIBLE - d)
+    ours = ours[everyone, middle]
+    position = torch.where(home.unsqueeze(-1), ours, points)
+    covariance = _covariance(path, chosen, whose, home, scale, generator)
+    return Start(position, covariance, spent + num_drawn + n * (_DRAWS + 1))
+
+
+def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Generator) -> Tensor:
+    """Return the chain, ``(n,)``, on whose hill each starts, given lower bounds ``(n,)``: its own or a higher one's."""
+    same = beta.unsqueeze(-1) == beta
+    bounds = torch.where(same, bound, -torch.inf)  # row by row, those of the same temperature
+    high = same & (bounds >= bounds.amax(-1, keepdim=True) - negligible)
+    whose = torch.arange(len(bound), device=bound.device)
+    low = ~high.diagonal()
+    if low.any():
+        whose[low] = torch.multinomial(high[low].to(bound), 1, generator=generator).squeeze(-1)
+    return whose
+
+
+def _places(path: list[Place], bound: Tensor) -> Tensor:
+    """Return the place on each climb at which its chain starts, ``(n,)``: where the lower bound ``(L, n)`` is highest.
+
+    A climb that does not come to rest, or not where most of the mass is, goes to where a density is infinite, as down
+    the neck of a funnel of many groups. There the bounds say little, as they hardly change all the way, and no chain
+    would come back. It is left at the first place whose bound is within one nat a dimension of the best one.
+    """
+    highest = bound.max(0)
+    level = highest.values - path[0].position.shape[-1]
+    first = (bound >= level).long().argmax(0)
+    known, rows = bound.isfinite(), torch.arange(bound.shape[1], device=bound.device)
+    ending = bound[(known.long().cumsum(0)).argmax(0), rows]  # of the last place that was looked at
+    gain = path[-1].value - path[max(len(path) - 1 - _AT_REST, 0)].value
+    return torch.where((gain < 1.0) & (ending >= level), highest.indices, first)
+
+
+def _approximations(
+    target: Target, path: list[Place], beta: Tensor, scale: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor, int]:
+    """Return draws ``(L, DRAWS, n, d)`` from normal approximations and their lower bounds ``(L, n)``, and the cost.
+
+    Minus infinity stands where there is none: where a climb rests, or knows no curvature, or need not be looked at.
+    """
+    moved = torch.stack([place.moved & (place.curvature.diagonal > 0).all(-1) for place in path])  # (L, n)
+    number = moved.long().cumsum(0)
+    count = number[-1].clamp(min=1)
+    # Evenly spread over the places of each climb, the last one among them.
+    looked = moved & ((number * _PLACES) // count > ((number - 1) * _PLACES) // count)
+    like = path[0].position
+    draws = like.new_zeros(len(path), _DRAWS, *like.shape)
+    bound = like.new_full(looked.shape, -torch.inf)
+    for step, (place, wanted) in enumerate(zip(path, looked, strict=True)):
+        rows = wanted.nonzero().flatten()
+        if not len(rows):
+            continue
+        curvature = place.curvature.of(rows)
+        # About the place itself: Newton's step from it, as in the paper, leads out of funnels.
+        draws[step, :, rows] = place.position[rows] + scale * curvature.draws(_DRAWS, generator)
+        bound[step, rows] = 0.5 * curvature.log_determinant()
+    where = bound.isfinite()
+    at = draws.movedim(1, 2)[where]  # (k, DRAWS, d)
+    if len(at):
+        power = beta.expand(where.shape)[where].unsqueeze(-1)
+        density = _density(target, at, power)
+        inside = density.isfinite()
+        share = inside.to(density).mean(-1)
+        # Where the density is zero beyond a wall, the bound is that of the normal distribution this side of it.
+        mean = torch.where(inside, density, 0.0).mean(-1) / share
+        bound[where] = (bound[where] + mean + share.log()).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+    return draws, bound, len(at) * _DRAWS
+
+
+def _density(target: Target, u: Tensor, beta: Tensor) -> Tensor:
+    """Return tempered log densities, ``(*batch, d) -> (*batch)``, minus infinity where there is none."""
+    value = tempered(*target.evaluate(u, compiled=False), beta)
+    return torch.where(value.isfinite(), value, -torch.inf)
+
+
+def _covariance(
+    path: list[Place], chosen: Tensor, whose: Tensor, home: Tensor, scale: Tensor, generator: torch.Generator
+) -> Tensor | None:
+    """Return the mean covariance of the approximations that the chains chose, ``(d, d)``, or variances, ``(d,)``."""
+    d = len(scale)
+    rows = home.nonzero().flatten()[:_MAX_CHAINS]
+    if not len(rows):
+        return None
+    total = scale.new_zeros((d, d) if d <= _MAX_DENSE else (d,))
+    for step in chosen[rows].unique().tolist():
+        curvature: Curvature = path[step].curvature.of(whose[rows[chosen[rows] == step]])
+        if d <= _MAX_DENSE:
+            identity = torch.eye(d, dtype=scale.dtype, device=scale.device)
+            total += curvature.times(identity.unsqueeze(1).expand(d, len(curvature.diagonal), d)).sum(1)
+        else:
+            total += curvature.draws(_VARIANCE_DRAWS, generator).square().mean(0).sum(0)
+    mean = total / len(rows)
+    return scale[:, None] * mean * scale if d <= _MAX_DENSE else scale.square() * mean
+
+
+# --------------------------------------------------------------------------------------------------
+# Starting points of a tempered ladder: prior draws that climb it.
+# --------------------------------------------------------------------------------------------------
+
+_MOVES = 2  # at each temperature
+_LEAPFROGS = 3.0  # in each move
+_ACCEPTANCE = 0.7
+_FASTER, _SLOWER = 1.25, 0.6  # what a step size is multiplied by
+
+
+@dataclass(frozen=True)
+class Climb:
+    """Chains start from the prior and climb to their temperature, a few moves on every rung below it.
+
+    A draw from the prior lies so far outside a sharp posterior that chains started there spend a warm-up on the way,
+    and the step size of those that do is no help to the others. On a ladder the way is short from rung to rung. The
+    chains stay independent of each other, so that R-hat sees modes that they cannot leave.
+
+    Parameters
+    ----------
+    levels : Tensor
+        The whole ladder's inverse temperatures above zero, increasing, shape ``(T,)``.
+    variance : Tensor, optional
+        The prior's variances, shape ``(d,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.samplers.starts import Climb
+    >>> levels = torch.linspace(0.1, 1, 10, dtype=torch.float64)
+    >>> target, generator = exact.get("linreg10").target(), torch.Generator().manual_seed(0)
+    >>> points, num_gradients = Climb(levels).points(target, levels.repeat_interleave(4), generator)
+    >>> points.shape, num_gradients
+    (torch.Size([40, 10]), 280)
+    """
+
+    levels: Tensor
+    variance: Tensor | None = None
+
+    def points(self, target: Target, beta: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
+        """Return a starting point for each chain, shape ``(n, d)``, and the gradients spent on them.
+
+        Parameters
+        ----------
+        target : Target
+        beta : Tensor
+            Inverse temperatures of the chains, ``(n,)``, as many at each of some neighbouring ``levels``.
+        generator : torch.Generator
+
+        Raises
+        ------
+        InitializationError
+            If no chain can start at the lowest temperature.
+        """
+        wanted = beta.unique()
+        num_chains = len(beta) // len(wanted)
+        levels = self.levels[self.levels <= wanted[-1]].to(beta)
+        position = starting_points(target, num_chains, levels[:1].expand(num_chains), generator)
+        deviation = torch.ones_like(position[0]) if self.variance is None else self.variance.to(position).sqrt()
+        calls = int(len(levels) * (1 + _MOVES * _LEAPFROGS))
+        kernel = HMC(0.3, Metric(deviation, is_dense=False), _LEAPFROGS, planned_calls=calls)
+        step_size = torch.full_like(position[:, 0], 0.3)
+        reached, num_gradients = [], 0
+        for level in levels:
+            kernel = kernel.with_settings(beta=level)
+            state = kernel.evaluate(target, position)
+            num_gradients += num_chains
+            for _ in range(_MOVES):
+                state, info = kernel.with_settings(step_size=step_size).step(target, state, generator=generator)
+                num_gradients += int(info.num_steps.sum())
+                # Each chain has its own step size: one that is lost must not hold up the others.
+                step_size = step_size * torch.where(info.acceptance_rate > _ACCEPTANCE, _FASTER, _SLOWER)
+            position = state.position
+            if bool(level >= wanted[0]):
+                reached.append(position)
+        return torch.cat(reached), num_gradients

@@ -1,0 +1,1692 @@
+"""Training: from a model, a guide, an objective and data to fitted parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import math
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import pyro
+import torch
+import torch.distributed as dist
+import xarray as xr
+from pyro import poutine
+from pyro.nn import PyroModule
+from pyro.optim import PyroOptim
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils import _pytree
+
+from bayeskit.core.compatibility import as_inference_data, to_datasets
+from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.core.plots import BLUE, ORANGE, SKY
+from bayeskit.core.progress import progress_bar, watching
+from bayeskit.core.randomness import global_stream, new_generator, validation_kept
+from bayeskit.core.storage import load_tensors, save_tensors
+from bayeskit.distributed import Ranks
+from bayeskit.errors import (
+    BayeskitError,
+    BayeskitWarning,
+    CheckpointError,
+    CompilationWarning,
+    DataError,
+    GuideError,
+    LossError,
+    OutputError,
+    SamplingWarning,
+    SettingsError,
+)
+from bayeskit.inference.gradients.relaxed import Annealed
+from bayeskit.inference.objectives.drawing import GRADIENT, plate_nesting, rows_of_minibatch
+from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, nothing_done, say_early
+from bayeskit.logdensity.pyro_distributions import MendedDraws
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Columns",
+    "Ending",
+    "Fit",
+    "Given",
+    "History",
+    "Nothing",
+    "Outcome",
+    "Plan",
+    "Precision",
+    "adam",
+    "as_batches",
+    "compiled",
+    "described",
+    "fit",
+    "mixed",
+    "named_modules",
+    "named_modules_in_settings",
+    "networks",
+    "train",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What training returns.
+# --------------------------------------------------------------------------------------------------
+
+Ending = Literal["finished", "early stopping", "time budget", "interrupted"]
+_DRAWS = "_draws"
+
+
+class _InStore:
+    """A function of ``pyro.param`` statements together with their values, apart from Pyro's global store."""
+
+    def __init__(self, function: Callable[..., Any], state: Any) -> None:
+        self.function, self.state = function, state
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function on its own parameters."""
+        with pyro.get_param_store().scope(self.state):
+            return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"InStore({getattr(self.function, '__name__', self.function)}: {', '.join(self.state['params'])})"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained model and guide, and how they came about.
+
+    Attributes
+    ----------
+    model, guide : callable
+        Modules are those that were given, now trained. A function whose parameters came from ``pyro.param`` is
+        returned together with their values, so that calling it does not need Pyro's global store.
+    parameters : dict of Tensor
+        Unconstrained parameters by name.
+    values : dict of Tensor
+        The same as model and guide see them, within their constraints.
+    losses : Tensor
+        Loss of each step, for each datum, ``(steps,)``.
+    epoch_losses : Tensor
+        Mean over the steps of each epoch, ``(epochs,)``.
+    validation_losses : Tensor
+        Loss of the validation data after each epoch, for each datum, ``(epochs,)``; empty without such data.
+    epoch_ends : tuple of int
+        Number of steps taken by the end of each epoch.
+    ending : str
+        ``"finished"``, ``"early stopping"``, ``"time budget"`` or ``"interrupted"``.
+    best_epoch : int or None
+        The epoch whose parameters were restored at the end, counted from zero.
+    seconds : float
+    settings : dict
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import ELBO
+    >>> from bayeskit.inference.training import fit
+    >>> result = fit(
+    ...     lambda: pyro.sample("z", dist.Normal(0.0, 1.0)),
+    ...     lambda: pyro.sample("z", dist.Normal(pyro.param("loc", torch.tensor(1.0)), 1.0)),
+    ...     ELBO(), None, num_steps=5)
+    >>> result.ending, result.num_steps, result.sample_posterior(3)["z"].shape
+    ('finished', 5, torch.Size([3]))
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    parameters: dict[str, Tensor] = field(repr=False)
+    losses: Tensor = field(repr=False)
+    epoch_losses: Tensor = field(repr=False)
+    validation_losses: Tensor = field(repr=False)
+    epoch_ends: tuple[int, ...] = field(repr=False)
+    ending: Ending
+    best_epoch: int | None
+    seconds: float
+    settings: dict[str, Any] = field(repr=False)
+    values: dict[str, Tensor] = field(repr=False, default_factory=dict)
+
+    def __repr__(self) -> str:
+        rows = [f"{self.num_epochs} epochs, {self.num_steps} steps"]
+        if self.num_epochs:
+            rows.append(f"loss {float(self.epoch_losses[0]):.4g} -> {float(self.epoch_losses[-1]):.4g}")
+        if len(self.validation_losses):
+            rows.append(f"validation {float(self.validation_losses.min()):.4g} at best")
+        return f"Fit({', '.join(rows)}, ending={self.ending!r}, {self.seconds:.1f} s)"
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps taken."""
+        return len(self.losses)
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs completed."""
+        return len(self.epoch_losses)
+
+    def sample_posterior(self, num_draws: int, *args: Any, seed: int = 0, **kwargs: Any) -> dict[str, Tensor]:
+        """Draw from the guide.
+
+        Parameters
+        ----------
+        num_draws : int
+        *args, **kwargs
+            What model and guide are called with, such as the data whose codes are asked for.
+        seed : int, default 0
+
+        Returns
+        -------
+        dict of Tensor
+            By site, ``(num_draws, *shape)``.
+
+        Raises
+        ------
+        SettingsError
+            If ``num_draws`` is not at least 1.
+        """
+        num_draws = whole_number("num_draws", num_draws, least=1)
+        generator = new_generator(seed, stream="guide draws")
+        store = pyro.get_param_store().scope()  # modules would leave their parameters in the global one
+        with global_stream(generator), torch.no_grad(), poutine.block(), store:
+            single = _latent(self.guide, args, kwargs)
+            nesting = plate_nesting(self.guide, self.guide, args, kwargs)
+            many = _latent(pyro.plate(_DRAWS, num_draws, dim=-nesting - 1)(self.guide), args, kwargs)
+            return {name: many[name].reshape(num_draws, *value.shape) for name, value in single.items()}
+
+    def to_arviz(self, draws: dict[str, Tensor] | None = None) -> Any:
+        """Return the loss history for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
+
+        Parameters
+        ----------
+        draws : dict of Tensor, optional
+            What :meth:`sample_posterior` returned, to become group ``posterior`` with one chain.
+
+        Returns
+        -------
+        InferenceData or DataTree
+            Group ``optimization`` holds ``loss`` over ``step`` and ``epoch_loss`` and, if there were validation
+            data, ``validation_loss`` over ``epoch``.
+        """
+        history = {"loss": ("step", self.losses.numpy()), "epoch_loss": ("epoch", self.epoch_losses.numpy())}
+        if len(self.validation_losses):
+            history["validation_loss"] = ("epoch", self.validation_losses.numpy())
+        facts: dict[str, Any] = {"seconds": self.seconds, "ending": self.ending}
+        facts |= {name: value for name, value in self.settings.items() if isinstance(value, (str, int, float))}
+        library = {"inference_library": "bayeskit", "inference_library_version": version("bayeskit")}
+        coordinates = {"step": range(self.num_steps), "epoch": range(self.num_epochs)}
+        datasets = {"optimization": xr.Dataset(history, coords=coordinates, attrs=library | facts)}
+        if draws is not None:
+            datasets |= to_datasets({"posterior": {name: value[None] for name, value in draws.items()}}, facts)
+        return as_inference_data(datasets)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the loss of each step, the mean of each epoch and the validation loss.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default new axes of ``pyplot``.
+        """
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=(7.0, 3.6), layout="constrained")
+        ax.plot(range(1, self.num_steps + 1), self.losses, color=SKY, linewidth=0.6, label="step")
+        if self.num_epochs:
+            ends = self.epoch_ends
+            ax.plot(ends, self.epoch_losses, color=BLUE, linewidth=1.6, label="epoch")
+            if len(self.validation_losses):
+                ax.plot(ends, self.validation_losses, color=ORANGE, linewidth=1.6, label="validation")
+            if self.best_epoch is not None:
+                ax.axvline(ends[self.best_epoch], color=ORANGE, linestyle="--", linewidth=1.0, zorder=0)
+        # The first steps from random parameters would flatten everything that follows.
+        late = self.losses[self.num_steps // 10 :]
+        if len(late) > 20:
+            low, high = float(late.min()), float(late.max())
+            ax.set_ylim(low - 0.05 * (high - low) - 1e-9, high + 0.05 * (high - low) + 1e-9)
+        ax.set_xlabel("step")
+        ax.set_ylabel("loss for each datum (nats)")
+        ax.grid(alpha=0.25)
+        ax.legend(frameon=False)
+        return ax
+
+
+def _latent(guide: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Tensor]:
+    with MendedDraws():
+        nodes: Any = prune_subsample_sites(poutine.trace(guide).get_trace(*args, **kwargs)).nodes
+    return {
+        name: site["value"]
+        for name, site in nodes.items()
+        if site["type"] == "sample" and not site["is_observed"] and not site["infer"].get("is_auxiliary")
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Settings of a training run, and what happens in it.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of a run; see :func:`~bayeskit.inference.training.fit`."""
+
+    num_epochs: int | None
+    num_steps: int | None
+    batch_size: int | None
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]
+    schedule: Callable[[torch.optim.Optimizer], Any] | None
+    gradient_clipping: float | None
+    patience: int | None
+    validation_objective: Any
+    seed: int
+    compile: bool | tuple[nn.Module, ...]
+    precision: str
+    ranks: Ranks
+    on_ranks_device: bool
+    control: Control
+
+
+@dataclass
+class History:
+    """What has happened so far."""
+
+    losses: list[float] = field(default_factory=list)
+    epoch_ends: list[int] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    best_epoch: int | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken."""
+        return len(self.losses)
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs completed."""
+        return len(self.epoch_ends)
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Steps taken of the epoch under way."""
+        return self.num_steps - (self.epoch_ends[-1] if self.epoch_ends else 0)
+
+    def epoch_losses(self) -> list[float]:
+        """Return the mean loss of each epoch."""
+        starts = [0, *self.epoch_ends]
+        return [math.fsum(self.losses[a:b]) / (b - a) for a, b in zip(starts[:-1], self.epoch_ends, strict=True)]
+
+
+class _Moment(NamedTuple):
+    """What a forward pass may change, as it was before."""
+
+    stream: Tensor
+    learnt: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+class _Good(NamedTuple):
+    """Parameters with which the loss was finite, and what belongs to them."""
+
+    parameters: dict[str, Tensor]
+    learnt: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+class Outcome(NamedTuple):
+    """What a run leaves behind."""
+
+    history: History
+    parameters: dict[str, Tensor]
+    ending: Ending
+    best_epoch: int | None
+    seconds: float
+
+
+# --------------------------------------------------------------------------------------------------
+# Networks inside a model or guide: found, compiled, and computed in fewer digits.
+# --------------------------------------------------------------------------------------------------
+
+
+def _owner(function: Any) -> nn.Module | None:
+    """Return the module that a model or guide is, or is a method of."""
+    found = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def named_modules(function: Any) -> dict[str, nn.Module]:
+    """Return the modules that a plain function reads from around itself."""
+    return {} if _owner(function) is not None else {n: v for n, v in _around(function) if isinstance(v, nn.Module)}
+
+
+def named_modules_in_settings(function: Any) -> dict[str, nn.Module]:
+    """Return the modules in dataclasses that a model or guide holds or reads, as a baseline in a gradient estimator.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.gradients import MovingAverage, ScoreFunction
+    >>> estimator = ScoreFunction(baseline=MovingAverage())
+    >>> def guide():
+    ...     return {"gradient": estimator}
+    >>> named_modules_in_settings(guide)
+    {'estimator.baseline': MovingAverage(0.9)}
+    """
+    whole = _owner(function)
+    values: Iterable[tuple[str, Any]] = _around(function)
+    if whole is not None:
+        values = (
+            (f"{at}.{name}", v)
+            for at, part in whole.named_modules()
+            for name, v in vars(part).items()
+            if _is_dataclass(v) or (type(v) is dict and not name.startswith("_"))
+        )
+    return dict(found for name, value in values for found in _in_settings(name, value))
+
+
+def _is_dataclass(value: Any) -> bool:
+    """Tell what dataclasses.is_dataclass tells of objects, faster: each step asks about all attributes of modules."""
+    return hasattr(type(value), "__dataclass_fields__")
+
+
+def _around(function: Any) -> Iterable[tuple[str, Any]]:
+    if not inspect.isfunction(function):
+        return ()
+    around = inspect.getclosurevars(function)
+    return {**around.globals, **around.nonlocals}.items()
+
+
+def _in_settings(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
+    if _is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if isinstance(part := getattr(value, field.name, None), nn.Module):
+                yield f"{name}.{field.name}", part
+    elif type(value) is dict and not name.rpartition(".")[2].startswith("_"):  # modules keep dictionaries of their own
+        for key, part in value.items():
+            yield from _in_settings(f"{name}.{key}", part)
+
+
+def networks(*functions: Any) -> list[nn.Module]:
+    """Return the largest modules inside models and guides that know nothing of Pyro.
+
+    Parameters
+    ----------
+    *functions
+        Models and guides: modules, their methods, or functions that read modules from around themselves.
+
+    Examples
+    --------
+    >>> import torch
+    >>> encoder = torch.nn.Linear(2, 1)
+    >>> def guide(x):
+    ...     return encoder(x)
+    >>> networks(guide)
+    [Linear(in_features=2, out_features=1, bias=True)]
+    """
+    found: dict[int, nn.Module] = {}
+    for function in functions:
+        whole = _owner(function)
+        parts = list(named_modules(function).values()) if whole is None else list(whole.children())
+        for part in parts:
+            for network in _plain(part):
+                found[id(network)] = network
+    return list(found.values())
+
+
+def _plain(module: nn.Module) -> Iterator[nn.Module]:
+    container = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    if not container and not any(isinstance(part, PyroModule) for part in module.modules()):
+        if any(True for _ in module.parameters()):
+            yield module
+        return
+    for child in module.children():
+        yield from _plain(child)
+
+
+@contextmanager
+def _replaced_forward(modules: Sequence[nn.Module], wrap: Callable[[nn.Module], Callable[..., Any]]) -> Iterator[None]:
+    """Let each module compute by ``wrap(module)`` for a while."""
+    before = [vars(module).get("forward") for module in modules]
+    with validation_kept():
+        try:
+            for module in modules:
+                module.forward = wrap(module)  # type: ignore[method-assign]
+            yield
+        finally:
+            for module, forward in zip(modules, before, strict=True):
+                vars(module).pop("forward", None)
+                if forward is not None:
+                    module.forward = forward  # type: ignore[method-assign]
+
+
+def mixed(module: nn.Module, dtype: torch.dtype) -> Callable[..., Any]:
+    """Return the module's computation in ``dtype`` where that is safe; what it returns is as precise as before.
+
+    Log densities are computed outside of it, in full precision.
+    """
+    forward = module.forward
+    parameter = next(module.parameters())
+
+    def full(x: Any) -> Any:
+        return x.to(parameter.dtype) if isinstance(x, Tensor) and x.dtype == dtype else x
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(parameter.device.type, dtype=dtype):
+            result = forward(*args, **kwargs)
+        return _pytree.tree_map(full, result)
+
+    return run
+
+
+def compiled(module: nn.Module) -> Callable[..., Any]:
+    """Return the module's computation, compiled when it is first called."""
+    return torch.compile(module.forward)
+
+
+# --------------------------------------------------------------------------------------------------
+# Minibatches: what model and guide are called with, epoch by epoch.
+# --------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """Arguments of one call of model and guide, and which rows of the data they hold, where that is known."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rows: Tensor | None = None
+    num_data: int = 0
+
+    @property
+    def num_items(self) -> int:
+        """Length of the leading dimension; 1 where there is none."""
+        tensors = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor) and x.dim()]
+        return len(tensors[0]) if tensors else 1
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on ``device``."""
+
+        def moved(x: Any) -> Any:
+            return x.to(device) if isinstance(x, Tensor) else x
+
+        args, kwargs = tuple(moved(x) for x in self.args), {name: moved(x) for name, x in self.kwargs.items()}
+        return self._replace(args=args, kwargs=kwargs)
+
+
+def _as_batch(value: Any) -> Batch:
+    """Return the arguments that a batch stands for: a tuple or list is spread, a mapping gives keywords."""
+    if isinstance(value, Mapping):
+        return Batch((), dict(value))
+    return Batch(tuple(value), {}) if isinstance(value, (tuple, list)) else Batch((value,), {})
+
+
+class Batches:
+    """The minibatches of every epoch, the same whenever they are asked for."""
+
+    @property
+    @abstractmethod
+    def num_items(self) -> int | None:
+        """Number of items of an epoch, if it is known."""
+
+    @abstractmethod
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield this process's batches of an epoch, the first ``start`` of them left out."""
+
+    @abstractmethod
+    def all(self) -> Iterator[Batch]:
+        """Yield all items in their order."""
+
+    def num_batches(self) -> int | None:
+        """Return the number of batches of an epoch, if it is known."""
+        return None
+
+    def fingerprint(self) -> str:
+        """Return what tells one data set from another, as far as that is known beforehand."""
+        return "iterable"
+
+
+class Columns(Batches):
+    """Tensors whose leading dimension is the items, shuffled anew in each epoch.
+
+    Parameters
+    ----------
+    value : Tensor, or tuple or mapping of them
+    batch_size : int, optional
+        Over all processes. All items by default, in their order.
+    ranks : Ranks
+    seed : int
+
+    Raises
+    ------
+    DataError
+        If the tensors are of different length, or there are no items.
+    SettingsError
+        If the batches cannot be shared by the processes.
+    """
+
+    def __init__(self, value: Any, batch_size: int | None, ranks: Ranks, seed: int) -> None:
+        self._all, self._seed = _as_batch(value), seed
+        lengths = {len(x) if x.dim() else 0 for x in (*self._all.args, *self._all.kwargs.values())}
+        if len(lengths) != 1 or 0 in lengths:
+            raise DataError(
+                f"the leading dimensions of the data must be one number of items, not {sorted(lengths)}; give tensors "
+                "of shape (items, ...), and other arguments to the model itself"
+            )
+        self._count = lengths.pop()
+        self._whole = batch_size is None and ranks.world_size == 1
+        self._batch_size = self._count - self._count % ranks.world_size if batch_size is None else batch_size
+        device = next(iter((*self._all.args, *self._all.kwargs.values()))).device
+        self._ranks = Ranks(ranks.rank, ranks.world_size, device)
+        next(
+            self._ranks.minibatches(self._count, self._batch_size, seed=seed)
+        )  # refuses a batch size that does not fit
+
+    @property
+    def num_items(self) -> int:
+        """Number of items."""
+        return self._count
+
+    def num_batches(self) -> int:
+        """Return the number of batches of an epoch."""
+        return self._count // self._batch_size
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield this process's batches of an epoch; items that do not fill a last one are left out of it."""
+        if self._whole:
+            if start == 0:
+                yield self._all
+            return
+        order = self._ranks.minibatches(self._count, self._batch_size, seed=self._seed, epoch=number)
+        for rows in islice(order, start, None):
+            yield self._taken(rows)._replace(rows=rows, num_data=self._count)
+
+    def all(self) -> Iterator[Batch]:
+        """Yield all items in their order; the last batch may be smaller."""
+        if self._whole:
+            yield self._all
+            return
+        for start in range(0, self._count, self._batch_size):
+            yield self._taken(slice(start, start + self._batch_size))
+
+    def _taken(self, rows: Tensor | slice) -> Batch:
+        return Batch(tuple(x[rows] for x in self._all.args), {name: x[rows] for name, x in self._all.kwargs.items()})
+
+    def fingerprint(self) -> str:
+        """Return a digest of the data."""
+        digest = hashlib.sha256()
+        for name, x in [*enumerate(self._all.args), *self._all.kwargs.items()]:
+            digest.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
+            digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+class Given(Batches):
+    """Batches that somebody else makes, such as a ``DataLoader``; each epoch iterates anew.
+
+    Whatever it draws from torch's global stream follows from the seed and the epoch's number.
+    """
+
+    def __init__(self, source: Iterable[Any], seed: int) -> None:
+        if iter(source) is source:
+            raise DataError(
+                "the data are an iterator, which is used up after one epoch; give what it iterates over, such as a "
+                "list or a DataLoader"
+            )
+        self._source, self._seed = source, seed
+
+    @property
+    def num_items(self) -> None:
+        """Not known."""
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch."""
+        generator = new_generator(self._seed, stream=f"minibatches {number}")
+        with global_stream(generator):
+            source = iter(self._source)
+        nothing = object()
+        for position in range(2**63):
+            with global_stream(generator):
+                value = next(source, nothing)
+            if value is nothing:
+                if position == 0:
+                    raise DataError("the data have no batches")
+                return
+            if position >= start:
+                yield _as_batch(_tensors(value))
+
+    def all(self) -> Iterator[Batch]:
+        """Yield the batches, always the same."""
+        return self.epoch(0)
+
+
+class Nothing(Batches):
+    """No data: model and guide are called without arguments."""
+
+    @property
+    def num_items(self) -> int:
+        """Always 1."""
+        return 1
+
+    def num_batches(self) -> int:
+        """Return 1."""
+        return 1
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield one empty batch."""
+        if start == 0:
+            yield Batch((), {})
+
+    def all(self) -> Iterator[Batch]:
+        """Yield one empty batch."""
+        return self.epoch(0)
+
+    def fingerprint(self) -> str:
+        """Return a constant."""
+        return "none"
+
+
+def _tensors(data: Any) -> Any:
+    """Return arrays as the tensors that they stand for, also where they are columns of a tuple or mapping."""
+    if isinstance(data, tuple):
+        return tuple(_tensors(x) for x in data)
+    if isinstance(data, Mapping):
+        return {name: _tensors(x) for name, x in data.items()}
+    return as_numbers("data", data) if hasattr(data, "__array__") and not isinstance(data, Tensor) else data
+
+
+def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Batches:
+    """Return the minibatches of whatever a user gives as data.
+
+    Raises
+    ------
+    DataError
+        If it is neither tensors nor an iterable of batches.
+
+    Examples
+    --------
+    >>> import torch
+    >>> batches = as_batches(torch.arange(4.0), 2, Ranks(), 0)
+    >>> [batch.num_items for batch in batches.epoch(0)]
+    [2, 2]
+    """
+    if data is None:
+        return Nothing()
+    data = _tensors(data)
+    if isinstance(data, list) and data and isinstance(data[0], (bool, int, float)):
+        data = as_numbers("data", data)
+    columns = data if isinstance(data, tuple) else data.values() if isinstance(data, Mapping) else (data,)
+    if columns and all(isinstance(x, Tensor) for x in columns):
+        return Columns(data, batch_size, ranks, seed)
+    if isinstance(data, (tuple, Mapping)) or not isinstance(data, Iterable):
+        raise DataError(
+            f"data must be a tensor or array, a tuple or mapping of these, or an iterable of batches, not {data!r:.80}"
+        )
+    return Given(data, seed)
+
+
+# --------------------------------------------------------------------------------------------------
+# States of optimisers and schedules as tensors and JSON, and the checkpoint of a training run.
+# --------------------------------------------------------------------------------------------------
+
+_KIND, _VERSION = "training", 1
+
+
+def _encode(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """Return ``value`` as JSON, its tensors put into ``tensors`` under names that start with ``name``.
+
+    Raises
+    ------
+    SettingsError
+        If there is something that is neither a tensor nor a number, string, None, list, tuple or mapping.
+
+    Examples
+    --------
+    >>> import torch
+    >>> tensors = {}
+    >>> coded = _encode({0: (torch.ones(1), None)}, tensors, "optimizer")
+    >>> _decode(coded, tensors), list(tensors)
+    ({0: (tensor([1.]), None)}, ['optimizer.0.0'])
+    """
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {"mapping": [[_encode(k, {}, name), _encode(v, tensors, f"{name}.{k}")] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_encode(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]}
+    raise SettingsError(
+        f"{name} holds {value!r:.80}, which no checkpoint can keep without running code; use an optimiser and a "
+        "schedule whose states are tensors and numbers, or train without a checkpoint"
+    )
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return what :func:`_encode` was given."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "mapping":
+        return {_decode(k, tensors): _decode(v, tensors) for k, v in content}
+    items = (_decode(item, tensors) for item in content)
+    return tuple(items) if kind == "tuple" else list(items)
+
+
+def described(value: Any) -> Any:
+    """Return a setting as JSON that differs where the setting does.
+
+    Numbers, strings, None, tensors, and the lists, tuples, mappings and dataclasses made of such are compared by value,
+    functions and other objects by name only.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.objectives import Linear
+    >>> described((Linear(20), print))
+    [['Linear', {'num_steps': 20, 'start': 0.0, 'end': 1.0}], 'print']
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        content = value.detach().cpu().contiguous()
+        digest = hashlib.sha256(content.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        return [str(content.dtype), list(content.shape), digest]
+    if isinstance(value, Mapping):
+        return {str(key): described(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [described(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [
+            type(value).__qualname__,
+            {f.name: described(getattr(value, f.name)) for f in dataclasses.fields(value)},
+        ]
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _write_checkpoint(path: str | Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Write the state of a run, whole or not at all.
+
+    Parameters
+    ----------
+    path : path
+    settings : mapping
+        What must agree with a run that resumes it, as JSON.
+    state : mapping
+        Tensors, numbers, lists and mappings.
+    """
+    tensors: dict[str, Tensor] = {}
+    coded = _encode(state, tensors, "state")
+    save_tensors(path, tensors, {"kind": _KIND, "version": _VERSION, "settings": dict(settings), "state": coded})
+
+
+def _read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the state of the same run; reading runs no code.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is truncated, of another kind, or belongs to another model, other data or other settings.
+    """
+    tensors, facts = load_tensors(path)
+    if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
+        raise CheckpointError(f"{path} is no checkpoint of training by this version; use another path, or move it away")
+    saved = facts["settings"]
+    for name in dict.fromkeys([*settings, *saved]):
+        if saved.get(name) == settings.get(name):
+            continue
+        if name in ("model", "data"):
+            raise CheckpointError(
+                f"{path} is a checkpoint of {'another model' if name == 'model' else 'other data'}; give another path "
+                "or move it away"
+            )
+        raise CheckpointError(
+            f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; resume "
+            "with the same settings, or give another path"
+        )
+    state: dict[str, Any] = _decode(facts["state"], tensors)
+    return state
+
+
+# --------------------------------------------------------------------------------------------------
+# What is trained: model, guide and objective as one module whose call returns the loss.
+# --------------------------------------------------------------------------------------------------
+
+
+class _Learner(nn.Module):
+    """The loss of model and guide as a function of a minibatch, and everything that it depends on.
+
+    Belongs into a scope of Pyro's parameter store that was empty before.
+
+    Parameters
+    ----------
+    model, guide : callable
+    objective : pyro.infer.ELBO
+    first : Batch
+        Model and guide run on it once, so that guides make their parameters.
+
+    Attributes
+    ----------
+    whole : int or None
+        Number of items to which a plate of the model scales minibatches up; None where none does.
+    has_global_latents : bool
+        Whether a latent variable of the model stands outside every plate.
+
+    Raises
+    ------
+    SettingsError
+        If ``objective`` is no objective, or there is nothing to train.
+    DataError
+        If model or guide cannot be run, and the data are not finite.
+    GuideError
+        If a site names a gradient estimator, of which an objective of Pyro knows nothing.
+    """
+
+    def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], objective: Any, first: Batch) -> None:
+        super().__init__()
+        if isinstance(objective, type) or not hasattr(objective, "differentiable_loss"):
+            raise SettingsError(
+                "objective must be one of bayeskit.inference.objectives or a pyro.infer.ELBO, such as ELBO(), not "
+                f"{objective!r:.80}"
+            )
+        self._call = (model, guide, objective)
+        self.model, self.guide = _owner(model), _owner(guide)
+        if isinstance(objective, Objective):
+            objective.reset()
+        before, learnt = self.copied_buffers(), self.learnt()
+        try:
+            with torch.no_grad():
+                self(*first.args, **first.kwargs)
+        except ValueError as error:
+            if isinstance(error, BayeskitError) or not (where := _not_finite(first)):
+                raise
+            raise DataError(f"{where}; leave such rows out, or mask them in the model") from error
+        self.load_buffers(before)
+        self.load_learnt(learnt)
+        self.whole, self.has_global_latents = self._plates(first)
+        if not self.trained():
+            raise SettingsError(
+                "model and guide have no parameters to train; use modules, pyro.module or pyro.param, and check "
+                "requires_grad"
+            )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss of a minibatch."""
+        model, guide, objective = self._call
+        loss: Tensor = objective.differentiable_loss(model, guide, *args, **kwargs)
+        if torch.is_grad_enabled() and torch.distributed.is_initialized():
+            # Processes wait for the gradient of every parameter, also of those that this objective does not use.
+            loss = loss + sum(p.flatten()[:0].sum().to(loss.dtype) for p in self.parameters() if p.requires_grad)
+        return loss
+
+    def loss(self, batch: Batch, objective: Any = None) -> Tensor:
+        """Return the loss of ``batch``, by another objective if one is given."""
+        model, guide, own = self._call
+        loss: Tensor = (objective or own).differentiable_loss(model, guide, *batch.args, **batch.kwargs)
+        return loss
+
+    def num_data(self, batch: Batch) -> int:
+        """Return how many data the loss of ``batch`` is the loss of."""
+        return batch.num_items if self.whole is None else self.whole
+
+    def culprit(self, batch: Batch) -> str:
+        """Say which site makes the loss of ``batch`` non-finite."""
+        model, guide, objective = self._call
+        if isinstance(objective, Objective):
+            try:
+                objective.loss(model, guide, *batch.args, **batch.kwargs)
+            except LossError as error:
+                return str(error)
+        return "the loss or its gradient is not finite; lower the learning rate or clip the gradient"
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return all parameters by name: those of modules, then those of Pyro's store."""
+        found: dict[str, Tensor] = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        known = {id(p) for p in self.parameters()}
+        for name, parameter in pyro.get_param_store().named_parameters():
+            if id(parameter) not in known and parameter.requires_grad:
+                found[f"store.{name}"] = parameter
+        return found
+
+    def buffers_by_name(self) -> dict[str, Tensor]:
+        """Return what modules remember besides parameters, such as running means."""
+        found = dict(self.named_buffers())
+        for function in self._call[:2]:
+            for name, module in {**named_modules(function), **named_modules_in_settings(function)}.items():
+                found |= {f"function.{name}.{key}": value for key, value in module.named_buffers()}
+        return found
+
+    def count_step(self) -> None:
+        """Let temperatures that fall from step to step go on."""
+        inside = [module for function in self._call[:2] for module in named_modules_in_settings(function).values()]
+        for module in {id(m): m for m in [*self.all_modules(), *inside]}.values():
+            if isinstance(module, Annealed):
+                module.step()
+
+    def copied_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the buffers."""
+        return {name: buffer.clone() for name, buffer in self.buffers_by_name().items()}
+
+    def load_buffers(self, state: Mapping[str, Tensor]) -> None:
+        """Write into the buffers; those that ``state`` does not name stay."""
+        _write(self.buffers_by_name(), state)
+
+    def load_trained(self, state: Mapping[str, Tensor]) -> None:
+        """Write into the parameters."""
+        _write(self.trained(), state)
+
+    def groups(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the parameters that the guide's draws and their density depend on, and the others."""
+        trained = list(self.trained().values())
+        with poutine.block(), torch.enable_grad():
+            trace = poutine.trace(self._call[1]).get_trace(*batch.args, **batch.kwargs)
+            trace.compute_log_prob()
+            sites = [s for s in prune_subsample_sites(trace).nodes.values() if s["type"] == "sample"]
+            seen: list[Any] = [x for s in sites for x in (s["value"], s["log_prob"])]
+            total = sum((x.sum() for x in seen if x.requires_grad), torch.zeros((), requires_grad=True))
+            found = torch.autograd.grad(total, trained, allow_unused=True)
+        used = [gradient is not None for gradient in found]
+        return (
+            [p for p, of_guide in zip(trained, used, strict=True) if of_guide],
+            [p for p, of_guide in zip(trained, used, strict=True) if not of_guide],
+        )
+
+    def learnt(self) -> dict[str, Tensor]:
+        """Return a copy of what the objective has learnt."""
+        objective = self._call[2]
+        state = objective.state_dict() if isinstance(objective, Objective) else {}
+        return {name: value.clone() for name, value in state.items()}
+
+    def load_learnt(self, state: Mapping[str, Tensor]) -> None:
+        """Give back to the objective what :meth:`learnt` returned."""
+        objective = self._call[2]
+        if isinstance(objective, Objective):
+            objective.load_state_dict(state)
+
+    def all_modules(self) -> list[nn.Module]:
+        """Return every module that model and guide are made of."""
+        around = [m for function in self._call[:2] for part in named_modules(function).values() for m in part.modules()]
+        return [*self.modules(), *around]
+
+    def fingerprint(self) -> str:
+        """Return a digest of names, shapes and types of parameters and buffers."""
+        tensors = {**self.trained(), **self.buffers_by_name()}
+        lines = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in tensors.items()]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def _plates(self, batch: Batch) -> tuple[int | None, bool]:
+        model, guide, objective = self._call
+        with poutine.block(), torch.no_grad():
+            drawn = poutine.trace(guide).get_trace(*batch.args, **batch.kwargs)
+            trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch.args, **batch.kwargs)
+        if not isinstance(objective, Objective):
+            _refuse_marks(drawn, objective)
+        sites = [s for s in prune_subsample_sites(trace).nodes.values() if s["type"] == "sample"]
+        frames = [f for s in sites for f in s["cond_indep_stack"]]
+        whole = max((f.full_size for f in frames if f.full_size and f.full_size > f.size), default=None)
+        return whole, any(not s["cond_indep_stack"] for s in sites if not s["is_observed"])
+
+
+def _refuse_marks(trace: Any, objective: Any) -> None:
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and GRADIENT in site["infer"]:
+            raise GuideError(
+                f"site {name!r} has infer['gradient'], which {type(objective).__name__} of Pyro does not know; train "
+                "by bayeskit.inference.objectives.ELBO"
+            )
+
+
+def _not_finite(batch: Batch) -> str | None:
+    """Say where the data are not finite, if they are not."""
+    for name, x in [*enumerate(batch.args), *batch.kwargs.items()]:
+        if isinstance(x, Tensor) and x.is_floating_point() and not bool((good := x.isfinite()).all()):
+            place = tuple(int(i) for i in (~good).nonzero()[0])
+            return f"argument {name!r} of model and guide is {float(x[place])} at {place} of the first minibatch"
+    return None
+
+
+def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, target in targets.items():
+            if name in values:
+                target.copy_(values[name])
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps, epochs, checkpoints and endings of a training run.
+# --------------------------------------------------------------------------------------------------
+
+
+def train(
+    model: Callable[..., Any], guide: Callable[..., Any], objective: Any, data: Any, validation: Any, plan: Plan
+) -> Outcome:
+    """Run to the end; see :func:`~bayeskit.inference.training.fit`."""
+    batches = as_batches(data, plan.batch_size, plan.ranks, plan.seed)
+    held_out = _held_out(validation, plan)
+    first = next(batches.epoch(0), None)
+    if first is None:
+        raise DataError("the data have no batches")
+    if plan.on_ranks_device:
+        first = first.to(plan.ranks.device)
+    with global_stream(new_generator(plan.seed, stream="first parameters")):
+        learner = _Learner(model, guide, objective, first)
+    if plan.patience is not None and plan.validation_objective is None and getattr(objective, "is_moving", False):
+        warnings.warn(
+            f"the loss of {type(objective).__name__} changes in training even where model and guide do not, so that "
+            "patience may stop early and restore the wrong epoch; give validation_objective, such as ELBO()",
+            BayeskitWarning,
+            stacklevel=3,
+        )
+    count = batches.num_batches()
+    if learner.has_global_latents and learner.whole is None and count is not None and count > 1:
+        warnings.warn(
+            "a latent variable stands outside every plate, and no plate scales minibatches up, so that its prior "
+            'counts anew in each of them; write pyro.plate("data", size, subsample_size=len(x)) in the model',
+            BayeskitWarning,
+            stacklevel=3,
+        )
+    with ExitStack() as stack:
+        if plan.precision == "bfloat16":
+            found = networks(model, guide)
+            stack.enter_context(_replaced_forward(found, partial(mixed, dtype=torch.bfloat16)))
+        if plan.compile:
+            chosen = networks(model, guide) if isinstance(plan.compile, bool) else list(plan.compile)
+            stack.enter_context(_compiled(learner, chosen, first, plan.seed))
+        return _Run(learner, objective, batches, held_out, plan, first).run()
+
+
+def _held_out(validation: Any, plan: Plan) -> Batches | None:
+    """Return the validation data; every process evaluates all of them."""
+    if validation is None:
+        return None
+    whole = as_batches(validation, None, Ranks(), plan.seed)
+    if plan.batch_size is None or not isinstance(whole, Columns) or plan.batch_size >= whole.num_items:
+        return whole
+    return as_batches(validation, plan.batch_size, Ranks(), plan.seed)
+
+
+def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: int) -> ExitStack:
+    """Compile ``modules`` and try them; where that fails, say so and leave them as they were."""
+    stack = ExitStack()
+    if not modules:
+        warnings.warn(
+            "found no networks to compile in model and guide; name them, compile=[encoder, decoder]",
+            CompilationWarning,
+            stacklevel=5,
+        )
+        return stack
+    before, learnt = learner.copied_buffers(), learner.learnt()
+    try:
+        stream = global_stream(new_generator(seed, stream="compilation"))
+        with warnings.catch_warnings(), stream, validation_kept():
+            warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
+            stack.enter_context(_replaced_forward(modules, compiled))
+            learner(*first.args, **first.kwargs).backward()
+    except Exception as error:  # whatever a compiler can raise
+        stack.close()
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(
+            f"the networks could not be compiled ({reason[0]}); training goes on without",
+            CompilationWarning,
+            stacklevel=5,
+        )
+    for parameter in learner.trained().values():
+        parameter.grad = None
+    learner.load_buffers(before)
+    learner.load_learnt(learnt)
+    return stack
+
+
+class _Run:
+    def __init__(
+        self, learner: _Learner, objective: Any, batches: Batches, held_out: Batches | None, plan: Plan, first: Batch
+    ) -> None:
+        self.learner, self.batches, self.held_out, self.plan = learner, batches, held_out, plan
+        self.ranks, self.control = plan.ranks, plan.control
+        self.parameters = learner.trained()
+        self.generator = self.ranks.generator(plan.seed, shared=learner.has_global_latents)
+        self.optimizer = _optimizer(plan.optimizer, list(self.parameters.values()))
+        self.clipped: tuple[list[Tensor], ...] = ()
+        if plan.gradient_clipping is not None:
+            with global_stream(new_generator(plan.seed, stream="roles of parameters")):
+                self.clipped = learner.groups(first)
+        self.scheduler = None if plan.schedule is None else plan.schedule(self.optimizer)
+        if self.ranks.world_size > 1 and any(name.startswith("store.") for name in self.parameters):
+            raise SettingsError("several processes train modules only; put what pyro.param makes into a PyroModule")
+        self.module = self.ranks.wrap(learner) if self.ranks.world_size > 1 else learner
+        self.history = History()
+        self.good = _Good({}, {}, {})
+        self.best: dict[str, Tensor] = {}
+        self.source: Iterator[Batch] = iter(())
+        self.settings = self._settings(objective)
+        self.earlier = 0.0  # seconds of the parts before this one
+        self.agreed: Ending | None = None
+        self.last_save = -math.inf
+
+    def run(self) -> Outcome:
+        self.begin = time.monotonic()
+        path = self.control.checkpoint
+        if path is not None and Path(path).exists():
+            self._load(_read_checkpoint(path, self.settings))
+            self.last_save = self.begin
+        self.source = self.batches.epoch(self.history.num_epochs, self.history.steps_of_epoch)
+        first, count = self.history.num_steps, self.batches.num_batches()
+        total = self.plan.num_steps
+        if self.plan.num_epochs is not None:
+            total = None if count is None else count * self.plan.num_epochs
+        with (
+            watching(self.control.time_budget) as self.watch,
+            progress_bar("training", total, self.control.progress and self.ranks.rank == 0) as bar,
+        ):
+            while (ending := self._ending()) is None:
+                self._advance()
+                if bar.due(done := self.history.num_steps):
+                    speed = (done - first) / (time.monotonic() - self.begin)
+                    recent = self.history.losses[-100:]
+                    bar.update(done, f"loss {math.fsum(recent) / len(recent):.6g}, {speed:.3g} steps/s")
+        if self.ranks.world_size == 1 and self.watch.interrupted.is_set():
+            ending = "interrupted"  # in the last step, too: who would go on to another run must hear it
+        if not self.history.losses:
+            raise nothing_done(ending, self.control, "before the first step")  # type: ignore[arg-type]
+        if self.history.num_steps > first:
+            self._save_last()
+        seconds = self._seconds()
+        restored = self.plan.patience is not None and bool(self.best)
+        if restored:
+            self._restore_best()
+        say_early(ending, self.control, "training", f"after {self.history.num_steps} steps", stacklevel=5)  # type: ignore[arg-type]
+        parameters = {name: p.detach().clone() for name, p in self.parameters.items()}
+        return Outcome(self.history, parameters, ending, self.history.best_epoch if restored else None, seconds)
+
+    def _ending(self) -> Ending | None:
+        history, plan = self.history, self.plan
+        if plan.num_steps is not None and history.num_steps >= plan.num_steps:
+            return "finished"
+        if plan.num_epochs is not None and history.num_epochs >= plan.num_epochs:
+            return "finished"
+        if plan.patience is not None and history.num_epochs:
+            best = -1 if history.best_epoch is None else history.best_epoch
+            if history.num_epochs - 1 - best >= plan.patience:
+                return "early stopping"
+        return self.agreed if self.ranks.world_size > 1 else self.watch.reason()
+
+    def _advance(self) -> None:
+        """Take a step and, where it was the last of an epoch, end that."""
+        batch = next(self.source, None)
+        if batch is not None:
+            self._step(batch.to(self.ranks.device) if self.plan.on_ranks_device else batch)
+            count = self.batches.num_batches()
+            if count is None or self.history.steps_of_epoch < count:
+                return
+        elif self.history.steps_of_epoch == 0:
+            raise DataError("the data have no batches in this epoch")
+        self._end_epoch()
+        self.source = self.batches.epoch(self.history.num_epochs)
+
+    def _step(self, batch: Batch) -> None:
+        learner = self.learner
+        before = _Moment(self.generator.get_state(), learner.learnt(), learner.copied_buffers())
+        self.optimizer.zero_grad()
+        with global_stream(self.generator), rows_of_minibatch(batch.rows, batch.num_data):
+            loss = self.module(*batch.args, **batch.kwargs) / learner.num_data(batch)
+            value, due = self._agree(float(loss.detach()))
+            if math.isfinite(value) and loss.requires_grad:
+                loss.backward()
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients) if gradients else loss.new_zeros(())
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            self._fail(batch, before)
+        self._remember_good(before)
+        if due:
+            self._save(before)
+        if self.plan.gradient_clipping is not None:
+            for group in self.clipped:
+                torch.nn.utils.clip_grad_norm_(group, self.plan.gradient_clipping)
+        self.optimizer.step()
+        learner.count_step()
+        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+        self.history.losses.append(value)
+
+    def _remember_good(self, moment: _Moment) -> None:
+        copies = self.good.parameters or {n: torch.empty_like(p) for n, p in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            copies[name].copy_(parameter.detach())
+        self.good = _Good(copies, moment.learnt, moment.buffers)
+
+    def _agree(self, loss: float) -> tuple[float, bool]:
+        """Return the loss, and whether to write a checkpoint: the same on all processes."""
+        due = self.control.checkpoint is not None and (
+            time.monotonic() - self.last_save >= self.control.checkpoint_seconds
+        )
+        if self.ranks.world_size == 1:
+            return loss, due
+        reason = self.watch.reason()
+        facts = [loss, reason == "interrupted", reason == "time budget", due and self.ranks.rank == 0]
+        shared = torch.tensor(facts, dtype=torch.float64, device=self.ranks.device)
+        dist.all_reduce(shared)
+        total, interrupted, out_of_time, save = shared.tolist()
+        self.agreed = "interrupted" if interrupted else "time budget" if out_of_time else None
+        self._share_learnt()
+        return total / self.ranks.world_size, bool(save)
+
+    def _share_learnt(self) -> None:
+        """Let what the objective learns be the mean over the processes."""
+        learnt = self.learner.learnt()
+        for name, value in learnt.items():
+            if value.is_floating_point():
+                learnt[name] = self._mean_of_known(value)
+        self.learner.load_learnt(learnt)
+
+    def _mean_of_known(self, value: Tensor) -> Tensor:
+        """Return the mean over the processes whose value is not NaN, such as those that have met a datum."""
+        unknown = value.isnan()
+        shared = torch.stack([value.masked_fill(unknown, 0.0), (~unknown).to(value.dtype)]).to(self.ranks.device)
+        dist.all_reduce(shared)
+        total, count = shared.to(value.device)
+        return total / count
+
+    def _mean(self, value: Tensor) -> Tensor:
+        shared = value.to(self.ranks.device, copy=True)
+        dist.all_reduce(shared)
+        return (shared / self.ranks.world_size).to(value.device)
+
+    def _fail(self, batch: Batch, before: _Moment) -> None:
+        """Say which site is to blame, and go back to the last parameters whose loss was finite."""
+        self._restore(before)
+        stream = torch.Generator()
+        stream.set_state(before.stream)
+        with global_stream(stream):
+            reason = self.learner.culprit(batch)
+        self.learner.load_trained(self.good.parameters)
+        self.learner.load_learnt(self.good.learnt)
+        self.learner.load_buffers(self.good.buffers)
+        number = self.history.num_steps
+        kept = "" if number == 0 else f"; the parameters of step {number - 1} are restored"
+        raise LossError(f"step {number} in epoch {self.history.num_epochs}: {reason}{kept}")
+
+    def _restore(self, moment: _Moment) -> None:
+        self.learner.load_learnt(moment.learnt)
+        self.learner.load_buffers(moment.buffers)
+
+    def _end_epoch(self) -> None:
+        history = self.history
+        history.epoch_ends.append(history.num_steps)
+        if self.held_out is not None:
+            history.validation.append(loss := self._validation_loss(self.held_out))
+            if history.best_epoch is None or not loss >= history.validation[history.best_epoch]:
+                if not math.isnan(loss):
+                    history.best_epoch = history.num_epochs - 1
+                    self._remember_best()
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(history.validation[-1] if history.validation else history.epoch_losses()[-1])
+
+    def _validation_loss(self, batches: Batches) -> float:
+        """Return the mean loss of the validation data, always with the same random numbers."""
+        modes = [(module, module.training) for module in self.learner.all_modules()]
+        for module, _ in modes:
+            module.training = False
+        total, items = 0.0, 0
+        try:
+            with torch.no_grad(), global_stream(new_generator(self.plan.seed, stream="validation")):
+                for batch in batches.all():
+                    here = batch.to(self.ranks.device) if self.plan.on_ranks_device else batch
+                    loss = self.learner.loss(here, self.plan.validation_objective) / self.learner.num_data(here)
+                    total += float(loss) * here.num_items
+                    items += here.num_items
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        mean = total / items
+        return mean if self.ranks.world_size == 1 else float(self._mean(torch.tensor(mean, dtype=torch.float64)))
+
+    def _remember_best(self) -> None:
+        if self.plan.patience is not None:
+            tensors = {f"parameter.{n}": p.detach().clone() for n, p in self.parameters.items()}
+            self.best = tensors | {f"buffer.{n}": b for n, b in self.learner.copied_buffers().items()}
+
+    def _restore_best(self) -> None:
+        for prefix, load in (("parameter.", self.learner.load_trained), ("buffer.", self.learner.load_buffers)):
+            load({n.removeprefix(prefix): x for n, x in self.best.items() if n.startswith(prefix)})
+
+    def _seconds(self) -> float:
+        return self.earlier + time.monotonic() - self.begin
+
+    def _save_last(self) -> None:
+        if self.control.checkpoint is None:
+            return
+        try:
+            self._save(_Moment(self.generator.get_state(), self.learner.learnt(), self.learner.copied_buffers()))
+        except OutputError as error:
+            # The work is done; it must not be lost for want of a place to keep it.
+            warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=5)
+
+    def _save(self, moment: _Moment) -> None:
+        """Write the state as it was at ``moment``, before the step under way; all processes take part."""
+        streams = [moment.stream]
+        if self.ranks.world_size > 1:
+            mine = moment.stream.to(self.ranks.device)
+            shared = [torch.empty_like(mine) for _ in range(self.ranks.world_size)]
+            dist.all_gather(shared, mine)
+            streams = [stream.cpu() for stream in shared]
+        self.last_save = time.monotonic()
+        if self.ranks.rank > 0 or self.control.checkpoint is None:
+            return
+        history = self.history
+        state = {
+            "losses": torch.tensor(history.losses, dtype=torch.float64),
+            "validation": torch.tensor(history.validation, dtype=torch.float64),
+            "epoch_ends": history.epoch_ends,
+            "best_epoch": history.best_epoch,
+            "seconds": self._seconds(),
+            "streams": streams,
+            "parameters": self.parameters,
+            "buffers": moment.buffers,
+            "learnt": moment.learnt,
+            "best": self.best,
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.scheduler is None else self.scheduler.state_dict(),
+        }
+        _write_checkpoint(self.control.checkpoint, self.settings, state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.history = History(
+            state["losses"].tolist(), state["epoch_ends"], state["validation"].tolist(), state["best_epoch"]
+        )
+        self.earlier, self.best = state["seconds"], state["best"]
+        self.generator.set_state(state["streams"][self.ranks.rank])
+        self.learner.load_trained(state["parameters"])
+        self.learner.load_buffers(state["buffers"])
+        self.learner.load_learnt(state["learnt"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            now = self.scheduler.state_dict()
+            # A counter, for one, comes back as a plain mapping.
+            kept = {n: type(now[n])(v) if isinstance(v, dict) else v for n, v in state["schedule"].items()}
+            self.scheduler.load_state_dict(kept)
+
+    def _settings(self, objective: Any) -> dict[str, Any]:
+        """Return what must agree between a checkpoint and the run that resumes it."""
+        if self.control.checkpoint is None:
+            return {}
+        defaults = {n: v for n, v in self.optimizer.defaults.items() if not isinstance(v, Tensor)}
+        plan = self.plan
+        settings = {
+            "model": self.learner.fingerprint(),
+            "data": self.batches.fingerprint(),
+            "objective": _objective_settings(objective),
+            "optimizer": [type(self.optimizer).__name__, described(defaults)],
+            "schedule": type(self.scheduler).__name__,
+            "batch_size": plan.batch_size,
+            "gradient_clipping": plan.gradient_clipping,
+            "patience": plan.patience,
+            "validation": None if self.held_out is None else self.held_out.fingerprint(),
+            "validation_objective": _objective_settings(plan.validation_objective),
+            "seed": plan.seed,
+            "compile": bool(plan.compile),
+            "precision": plan.precision,
+            "processes": self.ranks.world_size,
+            "torch": torch.__version__,
+            "device": next(iter(self.parameters.values())).device.type,
+        }
+        settings_as_read: dict[str, Any] = json.loads(json.dumps(settings))
+        return settings_as_read
+
+
+def _objective_settings(objective: Any) -> list[Any] | None:
+    if objective is None:
+        return None
+    learnt = objective.state_dict() if isinstance(objective, Objective) else {}
+    found = {*learnt, "max_plate_nesting"}  # in the first run, unless it was given
+    return [
+        type(objective).__name__,
+        {n: described(v) for n, v in vars(objective).items() if n not in found and not n.startswith("_")},
+    ]
+
+
+def _optimizer(make: Callable[[list[Tensor]], Any], parameters: list[Tensor]) -> torch.optim.Optimizer:
+    if isinstance(make, PyroOptim):
+        raise SettingsError(
+            f"optimizer is one of Pyro's, {type(make).__name__}, which are for pyro.infer.SVI; give torch's, such as "
+            "functools.partial(torch.optim.Adam, lr=1e-3)"
+        )
+    try:
+        optimizer = make(parameters)
+    except (AssertionError, AttributeError, TypeError) as error:
+        raise SettingsError(
+            f"optimizer={make!r:.80} does not make a torch optimiser of a list of parameters ({error}); give a class "
+            "of torch.optim, or functools.partial of it with its settings"
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        raise SettingsError(
+            "optimizer must make a torch optimiser of a list of parameters, one that needs no closure, such as "
+            f"functools.partial(torch.optim.Adam, lr=1e-3), not {type(optimizer).__name__}"
+        )
+    return optimizer
+
+
+# --------------------------------------------------------------------------------------------------
+# The training loop.
+# --------------------------------------------------------------------------------------------------
+
+Precision = Literal["float32", "bfloat16"]
+
+
+def adam(parameters: list[Tensor]) -> torch.optim.Adam:
+    """Return Adam, in one operation for all parameters where torch has it: small networks spend their time here."""
+    fused = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
+    return torch.optim.Adam(parameters, fused=fused)
+
+
+def fit(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    objective: Any,
+    data: Any,
+    *,
+    num_epochs: int | None = None,
+    num_steps: int | None = None,
+    batch_size: int | None = None,
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] = adam,
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
+    gradient_clipping: float | None = None,
+    validation: Any = None,
+    patience: int | None = None,
+    validation_objective: Any = None,
+    seed: int = 0,
+    compile: bool | Sequence[nn.Module] = False,
+    precision: Precision = "float32",
+    ranks: Ranks | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
+    progress: bool = True,
+) -> Fit:
+    """Train model and guide by an objective.
+
+    Parameters
+    ----------
+    model, guide : callable
+        Modules, their methods, or functions with ``pyro.param`` and ``pyro.module``; modules are trained in place.
+        Both are called with each minibatch: a tensor is the one argument, a tuple or list is spread, a mapping gives
+        keyword arguments.
+    objective : Objective or pyro.infer.ELBO
+        What it learnt in an earlier run, such as a multiplier or how far annealing has come, is forgotten, unless
+        the run resumes from a checkpoint.
+    data : Tensor, tuple or mapping of Tensor, iterable of batches, or None
+        Tensors have the items as leading dimension, and are shuffled in each epoch. An iterable, such as a
+        ``DataLoader``, is iterated anew in each epoch. Without data model and guide have no arguments.
+    num_epochs, num_steps : int
+        How long to train; exactly one of them. On resuming it may be larger than before.
+    batch_size : int, optional
+        Items of a minibatch, over all processes; all items by default. Items that do not fill a last one are left
+        out of that epoch.
+    optimizer : callable, default Adam
+        Makes a torch optimiser of a list of parameters, such as a class or
+        ``functools.partial(torch.optim.Adam, lr=0.01, fused=True)``. The default is torch's Adam with its learning
+        rate of 1e-3, fused.
+    schedule : callable, optional
+        Makes a torch scheduler of the optimiser. It advances after every step; ``ReduceLROnPlateau`` after every
+        epoch, by the validation loss or else the epoch's.
+    gradient_clipping : float, optional
+        Largest norm of the gradient of the guide's parameters, and likewise of all others: cut apart, for objectives
+        such as :class:`SUMO` give guide and model gradients of very different size.
+    validation : like ``data``, optional
+        Its loss is computed after each epoch, always with the same random numbers.
+    patience : int, optional
+        Stop after so many epochs without a lower validation loss; whatever ends the run, the parameters of the best
+        epoch are restored.
+    validation_objective : Objective or pyro.infer.ELBO, optional
+        Computes the validation loss; by default ``objective`` does. Under an annealed weight, :class:`GECO` or
+        :class:`VCD` losses of different epochs are not comparable, and ``patience`` needs a fixed one, such as
+        ``ELBO()`` or ``IWAE(50)``.
+    seed : int, default 0
+        Of minibatches, first parameters and draws.
+    compile : bool or sequence of Module, default False
+        Compile the networks inside model and guide, or these modules.
+    precision : str, default "float32"
+        With ``"bfloat16"`` the networks inside model and guide compute in mixed precision. What they return, and
+        every log density, is as precise as the parameters are.
+    ranks : Ranks, optional
+        From :func:`~bayeskit.distributed.process_group`: the processes share each minibatch.
+    checkpoint : path, optional
+        File to write the state to and, if it exists, to resume from, bit for bit.
+    checkpoint_seconds : float, default 10
+        Seconds between two checkpoints; 0 writes one at every step.
+    time_budget : float, optional
+        Seconds after which the run ends with what it has, as it does on Ctrl-C.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain.
+    GuideError
+        If guide and model do not fit together.
+    LossError
+        If the loss or its gradient is not finite, naming step and site. Modules then hold the parameters of the
+        last step whose loss was finite, and the last checkpoint was written before.
+    CheckpointError
+        If the checkpoint is damaged or belongs to another run.
+
+    Notes
+    -----
+    What is minimised and recorded is the loss *for each datum*, so that learning rates and losses do not depend on
+    the sizes of data and minibatches. If the model's plate scales a minibatch up,
+    ``pyro.plate("data", size, subsample_size=len(x))``, the loss is divided by ``size``, otherwise by ``len(x)``.
+    Where all latent variables belong to the data that is the same. A model with global latent variables needs the
+    plate to scale: without it, each minibatch would count their prior as if it were all data, and a warning says so.
+
+    Neither Pyro's global parameter store nor any random state of torch is changed.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import ELBO
+    >>> from bayeskit.inference.training import fit
+    >>> def model(x):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("data", 100, subsample_size=len(x)):
+    ...         pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+    >>> def guide(x):
+    ...     loc = pyro.param("loc", torch.tensor(0.0))
+    ...     pyro.sample("mean", dist.Normal(loc, 0.1))
+    >>> x = 3.0 + torch.randn(100, generator=torch.Generator().manual_seed(0))
+    >>> result = fit(model, guide, ELBO(), x, num_epochs=40, batch_size=10,
+    ...              optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05))
+    >>> result.num_steps, bool(abs(result.parameters["store.loc"] - x.mean()) < 0.3)
+    (400, True)
+    """
+    if (num_epochs is None) == (num_steps is None):
+        raise SettingsError("give exactly one of num_epochs and num_steps")
+    if gradient_clipping is not None and not gradient_clipping > 0:
+        raise SettingsError(f"gradient_clipping must be positive, not {gradient_clipping}")
+    if precision not in ("float32", "bfloat16"):
+        raise SettingsError(f'precision must be "float32" or "bfloat16", not {precision!r}')
+    if patience is not None and validation is None:
+        raise SettingsError("patience needs validation data; give validation=...")
+    if validation_objective is not None and validation is None:
+        raise SettingsError("validation_objective needs validation data; give validation=...")
+    if validation_objective is not None and not hasattr(validation_objective, "differentiable_loss"):
+        raise SettingsError(
+            "validation_objective must be one of bayeskit.inference.objectives or a pyro.infer.ELBO, not "
+            f"{validation_objective!r:.80}"
+        )
+    plan = Plan(
+        num_epochs=None if num_epochs is None else whole_number("num_epochs", num_epochs, least=1),
+        num_steps=None if num_steps is None else whole_number("num_steps", num_steps, least=1),
+        batch_size=None if batch_size is None else whole_number("batch_size", batch_size, least=1),
+        optimizer=optimizer,
+        schedule=schedule,
+        gradient_clipping=gradient_clipping,
+        patience=None if patience is None else whole_number("patience", patience, least=1),
+        validation_objective=validation_objective,
+        seed=whole_number("seed", seed),
+        compile=compile if isinstance(compile, bool) else tuple(compile),
+        precision=precision,
+        ranks=ranks or Ranks(),
+        on_ranks_device=ranks is not None,
+        control=Control(checkpoint, checkpoint_seconds, time_budget, progress),
+    )
+    (bare_model, bare_guide), state = _apart(model, guide)
+    with pyro.get_param_store().scope(state) as store:
+        outcome = train(bare_model, bare_guide, objective, data, validation, plan)
+        values = {name: _constrained(name, x, bare_model, bare_guide) for name, x in outcome.parameters.items()}
+    known = {id(p) for module in (_owner(bare_model), _owner(bare_guide)) if module for p in module.parameters()}
+    loose = any(id(p) not in known for p in store["params"].values())
+    return Fit(
+        model=_InStore(bare_model, store) if loose and not isinstance(bare_model, nn.Module) else bare_model,
+        guide=_InStore(bare_guide, store) if loose and not isinstance(bare_guide, nn.Module) else bare_guide,
+        parameters=outcome.parameters,
+        losses=torch.tensor(outcome.history.losses, dtype=torch.float64),
+        epoch_losses=torch.tensor(outcome.history.epoch_losses(), dtype=torch.float64),
+        validation_losses=torch.tensor(outcome.history.validation, dtype=torch.float64),
+        epoch_ends=tuple(outcome.history.epoch_ends),
+        ending=outcome.ending,
+        best_epoch=outcome.best_epoch,
+        seconds=outcome.seconds,
+        settings={"objective": type(objective).__name__, "seed": plan.seed, "precision": precision},
+        values={name.removesuffix("_unconstrained"): x for name, x in values.items()},
+    )
+
+
+def _constrained(name: str, parameter: Tensor, model: Any, guide: Any) -> Tensor:
+    """Return a parameter as it is seen by the function that it belongs to."""
+    kind, _, rest = name.partition(".")
+    if kind == "store":
+        return pyro.get_param_store()[rest].detach().clone()
+    if not rest.endswith("_unconstrained"):
+        return parameter
+    path, _, own = rest.removesuffix("_unconstrained").rpartition(".")
+    module = _owner(model if kind == "model" else guide)
+    value: Tensor = getattr(module.get_submodule(path), own)  # type: ignore[union-attr]
+    return value.detach().clone()
+
+
+def _apart(*functions: Callable[..., Any]) -> tuple[list[Callable[..., Any]], Any]:
+    """Separate functions that an earlier fit returned from their parameters."""
+    state: dict[str, dict[str, Any]] = {"params": {}, "constraints": {}}
+    for function in functions:
+        if isinstance(function, _InStore):
+            for name, values in state.items():
+                values.update(function.state[name])
+    return [f.function if isinstance(f, _InStore) else f for f in functions], state

@@ -1,0 +1,223 @@
+"""Short climbs of a function from many points at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import one_thread
+
+__all__ = ["Curvature", "Objective", "Place", "ascent", "climb", "spread"]
+
+_MEMORY = 12
+#: Of a step that led nowhere, the part that is tried next; a gain that ends a climb; the share of a slope that counts.
+_SHRINK, _MIN_GAIN, _ENOUGH = 0.15, 1e-3, 1e-4
+#: Length of a first step in units of the spread of the points.
+_FIRST_STEP = 0.1
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A function of the unconstrained vector that a search makes as large as possible.
+
+    Attributes
+    ----------
+    value : callable
+        ``(n, d) -> (n)``.
+    value_and_gradient : callable
+        ``(n, d) -> (n), (n, d)``.
+    cost : int, default 1
+        Evaluations of the target's density that a gradient needs.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
+    cost: int = 1
+
+
+class Curvature(NamedTuple):
+    """What the last steps of each climb showed of the inverse ``H`` of the negative Hessian, in scaled coordinates.
+
+    ``H`` is a diagonal matrix, changed by one BFGS update a pair, the oldest first.
+    """
+
+    diagonal: Tensor  # (n, d), or (n, 1) where it is one number; zero where nothing is known
+    pairs: tuple[tuple[Tensor, Tensor, Tensor], ...]  # step (n, d), change of slope (n, d), 1 / their product (n,) or 0
+
+    def of(self, rows: Tensor) -> Curvature:
+        """Return that of some of the climbs."""
+        return Curvature(self.diagonal[rows], tuple((s[rows], b[rows], w[rows]) for s, b, w in self.pairs))
+
+    def times(self, vector: Tensor) -> Tensor:
+        """Return ``H vector``, ``(*batch, n, d) -> (*batch, n, d)``, by the two-loop recursion."""
+        result, parts = vector, []
+        for step, bend, weight in reversed(self.pairs):
+            part = weight * (step * result).sum(-1)
+            result = result - part.unsqueeze(-1) * bend
+            parts.append(part)
+        result = self.diagonal * result
+        for (step, bend, weight), part in zip(self.pairs, reversed(parts), strict=True):
+            back = weight * (bend * result).sum(-1)
+            result = result + (part - back).unsqueeze(-1) * step
+        return result
+
+    def draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw from ``N(0, H)``, shape ``(num_draws, n, d)``: an update projects a draw and puts noise on its step."""
+        like = {"dtype": self.diagonal.dtype, "device": self.diagonal.device, "generator": generator}
+        n, d = self.pairs[0][0].shape
+        draw = self.diagonal.sqrt() * torch.randn(num_draws, n, d, **like)  # type: ignore[call-overload]
+        for step, bend, weight in self.pairs:
+            noise = weight.sqrt() * torch.randn(num_draws, n, **like)  # type: ignore[call-overload]
+            draw = draw + (noise - weight * (bend * draw).sum(-1)).unsqueeze(-1) * step
+        return draw
+
+    def log_determinant(self) -> Tensor:
+        """Return ``log |H|``, shape ``(n,)``: a pair changes it by the ratio of the old curvature to the shown one."""
+        steps, bends, weights = (torch.stack(column) for column in zip(*self.pairs, strict=True))
+        result = self.diagonal.log().expand_as(steps[0]).sum(-1)
+        towards = weights * (bends * steps.unsqueeze(1)).sum(-1)  # (pair, earlier pair, n)
+        images, shares = torch.zeros_like(steps), torch.zeros_like(weights)  # H^-1 step, 1 / its product with the step
+        for k, (step, weight) in enumerate(zip(steps, weights, strict=True)):
+            away = shares[:k] * (images[:k] * step).sum(-1)
+            change = towards[k, :k].unsqueeze(-1) * bends[:k] - away.unsqueeze(-1) * images[:k]
+            images[k] = step / self.diagonal + change.sum(0)
+            before = (step * images[k]).sum(-1)
+            used = (weight > 0) & (before > 0)
+            shares[k] = torch.where(used, 1 / before, 0.0)
+            result = result + torch.where(used, (before * weight).log(), 0.0)
+        return result
+
+
+class Place(NamedTuple):
+    """Where ``n`` climbs are after one more gradient."""
+
+    position: Tensor  # (n, d)
+    value: Tensor  # (n,)
+    slope: Tensor  # (n, d), with respect to scaled coordinates
+    moved: Tensor  # (n,), bool: the step was accepted
+    curvature: Curvature
+    num_evaluations: int
+
+
+def climb(objective: Objective, start: Tensor, max_iterations: int = 80) -> tuple[Tensor, Tensor, int]:
+    """Climb from all points together by L-BFGS; good for finding hills, not for measuring their tops.
+
+    Parameters
+    ----------
+    objective : Objective
+        Of unconstrained vectors.
+    start : Tensor
+        Shape ``(n, d)``; their spread tells how long the first steps are.
+    max_iterations : int, default 80
+        Gradients at each point.
+
+    Returns
+    -------
+    ends : Tensor
+        Shape ``(n, d)``; points without a finite value and slope stay where they are.
+    values : Tensor
+        Shape ``(n,)``, minus infinity where there is none.
+    num_evaluations : int
+
+    Examples
+    --------
+    >>> import torch
+    >>> hill = Objective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
+    >>> ends, _, _ = climb(hill, torch.tensor([[1.0, 300.0], [-2.0, 5.0]], dtype=torch.float64))
+    >>> bool(ends.abs().max() < 0.1)
+    True
+    """
+    with one_thread():
+        *_, last = ascent(objective, start, max_iterations)
+    return last.position, last.value, last.num_evaluations
+
+
+def spread(points: Tensor) -> Tensor:
+    """Return the distance of the quartiles of each coordinate, ``(n, d) -> (d,)``, or one where there is none."""
+    low, high = points.quantile(points.new_tensor([0.25, 0.75]), 0)
+    return torch.where((high > low) & (high - low).isfinite(), high - low, torch.ones_like(low))
+
+
+def ascent(
+    objective: Objective, start: Tensor, max_iterations: int, scale: Tensor | None = None, memory: int = _MEMORY
+) -> Iterator[Place]:
+    """Climb as :func:`climb` does; yield the start, and then where the climbs are after each gradient.
+
+    Parameters
+    ----------
+    objective : Objective
+    start : Tensor
+        Shape ``(n, d)``.
+    max_iterations : int
+    scale : Tensor, optional
+        Unit of each coordinate, ``(d,)``, by default the spread of the points.
+    memory : int, default 12
+        Steps that are remembered.
+    """
+    scale = spread(start) if scale is None else scale
+
+    def evaluate(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value, slope = objective.value_and_gradient(start + scale * z)
+        slope = scale * slope
+        fine = value.isfinite() & slope.isfinite().all(-1)
+        return torch.where(fine, value, -torch.inf), torch.where(fine[:, None], slope, 0.0), fine
+
+    z = torch.zeros_like(start)
+    value, slope, climbing = evaluate(z)
+    count = len(z) * objective.cost
+    length = torch.full_like(value, _FIRST_STEP)
+    direction = slope / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+    pairs: list[tuple[Tensor, Tensor, Tensor]] = []
+    ratio, diagonal = torch.zeros_like(value), torch.zeros_like(z)
+    yield Place(start, value, slope, torch.zeros_like(climbing), Curvature(diagonal, ()), count)
+    for _ in range(max_iterations):
+        expected = length * (direction * slope).sum(-1)
+        climbing = climbing & (expected > 0)
+        if not bool(climbing.any()):
+            break
+        tried = z + length[:, None] * direction
+        reached, new_slope, fine = evaluate(torch.where(climbing[:, None], tried, z))
+        count += len(z) * objective.cost
+        accepted = climbing & fine & (reached >= value + _ENOUGH * expected)
+        step = torch.where(accepted[:, None], tried - z, 0.0)
+        bend = torch.where(accepted[:, None], slope - new_slope, 0.0)
+        inner, square = (step * bend).sum(-1), bend.square().sum(-1)
+        curved = accepted & (inner > 1e-10 * step.norm(dim=-1) * bend.norm(dim=-1))
+        # Rows without a usable pair take none: their weight is zero.
+        weight = torch.where(curved, 1 / inner.where(curved, torch.ones_like(inner)), 0.0)
+        pairs = [*pairs[-memory + 1 :], (step, bend, weight)]
+        ratio = torch.where(curved, inner / square.where(curved, torch.ones_like(square)), ratio)
+        gain = torch.where(accepted, reached - value, torch.inf)
+        z = torch.where(accepted[:, None], tried, z)
+        value, slope = torch.where(accepted, reached, value), torch.where(accepted[:, None], new_slope, slope)
+        diagonal = torch.where(curved.unsqueeze(-1), _updated(diagonal, step, bend, weight, ratio), diagonal)
+        yield Place(start + scale * z, value, slope, accepted, Curvature(diagonal, tuple(pairs)), count)
+        newton = Curvature(ratio.unsqueeze(-1), tuple(pairs)).times(slope)
+        uphill = (newton * slope).sum(-1) > 0
+        known = uphill & (ratio > 0)
+        # Where nothing is known of the curvature, as far again as this step led, and further.
+        plain = 4 * length[:, None] * direction.norm(dim=-1, keepdim=True) * slope
+        plain = plain / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+        convex = accepted & (inner <= 0)
+        renewed = torch.where((known & ~convex)[:, None], newton, plain)
+        direction = torch.where(accepted[:, None], renewed, direction)
+        length = torch.where(accepted, torch.ones_like(length), _SHRINK * length)
+        done = accepted & (gain < _MIN_GAIN) & known & ((newton * slope).sum(-1) < _MIN_GAIN)
+        climbing = climbing & ~done & (length > torch.finfo(z.dtype).eps)
+
+
+def _updated(diagonal: Tensor, step: Tensor, bend: Tensor, weight: Tensor, ratio: Tensor) -> Tensor:
+    """Return the diagonal ``(n, d)`` of an inverse Hessian after a pair (Gilbert and Lemarechal 1989).
+
+    One number for all coordinates, as climbs take it, is that of the shortest axis: fit for a step, but far too small
+    for a volume.
+    """
+    before = torch.where(diagonal > 0, diagonal, ratio.unsqueeze(-1))
+    known = (before * bend.square()).sum(-1, keepdim=True)
+    spread = (step.square() / before).sum(-1, keepdim=True)
+    after = weight.unsqueeze(-1) * (known / before + bend.square() - known * (step / before).square() / spread)
+    return torch.where((after > 0) & after.isfinite(), 1 / after, before)

@@ -1,0 +1,783 @@
+"""A batched density with its gradient, traced once, and compiled where it pays."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from bayeskit.core.progress import look
+from bayeskit.core.randomness import one_thread, validation_kept
+from bayeskit.errors import CompilationWarning
+from bayeskit.logdensity.tracing import fail_apart, safe, traced
+
+__all__ = [
+    "CHUNK_BYTES",
+    "COMPILE_SECONDS",
+    "COMPILE_SECONDS_PER_NODE",
+    "Compiled",
+    "Cost",
+    "Evaluation",
+    "Evaluator",
+    "Joint",
+    "MAX_COMPILE_SECONDS",
+    "call_library",
+    "compile_graph",
+    "compile_with_inductor",
+    "cost",
+    "fold_constants",
+    "has_compiler",
+    "in_chunks",
+    "is_view",
+    "library_of",
+    "loop",
+    "loop_gradient",
+    "num_operations",
+    "recorded",
+    "run_natively",
+    "settle",
+    "tempered",
+    "trace",
+    "trace_call",
+    "with_gradient",
+    "with_gradient_loop",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Inductor with a time limit, in a thread of its own, so that Ctrl-C and time budgets are heard while it works.
+# --------------------------------------------------------------------------------------------------
+
+MAX_COMPILE_SECONDS = 300.0
+_UNPROBED = {"cpp.vec_isa_ok": True}
+_POLL_SECONDS = 0.05
+_FAREWELL_SECONDS = 0.5
+_FAREWELLS = 10
+_TELL_AGAIN_SECONDS = 2.0
+
+Compiled = Callable[..., tuple[Tensor, ...]]
+
+
+class _Compilation(threading.Thread):
+    """One call of inductor; to be made where all warnings have just been switched off."""
+
+    def __init__(self, graph: GraphModule, examples: Sequence[Tensor], options: dict[str, Any]) -> None:
+        super().__init__(name="bayeskit-compilation", daemon=True)
+        self._graph, self._examples, self._options = graph, examples, options
+        self._begin, self._abandoned = time.monotonic(), False
+        self._filters: Any = warnings.filters
+        self._told = 0.0
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._compiled: Compiled | None = None
+
+    def run(self) -> None:
+        device = self._examples[0].device
+        # Gradient mode, device and number of threads belong to a thread; compiled code has the last built in.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            try:
+                with one_thread(), torch.no_grad(), _remembered():
+                    self._compiled = self._compile()
+            except BaseException as error:  # raised again where somebody waits
+                self._error = error
+            finally:
+                self._over.set()
+
+    def _compile(self) -> Compiled:
+        """Compile, and call it once."""
+        import torch._inductor  # takes a second, as symbolic shapes do
+
+        examples: list[Any] = list(self._examples)
+        graph, compile = self._graph, torch._inductor.compile
+        compiled: Compiled = _without_probes(
+            lambda options: compile(copy.deepcopy(graph), examples, options=self._options | options)
+        )
+        compiled(*self._examples)
+        return compiled
+
+    def wait(self) -> None:
+        """Wait for the end, but no longer than Ctrl-C, a time budget or the limit."""
+        while not self._over.wait(_POLL_SECONDS) and self.is_alive():
+            if self._abandoned and time.monotonic() - self._told > _TELL_AGAIN_SECONDS:
+                self._tell()
+            look()
+            if time.monotonic() - self._begin > MAX_COMPILE_SECONDS:
+                raise TimeoutError(
+                    f"no answer in {MAX_COMPILE_SECONDS:g} s; a run that goes on from a checkpoint of compiled code "
+                    "will differ in its last digits"
+                )
+
+    def abandon(self) -> None:
+        """End the thread, and stay until torch, which borrows the filters of warnings, has given them back."""
+        if self._over.is_set():
+            return
+        self._abandoned = True
+        del self._filters[0]  # the one that ignores everything: torch may give back this list when nobody waits
+        for _ in range(_FAREWELLS):
+            self._tell()
+            if self._over.wait(_FAREWELL_SECONDS) or warnings.filters is self._filters:
+                return
+
+    def _tell(self) -> None:
+        """Raise SystemExit in the thread, which hears it once it is back from what is not Python.
+
+        In the callback of a weak reference it is lost, so that one has to tell again.
+        """
+        self._told = time.monotonic()
+        if self.ident is not None and self.is_alive():  # the number of a thread that has ended may be another's
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
+
+    def result(self) -> Compiled:
+        """Wait, and return what was compiled."""
+        self.wait()
+        if self._compiled is None:
+            look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
+            raise self._error or RuntimeError("the compiler returned nothing")
+        return self._compiled
+
+
+class _FixedShapes(FakeTensorMode):
+    """Takes no size for a symbol, although it has an account of symbols."""
+
+    def from_tensor(self, tensor: Tensor, **how: Any) -> Any:
+        return super().from_tensor(tensor, **(how | {"static_shapes": True, "symbolic_context": None}))
+
+
+def _remembered() -> AbstractContextManager[object]:
+    """Let inductor keep what it compiles on disk, and find what another process has compiled.
+
+    It does so only where somebody keeps account of symbolic shapes, although all of ours are fixed.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    account = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return tracing(TracingContext(_FixedShapes(shape_env=account)))
+
+
+def _without_probes(compile: Callable[[dict[str, Any]], Any]) -> Any:
+    """Compile for the vector instructions that torch says the processor has.
+
+    That the compiler knows them as well inductor finds out by several programs, which take longer than a small density.
+    So it is asked only where it fails. ``compile`` takes options of inductor's configuration.
+    """
+    from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
+
+    check = VecISA.check_build
+    VecISA.check_build = lambda *_: True  # type: ignore[method-assign]
+    try:
+        return compile(_UNPROBED)
+    except RuntimeError as error:
+        if "C++ compile error" not in str(error):
+            raise
+        valid_vec_isa_list.cache_clear()
+    finally:
+        VecISA.check_build = check  # type: ignore[method-assign]
+    return compile({})
+
+
+_latest: _Compilation | None = None
+
+
+def settle() -> None:
+    """Wait for an abandoned compilation, because torch traces one graph at a time."""
+    if _latest is not None:
+        with suppress(TimeoutError):
+            _latest.wait()
+
+
+def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], options: dict[str, Any]) -> Compiled:
+    """Compile ``graph`` for arguments like ``examples``, and call it once.
+
+    Parameters
+    ----------
+    graph : GraphModule
+        Left as it is.
+    examples : sequence of Tensor
+        Their shapes, strides and dtypes are fixed in the code.
+    options : dict
+        Of inductor's configuration.
+
+    Returns
+    -------
+    callable
+
+    Raises
+    ------
+    TimeoutError
+        If there is no answer within ``COMPILE_SECONDS``.
+    Stopped
+        If Ctrl-C or the time budget ends the run meanwhile.
+    KeyboardInterrupt
+        On Ctrl-C outside a run.
+    """
+    global _latest
+    look()  # nothing is begun that would be given up at once
+    with validation_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
+        if _latest is not None:
+            _latest.wait()  # one that was abandoned and hangs is a reason not to try again
+        compilation = _latest = _Compilation(graph, examples, options)
+        try:
+            compilation.start()
+            compiled = compilation.result()
+        except BaseException:
+            compilation.abandon()
+            raise
+    _latest = None
+    return compiled
+
+
+# --------------------------------------------------------------------------------------------------
+# Loops over time, and what goes back through them, as operations of torch: in Python, or as compiled C++.
+# --------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("bayeskit::loop", mutates_args=())
+def loop(
+    tensors: Sequence[Tensor],
+    num_states: int,
+    num_inputs: int,
+    times: int,
+    batch: int,
+    program: str,
+    at_once: bool,
+    source: str,
+    native: bool,
+) -> list[Tensor]:
+    """Return the states after each step, times first.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        First states, inputs of all times, times first, and what is the same at all times.
+    num_states, num_inputs, times, batch : int
+        ``batch`` is 0 where there is none. What is batched has it as its first dimension, inputs as their second.
+    program : str
+        One step as Python; all of them where ``at_once``.
+    at_once : bool
+    source : str
+        All of it as C++, or nothing.
+    native : bool
+        Whether the C++ is compiled and run.
+    """
+    library = library_of(source) if native and source else None
+    if library is not None:
+        found = [state.new_empty(times, *state.shape) for state in tensors[:num_states]]
+        call_library(library, tensors, found, times, batch)
+        return found
+    function = _function(program)
+    if at_once:
+        return function(None, *tensors)
+    in_turn = num_states + num_inputs
+    now, found_at = list(tensors[:num_states]), []
+    for t in range(times):
+        now = function(None, *now, *(x[t] for x in tensors[num_states:in_turn]), *tensors[in_turn:])
+        found_at.append(now)
+    return [torch.stack(path) for path in zip(*found_at, strict=True)]
+
+
+@torch.library.custom_op("bayeskit::loop_gradient", mutates_args=())
+def loop_gradient(
+    tensors: Sequence[Tensor], wanted: Sequence[int], times: int, batch: int, program: str, source: str, native: bool
+) -> list[Tensor]:
+    """Return the gradients by the ``wanted`` ones of ``tensors``, which are those of a loop, its states and cotangents.
+
+    ``program`` is all of it as Python.
+    """
+    library = library_of(source) if native and source else None
+    if library is None:
+        return _function(program)(None, *tensors)
+    found = [torch.zeros_like(tensors[place], memory_format=torch.contiguous_format) for place in wanted]
+    call_library(library, tensors, found, times, batch)
+    return found
+
+
+@loop.register_fake
+def _(tensors: Sequence[Tensor], num_states: int, num_inputs: int, times: int, *_: Any) -> list[Tensor]:
+    return [state.new_empty(times, *state.shape) for state in tensors[:num_states]]
+
+
+@loop_gradient.register_fake
+def _(tensors: Sequence[Tensor], wanted: Sequence[int], *_: Any) -> list[Tensor]:
+    return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in wanted]
+
+
+def call_library(library: Any, given: Sequence[Tensor], made: Sequence[Tensor], times: int, batch: int) -> None:
+    """Call the function ``loop`` that :mod:`bayeskit.logdensity.native` has written."""
+    given = [x.contiguous() for x in given]
+    pointers = (ctypes.c_void_p * (len(given) + len(made)))(*(x.data_ptr() for x in (*given, *made)))
+    library.loop(pointers, ctypes.c_int64(times), ctypes.c_int64(max(batch, 1)))
+
+
+@lru_cache(maxsize=128)
+def _function(program: str) -> Callable[..., list[Tensor]]:
+    names = {"torch": torch, "device": torch.device, "inf": torch.inf, "nan": torch.nan, "NoneType": type(None)}
+    scope: dict[str, Any] = names
+    exec(program, scope)  # what torch.fx has written
+    function: Callable[..., list[Tensor]] = scope["forward"]
+    return function
+
+
+@lru_cache(maxsize=128)
+def library_of(source: str) -> Any:
+    """Compile C++, or find it compiled by another process; None where that fails."""
+    from torch._inductor import config
+    from torch._inductor.codecache import CppCodeCache
+
+    def load(options: dict[str, Any]) -> Any:
+        look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
+        with config.patch(options):
+            return CppCodeCache.load(source)
+
+    try:
+        return _without_probes(load)
+    except (RuntimeError, OSError, AttributeError, ImportError) as error:
+        look()
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        warnings.warn(
+            f"C++ could not be compiled ({reason}); it runs as operations of torch, slower",
+            CompilationWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def run_natively(graph: GraphModule) -> None:
+    """Let the loops of a graph run as compiled code."""
+    changed = False
+    for operation in (torch.ops.bayeskit.loop.default, torch.ops.bayeskit.loop_gradient.default):
+        for node in graph.graph.find_nodes(op="call_function", target=operation):
+            node.args = (*node.args[:-1], True)
+            changed = True
+    if changed:
+        graph.recompile()
+
+
+def num_operations(operation: Any, arguments: Sequence[Any]) -> int:
+    """Return how many operations a loop or its gradient makes in Python; zero for what is neither."""
+    if operation is torch.ops.bayeskit.loop.default:
+        _, _, _, times, _, program, at_once, *_ = arguments
+        return int(program.count("torch.ops.")) * (1 if at_once else times)
+    if operation is torch.ops.bayeskit.loop_gradient.default:
+        return int(arguments[4].count("torch.ops."))
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Count the operations behind a result while they run once, a tenth of the time that tracing them takes.
+# --------------------------------------------------------------------------------------------------
+
+
+def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int, int]:
+    """Return the number of operations that make the results of a function, and the bytes that they write.
+
+    Counted is what a traced graph without its dead code would hold; the two differ where tracing rewrites a graph, by
+    a few operations. A view of what was there before, such as a transposed matrix of data, writes nothing.
+
+    Parameters
+    ----------
+    function : callable
+        ``(*arguments) -> tensors``
+    *arguments : Tensor
+
+    Returns
+    -------
+    num_operations, num_bytes, num_repeated : int
+        The last are the operations of loops in Python, each of which is one operation otherwise.
+
+    Examples
+    --------
+    >>> def squares(x):
+    ...     x.exp()  # of which nothing is made
+    ...     return (x * x + 1,)
+    >>> recorded(squares, torch.zeros(5, dtype=torch.float64))
+    (2, 80, 0)
+    """
+    with _Recorder() as recorder:
+        results = function(*arguments)
+        return recorder.behind(results)
+
+
+def is_view(operation: Any) -> bool:
+    """Whether the result of an operation shares the memory of what it was made of, and neither is changed."""
+    returns, lifted = operation._schema.returns, operation is torch.ops.aten.lift_fresh.default  # which tracing copies
+    return bool(returns) and returns[0].alias_info is not None and not operation._schema.is_mutable and not lifted
+
+
+class _Recorder(TorchDispatchMode):
+    """What each operation was made of and what it wrote, below gradients and batching."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sources: list[list[int]] = []
+        self._bytes: list[int] = []
+        self._repeated: list[int] = []
+        self._views: set[int] = set()  # of what was there before
+        self._kept: list[int] = []  # what graphs keep although nothing seems made of it
+        self._made_by = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(
+        self,
+        operation: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        operation = safe(operation)
+        result = operation(*args, **(kwargs or {}))
+        sources = self._makers(tree_leaves((args, kwargs)))
+        if isinstance(result, Tensor):
+            number = self._note(sources, result)
+            if is_view(operation) and self._views.issuperset(sources):
+                self._views.add(number)
+        else:
+            number = self._note(sources)
+            self._repeated[number] = num_operations(operation, args)
+            for part in tree_leaves(result):
+                if isinstance(part, Tensor):  # taken out of a tuple, which is an operation, too
+                    self._note([number], part)
+        if operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.tags:
+            self._kept.append(number)
+        return result
+
+    def behind(self, results: Iterable[Tensor]) -> tuple[int, int, int]:
+        """Return the number of operations that ``results`` were made by, the bytes they wrote, and those in loops."""
+        found, waiting = set[int](), self._makers(results) + self._kept
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += self._sources[number]
+        num_bytes = sum(self._bytes[number] for number in found - self._views)
+        return len(found), num_bytes, sum(self._repeated[number] for number in found)
+
+    def _makers(self, values: Iterable[Any]) -> list[int]:
+        return [self._made_by[x] for x in values if isinstance(x, Tensor) and x in self._made_by]
+
+    def _note(self, sources: list[int], result: Tensor | None = None) -> int:
+        number = len(self._sources)
+        self._sources.append(sources)
+        self._repeated.append(0)
+        self._bytes.append(0 if result is None else result.numel() * result.dtype.itemsize)
+        if result is not None:
+            self._made_by[result] = number
+        return number
+
+
+# --------------------------------------------------------------------------------------------------
+# Trace a batched density with its gradient once, and compile it where it pays.
+#
+# An :class:`Evaluator` is made for a fixed number of vectors. It splits them into chunks whose intermediates stay near
+# the cache, and calls one graph a chunk.
+# --------------------------------------------------------------------------------------------------
+
+Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""A batched joint density: ``(n, d) -> log_prior (n,), log_likelihood (n,)``."""
+
+CHUNK_BYTES = 48 * 2**20
+_CHUNK_OF_DATA = (
+    8  # times the bytes of the data: beyond any cache, reading the data again costs more than intermediates
+)
+_MAX_FOLDED_BYTES = 2**27
+COMPILE_SECONDS, COMPILE_SECONDS_PER_NODE = 5.0, 0.02
+
+
+class Evaluation(NamedTuple):
+    """Log density and gradient of ``n`` vectors.
+
+    Attributes
+    ----------
+    log_prior, log_likelihood, log_density : Tensor
+        Shape ``(n,)``; ``log_density = log_prior + beta * log_likelihood``.
+    gradient : Tensor
+        Gradient of ``log_density``, shape ``(n, d)``.
+    """
+
+    log_prior: Tensor
+    log_likelihood: Tensor
+    log_density: Tensor
+    gradient: Tensor
+
+
+Evaluator = Callable[[Tensor, Tensor], Evaluation]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one vector costs, read off its traced graph.
+
+    ``num_repeated`` operations are made by loops in Python, beyond the nodes; ``data_bytes`` are read once a call,
+    however many vectors.
+    """
+
+    num_nodes: int
+    num_bytes: int
+    num_repeated: int = 0
+    data_bytes: int = field(default=0, compare=False)
+
+    def chunk_size(self, num_vectors: int) -> int:
+        """Return how many vectors keep their intermediates within the budget, in equal powers of two."""
+        budget = max(CHUNK_BYTES, _CHUNK_OF_DATA * self.data_bytes)
+        fitting = max(1, budget // max(self.num_bytes, 1))
+        if fitting >= num_vectors:
+            return num_vectors
+        return 1 << (fitting.bit_length() - 1)  # whole vector registers, no ragged tail in compiled loops
+
+    def seconds(self, chunk: int) -> float:
+        """Estimate a call of the traced graph: a microsecond a node, 2.5 one of a loop's, and 5 GB/s of traffic."""
+        return 1e-6 * self.num_nodes + 2.5e-6 * self.num_repeated + 2e-10 * self.num_bytes * chunk
+
+    @property
+    def compile_seconds(self) -> float:
+        """Estimate what compiling the graph takes, some of it to find out what the machine can do."""
+        return COMPILE_SECONDS + COMPILE_SECONDS_PER_NODE * self.num_nodes
+
+
+def tempered(log_prior: Tensor, log_likelihood: Tensor, beta: Tensor) -> Tensor:
+    """Return ``log_prior + beta * log_likelihood``; ``beta = 0`` gives the prior even where the likelihood is 0."""
+    return torch.where(beta == 0, log_prior, log_prior + beta * log_likelihood)
+
+
+def with_gradient(joint: Joint) -> Evaluator:
+    """Return the eager evaluation of ``joint`` and its gradient by automatic differentiation."""
+    import torch._dynamo  # noqa: F401  torch.func imports it at its first gradient, which may be inside a mode of ours
+
+    def total(u: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        log_prior, log_likelihood = joint(u)
+        log_density = tempered(log_prior, log_likelihood, beta)
+        return log_density.sum(), (log_prior, log_likelihood, log_density)
+
+    def evaluate(u: Tensor, beta: Tensor) -> Evaluation:
+        gradient, (log_prior, log_likelihood, log_density) = torch.func.grad(total, has_aux=True)(u, beta)
+        return Evaluation(log_prior, log_likelihood, log_density, gradient)
+
+    return evaluate
+
+
+def with_gradient_loop(joint: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Evaluator:
+    """Return the evaluation, vector by vector, of a density that takes one vector ``(d,)`` and cannot be batched."""
+
+    def evaluate(u: Tensor, beta: Tensor) -> Evaluation:
+        rows = []
+        for vector, b in zip(u.detach(), beta, strict=True):
+            with torch.enable_grad():
+                leaf = vector.clone().requires_grad_(True)
+                log_prior, log_likelihood = joint(leaf)
+                log_density = tempered(log_prior, log_likelihood, b)
+                (gradient,) = torch.autograd.grad(log_density, leaf)
+            rows.append((log_prior.detach(), log_likelihood.detach(), log_density.detach(), gradient))
+        return Evaluation(*(torch.stack(column) for column in zip(*rows, strict=True)))
+
+    return evaluate
+
+
+def _pin_dtypes(graph: GraphModule) -> None:
+    """Fix the dtype of the constants a graph creates, or they would follow torch's default at each call."""
+    for node in graph.graph.nodes:
+        made = node.meta.get("tensor_meta")
+        schema = getattr(node.target, "_schema", None)
+        if made is None or schema is None or node.all_input_nodes or not hasattr(made, "dtype"):
+            continue
+        if any(argument.name == "dtype" for argument in schema.arguments) and node.kwargs.get("dtype") is None:
+            node.kwargs = {**node.kwargs, "dtype": made.dtype}
+
+
+def _fold_masks(graph: GraphModule) -> None:
+    """Replace boolean masks that are constants of the model by positions, whose number the compiler can see."""
+    aten = torch.ops.aten
+
+    def is_constant(node: Node) -> bool:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        known = node.op == "get_attr" or (node.op == "call_function" and not random)
+        return known and all(is_constant(i) for i in node.all_input_nodes)
+
+    def value(node: Node) -> Any:
+        if node.op == "get_attr":
+            return getattr(graph, str(node.target))
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    for node in [
+        *graph.graph.find_nodes(op="call_function", target=aten.index.Tensor),
+        *graph.graph.find_nodes(op="call_function", target=aten.index_put.default),
+    ]:
+        indices: list[Any] = []
+        for index in node.args[1]:
+            meta = None if index is None else index.meta.get("tensor_meta")
+            if getattr(meta, "dtype", None) != torch.bool or not is_constant(index):
+                indices.append(index)
+                continue
+            for axis, positions in enumerate(value(index).nonzero(as_tuple=True)):
+                name = f"_positions_{node.name}_{index.name}_{axis}"
+                graph.register_buffer(name, positions)
+                with graph.graph.inserting_before(node):
+                    indices.append(graph.graph.get_attr(name))
+        node.args = (node.args[0], indices, *node.args[2:])
+
+
+def fold_constants(graph: GraphModule) -> None:
+    """Compute once what a graph makes of its constants alone, such as ``2 * y - 1`` of the data ``y``.
+
+    What a later operation may change in place is left as it is.
+    """
+    changed: set[Node] = set()
+    for node in reversed(graph.graph.nodes):
+        if node in changed or (node.op == "call_function" and _is_mutable(node)):
+            changed.update(node.all_input_nodes)
+            changed.add(node)
+    values: dict[Node, Any] = {}
+    with torch.no_grad(), one_thread():
+        for node in graph.graph.nodes:
+            if node.op == "get_attr":
+                values[node] = getattr(graph, str(node.target))
+            elif _is_foldable(node) and node not in changed and all(i in values for i in node.all_input_nodes):
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    kept: set[Node] = set()  # still computed in each call
+    for node in reversed(graph.graph.nodes):
+        needed = any(user in kept or user not in values for user in node.users)
+        if node.op == "get_attr" or not needed:
+            continue
+        value = values.get(node)
+        size = value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+        if not isinstance(value, Tensor) or not value.is_contiguous() or size > _MAX_FOLDED_BYTES:
+            kept.add(node)  # a view costs nothing
+            continue
+        name = f"_folded_{node.name}"
+        graph.register_buffer(name, value)
+        with graph.graph.inserting_before(node):
+            constant = graph.graph.get_attr(name)
+        constant.meta.update(node.meta)
+        node.replace_all_uses_with(constant)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _is_mutable(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or schema.is_mutable
+
+
+def _is_foldable(node: Node) -> bool:
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return node.op == "call_function" and not random and not _is_mutable(node)
+
+
+def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:
+    """Trace value and gradient of ``joint`` for ``num_vectors`` vectors."""
+    u = torch.zeros(num_vectors, dim, dtype=dtype, device=device)
+    return trace_call(with_gradient(joint), u, torch.ones_like(u[:, 0]))
+
+
+def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Tensor) -> GraphModule:
+    """Trace one call of a function that gives values and gradients."""
+    settle()
+    with one_thread():
+        graph = traced(evaluate, *arguments)
+    fail_apart(graph)
+    _fold_masks(graph)
+    graph.graph.eliminate_dead_code()
+    _pin_dtypes(graph)
+    graph.recompile()
+    return graph
+
+
+def cost(graph: GraphModule) -> Cost:
+    """Count the nodes of a graph traced for one vector and the bytes that they write."""
+    num_bytes = num_nodes = 0
+    given: set[Node] = set()  # and its views, which nothing is written for
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or (schema and is_view(node.target) and given.issuperset(node.all_input_nodes)):
+            given.add(node)
+        if node.op != "call_function":
+            continue
+        num_nodes += 1
+        meta = node.meta.get("tensor_meta")
+        if hasattr(meta, "shape") and node not in given:
+            num_bytes += meta.shape.numel() * meta.dtype.itemsize
+    return Cost(num_nodes, num_bytes)
+
+
+def has_compiler() -> bool:
+    """Tell whether a C++ compiler, which ``torch.compile`` needs on a CPU, is on the path."""
+    return _is_on_path(os.environ.get("CXX", ""), os.environ.get("PATH", os.defpath))
+
+
+@lru_cache
+def _is_on_path(named: str, path: str) -> bool:
+    return any(name and shutil.which(name, path=path) for name in (named, "g++", "clang++", "c++"))
+
+
+def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Compile ``graph``; where that fails or takes minutes, warn once and return the graph itself.
+
+    Inductor is called on the graph directly: shapes, strides and dtype are fixed
+    here, and the guards that ``torch.compile`` would check on every call cost more
+    than a small density itself.
+
+    Only Ctrl-C, or the end of a run's time budget, ends it without a result.
+    """
+    if u.device.type == "cpu" and not has_compiler():
+        warnings.warn(
+            "no C++ compiler was found, so the density runs as a traced graph, a few times slower; "
+            "install g++ or clang++ to have it compiled",
+            CompilationWarning,
+            stacklevel=3,
+        )
+        return graph
+    run_natively(graph)
+    try:
+        return compile_with_inductor(graph, (u.clone(), beta.clone()), {"size_asserts": False})
+    except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError) as error:
+        warnings.warn(
+            f"the density could not be compiled ({type(error).__name__}: {str(error)[:200]}); "
+            "the traced graph is used instead, a few times slower",
+            CompilationWarning,
+            stacklevel=3,
+        )
+        return graph
+
+
+def in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
+    """Return an evaluator that calls ``call`` on contiguous chunks, the last one padded to full size."""
+    if chunk >= num_vectors:
+
+        def once(u: Tensor, beta: Tensor) -> Evaluation:
+            with torch.no_grad():  # the gradient is in the graph; a module's parameters need not record another
+                return Evaluation(*call(u.contiguous(), beta.contiguous()))
+
+        return once
+    starts = list(range(0, num_vectors, chunk))
+    padding = starts[-1] + chunk - num_vectors
+
+    def several(u: Tensor, beta: Tensor) -> Evaluation:
+        u, beta = u.contiguous(), beta.contiguous()
+        if padding:
+            u = torch.cat([u, u[:1].expand(padding, -1)])
+            beta = torch.cat([beta, beta[:1].expand(padding)])
+        with torch.no_grad():
+            parts = [call(u[s : s + chunk], beta[s : s + chunk]) for s in starts]
+        columns = (torch.cat(column)[:num_vectors] for column in zip(*parts, strict=True))
+        return Evaluation(*columns)
+
+    return several

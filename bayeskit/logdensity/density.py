@@ -1,0 +1,226 @@
+"""What a Target stands on: the interface of a density, and the density made of two functions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import validation_kept
+from bayeskit.errors import AccuracyWarning, BayeskitError, ModelError
+from bayeskit.logdensity.compiling import Evaluator, with_gradient_loop
+from bayeskit.logdensity.pyro_density import Site
+from bayeskit.logdensity.pyro_runs import place_of, tensors_in
+from bayeskit.logdensity.tracing import UNTRACEABLE, first_line
+
+__all__ = [
+    "Constrained",
+    "Density",
+    "FunctionDensity",
+    "fingerprint",
+    "first_rows",
+    "gather",
+    "lift",
+    "raise_if_broken",
+    "raise_if_not_differentiable",
+    "warn_if_gradient_is_wrong",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Take results of chunks or of single vectors apart and put them together again.
+# --------------------------------------------------------------------------------------------------
+
+
+def lift(result: Any) -> Any:
+    """Give the result for one vector a leading batch dimension."""
+    if isinstance(result, dict):
+        return {k: v.unsqueeze(0) for k, v in result.items()}
+    if isinstance(result, tuple):
+        return tuple(v.unsqueeze(0) for v in result)
+    return result.unsqueeze(0)
+
+
+def first_rows(result: Any, count: int) -> Any:
+    """Keep the first rows of each tensor of a result."""
+    if isinstance(result, dict):
+        return {k: v[:count] for k, v in result.items()}
+    return tuple(v[:count] for v in result)
+
+
+def gather(parts: list[Any], batch: torch.Size) -> Any:
+    """Concatenate chunk results and give them the caller's batch shape."""
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        return whole.reshape(batch + whole.shape[1:])
+
+    if isinstance(parts[0], dict):
+        return {k: join([p[k] for p in parts]) for k in parts[0]}
+    return tuple(join([p[i] for p in parts]) for i in range(len(parts[0])))
+
+
+_GRADIENT_STEP, _MAX_GAP, _MAX_NAMED = 0.03, 0.05, 3
+
+
+class Density(Protocol):
+    """What a Target stands on: a density of single vectors, or of batches where ``batched`` is true."""
+
+    sites: tuple[Site, ...]
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+    data: list[Tensor]
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood of ``u``."""
+        ...
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the values of the sites at ``u``."""
+        ...
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vector of values of the sites."""
+        ...
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log likelihood of each observation, by site."""
+        ...
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A density that tells how far its bijection stretches space."""
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained|, of the shape that ``joint`` gives its terms."""
+        ...
+
+
+class FunctionDensity:
+    """Two functions of a vector, with the identity as their bijection."""
+
+    def __init__(
+        self,
+        log_prior: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor], Tensor],
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = torch.Size((dim,))
+        self.sites: tuple[Site, ...] = (Site("u", shape, shape, 0, dim),)
+        self.dim, self.dtype, self.device = dim, dtype, device
+        self.log_prior, self.log_likelihood = log_prior, log_likelihood
+        self.data = tensors_in((log_prior, log_likelihood))
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Call both functions."""
+        with validation_kept():
+            # Distributions that check their arguments branch on values, which a trace cannot follow.
+            torch.distributions.Distribution.set_default_validate_args(False)
+            return self.log_prior(u), self.log_likelihood(u)
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the vector as the one site's value."""
+        return {"u": u}
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the one site's value."""
+        return torch.as_tensor(values["u"], dtype=self.dtype, device=self.device)
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return zeros."""
+        return u.new_zeros(u.shape[:-1])
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        """Raise: one function has no parts."""
+        raise ModelError("a target made from functions has no pointwise log likelihood; build it with Target.from_pyro")
+
+
+def fingerprint(density: Density, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]]) -> str:
+    """Digest the sites, the data, and the density at two fixed points as far as rounding lets it be repeated."""
+    grid = torch.linspace(-0.5, 0.5, density.dim)
+    values = torch.cat(evaluate(torch.stack([torch.zeros_like(grid), grid])))
+    digits = 2 if density.dtype == torch.float32 else 5
+    digest = hashlib.sha256()
+    for tensor in density.data:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    facts = {
+        "sites": [(s.name, list(s.shape), s.start) for s in density.sites],
+        "dtype": str(values.dtype),
+        "data": digest.hexdigest(),
+        "density": [f"{float(x):.{digits}e}" for x in values],
+    }
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def raise_if_broken(density: Density, u: Tensor) -> None:
+    """Raise the model's own error if it cannot be evaluated at a single vector either."""
+    try:
+        density.joint(u)
+    except BayeskitError:
+        raise
+    except UNTRACEABLE as error:
+        raise ModelError(
+            f"the model runs, but its density cannot be evaluated: {error}; a loop over enumerated sites "
+            "needs pyro.markov around its range"
+        ) from error
+
+
+def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
+    """Raise a typed error if the gradient at a single vector fails where the value does not."""
+    try:
+        with_gradient_loop(density.joint)(u.unsqueeze(0), torch.ones_like(u[:1]))
+    except BayeskitError:
+        raise
+    except UNTRACEABLE as error:
+        if isinstance(error, torch.linalg.LinAlgError):
+            return
+        raise ModelError(
+            f"the gradient of the model's density fails{place_of(error)}: {first_line(error)}; often a tensor was "
+            "changed in place after it was used: write x = x + y for x.add_(y), and torch.stack for assignments to "
+            "elements"
+        ) from error
+
+
+def warn_if_gradient_is_wrong(density: Density, evaluate: Evaluator, u: Tensor) -> None:
+    """Warn of sites whose gradient is not the derivative of the log density.
+
+    The integral of the gradient over a short interval around ``u``, by Simpson's rule, must be the difference of the
+    log density at its ends. Nothing is said where rounding or the curvature make that comparison unsure, and nothing
+    where it holds half-way to the origin: values there are not rounded to the end of an interval, which makes jumps.
+    """
+    size = _GRADIENT_STEP * torch.ones_like(u)
+    if not (_is_wrong(evaluate, u, size) and _is_wrong(evaluate, u / 2, size)):
+        return
+    names: list[str] = []
+    for site in density.sites:
+        along = torch.zeros_like(u)
+        along[site.start : site.stop] = _GRADIENT_STEP
+        if len(names) < _MAX_NAMED and _is_wrong(evaluate, u, along):
+            names.append(f"'{site.name}'")
+    where = f" with respect to {', '.join(names)}" if names else ""
+    warnings.warn(
+        f"the gradient{where} is not the derivative of the log density; the model may call .detach(), .item() or "
+        ".numpy() on a value, or the density may jump: samplers move slowly, and modes, Laplace approximations and "
+        "objectives are wrong; remove these calls, so that all is computed with tensors",
+        AccuracyWarning,
+        stacklevel=3,
+    )
+
+
+def _is_wrong(evaluate: Evaluator, u: Tensor, step: Tensor) -> bool:
+    points = torch.stack([u - step, u, u + step])
+    found = evaluate(points, torch.ones_like(points[:, 0]))
+    value, slope = found.log_density.detach().double(), (found.gradient.double() @ step.double()).detach()
+    rise, expected, straight = value[2] - value[0], (slope[0] + 4 * slope[1] + slope[2]) / 3, slope[0] + slope[2]
+    size = rise.abs() + slope.abs().sum()
+    unsure = (expected - straight).abs() + 100 * torch.finfo(u.dtype).eps * value.abs().max()
+    return bool((rise - expected).abs() > _MAX_GAP * size) and bool(unsure < 0.1 * _MAX_GAP * size)

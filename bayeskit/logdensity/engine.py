@@ -1,0 +1,176 @@
+"""The gradient engine of a Target: traces each batch size once, compiles where planned work repays it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import one_thread
+from bayeskit.errors import CompilationWarning
+from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.logdensity.compiling import Cost, Evaluator, Joint, recorded
+from bayeskit.logdensity.native import NativeEvaluator, RowSource, over_rows, row_source
+from bayeskit.logdensity.tracing import UNTRACEABLE, first_line, interpreted
+
+__all__ = ["Compile", "Engine", "RESULTS", "ROW_SECONDS"]
+
+Compile = bool | Literal["auto"]
+
+#: What C++ over rows takes to compile, at least and for each node.
+ROW_SECONDS, _ROW_SECONDS_PER_NODE = 1.5, 1e-4
+#: The bytes that the nodes of a row may write, in all or on average, beyond which inductor's vector instructions pay.
+_MAX_ROW_BYTES, _MAX_BYTES_PER_NODE = 5 * 2**17, 2**11
+#: Nodes from which on torch's interpreter takes longer to make than Python to run the graph, as often as it is run
+#: before it is compiled; and how much slower Python is.
+_MANY_NODES, _SLOWER_IN_PYTHON = 4000, 10.0
+#: Which argument, the vectors or the inverse temperatures, has the shape of each result.
+RESULTS = (1, 1, 1, 0)
+
+
+class Engine:
+    """Evaluators of one batched density, by number of vectors, traced or compiled.
+
+    Graphs are shared between numbers of vectors that are split into equal chunks.
+
+    Parameters
+    ----------
+    joint : callable
+        ``(n, d) -> log_prior (n,), log_likelihood (n,)``.
+    dim, dtype, device
+        Of the vectors.
+    data_bytes : int, default 0
+        Size of the data that each call reads.
+    """
+
+    def __init__(self, joint: Joint, dim: int, dtype: torch.dtype, device: torch.device, data_bytes: int = 0) -> None:
+        self._data_bytes = data_bytes
+        self._joint, self._dim, self._dtype, self._device = joint, dim, dtype, device
+        self._eager: Evaluator | None = None
+        self._cost: Cost | None = None
+        self._rows: RowSource | None = None
+        self._rows_are_known = False
+        self._calls: dict[tuple[int, bool], Callable[..., tuple[Tensor, ...]]] = {}
+        self._evaluators: dict[tuple[int, bool], Evaluator] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave graphs and compiled code behind, which cannot travel; they are made again where they are needed."""
+        return {**self.__dict__, "_eager": None, "_calls": {}, "_evaluators": {}}
+
+    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+        """Return the evaluator for ``num_vectors`` rows, compiled if ``compile`` or the plan says so."""
+        key = (num_vectors, self._pays(num_vectors, num_calls) if compile == "auto" else compile)
+        found = self._evaluators.get(key)
+        if found is None:
+            found = self._evaluators[key] = self._make(*key)
+        return found
+
+    def _pays(self, num_vectors: int, num_calls: int) -> bool:
+        """Tell whether so many calls of the traced graph take longer than to compile it.
+
+        The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
+        """
+        chunk = self.cost.chunk_size(num_vectors)
+        calls = num_calls * math.ceil(num_vectors / chunk)
+        seconds = calls * self.cost.seconds(chunk)
+        if self._stays_in_python():
+            seconds *= _SLOWER_IN_PYTHON
+        by_rows = max(ROW_SECONDS, _ROW_SECONDS_PER_NODE * self.cost.num_nodes)
+        return seconds > self.cost.compile_seconds or (seconds > by_rows and bool(self._row_source()))
+
+    def _stays_in_python(self) -> bool:
+        return self.cost.num_nodes > _MANY_NODES and bool(self._row_source())
+
+    def _row_source(self) -> RowSource | None:
+        """Return the density of a row as C++; None where it is large, not known how, or there is no compiler."""
+        most = max(_MAX_ROW_BYTES, _MAX_BYTES_PER_NODE * self.cost.num_nodes)
+        if self._device.type != "cpu" or self.cost.num_bytes > most or not _evaluation.has_compiler():
+            return None
+        if not self._rows_are_known:
+            u = torch.zeros(1, self._dim, dtype=self._dtype)
+            with suppress(*UNTRACEABLE):
+                self._rows = row_source(self._trace(1), (u, torch.ones_like(u[:, 0])), RESULTS)
+            self._rows_are_known = True
+        return self._rows
+
+    def compiled(self, num_vectors: int) -> Evaluator | None:
+        """Return an evaluator over a graph that is compiled already and fits into ``num_vectors`` rows, if any.
+
+        None, too, where each of its calls would read more of the data than it makes of them, and one of all rows would
+        not.
+        """
+        chunk = max((size for size, done in self._calls if done and size <= num_vectors), default=None)
+        if chunk is not None and chunk < num_vectors and chunk * self.cost.num_bytes < self._data_bytes:
+            chunk = None
+        return None if chunk is None else self._evaluator(self._calls[chunk, True], num_vectors, chunk)
+
+    @property
+    def cost(self) -> Cost:
+        """Nodes and bytes of the gradient graph of one vector, counted without tracing it."""
+        if self._cost is None:
+            u = torch.zeros(1, self._dim, dtype=self._dtype, device=self._device)
+            try:
+                with one_thread():
+                    evaluate = _evaluation.with_gradient(self._joint)
+                    counts = recorded(evaluate, u, torch.ones_like(u[:, 0]))
+                    self._cost = Cost(*counts, data_bytes=self._data_bytes)
+            except UNTRACEABLE as error:
+                self._give_up(error)
+                self._cost = Cost(0, 2**20)
+        return self._cost
+
+    def _make(self, num_vectors: int, compile: bool) -> Evaluator:
+        chunk = self.cost.chunk_size(num_vectors)
+        if self._eager is not None:
+            return self._eager
+        key = (chunk, compile)
+        if key not in self._calls:
+            try:
+                graph = self._trace(chunk)
+            except UNTRACEABLE as error:
+                return self._give_up(error)
+            probe = torch.zeros(chunk, self._dim, dtype=self._dtype, device=self._device)
+            beta = torch.ones_like(probe[:, 0])
+            make = self._compiled if compile else interpreted
+            call = graph if self._stays_in_python() and not compile else make(graph, probe, beta)
+            self._calls[key] = call  # not before: Ctrl-C may have ended the compilation
+        return self._evaluator(self._calls[key], num_vectors, chunk)
+
+    @staticmethod
+    def _evaluator(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
+        return call if isinstance(call, NativeEvaluator) else _evaluation.in_chunks(call, num_vectors, chunk)
+
+    def _compiled(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+        """Compile C++ over rows where the density is small and the C++ does what the graph does, else the graph."""
+        source = self._row_source()
+        if not source:
+            return _evaluation.compile_graph(graph, u, beta)
+        call = over_rows(source, self._dim, u.dtype)
+        if call is None:  # which has been said, and inductor would call the same compiler
+            return interpreted(graph, u, beta)
+        at = torch.linspace(-1, 1, u.numel(), dtype=u.dtype).reshape(u.shape)
+        near = math.sqrt(torch.finfo(u.dtype).eps)
+        with torch.no_grad(), one_thread():
+            pairs = list(zip(call(at, beta), graph(at, beta), strict=True))
+        same = all(a.allclose(b, near, near, equal_nan=True) for a, b in pairs)
+        return call if same else _evaluation.compile_graph(graph, u, beta)
+
+    def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
+        graph = _evaluation.trace(self._joint, num_vectors, self._dim, self._dtype, self._device)
+        _evaluation.fold_constants(graph)
+        return graph
+
+    def _give_up(self, error: Exception) -> Evaluator:
+        if self._eager is None:
+            self._eager = torch.no_grad()(_evaluation.with_gradient(self._joint))
+            warnings.warn(
+                f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower",
+                CompilationWarning,
+                stacklevel=5,
+            )
+        return self._eager

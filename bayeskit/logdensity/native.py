@@ -1,0 +1,1133 @@
+"""A loop over time, or a small density, as C++: every number of a step is a variable of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from itertools import count
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from bayeskit.errors import ShapeError
+from bayeskit.logdensity.compiling import Evaluation, call_library, is_view, library_of
+from bayeskit.logdensity.tracing import UNTRACEABLE
+
+__all__ = [
+    "MAX_EVALUATIONS",
+    "NativeEvaluator",
+    "RowSource",
+    "gradient_source",
+    "loop_source",
+    "over_rows",
+    "row_source",
+]
+
+
+_MAX_LINES = 200_000  # beyond which a compiler takes more than ten seconds
+#: Numbers from which on a tensor is an array, and what is done to it a loop; how many loops an operation may be, and
+#: how long sums of arrays may be that are written term by term.
+_ARRAY, _MAX_LOOPS, _MAX_TERMS = 24, 64, 64
+_ON_STACK = 32_768  # numbers of all arrays, beyond which they are kept elsewhere
+_MAX_PRODUCT = 20_000  # terms of a product of matrices, beyond which a library multiplies them in less time
+_TYPES = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.bool: "bool",
+}
+
+_FUNCTIONS = "exp log log1p expm1 sqrt sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc lgamma"
+_EXPRESSIONS = {
+    **{name: f"std::{name}({{0}})" for name in _FUNCTIONS.split()},
+    **{
+        name: f"({{0}} {symbol} {{1}})"
+        for name, symbol in zip("eq ne lt le gt ge".split(), "== != < <= > >=".split(), strict=True)
+    },
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "neg": "(-{0})",
+    "abs": "std::abs({0})",
+    "round": "std::nearbyint({0})",
+    "reciprocal": "(1 / {0})",
+    "digamma": "digamma({0})",
+    "rsqrt": "(1 / std::sqrt({0}))",
+    "sigmoid": "(1 / (1 + std::exp(-{0})))",
+    "sign": "(({0} > 0) - ({0} < 0))",
+    "relu": "({0} < 0 ? 0 : {0})",
+    "pow": "std::pow({0}, {1})",
+    "atan2": "std::atan2({0}, {1})",
+    "fmod": "std::fmod({0}, {1})",
+    "maximum": "({0} != {0} || {0} > {1} ? {0} : {1})",
+    "minimum": "({0} != {0} || {0} < {1} ? {0} : {1})",
+    "where": "({0} ? {1} : {2})",
+    "isnan": "std::isnan({0})",
+    "isinf": "std::isinf({0})",
+    "logical_not": "(!{0})",
+    "logical_and": "({0} && {1})",
+    "logical_or": "({0} || {1})",
+    "bitwise_and": "({0} & {1})",
+    "bitwise_or": "({0} | {1})",
+    "bitwise_xor": "({0} ^ {1})",
+    "_to_copy": "{0}",
+}
+_MOVES = frozenset(
+    "select slice permute unsqueeze squeeze expand view _unsafe_view reshape clone alias detach cat stack unbind split "
+    "split_with_sizes t transpose diagonal repeat flip roll lift_fresh lift_fresh_copy select_scatter "
+    "slice_scatter diagonal_scatter".split()
+)
+_KEYWORDS = {"add": {"alpha"}, "sub": {"alpha"}, "_to_copy": {"dtype", "layout", "device"}}
+_FOLDS = {"sum": "add", "amax": "maximum", "amin": "minimum", "prod": "mul"}
+_RUNNING = {"cumsum": "add", "cumprod": "mul"}
+_NEUTRAL = {"add": "0", "mul": "1", "maximum": "-INFINITY", "minimum": "INFINITY"}
+
+_LOOP = 'extern "C" void loop('
+# By the recurrence up to 10, from where on the asymptotic series has an error below 1e-17; reflected below zero.
+_DIGAMMA = """
+static double digamma(double x) {
+  double result = 0;
+  if (x == 0) return std::copysign(INFINITY, -x);
+  if (x < 0) {
+    if (x == std::floor(x)) return NAN;
+    result = -M_PI / std::tan(M_PI * (x - std::floor(x)));
+    x = 1 - x;
+  }
+  for (; x < 10; ++x) result -= 1 / x;
+  const double z = 1 / (x * x);
+  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (
+      691.0 / 32760 - z / 12))))));
+  return result + std::log(x) - 0.5 / x - series;
+}
+"""
+
+
+class _NoNativeCode(Exception):
+    """A step that is not made of a few numbers and known operations."""
+
+
+def loop_source(
+    step: Callable[..., tuple[Tensor, ...]],
+    operands: Sequence[Tensor],
+    batched: Sequence[bool],
+    num_states: int,
+    num_inputs: int,
+) -> str:
+    """Return a loop over a step as C++, or nothing where the step is large, or does what is not known here.
+
+    Parameters
+    ----------
+    step : callable
+        ``(*states, *inputs, *others) -> states``
+    operands : sequence of Tensor
+        Of one time, without the batch.
+    batched : sequence of bool
+        Which of them have a batch in the loop.
+    num_states, num_inputs : int
+
+    Returns
+    -------
+    str
+        A function ``loop(void** pointers, int64_t times, int64_t batch)`` of the operands and then of the states of all
+        times; the dimensions are times, batch, and the tensor's own.
+    """
+    if not _are_suited(operands):
+        return ""
+    writer = _Writer()
+    names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
+    found = writer.made(step, operands, names)
+    if found is None:
+        return ""
+    frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
+    inputs = [line for p in range(num_states, frame.in_turn) for line in frame.read(f"x{p}", p, p, True)]
+    new = [frame.results(f"n{p}", found[p], p) for p in range(num_states)]
+    stored = [line for p in range(num_states) for line in frame.write(f"n{p}", p, len(operands) + p, True, "=")]
+    body = [*inputs, *writer.lines, *sum(new, []), *stored]
+    body += [f"x{p}_{e} = n{p}_{e};" for p in range(num_states) for e in range(operands[p].numel())]
+    states = [line for p in range(num_states) for line in frame.read(f"x{p}", p, p, False, constant="")]
+    return frame.written([*states, *frame.others(), "for (int64_t t = 0; t < times; ++t) {", *body, "}"])
+
+
+def gradient_source(
+    step: Callable[..., tuple[Tensor, ...]],
+    operands: Sequence[Tensor],
+    batched: Sequence[bool],
+    num_states: int,
+    num_inputs: int,
+    floats: Sequence[int],
+    wanted: Sequence[int],
+) -> str:
+    """Return the way back through a loop as C++, or nothing as in :func:`loop_source`.
+
+    Parameters
+    ----------
+    step : callable
+        ``(*operands, *later) -> gradients`` by the states ``floats`` and then by the other ``wanted`` operands;
+        ``later`` are gradients by the new states ``floats``.
+    operands, batched, num_states, num_inputs
+        As there.
+    floats, wanted : sequence of int
+
+    Returns
+    -------
+    str
+        A function as there of the operands, the states of all times, their cotangents, and of the gradients by
+        ``wanted``, which begin as zeros.
+    """
+    if not _are_suited(operands):
+        return ""
+    writer, count = _Writer(), len(operands)
+    names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
+    later = [writer.operand(f"m{place}", operands[place]) for place in floats]
+    found = writer.made(step, [*operands, *(operands[place].clone() for place in floats)], [*names, *later])
+    if found is None:
+        return ""
+    frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
+    moving = [*floats, *(place for place in wanted if place not in floats)]
+    outputs = {place: count + 2 * num_states + position for position, place in enumerate(wanted)}
+    body = []
+    for p in range(num_states):
+        body += frame.read(f"x{p}", p, p, False, later=count + p)
+    for p in range(num_states, frame.in_turn):
+        body += frame.read(f"x{p}", p, p, True)
+    for p in floats:
+        body += frame.read(f"c{p}", p, count + num_states + p, True)
+        body += [f"const {frame.kind(p)} m{p}_{e} = l{p}_{e} + c{p}_{e};" for e in frame.elements(p)]
+    body += writer.lines
+    for p, numbers in zip(moving, found, strict=True):
+        body += frame.results(f"g{p}", numbers, p)
+    for p in floats:
+        body += [f"l{p}_{e} = g{p}_{e};" for e in frame.elements(p)]
+    for p in moving[len(floats) :]:
+        if p < frame.in_turn:
+            body += frame.write(f"g{p}", p, outputs[p], True, "+=")
+        else:
+            body += [f"l{p}_{e} += g{p}_{e};" for e in frame.elements(p)]
+    sums = [p for p in moving if p in floats or p >= frame.in_turn]
+    zeros = [f"{frame.kind(p)} l{p}_{e} = 0;" for p in sums for e in frame.elements(p)]
+    last = [line for p in sums if p in outputs for line in frame.write(f"l{p}", p, outputs[p], False, "+=")]
+    return frame.written([*frame.others(), *zeros, "for (int64_t t = times - 1; t >= 0; --t) {", *body, "}", *last])
+
+
+class RowSource(NamedTuple):
+    """A function of rows as C++, and the constants that are given to it at each call, after operands and results."""
+
+    text: str
+    data: tuple[Tensor, ...]
+
+
+def row_source(
+    function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor], like: Sequence[int]
+) -> RowSource | None:
+    """Return what a function makes of each row of its operands as C++, or None where :func:`loop_source` has nothing.
+
+    The numbers of a model's data are not in the C++, which is the same for other data of the same shape.
+
+    Parameters
+    ----------
+    function : callable
+        ``(*operands) -> results``
+    operands : sequence of Tensor
+        Of one row each, ``(1, ...)``.
+    like : sequence of int
+        Which of the operands each result has the shape and dtype of.
+
+    Returns
+    -------
+    RowSource or None
+        A function as there of the operands and results, where the batch are the rows.
+    """
+    if not _are_suited(operands):
+        return None
+    writer = _Writer(takes_data=True)
+    found = writer.made(function, operands, [writer.row(f"x{place}", x) for place, x in enumerate(operands)])
+    if found is None:
+        return None
+    lines = [
+        f"{_kind(x)} x{place} = ({_kind(x)})pointers[{place}] + b * {x.numel()};" for place, x in enumerate(operands)
+    ]
+    stored = []
+    for q, (numbers, p) in enumerate(zip(found, like, strict=True)):
+        if numbers.dtype != operands[p].dtype or numbers.positions.numel() != operands[p].numel():
+            return None
+        kind = f"{_TYPES[numbers.dtype]}*"
+        stored.append(f"{kind} r{q} = ({kind})pointers[{len(operands) + q}] + b * {operands[p].numel()};")
+        stored += writer.stored(f"r{q}", numbers)
+    first = len(operands) + len(like)
+    lines += [f"{_kind(x)} d{k} = ({_kind(x)})pointers[{first + k}];" for k, x in enumerate(writer.data)]
+    return RowSource(_function(writer, [*lines, *writer.lines, *stored]), tuple(writer.data))
+
+
+def _kind(x: Tensor) -> str:
+    return f"const {_TYPES[x.dtype]}*"
+
+
+def _function(writer: _Writer, lines: Sequence[str]) -> str:
+    """Return the whole function around what is done for each ``b`` of a batch."""
+    return "\n".join(
+        [
+            "#include <cmath>",
+            "#include <cstdint>",
+            *([_DIGAMMA] if "digamma(" in "\n".join([*writer.functions, *lines]) else []),
+            *writer.functions,
+            f"{_LOOP}void** pointers, int64_t times, int64_t batch) {{",
+            "for (int64_t b = 0; b < batch; ++b) {",
+            *lines,
+            "}}",
+            "",
+        ]
+    )
+
+
+def _are_suited(operands: Sequence[Tensor]) -> bool:
+    few = sum(x.numel() for x in operands) <= _MAX_LINES
+    return few and all(x.dtype in _TYPES and x.device.type == "cpu" for x in operands)
+
+
+class _Frame:
+    """Writes what is around the statements of a step: where numbers come from and where they go."""
+
+    def __init__(
+        self, writer: _Writer, operands: Sequence[Tensor], batched: Sequence[bool], num_states: int, in_turn: int
+    ) -> None:
+        self._writer, self._operands, self._batched = writer, operands, batched
+        self._num_states, self.in_turn = num_states, in_turn
+
+    def kind(self, place: int) -> str:
+        return _TYPES[self._operands[place].dtype]
+
+    def elements(self, place: int) -> range:
+        return range(self._operands[place].numel())
+
+    def others(self) -> list[str]:
+        """Read what is the same at all times."""
+        places = range(self.in_turn, len(self._operands))
+        return [line for place in places for line in self.read(f"x{place}", place, place, False)]
+
+    def read(
+        self,
+        name: str,
+        place: int,
+        pointer: int,
+        over_time: bool,
+        constant: str = "const ",
+        later: int | None = None,
+    ) -> list[str]:
+        """Read a tensor; from the second time on the one at ``later``, a time before."""
+        kind = self.kind(place)
+        lines = []
+        for element in self.elements(place):
+            value = f"((const {kind}*)pointers[{pointer}])[{self._offset(place, over_time)} + {element}]"
+            if later is not None:
+                path = f"((const {kind}*)pointers[{later}])[{self._offset(place, True, '(t - 1)')} + {element}]"
+                value = f"t > 0 ? {path} : {value}"
+            lines.append(f"{constant}{kind} {name}_{element} = {value};")
+        return lines
+
+    def write(self, name: str, place: int, pointer: int, over_time: bool, assign: str) -> list[str]:
+        target = f"(({self.kind(place)}*)pointers[{pointer}])[{self._offset(place, over_time)}"
+        return [f"{target} + {element}] {assign} {name}_{element};" for element in self.elements(place)]
+
+    def results(self, name: str, numbers: _Numbers, place: int) -> list[str]:
+        values = self._writer.values(numbers)
+        return [f"const {self.kind(place)} {name}_{element} = {value};" for element, value in enumerate(values)]
+
+    def _offset(self, place: int, over_time: bool, time: str = "t") -> str:
+        size = self._operands[place].numel()
+        if over_time:
+            return f"({time} * batch + b) * {size}" if self._batched[place] else f"{time} * {size}"
+        return f"b * {size}" if self._batched[place] else "0"
+
+    def written(self, lines: Sequence[str]) -> str:
+        """Return the whole function, without what is read but never used."""
+        names = re.findall(r"\b[xc]\d+_\d+\b", "\n".join(lines))
+        once = {name for name, count in Counter(names).items() if count == 1}
+        declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
+        kept = [line for line in lines if (m := declared.match(line)) is None or m[1] not in once]
+        return _function(self._writer, kept)
+
+
+class _Numbers:
+    """A tensor of positions in a list of C++ expressions; `value` is what they are where that is known."""
+
+    def __init__(self, positions: Tensor, dtype: torch.dtype, value: Tensor | None = None) -> None:
+        self.positions, self.dtype, self.value = positions, dtype, value
+
+
+def _name(target: Any) -> str:
+    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _out_of_place(target: Any) -> Any:
+    """Return the operation that makes anew what another one writes into its first argument, if there is one."""
+    name = _name(target)
+    if not name.endswith("_") or name.startswith("_"):
+        return None
+    return getattr(getattr(torch.ops.aten, name[:-1], None), target._overloadname, None)
+
+
+def _is_alone(node: Node) -> bool:
+    """Tell whether no other node can hold the memory of what a node makes."""
+    near = [x for x in (node, *node.users) if x.op != "output"]
+    return all(_name(x.target) and not is_view(x.target) and _name(x.target) not in _MOVES for x in near)
+
+
+def _is_mutable(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _changes_views(graph: torch.fx.GraphModule) -> bool:
+    """Tell whether an operation of a graph may change what has several names, or has no form that changes nothing."""
+    changes = [node for node in graph.graph.nodes if node.op == "call_function" and _is_mutable(node.target)]
+    return not all(
+        _out_of_place(node.target) and isinstance(node.args[0], Node) and _is_alone(node.args[0]) for node in changes
+    )
+
+
+def _functional(function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """Return the graph of a function in core operations, none of them in place."""
+    aten = torch.ops.aten
+    table = {**core_aten_decompositions(), **get_decompositions([aten._softmax.default, aten._log_softmax.default])}
+    return make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
+
+
+class _Names:
+    """What positions stand for: a variable or a literal each, or the elements of an array, which follow each other."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._labels: list[str] = []
+        self._sizes: list[int] = []  # zero where it is no array
+        self._count = 0
+
+    def add(self, label: str, size: int = 0) -> int:
+        """Return the first new position."""
+        self._starts.append(self._count)
+        self._labels.append(label)
+        self._sizes.append(size)
+        self._count += max(size, 1)
+        return self._starts[-1]
+
+    def of(self, position: int) -> tuple[str, int, int]:
+        """Return the name around a position, its first position and its size."""
+        place = bisect_right(self._starts, position) - 1
+        return self._labels[place], self._starts[place], self._sizes[place]
+
+    def __getitem__(self, position: int) -> str:
+        label, start, size = self.of(position)
+        return f"{label}[{position - start}]" if size else label
+
+
+class _Loop:
+    """A loop that is being written, over elements of arrays."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.body: list[str] = []
+        self.made: set[int] = set()  # names that it makes, by their first position
+        self.current: dict[tuple[int, int], str] = {}  # variables of elements that it has made, by first and stride
+
+
+class _Access(NamedTuple):
+    """How a loop reads an element: as C++, the name that it is of, and where and with which stride it begins."""
+
+    text: str
+    start: int
+    path: tuple[int, int] | None
+
+
+def _known(args: Any) -> Any:
+    """Return arguments with the values of what is constant."""
+    if any(x.value is None for x in tree_leaves(args) if isinstance(x, _Numbers)):
+        raise _NoNativeCode
+    return tree_map_only(_Numbers, lambda x: x.value, args)
+
+
+class _Writer:
+    """Writes one loop."""
+
+    def __init__(self, takes_data: bool = False) -> None:
+        self.lines: list[str] = []
+        self.data: list[Tensor] = []  # what is not written, but given at each call, where that is so
+        self._takes_data = takes_data
+        self.functions: list[str] = []  # loops that are called, as C++
+        self._names = _Names()
+        self._loop: _Loop | None = None
+        self._counter, self._on_stack = count(), 0
+        self._literals: dict[tuple[str, torch.dtype], int] = {}
+        self._rules: dict[Any, torch.fx.GraphModule] = {}  # an operation on tensors of some shapes as simpler ones
+
+    def made(
+        self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], operands: Sequence[_Numbers]
+    ) -> list[_Numbers] | None:
+        """Write what a function makes of the operands; None where that is large or not known here."""
+        try:
+            with torch.no_grad():
+                if not isinstance(function, torch.fx.GraphModule) or _changes_views(function):
+                    function = _functional(function, examples)
+                found = self._followed(function, operands)
+                self._close()
+                return found
+        except (*UNTRACEABLE, _NoNativeCode, KeyError, AttributeError):
+            return None  # among others for a dtype, or a form of arguments, that is not known here
+
+    def _followed(self, graph: torch.fx.GraphModule, operands: Sequence[_Numbers]) -> list[_Numbers]:
+        values: dict[Node, Any] = {}
+        given = iter(operands)
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = self._constant(getattr(graph, str(node.target)))
+            elif node.op == "call_function":
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+                if _is_mutable(node.target):
+                    found = self._called(_out_of_place(node.target), node, args, kwargs)
+                    values[node] = values[cast(Node, node.args[0])] = found
+                else:
+                    values[node] = self._called(node.target, node, args, kwargs)
+            else:
+                return [values[result] for result in cast(Sequence[Node], node.args[0])]
+        raise _NoNativeCode
+
+    # -- numbers --------------------------------------------------------------------------------
+
+    def operand(self, name: str, x: Tensor) -> _Numbers:
+        """Name the elements of a tensor."""
+        found = [self._names.add(f"{name}_{element}") for element in range(x.numel())]
+        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
+
+    def row(self, name: str, x: Tensor) -> _Numbers:
+        """Name an array with the elements of a tensor."""
+        return _Numbers(self._names.add(name, x.numel()) + torch.arange(x.numel()).reshape(x.shape), x.dtype)
+
+    def stored(self, name: str, numbers: _Numbers) -> list[str]:
+        """Return what writes the elements of a tensor to an array."""
+        self._close()
+        positions = numbers.positions.reshape(-1)
+        lines, begin = [], 0
+        for run in positions.tensor_split((positions.diff() != 1).nonzero().squeeze(-1) + 1):
+            access = self._access(run) if len(run) >= _ARRAY else None
+            if access is not None:
+                lines.append(f"for (int64_t i = 0; i < {len(run)}; ++i) {name}[{begin} + i] = {access.text};")
+            else:
+                lines += [f"{name}[{begin + k}] = {self._names[position]};" for k, position in enumerate(run.tolist())]
+            begin += len(run)
+        return lines
+
+    def values(self, numbers: _Numbers) -> list[str]:
+        """Return the C++ expressions of the elements of a tensor."""
+        self._close()
+        return [self._names[position] for position in numbers.positions.reshape(-1).tolist()]
+
+    def _constant(self, x: Tensor, is_data: bool = False) -> _Numbers:
+        if x.numel() > _MAX_LINES:
+            raise _NoNativeCode
+        many = x.numel() > 1 and bool((x != x.reshape(-1)[0]).any())
+        if (many or is_data) and self._takes_data and x.dtype.is_floating_point:
+            start = self._names.add(f"d{len(self.data)}", x.numel())
+            self.data.append(x.contiguous())
+            return _Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
+        if many and x.numel() >= _ARRAY:
+            texts = [self._text(value, x.dtype) for value in x.reshape(-1).tolist()]
+            start = self._array(texts, x.dtype, "static const")
+            return _Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
+        found = [self._literal(value, x.dtype) for value in x.reshape(-1).tolist()]
+        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype, x)
+
+    def _array(self, texts: Sequence[str], dtype: torch.dtype, kept: str) -> int:
+        """Declare an array with its elements; return the first position."""
+        name = f"w{next(self._counter)}"
+        self.lines.append(f"{kept} {_TYPES[dtype]} {name}[] = {{{', '.join(texts)}}};")
+        return self._names.add(name, len(texts))
+
+    def _empty(self, size: int, dtype: torch.dtype) -> tuple[str, int]:
+        """Declare an array; return its name and first position."""
+        name = f"w{next(self._counter)}"
+        self._on_stack += size
+        kept = "static thread_local " if self._on_stack > _ON_STACK else ""
+        self.lines.append(f"{kept}{_TYPES[dtype]} {name}[{size}];")
+        return name, self._names.add(name, size)
+
+    @staticmethod
+    def _text(value: float | bool, dtype: torch.dtype) -> str:
+        if not dtype.is_floating_point:
+            return str(value).lower() if dtype == torch.bool else f"INT64_C({int(value)})"
+        text = repr(float(value)) if math.isfinite(value) else "NAN" if value != value else "INFINITY"
+        return f"{'-' if value == -math.inf else ''}{text}"
+
+    def _literal(self, value: float | bool, dtype: torch.dtype) -> int:
+        text = self._text(value, dtype)
+        key = text, dtype
+        if key not in self._literals:
+            self._literals[key] = self._names.add(f"({_TYPES[dtype]})({text})")
+        return self._literals[key]
+
+    def _statement(self, expression: str, dtype: torch.dtype) -> int:
+        if len(self.lines) >= _MAX_LINES:
+            raise _NoNativeCode
+        name = f"v{len(self.lines)}"
+        self.lines.append(f"const {_TYPES[dtype]} {name} = {expression};")
+        return self._names.add(name)
+
+    # -- loops over arrays ----------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """End the loop that is being written, so that what it has made can be read elsewhere."""
+        if self._loop is not None:
+            self.lines += [f"for (int64_t i = 0; i < {self._loop.length}; ++i) {{", *self._loop.body, "}"]
+            self._loop = None
+            if len(self.lines) >= _MAX_LINES:
+                raise _NoNativeCode
+
+    def _access(self, positions: Tensor) -> _Access | None:
+        """Read the same number each time, or numbers of an array that are equally far from each other."""
+        first, last = int(positions[0]), int(positions[-1])
+        stride = int(positions[1]) - first
+        label, start, size = self._names.of(first)
+        if bool((positions.diff() != stride).any()) or (stride and not (size and start <= last < start + size)):
+            return None
+        text = f"{label}[{first - start} + {stride} * i]" if stride else self._names[first]
+        return _Access(text, start, (first, stride))
+
+    def _looked_up(self, positions: Tensor, dtype: torch.dtype) -> _Access:
+        """Read numbers in any order, by a table of their places in an array, which is made where they are elsewhere."""
+        self._close()
+        unique, places = positions.unique(return_inverse=True)
+        label, start, size = self._names.of(int(unique[0]))
+        if not start <= int(unique[-1]) < start + size:
+            start = self._gathered(unique, dtype)
+            positions, label = start + places, self._names.of(start)[0]
+            found = self._access(positions)
+            if found is not None:
+                return found
+        return _Access(f"{label}[{self._table(positions - start)}[i]]", start, None)
+
+    def _table(self, places: Tensor) -> str:
+        name = f"g{next(self._counter)}"
+        self.lines.append(f"static const int32_t {name}[] = {{{', '.join(map(str, places.tolist()))}}};")
+        return name
+
+    def _gathered(self, positions: Tensor, dtype: torch.dtype) -> int:
+        """Copy numbers of several arrays, in the order of their positions, into one; return its first position."""
+        (name, first), done = self._empty(len(positions), dtype), 0
+        while done < len(positions):
+            label, start, size = self._names.of(int(positions[done]))
+            near = positions[done:][positions[done:] < start + max(size, 1)]
+            if len(near) >= _ARRAY:
+                source = self._access(near) or _Access(f"{label}[{self._table(near - start)}[i]]", start, None)
+                self.lines.append(f"for (int64_t i = 0; i < {len(near)}; ++i) {name}[{done} + i] = {source.text};")
+            else:
+                texts = enumerate((self._names[position] for position in near.tolist()), done)
+                self.lines += [f"{name}[{place}] = {text};" for place, text in texts]
+            done += len(near)
+        return first
+
+    def _each(self, length: int, accesses: Sequence[_Access]) -> tuple[_Loop, list[str]]:
+        """Return the loop in which a statement that reads these can be written, and how it reads them there."""
+        loop = self._loop
+        if loop is not None and (
+            loop.length != length or any(a.start in loop.made and a.path not in loop.current for a in accesses)
+        ):
+            self._close()
+        loop = self._loop = self._loop or _Loop(length)
+        return loop, [loop.current.get(a.path, a.text) if a.path else a.text for a in accesses]
+
+    def _vector(
+        self, pattern: str, operands: Sequence[tuple[Tensor, torch.dtype, str]], shape: torch.Size, dtype: torch.dtype
+    ) -> _Numbers:
+        """Write an operation on many numbers as loops: over all of them, or over the longest dimension that can be."""
+        size = shape.numel()
+        given = [torch.broadcast_to(positions, shape) for positions, _, _ in operands]
+        accesses, dim = None, None
+        for dim in (None, *sorted(range(len(shape)), key=lambda d: -shape[d])):
+            rows = [x.reshape(1, -1) if dim is None else x.movedim(dim, -1).flatten(0, -2) for x in given]
+            if not rows or rows[0].shape[1] < _ARRAY or len(rows[0]) > _MAX_LOOPS:
+                continue
+            found = [[self._access(row) for row in x] for x in rows]
+            if all(access is not None for x in found for access in x):
+                accesses = cast(list[list[_Access]], found)
+                break
+        if accesses is None:
+            dim = None
+            flat = [x.reshape(-1) for x in given]
+            accesses = [
+                [self._access(x) or self._looked_up(x, kind)] for x, (_, kind, _) in zip(flat, operands, strict=True)
+            ]
+        name, start = self._empty(size, dtype)
+        made = start + torch.arange(size).reshape(shape)
+        ends = made.reshape(1, -1) if dim is None else made.movedim(dim, -1).flatten(0, -2)
+        for row, end in enumerate(ends):
+            read = [x[row] for x in accesses]
+            loop, texts = self._each(len(end), read)
+            texts = [cast_ + text for text, (_, _, cast_) in zip(texts, operands, strict=True)]
+            path, variable = (int(end[0]), int(end[1] - end[0])), f"e{next(self._counter)}"
+            loop.body.append(f"const {_TYPES[dtype]} {variable} = {pattern.format(*texts)};")
+            loop.body.append(f"{name}[{path[0] - start} + {path[1]} * i] = {variable};")
+            loop.current[path] = variable
+            loop.made.add(start)
+        return _Numbers(made, dtype)
+
+    def _reduced(self, operation: str, rows: Tensor, dtype: torch.dtype) -> list[int]:
+        """Write a sum, or the like, of each row of positions, in a loop over its elements."""
+        found = []
+        for row in rows:
+            access = self._access(row) or self._looked_up(row, dtype)
+            name = f"s{next(self._counter)}"
+            loop, (text,) = self._each(len(row), [access])
+            self.lines.append(f"{_TYPES[dtype]} {name} = {_NEUTRAL[operation]};")
+            loop.body.append(f"{name} = {_EXPRESSIONS[operation].format(name, text)};")
+            found.append(self._names.add(name))
+            loop.made.add(found[-1])
+        return found
+
+    def _close_before(self, numbers: Iterable[int]) -> None:
+        """End the loop that is being written where one of the numbers is made in it."""
+        if self._loop is not None and any(self._names.of(position)[1] in self._loop.made for position in numbers):
+            self._close()
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def _called(self, target: Any, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is operator.getitem:
+            return args[0][args[1]]
+        name = _name(target)
+        if not name:
+            raise _NoNativeCode
+        meta: Any = node.meta.get("tensor_meta")
+        numbers = [x for x in tree_leaves((args, kwargs)) if isinstance(x, _Numbers)]
+        if torch.Tag.nondeterministic_seeded not in target.tags and all(x.value is not None for x in numbers):
+            is_data = any(x.positions.numel() > 1 and x.dtype.is_floating_point for x in numbers)
+            args, kwargs = _known((args, kwargs))
+            return tree_map_only(Tensor, lambda x: self._constant(x, is_data), target(*args, **kwargs))
+        if name in _MOVES:
+            if len({x.dtype for x in numbers}) > 1 or kwargs.get("dtype") is not None:
+                raise _NoNativeCode
+            return self._moved(target, args, kwargs, numbers[0].dtype)
+        if name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"):
+            fill = {"full_like": 1, "new_full": 2}.get(name)
+            number = args[fill] if fill else float("ones" in name)
+            return self._constant(torch.full(meta.shape, number, dtype=meta.dtype))
+        if name == "loop":
+            tensors, num_states, _, times, batch, _, _, source, _ = args
+            states = [((times, *x.positions.shape), x.dtype) for x in tensors[:num_states]]
+            return self._looped(source, tensors, states, times, batch)
+        if name == "loop_gradient":
+            tensors, wanted, times, batch, _, source, _ = args
+            like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
+            return self._looped(source, tensors, like, times, batch)
+        if name in ("tril", "triu"):
+            x, below = args[0], torch.ones_like(args[0].positions)
+            return self._elementwise("where", (self._constant(target(below, *args[1:]) > 0), x, 0), meta.shape, x.dtype)
+        if name in ("index", "index_select", "gather"):
+            return self._at(target, args)
+        if name in ("index_put", "scatter_add", "index_add") and not kwargs:
+            return self._put(name, args)
+        if name in _RUNNING:
+            return self._running(_RUNNING[name], args[0], args[1], meta.dtype)
+        if name == "linalg_cholesky_ex" and not kwargs.get("upper"):
+            return self._cholesky(args[0])
+        if name == "linalg_solve_triangular":
+            return self._solved(*args, **kwargs)
+        if name == "mean":
+            total = self._folded("sum", args, {}, meta)
+            return self._elementwise(
+                "div", (total, args[0].positions.numel() / meta.shape.numel()), meta.shape, meta.dtype
+            )
+        if name in _FOLDS:
+            return self._folded(name, args, kwargs, meta)
+        if name in ("mm", "bmm", "mv", "dot", "addmm"):
+            return self._product(name, args, kwargs, meta)
+        if name in ("clamp", "clamp_min", "clamp_max"):
+            return self._clamped(name, args, kwargs, meta)
+        if name in _EXPRESSIONS:
+            if set(kwargs) - _KEYWORDS.get(name, set()):
+                raise _NoNativeCode
+            if kwargs.get("alpha", 1) != 1:
+                scaled = self._elementwise("mul", (args[1], kwargs["alpha"]), args[1].positions.shape, meta.dtype)
+                args = args[0], scaled
+            return self._elementwise(name, args, meta.shape, meta.dtype)
+        return self._decomposed(target, args, kwargs)
+
+    def _decomposed(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Follow the simpler operations that torch says an operation is made of."""
+        leaves, form = tree_flatten((args, kwargs))
+        places = [place for place, x in enumerate(leaves) if isinstance(x, _Numbers)]
+
+        def simpler(*tensors: Tensor) -> tuple[Any, ...]:
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            args, kwargs = tree_unflatten(filled, form)
+            found = target(*args, **kwargs)
+            return found if isinstance(found, tuple) else (found,)
+
+        numbers = [leaves[place] for place in places]
+        shapes = tuple((x.positions.shape, x.dtype) for x in numbers)
+        others = tuple(str(x) for place, x in enumerate(leaves) if place not in places)
+        key = target, str(form), shapes, others
+        if key not in self._rules:
+            examples = [torch.zeros(shape, dtype=dtype) for shape, dtype in shapes]
+            self._rules[key] = _functional(simpler, examples)
+        if any(node.target is target for node in self._rules[key].graph.nodes):
+            raise _NoNativeCode
+        found = self._followed(self._rules[key], numbers)
+        return found if len(target._schema.returns) > 1 else found[0]
+
+    def _moved(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+        """Carry out what moves elements on their positions."""
+        args, kwargs = tree_map_only(_Numbers, lambda x: x.positions, (args, kwargs))
+        found = target(*args, **kwargs)
+        return tree_map_only(Tensor, lambda x: _Numbers(x, dtype), found)
+
+    def _elementwise(self, name: str, args: Sequence[Any], shape: torch.Size, dtype: torch.dtype) -> _Numbers:
+        tensors = [x for x in args[name == "where" :] if isinstance(x, _Numbers)]
+        common = reduce(torch.promote_types, [x.dtype for x in tensors]) if tensors else dtype
+        common = dtype if dtype.is_floating_point else common
+        if not common.is_floating_point and any(isinstance(x, float) for x in args):
+            common = torch.float64
+        if name == "pow" and args[1] in (2, 0.5, 1):
+            x = args[0]
+            if args[1] == 2:
+                return self._elementwise("mul", (x, x), shape, dtype)
+            return self._elementwise("sqrt", (x,), shape, dtype) if args[1] == 0.5 else x
+        operands = []
+        for place, x in enumerate(args):
+            if isinstance(x, (bool, int, float)):
+                x = self._constant(torch.tensor(x, dtype=common))
+            if not isinstance(x, _Numbers):
+                raise _NoNativeCode
+            wanted = x.dtype if name == "_to_copy" or (name == "where" and place == 0) else common
+            operands.append((x.positions, x.dtype, "" if x.dtype == wanted else f"({_TYPES[wanted]})"))
+        pattern = f"({_TYPES[dtype]}){_EXPRESSIONS[name]}"
+        if shape.numel() >= _ARRAY:
+            return self._vector(pattern, operands, shape, dtype)
+        columns = []
+        for positions, _, cast_ in operands:
+            flat = torch.broadcast_to(positions, shape).reshape(-1).tolist()
+            self._close_before(flat)
+            columns.append([cast_ + self._names[position] for position in flat])
+        made = [self._statement(pattern.format(*row), dtype) for row in zip(*columns, strict=True)]
+        return _Numbers(torch.tensor(made, dtype=torch.int64).reshape(shape), dtype)
+
+    def _folded(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> _Numbers:
+        x, dims = args[0], list(args[1]) if len(args) > 1 and isinstance(args[1], (list, tuple)) else None
+        if len(args) > 1 and isinstance(args[1], int):
+            dims = [args[1]]
+        rank = x.positions.dim()
+        dims = [d % rank for d in dims] if dims else list(range(rank))
+        kept = [d for d in range(rank) if d not in dims]
+        flat = x.positions.permute(*kept, *dims).reshape(*(x.positions.shape[d] for d in kept), -1)
+        folded = self._fold(_FOLDS[name], _Numbers(flat, x.dtype), meta.dtype)
+        if folded.dtype != meta.dtype:
+            folded = self._elementwise("_to_copy", (folded,), folded.positions.shape, meta.dtype)
+        return _Numbers(folded.positions.reshape(meta.shape), meta.dtype)
+
+    def _looped(
+        self, source: str, given: Sequence[_Numbers], made: Sequence[tuple[Any, torch.dtype]], times: int, batch: int
+    ) -> list[_Numbers]:
+        """Call a loop, or its way back, by its C++; tensors are arrays there."""
+        if not source:
+            raise _NoNativeCode
+        number, found = len(self.lines), []
+        name = f"loop{number}"
+        self._close()
+        self.functions.append(f"static void {name}({source[source.index(_LOOP) + len(_LOOP) :]}")
+        for place, x in enumerate(given):
+            array, positions = f"{_TYPES[x.dtype]} a{number}_{place}", x.positions.reshape(-1)
+            label, start, size = self._names.of(int(positions[0])) if len(positions) else ("", 0, 0)
+            if size and bool((positions.diff() == 1).all()) and int(positions[-1]) < start + size:
+                self.lines.append(
+                    f"const {_TYPES[x.dtype]}* a{number}_{place} = {label} + {int(positions[0]) - start};"
+                )
+            else:
+                self.lines.append(f"const {array}[] = {{{', '.join(self.values(x)) or '0'}}};")
+        for place, (shape, dtype) in enumerate(made, len(given)):
+            size = math.prod(shape)
+            self.lines.append(f"{_TYPES[dtype]} a{number}_{place}[{max(size, 1)}] = {{}};")
+            start = self._names.add(f"a{number}_{place}", max(size, 1))
+            found.append(_Numbers(start + torch.arange(size).reshape(shape), dtype))
+        arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))
+        self.lines.append(f"void* a{number}[] = {{{arrays}}};")
+        self.lines.append(f"{name}(a{number}, {times}, {max(batch, 1)});")
+        return found
+
+    def _fold(self, operation: str, x: _Numbers, dtype: torch.dtype) -> _Numbers:
+        """Combine the last dimension."""
+        *kept, length = x.positions.shape
+        if length >= _ARRAY and dtype.is_floating_point and (math.prod(kept) < _ARRAY or length > _MAX_TERMS):
+            if x.dtype != dtype:
+                x = self._elementwise("_to_copy", (x,), x.positions.shape, dtype)
+            found = self._reduced(operation, x.positions.reshape(-1, length), dtype)
+            return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(kept), dtype)
+        parts = [_Numbers(part, x.dtype) for part in x.positions.unbind(-1)]
+        return reduce(lambda a, b: self._elementwise(operation, (a, b), a.positions.shape, dtype), parts)
+
+    def _running(self, operation: str, x: _Numbers, dim: int, dtype: torch.dtype) -> _Numbers:
+        parts = [_Numbers(part, x.dtype) for part in x.positions.unbind(dim)]
+        if x.dtype != dtype:
+            raise _NoNativeCode
+        for k in range(1, len(parts)):
+            parts[k] = self._elementwise(operation, (parts[k - 1], parts[k]), parts[k].positions.shape, dtype)
+        return _Numbers(torch.stack([part.positions for part in parts], dim), dtype)
+
+    def _at(self, target: Any, args: tuple[Any, ...]) -> _Numbers:
+        """Take elements from places that are known."""
+        return _Numbers(target(args[0].positions, *_known(args[1:])), args[0].dtype)
+
+    def _put(self, name: str, args: tuple[Any, ...]) -> _Numbers:
+        """Put or add numbers where the places are known."""
+        self._close()
+        x = args[0]
+        places = torch.arange(x.positions.numel()).reshape(x.positions.shape)
+        if name == "index_put":
+            values, adds = args[2], len(args) > 3 and args[3]
+            places = torch.ops.aten.index(places, *_known(args[1:2]))
+        else:
+            values, adds = args[3], True
+            dim, index = _known(args[1:3])
+            places = places.index_select(dim, index) if name == "index_add" else places.gather(dim, index)
+        if values.dtype != x.dtype:
+            raise _NoNativeCode
+        numbers = values.positions
+        if name == "scatter_add":  # of which more may be given than there are places for
+            numbers = numbers[tuple(slice(size) for size in places.shape)]
+        new = x.positions.reshape(-1).tolist()
+        given = numbers.expand_as(places).reshape(-1).tolist()
+        for place, number in zip(places.reshape(-1).tolist(), given, strict=True):
+            total = f"({self._names[new[place]]} + {self._names[number]})"
+            new[place] = self._statement(total, x.dtype) if adds else number
+        return _Numbers(torch.tensor(new, dtype=torch.int64).reshape(x.positions.shape), x.dtype)
+
+    def _less(self, number: int, terms: Iterable[tuple[int, int]]) -> str:
+        """Write a number less a sum of products."""
+        return " - ".join([self._names[number], *(f"{self._names[a]} * {self._names[b]}" for a, b in terms)])
+
+    def _cholesky(self, x: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Write lower Cholesky factors, column by column, and the number of the first pivot that is not positive."""
+        self._close()
+        n, zero = x.positions.shape[-1], self._literal(0.0, x.dtype)
+        factors, failures = [], []
+        for matrix in x.positions.reshape(-1, n, n).tolist():
+            factor, pivots = [[zero] * n for _ in range(n)], []
+            for j in range(n):
+                rest = self._less(matrix[j][j], ((factor[j][k], factor[j][k]) for k in range(j)))
+                pivots.append(self._statement(rest, x.dtype))
+                factor[j][j] = self._statement(f"std::sqrt({self._names[pivots[j]]})", x.dtype)
+                for i in range(j + 1, n):
+                    rest = self._less(matrix[i][j], ((factor[i][k], factor[j][k]) for k in range(j)))
+                    factor[i][j] = self._statement(f"({rest}) / {self._names[factor[j][j]]}", x.dtype)
+            failed = "0"
+            for j in reversed(range(n)):
+                failed = f"({self._names[pivots[j]]} > 0 ? {failed} : {j + 1})"
+            factors.append(factor)
+            failures.append(self._statement(failed, torch.int32))
+        shape = x.positions.shape
+        return _Numbers(torch.tensor(factors).reshape(shape), x.dtype), _Numbers(
+            torch.tensor(failures).reshape(shape[:-2]), torch.int32
+        )
+
+    def _solved(
+        self, a: _Numbers, b: _Numbers, *, upper: bool, left: bool = True, unitriangular: bool = False
+    ) -> _Numbers:
+        """Write the solution of ``a x = b``, or of ``x a = b``, for triangular ``a``."""
+        self._close()
+        matrices, sides = a.positions, b.positions
+        if not left:
+            matrices, sides, upper = matrices.mT, sides.mT, not upper
+        if upper:  # the last row first
+            matrices, sides = matrices.flip(-1, -2), sides.flip(-2)
+        n, k = sides.shape[-2:]
+        batch = torch.broadcast_shapes(matrices.shape[:-2], sides.shape[:-2])
+        pairs = zip(
+            matrices.broadcast_to(*batch, n, n).reshape(-1, n, n).tolist(),
+            sides.broadcast_to(*batch, n, k).reshape(-1, n, k).tolist(),
+            strict=True,
+        )
+        found = []
+        for matrix, side in pairs:
+            rows: list[list[int]] = []
+            for i in range(n):
+                scale = "1" if unitriangular else self._names[matrix[i][i]]
+                rests = [self._less(side[i][c], ((matrix[i][j], rows[j][c]) for j in range(i))) for c in range(k)]
+                rows.append([self._statement(f"({rest}) / {scale}", b.dtype) for rest in rests])
+            found.append(rows)
+        x = torch.tensor(found, dtype=torch.int64).reshape(*batch, n, k)
+        x = x.flip(-2) if upper else x
+        return _Numbers(x if left else x.mT, b.dtype)
+
+    def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> _Numbers:
+        if kwargs or args[-1].dtype != meta.dtype:
+            raise _NoNativeCode
+        a, b = args[-2].positions, args[-1].positions
+        if name in ("mv", "dot"):
+            b = b.unsqueeze(-1)
+        a = a.unsqueeze(0) if name == "dot" else a
+        shape = torch.broadcast_shapes(a.unsqueeze(-1).shape, b.unsqueeze(-3).shape)
+        if shape.numel() > _MAX_PRODUCT:
+            raise _NoNativeCode
+        terms = self._elementwise(
+            "mul", (_Numbers(a.unsqueeze(-1), meta.dtype), _Numbers(b.unsqueeze(-3), meta.dtype)), shape, meta.dtype
+        )
+        total = self._fold("add", _Numbers(terms.positions.movedim(-2, -1), meta.dtype), meta.dtype)
+        if name == "addmm":
+            total = self._elementwise("add", (args[0], total), meta.shape, meta.dtype)
+        return _Numbers(total.positions.reshape(meta.shape), meta.dtype)
+
+    def _clamped(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:
+        limits = {"clamp_min": ["min"], "clamp_max": ["max"]}.get(name, ["min", "max"])
+        given = dict(zip(limits, args[1:], strict=False)) | kwargs
+        x = args[0]
+        for limit, function in (("min", "maximum"), ("max", "minimum")):
+            if given.get(limit) is not None:
+                x = self._elementwise(function, (x, given[limit]), meta.shape, meta.dtype)
+        return x
+
+
+# --------------------------------------------------------------------------------------------------
+# A small density as C++ over rows, and Hamiltonian trajectories through it without a way back to Python.
+# --------------------------------------------------------------------------------------------------
+
+MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C is not heard
+
+# One row after the other. `loop` is the density of a row; `x` are positions and momenta, which are changed, inverse
+# temperatures, step sizes, factors and kicks, then what is found, and the data. A dense factor is a lower triangle.
+_INTEGRATION = """
+#include <algorithm>
+#include <vector>
+extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t rows, int64_t dim, int64_t groups,
+                          int64_t dense, int64_t data) {{
+  {real}** x = ({real}**)pointers;
+  std::vector<{real}> force(dim);
+  std::vector<void*> row(pointers + 5, pointers + 11 + data);  // of which the first six are set for each row
+  for (int64_t b = 0; b < rows; ++b) {{
+    {real} *q = x[0] + b * dim, *p = x[1] + b * dim, *gradient = x[9] + b * dim, *lowest = x[10] + b;
+    const {real} step = x[3][b], *factor = x[4] + b * groups / rows * dim * (dense ? dim : 1);
+    void* own[] = {{q, x[2] + b, x[6] + b, x[7] + b, x[8] + b, gradient}};
+    std::copy(own, own + 6, row.begin());
+    *lowest = INFINITY;
+    for (int64_t s = 0; s < kicks; ++s) {{
+      for (int64_t i = 0; i < dim; ++i) {{
+        {real} moved = dense ? 0 : factor[i] * p[i];
+        for (int64_t j = 0; dense && j <= i; ++j) moved += factor[i * dim + j] * p[j];
+        q[i] += drift * step * moved;
+      }}
+      loop(row.data(), 1, 1);
+      const {real} density = x[8][b];
+      if (density < *lowest || density != density) *lowest = density;
+      for (int64_t i = 0; i < dim; ++i) {{
+        force[i] = dense ? 0 : factor[i] * gradient[i];
+        for (int64_t j = 0; dense && j <= i; ++j) force[j] += factor[i * dim + j] * gradient[i];
+      }}
+      for (int64_t i = 0; i < dim; ++i) p[i] += x[5][s] * step * force[i];
+    }}
+  }}
+}}
+"""
+
+
+class NativeEvaluator:
+    """An evaluator, ``(n, d), (n,) -> Evaluation``, for any number of rows.
+
+    The C++ trusts dtype and sizes, so that they are looked at here.
+    """
+
+    def __init__(self, library: Any, data: tuple[Tensor, ...], dim: int, dtype: torch.dtype) -> None:
+        self._library, self._data, self._dim, self._dtype = library, data, dim, dtype
+
+    def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
+        """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
+        if u.dim() != 2 or u.shape[1] != self._dim or beta.shape != u.shape[:1]:
+            raise ShapeError(
+                f"vectors and inverse temperatures must have shapes (n, {self._dim}) and (n,), not {tuple(u.shape)} "
+                f"and {tuple(beta.shape)}"
+            )
+        u, beta = u.to(self._dtype), beta.to(self._dtype)
+        found = _empty(u, beta)
+        call_library(self._library, (u, beta), (*found, *self._data), 1, len(u))
+        return found
+
+    def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
+        """Tell whether positions ``(n, d)`` and the factor of a metric have the dtype and sizes of the C++."""
+        one = factor.dim() == (2 if is_dense else 1)
+        return (
+            q.dtype == factor.dtype == self._dtype
+            and q.shape[1] == factor.shape[-1] == self._dim
+            and (one or len(q) % len(factor) == 0)
+        )
+
+    def integrate(
+        self,
+        q: Tensor,
+        p: Tensor,
+        step: Tensor,
+        beta: Tensor,
+        factor: Tensor,
+        is_dense: bool,
+        drift: float,
+        kicks: Sequence[float],
+    ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
+        """Move ``q`` and ``p``, ``(n, d)``, in turn, a kick after each drift; also return the lowest density, ``(n,)``.
+
+        Parameters
+        ----------
+        q, p : Tensor
+            ``(n, d)``; momenta are whitened.
+        step, beta : Tensor
+            ``(n,)``
+        factor : Tensor
+            Of the metric: ``(d,)`` or ``(g, d)``, or lower triangles ``(d, d)`` or ``(g, d, d)`` if ``is_dense``.
+        is_dense : bool
+        drift : float
+            How far positions move each time, in steps.
+        kicks : sequence of float
+            How far momenta do, in turn.
+        """
+        (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
+        q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
+        beta, step, factor = (x.to(q.dtype).contiguous() for x in (beta, step, factor))
+        found, part = _empty(q, beta), torch.empty_like(step)
+        lowest, numbers = torch.full_like(part, torch.inf), q.new_tensor(kicks)
+        groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
+        for some in numbers.split(at_once):
+            tensors = (q, p, beta, step, factor, some, *found, part, *self._data)
+            pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+            sizes = (ctypes.c_int64(size) for size in (len(some), n, d, groups, is_dense, len(self._data)))
+            self._library.integrate(pointers, floating(drift), *sizes)
+            lowest = torch.minimum(lowest, part)
+        return q, p, found, lowest
+
+
+def _empty(u: Tensor, beta: Tensor) -> Evaluation:
+    log_prior, log_likelihood, log_density = (beta.new_empty(beta.shape) for _ in range(3))
+    return Evaluation(log_prior, log_likelihood, log_density, u.new_empty(u.shape))
+
+
+def over_rows(source: RowSource, dim: int, dtype: torch.dtype) -> NativeEvaluator | None:
+    """Compile a density that :func:`bayeskit.logdensity.native.row_source` has written; None where that fails.
+
+    Parameters
+    ----------
+    source : RowSource
+        Of a function of vectors and inverse temperatures, whose results are those of an :class:`Evaluation`.
+    dim : int
+        Of the vectors.
+    dtype : torch.dtype
+    """
+    library = library_of(source.text + _INTEGRATION.format(real="float" if dtype == torch.float32 else "double"))
+    return None if library is None else NativeEvaluator(library, source.data, dim, dtype)

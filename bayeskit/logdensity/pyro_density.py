@@ -1,0 +1,1142 @@
+"""A Pyro model as a density over one unconstrained vector, also from a few rows of its data, and simulated forward."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from inspect import signature
+from math import prod
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+import pyro
+import torch
+from pyro.distributions import Delta, ImproperUniform, Unit
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+
+from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors
+from bayeskit.core.randomness import defaults, global_stream
+from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
+from bayeskit.logdensity.enumeration import Enumeration, Factor, align, couplings, eliminate, pack, sum_product
+from bayeskit.logdensity.pyro_distributions import AugmentedAssignment, batchable_distributions, draw
+from bayeskit.logdensity.pyro_runs import (
+    Constants,
+    Coordinate,
+    DomainCheck,
+    Reader,
+    Record,
+    Supply,
+    culprit,
+    dtype_and_device,
+    globals_kept,
+    is_deterministic,
+    is_enumerated,
+    tensors_in,
+    unsteady,
+)
+from bayeskit.logdensity.supports import draw as draw_coordinate
+from bayeskit.logdensity.supports import log_density
+from bayeskit.logdensity.tracing import UNTRACEABLE
+from bayeskit.logdensity.transforms import bijection, inside, is_misdeclared, support_of
+
+__all__ = [
+    "FactorTerms",
+    "LikelihoodParts",
+    "Part",
+    "PyroDensity",
+    "Simulation",
+    "Site",
+    "SubsampledDensity",
+    "likelihood_parts",
+    "log_normaliser",
+    "parts_of",
+    "simulate",
+    "with_args",
+    "with_observed",
+]
+
+# --------------------------------------------------------------------------------------------------
+# A Pyro model as a density over one unconstrained vector.
+#
+# The model is run under one messenger that supplies every continuous latent site's value from a slice of the
+# unconstrained vector and records each site's log probability. No trace is built, and the run is a pure function of the
+# vector, so ``torch.func.vmap`` and ``make_fx`` can take it.
+# --------------------------------------------------------------------------------------------------
+
+_PROTOTYPE_DRAWS = 20
+#: Prior draws that are made at once; for each of them the whole model runs, with all of its data.
+_PRIOR_DRAWS_AT_ONCE, _COPIES_OF_DATA, _BYTES_AT_ONCE = 256, 10, 2**28
+
+
+@dataclass(frozen=True)
+class Site:
+    """A continuous latent site and its slice ``[start, stop)`` of the unconstrained vector."""
+
+    name: str
+    shape: torch.Size
+    unconstrained_shape: torch.Size
+    start: int
+    stop: int
+
+
+def _refuse_discrete(name: str, fn: Any, place: str = "") -> None:
+    """Refuse a latent site that has to be summed out, and nobody has said so.
+
+    Raises
+    ------
+    UnsupportedSiteError
+        With what to write instead.
+    """
+    if not fn.support.is_discrete:
+        return
+    raise UnsupportedSiteError(
+        f"site {name!r} is discrete{place}; "
+        + (
+            'mark it with infer={"enumerate": "parallel"} to have it summed out'
+            if fn.has_enumerate_support
+            else "its support is infinite, so integrate it out by hand or truncate it"
+        )
+    )
+
+
+class PyroDensity:
+    """A Pyro model with its arguments, read as a density over one unconstrained vector.
+
+    Every method takes and returns single (unbatched) vectors.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        generator: torch.Generator,
+    ) -> None:
+        if not callable(model):
+            raise ModelError(
+                f"a Pyro model is a callable that calls pyro.sample; got {type(model).__name__}. "
+                "For plain densities use Target.from_functions"
+            )
+        self._model = model
+        self._args, self._kwargs = arrays_as_tensors(args), arrays_as_tensors(kwargs)
+        self.dtype, self.device = dtype_and_device((model, self._args, self._kwargs))
+        self._first_available_dim = -1
+        self._enumerates = self._augments = False
+        records, drawn = self._first_prototype(generator)
+        observed = {n: r for n, r in records.items() if r.kind == "observed"}
+        seen = [r.value for r in observed.values()] + [r.log_prob for r in records.values() if r.kind == "latent"]
+        dtype, device = dtype_and_device(seen, self.dtype, self.device)
+        if (dtype, device) != (self.dtype, self.device):
+            # The data, or a prior's parameters, are the model's own: now that they are seen, constants follow them too.
+            self.dtype, self.device = dtype, device
+            records, drawn = self._prototype(generator)
+        self._check(records)
+        depth = max((-f.dim for r in records.values() for f in r.plates), default=0)
+        self._enumerates = any(r.kind == "enumerated" for r in records.values())
+        self._first_available_dim = -1 - depth
+        self.observed_sites = tuple(observed)
+        arguments = (model, self._args, self._kwargs)
+        self.data = [r.value for r in records.values() if r.kind == "observed"] + tensors_in(arguments)
+        self._deterministic_shapes = {n: r.value.shape for n, r in records.items() if r.kind == "deterministic"}
+        self.sites = self._layout(records, drawn)
+        self.dim = self.sites[-1].stop if self.sites else 0
+        if self.dim == 0:
+            raise ModelError("the model has no continuous latent site, so there is nothing to sample")
+        self._by_name = {site.name: place for place, site in enumerate(self.sites)}
+
+    # -- building ---------------------------------------------------------------------------
+
+    def _first_prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
+        """Run the model with its arguments as they are, or else with lists of numbers as tensors."""
+        try:
+            return self._prototype(generator)
+        except ModelError:
+            args = tuple(lists_as_tensors(value) for value in self._args)
+            kwargs = {name: lists_as_tensors(value) for name, value in self._kwargs.items()}
+            pairs = zip((*args, *kwargs.values()), (*self._args, *self._kwargs.values()), strict=True)
+            if all(new is old for new, old in pairs):
+                raise
+            given = self._args, self._kwargs, self.dtype, self.device
+            self._args, self._kwargs = args, kwargs
+            self.dtype, self.device = dtype_and_device((self._model, args, kwargs))
+            try:
+                return self._prototype(generator)
+            except ModelError:
+                self._args, self._kwargs, self.dtype, self.device = given
+            raise
+
+    def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
+        """Run the model until a prior draw admits the data, whose support may depend on it.
+
+        Where none does, and the complaint is another each time, uniform distributions may have no density at the data.
+        """
+        first: ModelError | None = None
+        complaints = set()
+        for _ in range(_PROTOTYPE_DRAWS):
+            try:
+                return self._validated_run(generator)
+            except UnsupportedSiteError:
+                raise
+            except ModelError as error:
+                if not isinstance(error.__cause__, ValueError | torch.linalg.LinAlgError):
+                    raise
+                first = first or error
+                complaints.add(str(error))
+        if len(complaints) > 1:
+            with suppress(ModelError):
+                return self._validated_run(generator, admits_uniform=True)
+        raise first or ModelError("the model could not be run")
+
+    def _validated_run(
+        self, generator: torch.Generator, admits_uniform: bool = False
+    ) -> tuple[dict[str, Record], dict[str, Any]]:
+        """Run the model once as the user would, validation on, so that errors can name the site."""
+        drawn: dict[str, Any] = {}
+
+        def draw(name: str, fn: Any) -> tuple[Tensor, None]:
+            drawn[name] = fn
+            return self._draw(fn), None
+
+        self._constants = Constants()
+        reader, augmented = Reader(draw, self._constants, True, admits_uniform), AugmentedAssignment()
+        try:
+            with global_stream(generator), self._globals(validate=True), reader, augmented:
+                self._model(*self._args, **self._kwargs)
+        except ModelError:
+            raise
+        except UNTRACEABLE as error:
+            if isinstance(error, DataError):
+                raise
+            for name, fn in drawn.items():
+                _refuse_discrete(name, fn, culprit(error))
+            self._explain_nan_arguments()
+            if reader.last is None and isinstance(error, TypeError):
+                self._explain_call()
+            place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
+            what = (
+                reader.outside_of_support()
+                or str(error)
+                or "something that it calls is not implemented, such as the density of a distribution"
+            )
+            raise ModelError(f"running the model once failed {place}{culprit(error)}: {what}") from error
+        self._augments |= augmented.seen
+        return reader.records, drawn
+
+    def _check(self, records: dict[str, Record]) -> None:
+        if not records:
+            raise ModelError(
+                "calling the model reached no pyro.sample statement; is it a Pyro model? "
+                "For plain densities use Target.from_functions"
+            )
+        observed = [r for r in records.values() if r.kind == "observed"]
+        if not observed:
+            raise ModelError(
+                "the model has no observed site and no pyro.factor, so its likelihood is empty; "
+                "pass obs=data to at least one pyro.sample"
+            )
+        if any(r.log_prob.isnan().any() for r in observed if r.log_prob is not None):
+            self._explain_nan_arguments()
+        if any(r.kind == "enumerated" for r in records.values()):
+            # Enumeration gives the dimensions left of the plates a meaning, so none may be undeclared.
+            for record in records.values():
+                if record.log_prob is not None:
+                    self._pack(record)
+
+    def _explain_call(self) -> None:
+        """Say how a model's arguments are given, where it cannot be called with these."""
+        try:
+            signature(self._model).bind(*self._args, **self._kwargs)
+        except TypeError as error:
+            kinds = [type(x).__name__ for x in self._args] + [
+                f"{k}={type(x).__name__}" for k, x in self._kwargs.items()
+            ]
+            raise ModelError(
+                f"the model cannot be called with ({', '.join(kinds)}): {error}; its arguments follow it one by one, "
+                "as in Target.from_pyro(model, x, y), not in a tuple or as args="
+            ) from error
+        except ValueError:
+            return  # it has no signature, as functions in C
+
+    def _explain_nan_arguments(self) -> None:
+        if self._constants.observed:
+            return  # NaN in the arguments is then declared missing by a mask, and not what went wrong
+        named = [(f"argument {i}", a) for i, a in enumerate(self._args)]
+        named += [(f"argument {k!r}", a) for k, a in self._kwargs.items()]
+        for label, value in named:
+            if isinstance(value, Tensor) and value.is_floating_point() and value.isnan().any():
+                first = tuple(value.isnan().nonzero()[0].tolist())
+                raise DataError(
+                    f"{label} of the model holds {int(value.isnan().sum())} NaN, the first at index {first}; "
+                    "drop or impute missing data"
+                )
+
+    def _layout(self, records: dict[str, Record], drawn: dict[str, Any]) -> tuple[Site, ...]:
+        sites, start = [], 0
+        for record in records.values():
+            if record.kind != "latent":
+                continue
+            fn = drawn[record.name]
+            try:
+                _refuse_discrete(record.name, fn)
+                transform = bijection(support_of(fn))
+                unconstrained = transform.inverse_shape(record.value.shape)
+                transform.inv(record.value)
+                if not transform(record.value.new_zeros(unconstrained)).isfinite().all():
+                    raise NotImplementedError("an interval of infinite length")  # torch: GeneralizedPareto
+            except (NotImplementedError, KeyError) as error:
+                why = "for which no bijection from unconstrained space is known"
+                if is_misdeclared(fn):
+                    why = "which torch declares for its transforms although they reach a part of it only"
+                raise UnsupportedSiteError(
+                    f"site {record.name!r} has support {fn.support}, {why}; reparameterise it (pyro.infer.reparam), or "
+                    "draw the base variable and make the rest a deterministic site"
+                ) from error
+            stop = start + prod(unconstrained)
+            sites.append(Site(record.name, record.value.shape, torch.Size(unconstrained), start, stop))
+            start = stop
+        return tuple(sites)
+
+    # -- running ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _globals(self, validate: bool) -> Iterator[None]:
+        """Set dtype, device and validation for a run of the model, and leave every global as it was."""
+        with globals_kept(), pyro.validation_enabled(validate), defaults(self.dtype, self.device):
+            yield
+
+    def _run(self, supply: Supply, enumerate_sites: bool = True) -> dict[str, Record]:
+        return self._call(supply, enumerate_sites)[0]
+
+    def _call(self, supply: Supply, enumerate_sites: bool = True) -> tuple[dict[str, Record], Any]:
+        reader = Reader(supply, self._constants)
+        enumerating = self._enumerates and enumerate_sites
+        outer = Enumeration(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
+        augmented = AugmentedAssignment() if self._augments else nullcontext()
+        with self._globals(validate=False), batchable_distributions(), outer, reader, augmented:
+            returned = self._model(*self._args, **self._kwargs)
+        return reader.records, returned
+
+    def _from_vector(self, u: Tensor) -> Supply:
+        # In one operation, for the gradient of each slice by itself would be a vector of zeros with a few entries.
+        parts = u.split([site.stop - site.start for site in self.sites])
+
+        def supply(name: str, fn: Any) -> tuple[Tensor, Coordinate]:
+            place = self._place(name)
+            site = self.sites[place]
+            transform = bijection(support_of(fn))
+            x = parts[place].reshape(site.unconstrained_shape)
+            value = transform(x)
+            if value.shape != site.shape:
+                raise UnsupportedSiteError(
+                    f"site {name!r} had shape {tuple(site.shape)} and now has {tuple(value.shape)}; "
+                    "its shape may not change from run to run, nor its support depend on a summed-out site"
+                )
+            jacobian = transform.log_abs_det_jacobian(x, value)
+            excess = jacobian.dim() - (len(site.shape) - fn.event_dim)
+            if excess > 0:
+                jacobian = jacobian.flatten(-excess).sum(-1)
+            return value, Coordinate(jacobian, log_density(fn, x))
+
+        return supply
+
+    def _place(self, name: str) -> int:
+        if name not in self._by_name:
+            raise unsteady(name)
+        return self._by_name[name]
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``(log_prior, log_likelihood)`` at one vector ``u`` of shape ``(dim,)``."""
+        return self._joint_of(u, self._from_vector(u))
+
+    def rounding(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how the log density changes if rounded values move one unit inside, and which sites have any.
+
+        That of a prior in its coordinate does not; those of hierarchies, and of a user's own, may.
+
+        Shapes ``()`` and ``(len(sites),)``, bool.
+        """
+        supply, moved = self._from_vector(u), {}
+
+        def nudged(name: str, fn: Any) -> tuple[Tensor, Coordinate | None]:
+            value, coordinate = supply(name, fn)
+            new = inside(support_of(fn), value)
+            moved[name] = (new != value).any()
+            return new, coordinate
+
+        there, here = (torch.stack(parts) for parts in (self._joint_of(u, nudged), self.joint(u)))
+        change = torch.where(there == here, 0.0, there - here).sum()  # infinities that stay are no change
+        return change, torch.stack([moved[site.name] for site in self.sites])
+
+    def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
+        records = self._run(supply)
+        absent = [s.name for s in self.sites if s.name not in records]
+        if absent:
+            raise unsteady(absent[0])
+        if not self._enumerates:
+            zero = u.new_zeros(())
+            prior = sum((r.log_prob.sum() for r in records.values() if r.kind == "latent"), zero)  # type: ignore[union-attr]
+            likelihood = sum((r.log_prob.sum() for r in records.values() if r.kind == "observed"), zero)  # type: ignore[union-attr]
+            return prior, likelihood
+        factors, home, names = self._factors(records)
+        prior_factors = [f for kind, f in factors if kind == "latent"]
+        if any(f.variables for f in prior_factors):
+            # A continuous site depends on a discrete one: the prior is itself a sum.
+            prior = sum_product([f for kind, f in factors if kind != "observed"], home, names)
+            total = sum_product([f for _, f in factors], home, names)
+            return prior, total - prior
+        prior = sum((f.tensor.sum() for f in prior_factors), u.new_zeros(()))
+        likelihood = sum_product([f for kind, f in factors if kind != "latent"], home, names)
+        return prior, likelihood
+
+    def check_repeatable(self, u: Tensor, generator: torch.Generator) -> None:
+        """Refuse a model whose density at one vector ``u`` differs from call to call."""
+        with global_stream(generator), torch.no_grad():
+            try:
+                first, second = torch.stack(self.joint(u)), torch.stack(self.joint(u))
+            except UNTRACEABLE:
+                return  # which is told where the model is made a batch
+        if not torch.allclose(first, second, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise ModelError(
+                f"the model's log density at one vector is {float(first.sum()):.6g}, and then "
+                f"{float(second.sum()):.6g}: something random is left in it, such as a site behind poutine.block, "
+                "dropout, or torch.rand; make it a site, or fix it"
+            )
+
+    def check_parameters(self, generator: torch.Generator) -> None:
+        """Refuse a model in which a draw from the prior takes a parameter, such as a scale, out of its domain."""
+        try:
+            vectors = self.prior_vectors(_PROTOTYPE_DRAWS, generator, True)
+            check = DomainCheck()
+
+            def outside(u: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+                nonlocal check
+                with DomainCheck() as check:
+                    self._run(self._from_vector(u))
+                return list(check.excess.values()), list(check.values.values())
+
+            excess, values = torch.func.vmap(outside, chunk_size=self._prior_draws_at_once())(vectors)
+        except UNTRACEABLE:
+            return  # a model that cannot be batched is told elsewhere
+        for (name, parameter), far, value in zip(check.excess, excess, values, strict=True):
+            bad = far > 0
+            if bool(bad.any()):
+                raise ModelError(
+                    f"the {parameter} of site {name!r} leaves its domain{check.places[name]}: it is "
+                    f"{float(value[bad][0]):.4g} at {int(bad.sum())} of {len(bad)} draws from the prior; give what it "
+                    "depends on a prior of the right sign, such as HalfNormal or LogNormal for a scale, or transform "
+                    "it by exp() or sigmoid()"
+                )
+
+    def _factors(
+        self, records: dict[str, Record]
+    ) -> tuple[list[tuple[str, Factor]], dict[int, frozenset[str]], dict[int, str]]:
+        home = {r.variable: frozenset(f.name for f in r.plates) for r in records.values() if r.variable is not None}
+        names = {r.variable: r.name for r in records.values() if r.variable is not None}
+        factors = [(r.kind, self._pack(r)) for r in records.values() if r.log_prob is not None]
+        return factors, home, names
+
+    def _pack(self, record: Record) -> Factor:
+        plates = {f.dim: (f.name, f.size) for f in record.plates}
+        return pack(record.name, cast(Tensor, record.log_prob), plates, record.dim_to_id, self._first_available_dim)
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log likelihood of each observation at one vector ``u``, by observed site."""
+        records = self._run(self._from_vector(u))
+        if not self._enumerates:
+            return {n: records[n].log_prob for n in self.observed_sites}  # type: ignore[misc]
+        _, home, names = self._factors(records)
+        packed = {r.name: self._pack(r) for r in records.values() if r.log_prob is not None}
+        result = {}
+        for name in self.observed_sites:
+            mine = packed[name]
+            joined, variables, coupled = couplings(packed, name, self.observed_sites, home)
+            if coupled or any(factor.plates != mine.plates for factor in joined):
+                sites = ", ".join(sorted(repr(names[v]) for v in variables))
+                raise ModelError(
+                    f"the observations of site {name!r} are coupled by the summed-out sites {sites}, "
+                    "so they have no pointwise log likelihood"
+                )
+            order = tuple(f.name for f in sorted(records[name].plates, key=lambda f: f.dim))
+            result[name] = align(eliminate(joined, mine.plates, home), order)
+            if len(joined) > 1:
+                # What is summed out has its probability given the continuous sites that depend on it.
+                result[name] = result[name] - align(eliminate(joined[1:], mine.plates, home), order)
+        return result
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return each site's constrained value at one vector ``u``.
+
+        Deterministic sites that depend on a summed-out site have no single value and are left out.
+        """
+        records = self._run(self._from_vector(u))
+        shapes = self._deterministic_shapes if deterministic else {}
+        return {
+            r.name: r.value
+            for r in records.values()
+            if r.kind == "latent" or (r.kind == "deterministic" and shapes.get(r.name) == r.value.shape)
+        }
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained| at one vector ``u``, masked entries included."""
+        supply, parts = self._from_vector(u), [u.new_zeros(())]
+
+        def noted(name: str, fn: Any) -> tuple[Tensor, Coordinate | None]:
+            value, coordinate = supply(name, fn)
+            if coordinate is not None:
+                parts.append(coordinate.jacobian.sum())
+            return value, coordinate
+
+        self._run(noted)
+        return torch.stack(parts).sum()
+
+    @property
+    def improper_sites(self) -> tuple[str, ...]:
+        """Sites whose prior is flat or masked: what they draw does not follow their density."""
+        return tuple(sorted(self._constants.improper))
+
+    def returned(self, u: Tensor) -> Any:
+        """Return what the model itself returns at one vector ``u``."""
+        return self._call(self._from_vector(u), enumerate_sites=False)[1]
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vector of one set of constrained values."""
+        pieces: dict[str, Tensor] = {}
+
+        def supply(name: str, fn: Any) -> tuple[Tensor, None]:
+            value, support = values[name], support_of(fn)
+            if not support.check(value).all():
+                raise DataError(f"the value of site {name!r} lies outside its support {support}: {value}")
+            pieces[name] = bijection(support).inv(value).reshape(-1)
+            return value, None
+
+        self._run(supply)
+        return torch.cat([pieces[s.name] for s in self.sites])
+
+    def _draw(self, fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
+        # A module may hold priors made before the dtype of the data was known.
+        return draw(fn, shape).to(self.dtype)
+
+    def _draw_with_coordinate(self, fn: Any, shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Draw values and their unconstrained coordinates, in which none is rounded to an end of the support."""
+        transform = bijection(support_of(fn))
+        x = draw_coordinate(fn, torch.Size(shape))
+        if x is None:
+            value = self._draw(fn, shape)
+            return value, transform.inv(value)
+        x = x.to(self.dtype)
+        return transform(x), x
+
+    def probe(self, generator: torch.Generator) -> Tensor:
+        """Draw one vector from the prior to try the model at, where one of a few draws lets it factorise its matrices.
+
+        Raises
+        ------
+        ModelError
+            If none does, because of a matrix that a latent site needs.
+        """
+        with global_stream(generator), torch.no_grad():
+            for _ in range(_PROTOTYPE_DRAWS):
+                with suppress(torch.linalg.LinAlgError):
+                    return self.prior_vector({}, whole=True).to(self.dtype)
+        return self.prior_vectors(1, generator, batched=False)[0]
+
+    def prior_vector(self, given: Mapping[str, tuple[Tensor, Tensor]], whole: bool = False) -> Tensor:
+        """Draw one vector from the prior with the global stream; values and coordinates in ``given`` are not drawn.
+
+        ``whole``: the likelihood, too, has to run.
+        """
+        pieces: dict[str, Tensor] = {}
+
+        def supply(name: str, fn: Any) -> tuple[Tensor, None]:
+            value, x = given[name] if name in given else self._draw_with_coordinate(fn)
+            pieces[name] = x.reshape(-1)
+            return value, None
+
+        try:
+            self._run(supply, enumerate_sites=False)
+        except torch.linalg.LinAlgError:
+            # Where a likelihood cannot factorise the matrix that was drawn, the draw is still one of the prior.
+            if whole or any(site.name not in pieces for site in self.sites):
+                raise
+        return torch.cat([pieces[s.name] for s in self.sites])
+
+    def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
+        """Draw vectors from a prior that is proper, shape ``(num_draws, dim)``."""
+        if improper := self.improper_sites:
+            raise SettingsError(
+                f"the prior of site {improper[0]!r} is improper and cannot be drawn from; take a proper one, "
+                "or bayeskit.sample, which draws from the posterior alone"
+            )
+        return self.prior_vectors(num_draws, generator, batched)
+
+    def prior_vectors(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
+        """Draw vectors from where the sites draw, shape ``(num_draws, dim)``, the prior if that is proper."""
+        with global_stream(generator):
+            if batched:
+                # Some of torch's samplers do not know vmap; the loop below is slower and always right.
+                with suppress(*UNTRACEABLE):
+                    given = self.root_draws(num_draws)
+                    dummy = torch.zeros(num_draws, device=self.device)
+                    draw = torch.func.vmap(
+                        lambda values, _: self.prior_vector(values),
+                        randomness="different",
+                        chunk_size=self._prior_draws_at_once(),
+                    )
+                    return draw(given, dummy).to(self.dtype).detach()
+            try:
+                rows = [self.prior_vector({}) for _ in range(num_draws)]
+            except torch.linalg.LinAlgError as error:
+                raise ModelError(
+                    f"a draw from the prior gives a matrix that cannot be factorised{culprit(error)}, and a later site "
+                    "needs it; choose a prior with less mass near singular matrices, or add a small number to the "
+                    "diagonal"
+                ) from error
+            return torch.stack(rows).to(self.dtype).detach()
+
+    def _prior_draws_at_once(self) -> int:
+        size = _COPIES_OF_DATA * sum(x.numel() * x.element_size() for x in self.data)
+        return max(1, min(_PRIOR_DRAWS_AT_ONCE, _BYTES_AT_ONCE // max(size, 1)))
+
+    def root_draws(self, num_draws: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Draw, all at once, the sites whose prior depends on no other latent site.
+
+        Dependence is read off functorch itself: with every latent and discrete
+        value batched, a distribution that depends on one has a batched density.
+        """
+        base: dict[str, Tensor] = {}
+
+        def draw(name: str, fn: Any) -> tuple[Tensor, None]:
+            base[name] = self._draw(fn)
+            return base[name], None
+
+        self._run(draw, enumerate_sites=False)
+        roots: dict[str, Any] = {}
+
+        def probe(batched: dict[str, Tensor]) -> Tensor:
+            def supply(name: str, fn: Any) -> tuple[Tensor, None]:
+                if not torch._C._functorch.is_batchedtensor(fn.log_prob(base[name])):
+                    roots[name] = fn
+                return batched[name], None
+
+            self._run(supply, enumerate_sites=False)
+            return next(iter(batched.values())).sum()
+
+        stacked = {name: torch.stack([value, value]) for name, value in base.items()}
+        torch.func.vmap(probe, randomness="different")(stacked)
+        with self._globals(validate=False):
+            return {name: self._draw_with_coordinate(fn, (num_draws,)) for name, fn in roots.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Which parts of a model's likelihood are densities of single data.
+# --------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class FactorTerms(Protocol):
+    """A model that knows what its factors add up."""
+
+    def factor_terms(self, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the log likelihoods of unlike data, ``(*batch, n)``, and how often each occurs, ``(n,)``.
+
+        ``values`` are those of the latent sites, ``(*batch, *shape)``; there is one entry for each ``pyro.factor``.
+        """
+        ...
+
+
+class LikelihoodParts(NamedTuple):
+    """Names of the sites of a model's likelihood that need a closer look."""
+
+    factors: tuple[str, ...]  # pyro.factor outside of every plate
+    scaled: tuple[str, ...]  # under poutine.scale
+    model: FactorTerms | None  # that can tell what its factors add up
+
+
+class _Looker(Messenger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors: list[str] = []
+        self.scaled: list[str] = []
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if isinstance(msg["fn"], _Subsample) or is_deterministic(msg) or not msg["is_observed"]:
+            return
+        if isinstance(msg["fn"], Unit) and not any(f.vectorized for f in msg["cond_indep_stack"]):
+            self.factors.append(msg["name"])
+        if bool((torch.as_tensor(msg["scale"]) != 1).any()):
+            self.scaled.append(msg["name"])
+
+
+def likelihood_parts(density: PyroDensity) -> LikelihoodParts:
+    """Run the model once and look at its observed sites."""
+    looker = _Looker()
+    start = torch.zeros(density.dim, dtype=density.dtype, device=density.device)
+    with torch.no_grad(), looker:
+        density.joint(start)
+    model = density._model if isinstance(density._model, FactorTerms) else None
+    return LikelihoodParts(tuple(looker.factors), tuple(looker.scaled), model)
+
+
+# --------------------------------------------------------------------------------------------------
+# A Pyro model whose likelihood is estimated from chosen rows of one plate.
+# --------------------------------------------------------------------------------------------------
+
+_REMEDY = 'write "with pyro.plate(name, size, subsample_size=...) as rows" and index every observation with rows'
+
+
+class _Rows(Messenger):
+    """Supply the rows of one plate, and note what stands inside and outside of it.
+
+    It is entered inside the density's own messenger, so it meets each site first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plate: str | None = None
+        self.indices: Tensor | None = None
+        self.device = torch.device("cpu")
+        self.sizes: dict[str, tuple[int, int | None]] = {}  # by plate: size, and what the model fixes it to
+        self.local: set[str] = set()  # deterministic sites inside the plate
+        self.enumerated: set[str] = set()
+        self.outside: set[str] = set()  # enumerated and observed sites that the plate does not scale
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if isinstance(msg["fn"], _Subsample):
+            self._supply(msg)
+            return
+        name = msg["name"]
+        frame = next((f for f in msg["cond_indep_stack"] if self._is_subsampled(f)), None)
+        deterministic = is_deterministic(msg)
+        if frame is None:
+            if is_enumerated(msg) or (msg["is_observed"] and not deterministic):
+                self.outside.add(name)
+        elif deterministic:
+            self.local.add(name)
+        elif not msg["is_observed"] and not is_enumerated(msg):
+            raise UnsupportedSiteError(
+                f"latent site {name!r} stands inside the subsampled plate {frame.name!r}, so a minibatch would see "
+                "only some of its values; move it out of the plate, integrate it out, or sample with the full data"
+            )
+        if is_enumerated(msg):
+            self.enumerated.add(name)
+        if frame is not None and self.enumerated:
+            # A sum over a discrete site must see plain probabilities; the estimate is scaled after the sum.
+            msg["scale"] = msg["scale"] * frame.size / frame.full_size
+
+    def _is_subsampled(self, frame: Any) -> bool:
+        if frame.name == self.plate:
+            return True
+        return frame.full_size is not None and frame.full_size > frame.size
+
+    def _supply(self, msg: Any) -> None:
+        name, size, fixed = msg["name"], int(msg["fn"].size), msg["fn"].subsample_size
+        if msg["value"] is not None:
+            raise ModelError(
+                f"plate {name!r} is given its own subsample, so no other rows can be supplied; give it subsample_size"
+            )
+        if fixed is not None and fixed > size:
+            raise ModelError(f"plate {name!r} has subsample_size={fixed}, but only {size} rows; take at most {size}")
+        self.sizes[name] = (size, fixed)
+        if name == self.plate:
+            msg["value"], msg["stop"] = self.indices, True
+        elif fixed is not None and fixed < size:
+            msg["value"], msg["stop"] = torch.arange(fixed, device=self.device), True
+
+
+class SubsampledDensity:
+    """A Pyro model as a density whose likelihood is estimated from rows of one plate.
+
+    Every method but :meth:`sample_prior` takes and returns single (unbatched) vectors.
+
+    Attributes
+    ----------
+    num_data : int
+        Size ``N`` of the plate.
+    batch_size : int
+        Number of rows ``B`` that estimates take.
+    fixed : bool
+        Whether the model itself fixes ``B``, so that no other number of rows can be taken.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        plate: str | None,
+        batch_size: int | None,
+        generator: torch.Generator,
+    ) -> None:
+        self._rows = rows = _Rows()
+
+        def on_rows(*args: Any, **kwargs: Any) -> None:
+            with rows:
+                model(*args, **kwargs)
+
+        self._density = PyroDensity(on_rows if callable(model) else model, args, kwargs, generator)
+        self.sites, self.dim = self._density.sites, self._density.dim
+        self.dtype, self.device, self.data = self._density.dtype, self._density.device, self._density.data
+        rows.device = self.device
+        rows.plate = _choose_plate(rows.sizes, plate, batch_size)
+        self.num_data, fixed = rows.sizes[rows.plate]
+        self.fixed = fixed is not None and fixed < self.num_data
+        self.batch_size = _choose_batch_size(rows.plate, self.num_data, fixed, batch_size)
+        self._check_data()
+        self._try_rows(generator)
+
+    def _check_data(self) -> None:
+        for tensor in self.data:
+            if tensor.is_floating_point() and bool(tensor.isnan().any()):
+                raise DataError(
+                    f"a tensor of shape {tuple(tensor.shape)} in the model holds NaN; with minibatches, "
+                    "drop the rows with missing data or impute them"
+                )
+
+    def _try_rows(self, generator: torch.Generator) -> None:
+        """Run the model on the first rows, so that a model that ignores them is found out here."""
+        self._rows.outside.clear()
+        try:
+            with self._at(self._first_rows()):
+                self._density.joint(self._density.probe(generator))
+        except ModelError:
+            raise
+        except UNTRACEABLE as error:
+            raise ModelError(
+                f"the model cannot be evaluated on {self.batch_size} rows of plate {self._rows.plate!r}: {error}; "
+                f"{_REMEDY}"
+            ) from error
+        if self._rows.enumerated and self._rows.outside:
+            names = ", ".join(sorted(map(repr, self._rows.outside)))
+            raise UnsupportedSiteError(
+                f"the model sums out {sorted(self._rows.enumerated)}, but {names} stand outside the subsampled plate "
+                f"{self._rows.plate!r}; with summed-out sites, all of them and all observations must stand inside it"
+            )
+
+    def _first_rows(self) -> Tensor:
+        return torch.arange(self.batch_size, device=self.device)
+
+    @contextmanager
+    def _at(self, indices: Tensor) -> Iterator[None]:
+        self._rows.indices = indices
+        try:
+            yield
+        finally:
+            self._rows.indices = None
+
+    def joint(self, u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log prior and the estimated log likelihood at ``u`` ``(dim,)`` from rows ``(B,)``."""
+        with self._at(rows):
+            log_prior, log_likelihood = self._density.joint(u)
+        if self._rows.enumerated:
+            log_likelihood = log_likelihood * (self.num_data / rows.shape[0])
+        return log_prior, log_likelihood
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return each site's constrained value; deterministic sites inside the plate are left out."""
+        with self._at(self._first_rows()):
+            values = self._density.values(u, deterministic)
+        return {name: value for name, value in values.items() if name not in self._rows.local}
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vector of one set of constrained values."""
+        with self._at(self._first_rows()):
+            return self._density.vector(values)
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained| at one vector ``u``, which no row changes."""
+        with self._at(self._first_rows()):
+            return self._density.log_jacobian(u)
+
+    @property
+    def improper_sites(self) -> tuple[str, ...]:
+        """Sites whose prior is flat or masked."""
+        return self._density.improper_sites
+
+    @property
+    def can_sample_prior(self) -> bool:
+        """Whether what the sites draw follows their density."""
+        return not self.improper_sites
+
+    def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw vectors from the prior, shape ``(num_draws, dim)``."""
+        with self._at(self._first_rows()):
+            return self._density.prior_draws(num_draws, generator, batched=True)
+
+
+def _choose_plate(sizes: dict[str, tuple[int, int | None]], plate: str | None, batch_size: int | None) -> str:
+    subsampled = [name for name, (size, fixed) in sizes.items() if fixed is not None and fixed < size]
+    known = ", ".join(map(repr, sizes)) or "none"
+    if len(subsampled) > 1:
+        raise ModelError(f"plates {subsampled} all subsample their data; only one may")
+    if plate is not None:
+        if plate not in sizes:
+            raise ModelError(f"the model has no plate {plate!r}; it has {known}")
+        if subsampled and plate != subsampled[0]:
+            raise ModelError(
+                f"plate {subsampled[0]!r} subsamples its data, so minibatches cannot be taken of {plate!r}"
+            )
+        return plate
+    said = subsampled or [name for name, (_, fixed) in sizes.items() if fixed is not None]
+    if len(said) == 1:
+        return said[0]
+    if not sizes:
+        raise ModelError(f"the model has no plate to take minibatches from; {_REMEDY}")
+    if batch_size is None:
+        raise ModelError(f"no plate of the model subsamples its data (plates: {known}); {_REMEDY}, or give batch_size")
+    if len(sizes) > 1:
+        raise ModelError(f"the model has the plates {known}; say with plate=... which one minibatches are taken of")
+    return next(iter(sizes))
+
+
+def _choose_batch_size(plate: str, num_data: int, fixed: int | None, batch_size: int | None) -> int:
+    if fixed is not None and batch_size is not None and fixed != batch_size:
+        raise SettingsError(
+            f"plate {plate!r} has subsample_size={fixed}, but batch_size={batch_size}; "
+            "make them equal, or call the model with subsample_size=None"
+        )
+    chosen = batch_size if fixed is None else fixed
+    if chosen is None:
+        raise ModelError(f"plate {plate!r} does not subsample its data; give batch_size")
+    if not 1 <= chosen <= num_data:
+        raise SettingsError(f"batch_size must lie between 1 and the {num_data} rows of plate {plate!r}, not {chosen}")
+    return chosen
+
+
+# --------------------------------------------------------------------------------------------------
+# Run a Pyro model forward: parameters from the prior, data from the model, and the model with those data.
+# --------------------------------------------------------------------------------------------------
+
+
+class Simulation(NamedTuple):
+    """One draw of everything a model describes."""
+
+    latent: dict[str, Tensor]  # of each continuous latent site
+    observed: dict[str, Tensor]  # in place of each observed site's data
+
+
+class _Simulator(Messenger):
+    """Draw the observed sites as well as the latent ones."""
+
+    def __init__(self, density: PyroDensity) -> None:
+        super().__init__()
+        self.density = density
+        self.latent: dict[str, Tensor] = {}
+        self.observed: dict[str, Tensor] = {}
+
+    def _pyro_param(self, msg: Any) -> None:
+        msg["value"], msg["done"] = self.density._constants.params[msg["name"]], True
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name, fn = msg["name"], msg["fn"]
+        if isinstance(fn, _Subsample) or is_deterministic(msg):
+            return
+        if msg["is_observed"]:
+            _refuse_what_is_no_distribution(msg)
+            msg["value"] = self.observed[name] = _draw_like(name, fn, msg["value"])
+        elif not is_enumerated(msg) and msg["value"] is None:
+            msg["value"] = self.latent[name] = self.density._draw(fn)
+
+
+def simulate(density: PyroDensity, generator: torch.Generator) -> Simulation:
+    """Draw parameters from the prior and data from the model at these parameters.
+
+    Raises
+    ------
+    UnsupportedSiteError
+        If the likelihood holds a ``pyro.factor`` or a distribution that cannot be drawn from.
+    ModelError
+        If an observed site is scaled, so that it is no distribution of data.
+    """
+    simulator = _Simulator(density)
+    with global_stream(generator), density._globals(validate=False), torch.no_grad(), simulator:
+        density._model(*density._args, **density._kwargs)
+    return Simulation(simulator.latent, simulator.observed)
+
+
+def with_observed(density: PyroDensity, observed: Mapping[str, Tensor]) -> PyroDensity:
+    """Return the same model with other data at its observed sites; ``density`` stays as it is."""
+    other = copy.copy(density)
+    other._constants = replace(density._constants, observed=density._constants.observed | dict(observed))
+    other.data = [*observed.values(), *density.data[len(density.observed_sites) :]]
+    return other
+
+
+def with_args(density: PyroDensity, args: tuple[Any, ...]) -> PyroDensity:
+    """Return the same model called with other arguments of the same shapes; ``density`` stays as it is."""
+    other = copy.copy(density)
+    other._args = args
+    other.data = [argument for argument in args if isinstance(argument, Tensor)]
+    return other
+
+
+def _refuse_what_is_no_distribution(msg: Any) -> None:
+    name = msg["name"]
+    if isinstance(msg["fn"], Unit):
+        raise UnsupportedSiteError(
+            f"the factor {name!r} says how likely the data are, not how to draw them; replace it by "
+            "pyro.sample(..., obs=data), or pass simulate=(values, generator) -> args"
+        )
+    if bool((torch.as_tensor(msg["scale"]) != 1).any()):
+        raise ModelError(
+            f"the observed site {name!r} is scaled by poutine.scale, so its likelihood is no distribution of data; "
+            "remove the scale, or pass simulate=(values, generator) -> args"
+        )
+
+
+def _draw_like(name: str, fn: Any, value: Any) -> Tensor:
+    """Draw as many values as were observed, a batch that no plate declares included."""
+    value = torch.as_tensor(value)
+    batch = torch.broadcast_shapes(fn.batch_shape, value.shape[: value.dim() - fn.event_dim])
+    try:
+        drawn = draw(fn if batch == fn.batch_shape else fn.expand(batch))
+    except NotImplementedError as error:
+        raise UnsupportedSiteError(
+            f"the distribution {type(fn).__name__} of the observed site {name!r} cannot be drawn from; "
+            "pass simulate=(values, generator) -> args"
+        ) from error
+    return drawn.to(value.dtype) if value.is_floating_point() and drawn.is_floating_point() else drawn
+
+
+# --------------------------------------------------------------------------------------------------
+# What one run of a model shows of its sites: distributions, values, scales and masks.
+# --------------------------------------------------------------------------------------------------
+
+_KNOWN = ("torch", "pyro", "bayeskit")
+"""Packages whose distributions are normalised and have been tested to be."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One site as a run of the model saw it.
+
+    ``own`` names the class if the distribution is the user's own; ``factor`` is true where nothing was sampled, unless
+    the model names it among its ``normalised_factors``; ``masked`` is the share of elements that a mask left out.
+    """
+
+    name: str
+    observed: bool
+    distribution: Any
+    value: Tensor
+    factor: bool
+    own: str | None
+    scale: Tensor
+    masked: float
+
+    @property
+    def normalised(self) -> bool:
+        """Whether density and draws are right by construction: torch's and Pyro's own distributions, unmasked."""
+        return not self.factor and self.masked == 0 and set(_packages(self.distribution)) <= {"torch", "pyro"}
+
+
+class _Witness(Messenger):
+    """Note every site; outside of the reader, so that it sees what the model's own handlers have done."""
+
+    def __init__(self, complete: Collection[str]) -> None:
+        super().__init__()
+        self.parts: list[Part] = []
+        self._complete = complete
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        fn = msg["fn"]
+        if isinstance(fn, _Subsample) or is_deterministic(msg):
+            return
+        self.parts.append(
+            Part(
+                msg["name"],
+                bool(msg["is_observed"]),
+                fn,
+                msg["value"].detach(),
+                isinstance(_innermost(fn), (Unit, Delta, ImproperUniform)) and msg["name"] not in self._complete,
+                _own_class(fn),
+                torch.as_tensor(msg["scale"]).detach(),
+                _masked_share(msg["mask"], fn),
+            )
+        )
+
+
+def parts_of(density: PyroDensity, generator: torch.Generator) -> list[Part]:
+    """Run the model once at a draw from its prior and return its sites, latent and observed."""
+    owner = getattr(density._model, "__self__", density._model)  # of a bound method
+    complete = getattr(owner, "normalised_factors", ())
+    with _Witness([complete] if isinstance(complete, str) else complete) as witness:
+        density.probe(generator)
+    return list({part.name: part for part in witness.parts}.values())  # of the last draw
+
+
+def log_normaliser(fn: Any, value: Tensor, at_most: int = 20_000_000) -> Tensor | None:
+    """Integrate or sum the density of a distribution over one variable, for every element of its batch.
+
+    Finite supports are enumerated, counts are summed up, a real variable is integrated by the trapezoidal rule on
+    nodes that crowd about ``value``.
+
+    Returns
+    -------
+    Tensor, shape (elements,), or None
+        Zero where the distribution is normalised; None if it has more than one variable, is too large a batch, or
+        the sum has not converged.
+    """
+    fn = getattr(fn, "base_dist", fn) if type(fn).__name__ == "Independent" else fn
+    if fn.event_shape != torch.Size(()):
+        return None
+    if fn.has_enumerate_support:
+        values = fn.enumerate_support(expand=True)
+        return fn.log_prob(values).logsumexp(0).reshape(-1) if values.numel() <= at_most else None
+    support = support_of(fn)
+    size = max(int(fn.batch_shape.numel()), int(value.numel()), 1)
+    shape = (-1,) + (1,) * max(len(fn.batch_shape), value.dim())
+    if getattr(support, "is_discrete", False):
+        if size * 20_001 > at_most:
+            return None
+        low = getattr(support, "lower_bound", 0)
+        low = low if isinstance(low, (int, float)) else 0
+        counts = torch.arange(20_001, dtype=torch.float64, device=value.device) + low
+        log_prob = fn.log_prob(counts.reshape(shape))
+        whole, half = log_prob.logsumexp(0), log_prob[:10_001].logsumexp(0)
+        return whole.reshape(-1) if bool(((whole - half).abs() < 1e-3).all()) else None
+    if size * 8_001 > at_most:
+        return None
+    transform = bijection(support)
+    centre = transform.inv(value.to(torch.float64))
+    # Spacing in proportion to the distance from the value: narrow peaks near it are seen, and far tails too.
+    t = torch.linspace(-25.0, 25.0, 8_001, dtype=torch.float64, device=value.device).reshape(shape)
+    u = centre + 1e-3 * t.sinh()
+    x = transform(u)
+    log_mass = fn.log_prob(x) + transform.log_abs_det_jacobian(u, x) + (1e-3 * t.cosh()).log()
+    log_mass = torch.where(log_mass.isnan(), -torch.inf, log_mass)
+    fine = log_mass.logsumexp(0) + math.log(50.0 / 8_000)
+    coarse = log_mass[::2].logsumexp(0) + math.log(50.0 / 4_000)
+    return fine.reshape(-1) if bool(((fine - coarse).abs() < 1e-3).all()) else None
+
+
+def _innermost(fn: Any) -> Any:
+    while "base_dist" in getattr(fn, "__dict__", {}) and not hasattr(fn, "transforms"):
+        fn = fn.base_dist
+    return fn
+
+
+def _packages(fn: Any) -> list[str]:
+    """Return the packages of a distribution, of what it wraps, and of their transforms."""
+    return [type(part).__module__.partition(".")[0] for part in _layers(fn)]
+
+
+def _layers(fn: Any) -> Iterator[Any]:
+    while fn is not None:
+        yield fn
+        yield from getattr(fn, "transforms", ())
+        fn = getattr(fn, "__dict__", {}).get("base_dist")
+
+
+def _own_class(fn: Any) -> str | None:
+    """Return the name of the first class of the user's own among a distribution, what it wraps and its transforms."""
+    layers = zip(_layers(fn), _packages(fn), strict=True)
+    return next((type(layer).__name__ for layer, package in layers if package not in _KNOWN), None)
+
+
+def _masked_share(mask: Any, fn: Any) -> float:
+    masks = [mask, *(getattr(layer, "_mask", None) for layer in _layers(fn))]
+    kept = [torch.as_tensor(one).to(torch.float64).mean() for one in masks if one is not None]
+    return max((1.0 - float(share) for share in kept), default=0.0)

@@ -1,0 +1,318 @@
+"""Distributions of torch and Pyro in forms that ``torch.func.vmap`` takes, and draws that follow their densities."""
+
+from __future__ import annotations
+
+import copy
+import dis
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pyro
+import pyro.infer.reparam.stable
+import torch
+from pyro.distributions import Categorical, DirichletMultinomial, ImproperUniform, OrderedLogistic, Poisson
+from pyro.distributions.distribution import COERCIONS
+from pyro.distributions.stable import RADIUS
+from pyro.ops.tensor_utils import safe_cholesky
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import Distribution, LKJCholesky
+from torch.overrides import TorchFunctionMode
+
+from bayeskit.logdensity.tracing import UNTRACEABLE
+from bayeskit.logdensity.transforms import bijection
+
+__all__ = ["AugmentedAssignment", "MaskedFill", "MendedDraws", "batchable_distributions", "draw", "mended", "naming"]
+
+# --------------------------------------------------------------------------------------------------
+# Distributions that ``torch.func.vmap`` refuses as they are written, in forms that it takes.
+#
+# Some densities of torch and Pyro assign in place where a batched model needs a new tensor, or branch on values. The
+# values are the same either way, to rounding.
+# --------------------------------------------------------------------------------------------------
+
+
+class MaskedFill(TorchFunctionMode):
+    """Carry out ``x[mask] = number``, which has no batching rule, as ``x.masked_fill_(mask, number)``.
+
+    ``Multinomial.log_prob`` needs it, which drops impossible categories with no counts.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__setitem__:
+            tensor, index, value = args
+            # A mask of fewer dimensions is that of the first ones here, of the last ones in masked_fill_.
+            whole = isinstance(index, Tensor) and index.dtype == torch.bool and index.shape == tensor.shape
+            if whole and isinstance(value, (bool, int, float)):
+                tensor.masked_fill_(index, value)
+                return None
+        return func(*args, **(kwargs or {}))
+
+
+class AugmentedAssignment(TorchFunctionMode):
+    """Carry out ``x += y`` in a model as ``x = x + y``.
+
+    The name is bound anew either way, but a tensor that is not batched cannot take what is, and one that the gradient
+    needs must not change. Calls such as ``x.add_(y)`` cannot be told apart by their function, but by the instruction of
+    the frame that makes them; they stay as they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+        self._libraries = (*torch.__path__, *pyro.__path__)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        plain = _OUT_OF_PLACE.get(getattr(func, "__name__", ""))
+        if plain is not None and self._is_augmented(sys._getframe(1)):
+            self.seen = True
+            return plain(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _is_augmented(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        if code.co_filename.startswith(self._libraries):
+            return False
+        instruction, argument = code.co_code[frame.f_lasti : frame.f_lasti + 2]
+        return instruction == _BINARY_OPERATION and argument >= _FIRST_IN_PLACE
+
+
+_BINARY_OPERATION = dis.opmap["BINARY_OP"]
+_FIRST_IN_PLACE = 13  # of the operators that the instruction knows: x + y is 0 and x += y is 13
+_OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
+    **{f"{name}_": getattr(Tensor, name) for name in ("add", "sub", "mul", "div", "floor_divide", "pow", "remainder")},
+    **{f"__i{name}__": getattr(Tensor, f"__{name}__") for name in ("or", "and", "xor", "lshift", "rshift")},
+    "__imatmul__": Tensor.__matmul__,
+}
+
+
+@contextmanager
+def batchable_distributions() -> Iterator[None]:
+    """Let the model's own calls make distributions that can be batched, by Pyro's hook for such changes.
+
+    Functions that Pyro's distributions and reparameterisers call have no such hook and are exchanged meanwhile.
+    """
+    COERCIONS.append(_coerce)
+    for (module, name), (_, ours) in _EXCHANGED.items():
+        setattr(module, name, ours)
+    try:
+        yield
+    finally:
+        COERCIONS.remove(_coerce)
+        for (module, name), (theirs, _) in _EXCHANGED.items():
+            setattr(module, name, theirs)
+
+
+def _safe_logarithm(x: Tensor) -> Tensor:
+    """Return ``log(x)``, whose slope is at most one over the rounding unit, as Pyro's ``safe_log``.
+
+    That is a function of autograd without a rule for batches. Here the slope below the rounding unit is that of a line.
+    """
+    least = torch.finfo(x.dtype).eps
+    below = x < least
+    line = x.detach().log() + (x - x.detach()) / least
+    return torch.where(below, line, torch.where(below, least, x).log())
+
+
+class _SafeLogarithm:
+    """Stands in for Pyro's function of autograd."""
+
+    apply = staticmethod(_safe_logarithm)
+
+
+def _safe_cholesky(x: Tensor) -> Tensor:
+    """Return a Cholesky factor, as Pyro's ``safe_cholesky``, which adds to the diagonal in place."""
+    jitter = pyro.ops.tensor_utils.CHOLESKY_RELATIVE_JITTER * torch.finfo(x.dtype).eps
+    if x.size(-1) == 1 or not jitter:
+        return safe_cholesky(x)
+    return torch.linalg.cholesky(x + (jitter * x.detach().abs().amax(-1)).diag_embed())
+
+
+def _unsafe_standard_stable(alpha: Tensor, beta: Any, v: Tensor, w: Tensor, coords: str) -> Tensor:
+    """Transform noise to a stable variable, as Pyro's function of that name, which clears what is no number in place.
+
+    References
+    ----------
+    Chambers, J. M., Mallows, C. L. and Stuck, B. W. (1976). A method for simulating stable random variables. Journal
+    of the American Statistical Association 71, 340-344.
+    """
+    half_pi, eps = math.pi / 2, torch.finfo(v.dtype).eps
+    v = v.clamp(min=2 * eps - half_pi, max=half_pi - 2 * eps)
+    b = beta * (half_pi * alpha).tan()
+    turned = b.atan() - half_pi * alpha + alpha * (v + half_pi)
+    root = ((1 + b * b).rsqrt() * v.cos()).pow(alpha.reciprocal())
+    z = turned.sin() / root * ((turned - v).cos().clamp(min=eps) / w).pow(alpha.reciprocal() - 1)
+    z = torch.where(z.isnan(), 0.0, z)
+    return z - b if coords == "S0" else z
+
+
+def _around_the_hole(alpha: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Return two values to interpolate between and their weights, ``(*, 2)``: the ends of a hole at one around it.
+
+    Elsewhere both are ``alpha`` itself. Gradients flow to ``alpha`` either way, as in Pyro's functions that branch.
+    """
+    near = ((alpha - 1).abs() <= radius).unsqueeze(-1)
+    here = alpha.unsqueeze(-1).expand(*alpha.shape, 2)
+    ends = torch.where(near, torch.tensor([1 - radius, 1 + radius], dtype=alpha.dtype, device=alpha.device), here)
+    weights = torch.where(near, 1 - (ends - here).abs() / (2 * radius), 0.5)
+    return here + (ends - here).detach(), weights.detach()
+
+
+def _standard_stable(alpha: Tensor, beta: Tensor, v: Tensor, w: Tensor, coords: str) -> Tensor:
+    """Transform noise to a stable variable, as Pyro's function of that name, which branches on values."""
+    if coords == "S":
+        z = _standard_stable(alpha, beta, v, w, "S0")
+        return torch.where(alpha == 1, z, z + beta * (math.pi / 2 * alpha).tan())
+    used, weights = _around_the_hole(alpha, RADIUS)
+    pair = _unsafe_standard_stable(used, beta.unsqueeze(-1), v.unsqueeze(-1), w.unsqueeze(-1), "S0")
+    return (pair * weights).sum(-1)
+
+
+def _safe_shift(alpha: Tensor, skew: Tensor, t_scale: Tensor, skew_abs: Tensor) -> Tensor:
+    """Return the shift of a stable variable's reparameterisation, as Pyro's function, which branches on values."""
+    used, weights = _around_the_hole(alpha, 0.005)
+    scale = skew_abs.unsqueeze(-1).pow(used.reciprocal())
+    pair = (skew.sign().unsqueeze(-1) * scale - skew.unsqueeze(-1)) * (math.pi / 2 * used).tan()
+    return (pair * weights).sum(-1)
+
+
+def _log_matrix_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return ``log(exp(x) @ exp(y))``, as Pyro's ``_logmatmulexp``, which clamps its maxima in place."""
+    least = torch.finfo(x.dtype).min
+    largest_x = x.detach().amax(-1, keepdim=True).clamp(min=least)
+    largest_y = y.detach().amax(-2, keepdim=True).clamp(min=least)
+    product = _safe_logarithm(torch.matmul((x - largest_x).exp(), (y - largest_y).exp()))
+    return product + largest_x + largest_y
+
+
+_EXCHANGED: dict[tuple[Any, str], tuple[Any, Any]] = {
+    (module, name): (getattr(module, name), ours)
+    for module, name, ours in (
+        (pyro.ops.special, "_SafeLog", _SafeLogarithm),
+        (pyro.ops.gaussian, "safe_cholesky", _safe_cholesky),
+        (pyro.distributions.hmm, "safe_cholesky", _safe_cholesky),
+        (pyro.distributions.hmm, "_logmatmulexp", _log_matrix_product),
+        (pyro.distributions.stable, "_standard_stable", _standard_stable),
+        (pyro.infer.reparam.stable, "_safe_shift", _safe_shift),
+        (pyro.infer.reparam.stable, "_standard_stable", _standard_stable),
+        (pyro.infer.reparam.stable, "_unsafe_standard_stable", _unsafe_standard_stable),
+    )
+}
+
+
+def _coerce(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what stands in for ``cls(*args, **kwargs)``, or None to have that itself."""
+    if cls is OrderedLogistic:
+        return _ordered_logistic(*args, **kwargs)
+    if cls in (Poisson, DirichletMultinomial) and kwargs.get("is_sparse"):
+        # Sparse evaluation picks the counts above zero by their values; the dense density is the same.
+        return cls(*args, **{**kwargs, "is_sparse": False})
+    return None
+
+
+def _ordered_logistic(predictor: Tensor, cutpoints: Tensor, validate_args: bool | None = None) -> OrderedLogistic:
+    """Make an ``OrderedLogistic`` whose probabilities are joined instead of written into zeros."""
+    below = torch.sigmoid(cutpoints - predictor.unsqueeze(-1))
+    made = OrderedLogistic.__new__(OrderedLogistic)
+    made.predictor, made.cutpoints = predictor.expand(below.shape[:-1]), cutpoints.expand(below.shape)
+    shares = torch.cat([below[..., :1], below[..., 1:] - below[..., :-1], 1 - below[..., -1:]], -1)
+    Categorical.__init__(made, shares, validate_args=validate_args)
+    return made
+
+
+@contextmanager
+def naming(name: str, fn: Any) -> Iterator[None]:
+    """Let an error of the body say at which site and in which distribution it happened."""
+    try:
+        yield
+    except UNTRACEABLE as error:
+        while "base_dist" in fn.__dict__:
+            fn = fn.base_dist
+        error.add_note(f"at site {name!r}, of distribution {type(fn).__name__}")
+        raise
+
+
+# --------------------------------------------------------------------------------------------------
+# Draws that follow the density, also where those of torch do not.
+# --------------------------------------------------------------------------------------------------
+
+_FLAT_DRAWS = 2.0
+
+
+def draw(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
+    """Draw from a distribution with the global stream, shape ``(*shape, *batch, *event)``, without gradient.
+
+    The correlation matrices of torch 2.13 and before, and with them those of Pyro, do not follow their density from
+    dimension three on: the squared length of the off-diagonal part of row ``i`` of the factor, counted from zero,
+    should be ``Beta(i / 2, ...)`` and is ``Beta(i - 1 / 2, ...)``. Here they are drawn anew, wherever in ``fn`` they
+    are wrapped; of any other distribution, these are its own draws. A flat one has none: values of a plausible size,
+    uniform in the unconstrained coordinate, stand for them.
+    """
+    if isinstance(fn, ImproperUniform):
+        transform = bijection(fn.support)
+        whole = torch.Size(shape) + transform.inverse_shape(fn.batch_shape + fn.event_shape)
+        return transform(2 * _FLAT_DRAWS * torch.rand(whole) - _FLAT_DRAWS)
+    value: Tensor = mended(fn).sample(torch.Size(shape))
+    return value
+
+
+def mended(fn: Any) -> Any:
+    """Return a distribution whose draws follow its density: ``fn`` itself, unless correlation matrices are in it."""
+    if isinstance(fn, LKJCholesky):
+        # A subclass with draws of its own is left alone.
+        if type(fn).sample is not LKJCholesky.sample:
+            return fn
+        onion = _Onion.__new__(_Onion)
+        vars(onion).update(vars(fn))
+        return onion
+    inside = {name: part for name, part in getattr(fn, "__dict__", {}).items() if isinstance(part, Distribution)}
+    changed = {name: new for name, part in inside.items() if (new := mended(part)) is not part}
+    if not changed:
+        return fn
+    # Distributions may be shared, and are left as they are.
+    outside = copy.copy(fn)
+    vars(outside).update(changed)
+    return outside
+
+
+class MendedDraws(Messenger):
+    """Let models and guides that Pyro itself runs inside of this draw correlation matrices from their density."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["value"] is None and not msg["done"] and not msg["is_observed"]:
+            mine = mended(msg["fn"])
+            if mine is not msg["fn"]:
+                msg["value"] = mine.sample(*msg["args"], **msg["kwargs"])
+
+
+class _Onion(LKJCholesky):
+    r"""Factors of correlation matrices, drawn row by row.
+
+    Row ``i`` is a point of the half-sphere: ``i`` standard normal variables and, on the diagonal, the root of a
+    chi-squared variable of ``2 eta + d - 1 - i`` degrees of freedom, over their length. So its direction off the
+    diagonal is uniform and its squared length there ``Beta(i / 2, eta + (d - 1 - i) / 2)``.
+
+    References
+    ----------
+    Lewandowski, D., Kurowicka, D. and Joe, H. (2009). Generating random correlation matrices based on vines and
+    extended onion method. Journal of Multivariate Analysis 100, 1989-2001.
+    """
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008  torch's own signature
+        with torch.no_grad():
+            whole = self._extended_shape(torch.Size(sample_shape))
+            eta = self.concentration
+            later = torch.arange(self.dim - 1, -1, -1, dtype=eta.dtype, device=eta.device)
+            # Gamma's own draws are clamped in place, which vmap cannot batch.
+            half = torch._standard_gamma((eta.unsqueeze(-1) + later / 2).expand(whole[:-1]))
+            diagonal = (2 * half.clamp(min=torch.finfo(eta.dtype).tiny)).sqrt()
+            rows = torch.randn(whole, dtype=eta.dtype, device=eta.device).tril(-1) + torch.diag_embed(diagonal)
+            return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)

@@ -1,0 +1,714 @@
+"""One run of a Pyro model: its latent sites supplied, and what each site says recorded."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import getclosurevars
+from pathlib import Path
+from traceback import extract_tb
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro.distributions import Delta, ExpandedDistribution, ImproperUniform, Independent, MaskedDistribution, Uniform
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.distributions import constraints
+
+from bayeskit.core.inputs import as_numbers
+from bayeskit.core.randomness import defaults, global_stream, new_generator
+from bayeskit.errors import BayeskitError, DataError, ModelError, UnsupportedSiteError
+from bayeskit.logdensity.exact_probabilities import unclamped
+from bayeskit.logdensity.pyro_distributions import MaskedFill, batchable_distributions, draw, naming
+from bayeskit.logdensity.tracing import UNTRACEABLE
+
+__all__ = [
+    "Choices",
+    "Constants",
+    "Coordinate",
+    "DomainCheck",
+    "Reader",
+    "Record",
+    "Replay",
+    "ReplayedModel",
+    "Supply",
+    "SupplyDiscrete",
+    "UNIT_MASS",
+    "base_of",
+    "choices_of",
+    "culprit",
+    "dtype_and_device",
+    "globals_kept",
+    "is_deterministic",
+    "is_enumerated",
+    "listed",
+    "own_words",
+    "place_of",
+    "tensors_in",
+    "unsteady",
+]
+
+# --------------------------------------------------------------------------------------------------
+# What can be read off a model before and beside its sites: dtype and device of its data, places of errors.
+# --------------------------------------------------------------------------------------------------
+
+
+def culprit(error: Exception) -> str:
+    """Quote the user's own line that failed: a distribution is built before its site has a name."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if not _is_of_a_library(frame.filename):
+            return f", in line {frame.lineno} of {frame.name} ({frame.line})"
+    return ""
+
+
+def _is_of_a_library(filename: str) -> bool:
+    """Whether a file is torch's, Pyro's or of this room; models of ours are a user's code like any other."""
+    return filename.startswith((*torch.__path__, *pyro.__path__, str(Path(__file__).parent)))
+
+
+def place_of(error: Exception) -> str:
+    """Return the site and distribution whose density failed, or else the user's own line."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("at site ")]
+    return f" {notes[0]}" if notes else culprit(error)
+
+
+@contextmanager
+def globals_kept() -> Iterator[None]:
+    """Leave Pyro's handlers, plates and parameters and torch's validation as they were, however a model ends.
+
+    Ctrl-C or an alarm may arrive while a plate is entered or left, which then stays allocated: each later model with a
+    plate of that name would fail.
+    """
+    store = pyro.get_param_store()
+    names, handlers, plates = set(store.keys()), list(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
+    torch_validates = torch.distributions.Distribution._validate_args
+    try:
+        yield
+    finally:
+        _PYRO_STACK[:], _DIM_ALLOCATOR._stack[:] = handlers, plates
+        torch.distributions.Distribution.set_default_validate_args(torch_validates)
+        for name in set(store.keys()) - names:
+            del store[name]
+
+
+@contextmanager
+def own_words() -> Iterator[None]:
+    """Let errors of ours say what they say, without the shapes of sites that Pyro's tracing adds to any message."""
+    try:
+        yield
+    except BayeskitError as error:
+        message, shapes, _ = str(error).partition("\nTrace Shapes:")
+        if not shapes:
+            raise
+        raise type(error)(message).with_traceback(error.__traceback__) from None
+
+
+def unsteady(name: str) -> ModelError:
+    """Return what to raise where a site appears only in some runs."""
+    return ModelError(
+        f"site {name!r} appeared only in some runs of the model; the set of sites must not depend on values"
+    )
+
+
+def tensors_in(data: Any) -> list[Tensor]:
+    """Return the tensors inside ``data``: containers, modules, and what functions and objects in it refer to."""
+    tensors: list[Tensor] = []
+    seen: set[int] = set()
+
+    def visit(item: Any) -> None:
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        elif id(item) in seen:
+            return
+        seen.add(id(item))
+        if isinstance(item, FunctionType):
+            names = getclosurevars(item)
+            visit(names.nonlocals)
+            # Functions among the globals are libraries' more often than the model's own.
+            visit({k: v for k, v in names.globals.items() if not isinstance(v, FunctionType)})
+        elif isinstance(item, MethodType):
+            visit((item.__func__, item.__self__))
+        elif isinstance(item, partial):
+            visit((item.func, item.args, item.keywords))
+        elif isinstance(item, torch.nn.Module):
+            tensors.extend(item.parameters())
+            tensors.extend(item.buffers())
+        elif isinstance(item, Mapping):
+            for value in item.values():
+                visit(value)
+        elif isinstance(item, (list, tuple)):
+            for value in item:
+                visit(value)
+        elif callable(item) and not isinstance(item, type):
+            visit(getattr(item, "__dict__", None))
+
+    visit(data)
+    return tensors
+
+
+def dtype_and_device(
+    data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> tuple[torch.dtype, torch.device]:
+    """Find the dtype and device of the floating tensors inside ``data`` and the functions in it."""
+    tensors = tensors_in(data)
+    floating = [t for t in tensors if t.is_floating_point()]
+    found = dtype
+    for tensor in floating:
+        if tensor.dtype in (torch.float32, torch.float64):
+            found = tensor.dtype if found is None else torch.promote_types(found, tensor.dtype)
+    if tensors and (device is None or device.type == "cpu"):
+        device = next((t.device for t in tensors if t.device.type != "cpu"), tensors[0].device)
+    return found or torch.get_default_dtype(), device or torch.device("cpu")
+
+
+# --------------------------------------------------------------------------------------------------
+# One run of a Pyro model: supply the values of its latent sites, record what each site says.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Record:
+    """What one run of the model says of one site."""
+
+    name: str
+    kind: str  # "latent", "observed", "enumerated" or "deterministic"
+    value: Tensor
+    log_prob: Tensor | None
+    plates: tuple[Any, ...]
+    dim_to_id: dict[int, int]
+    variable: int | None
+
+
+class Coordinate(NamedTuple):
+    """What the unconstrained coordinate of a latent site adds to the density of its value."""
+
+    jacobian: Tensor  # logarithm, of the batch shape of the site
+    log_density: Tensor | None  # of the coordinate, Jacobian included; None where only that of the value is known
+
+
+Supply = Callable[[str, Any], tuple[Tensor, Coordinate | None]]
+
+
+@dataclass
+class Constants:
+    """What the first run of the model fixes for all later ones."""
+
+    params: dict[str, Tensor] = field(default_factory=dict)
+    observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
+    indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, readable in a loop and plain
+    looped: set[str] = field(default_factory=set)  # plates that the model loops over
+    improper: set[str] = field(default_factory=set)  # sites whose prior does not integrate to one
+    relaxed: set[str] = field(default_factory=set)  # observed sites of zeros and ones, whose data are in between
+
+
+def _innermost(fn: Any) -> Any:
+    """Return the distribution that others have wrapped."""
+    while isinstance(fn, Independent | MaskedDistribution | ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+class _Indices(Tensor):
+    """A plate's indices, which a Python loop over the plate reads as numbers even while it is traced."""
+
+    numbers: list[int]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, indices: Tensor) -> _Indices:
+        self = indices.as_subclass(cls)
+        self.numbers = indices.tolist()
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+
+class Reader(Messenger):
+    """Supply latent values, record log probabilities."""
+
+    def __init__(
+        self, supply: Supply, constants: Constants, first_run: bool = False, admits_uniform: bool = False
+    ) -> None:
+        super().__init__()
+        self.supply, self.constants = supply, constants
+        self.first_run, self._admits_uniform = first_run, admits_uniform
+        self.records: dict[str, Record] = {}
+        self.coordinates: dict[str, Coordinate | None] = {}
+        self.last: str | None = None
+        self._seen: tuple[str, Any, Any] | None = None  # the last observed site, its distribution and data
+        self.plate_sizes: dict[str, int] = {}
+
+    def _pyro_param(self, msg: Any) -> None:
+        params = self.constants.params
+        if msg["name"] not in params:
+            params[msg["name"]] = msg["fn"](*msg["args"], **msg["kwargs"]).detach().clone()
+        msg["value"], msg["done"] = params[msg["name"]], True
+
+    def _pyro_sample(self, msg: Any) -> None:
+        self.last = name = msg["name"]
+        if isinstance(msg["fn"], _Subsample):
+            if self.first_run and self.plate_sizes.setdefault(name, msg["fn"].size) != msg["fn"].size:
+                raise ModelError(
+                    f"two plates are named {name!r}, of sizes {self.plate_sizes[name]} and {msg['fn'].size}; give each "
+                    "its own name"
+                )
+            if msg["fn"].subsample_size is not None and msg["fn"].subsample_size < msg["fn"].size:
+                raise ModelError(
+                    f"plate {name!r} subsamples its data, so the density is random; build the target from the full data"
+                )
+            if msg["value"] is None and name in self.constants.indices:
+                looped, plain = self.constants.indices[name]
+                msg["value"] = looped if name in self.constants.looped else plain
+            return
+        if is_enumerated(msg) and not msg["fn"].has_enumerate_support:
+            raise UnsupportedSiteError(
+                f"site {name!r} is marked for enumeration, but its support is infinite; "
+                "use a distribution with finite support"
+            )
+        if msg["is_observed"]:
+            if not isinstance(msg["value"], Tensor) and not is_deterministic(msg):
+                msg["value"] = as_numbers(f"the data of observed site {name!r}", msg["value"])
+            if self.first_run and not is_deterministic(msg):
+                self._hide_masked_nan(msg)
+            msg["value"] = self.constants.observed.get(name, msg["value"])
+            self._seen = name, msg["fn"], msg["value"]
+            fn = _innermost(msg["fn"])
+            if self._admits_uniform and isinstance(fn, Uniform):
+                fn._validate_args = msg["fn"]._validate_args = False
+        elif not msg["done"]:
+            if self.first_run:
+                self._note_improper(msg)
+            if is_enumerated(msg):
+                if self.first_run:
+                    _refuse_inexact_sum(msg)
+                return
+            if self.first_run:
+                _refuse_improper(msg)
+            # Not marked as done: the enumeration around this still has to note the site's dimensions.
+            msg["value"], self.coordinates[name] = self.supply(name, msg["fn"])
+
+    def _note_improper(self, msg: Any) -> None:
+        name, layers = msg["name"], _layers(msg["fn"])
+        flat = any(isinstance(fn, ImproperUniform) or getattr(fn, "is_improper", False) for fn in layers)
+        masks = [mask for fn in layers if (mask := vars(fn).get("_mask")) is not None]
+        left_out = any(not bool(torch.as_tensor(mask).all()) for mask in masks)
+        if flat or left_out or (msg["mask"] is False and not is_enumerated(msg)):
+            self.constants.improper.add(name)
+
+    def _refuse_outer_product(self, name: str, fn: Any, value: Any, log_prob: Tensor) -> None:
+        """Refuse data of shape (n, 1) where (n,) is meant: every observation would meet every mean."""
+        if any(record.kind == "enumerated" for record in self.records.values()):
+            return  # there values of a site meet all observations on purpose
+        data = tuple(value.shape[: value.dim() - fn.event_dim])
+        if log_prob.numel() > max(math.prod(data), math.prod(fn.batch_shape)):
+            raise DataError(
+                f"observed site {name!r} has data of shape {data} where its distribution has batch shape "
+                f"{tuple(fn.batch_shape)}: together they make {tuple(log_prob.shape)}; reshape the data, perhaps "
+                "by squeeze(-1)"
+            )
+
+    def outside_of_support(self) -> str:
+        """Name the data that the last site cannot have, if there are any, in place of torch's print of all of them."""
+        if self._seen is None or self._seen[0] != self.last:
+            return ""
+        _, fn, value = self._seen
+        fn = _innermost(fn)
+        with suppress(*UNTRACEABLE):
+            inside = torch.broadcast_to(fn.support.check(value), value.shape[: value.dim() - fn.event_dim])
+            if not inside.all():
+                first = tuple((~inside).nonzero()[0].tolist())
+                return (
+                    f"{int((~inside).sum())} of its {inside.numel()} observed values lie outside of the support of "
+                    f"{type(fn).__name__.lstrip('_')}, which is {fn.support}; the first is {value[first].tolist()}, at "
+                    f"index {first}; correct the data, or choose a distribution that can give them"
+                )
+        return ""
+
+    def _hide_masked_nan(self, msg: Any) -> None:
+        """Put a draw where data are missing and masked: NaN times a mask of zero is NaN in the gradient."""
+        name, fn, value = msg["name"], msg["fn"], msg["value"]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return
+        bad = value.isnan()
+        if not bad.any():
+            return
+        event = bad.flatten(bad.dim() - fn.event_dim).any(-1) if fn.event_dim else bad
+        for mask in (msg["mask"], getattr(fn, "_mask", None)):
+            event = event if mask is None else event & torch.as_tensor(mask, device=value.device)
+        if event.any():
+            first = tuple(bad.nonzero()[0].tolist())
+            raise DataError(
+                f"observed site {name!r} holds {int(bad.sum())} NaN, the first at index {first}; "
+                "drop or impute missing data, or mask them with poutine.mask"
+            )
+        self.constants.observed[name] = torch.where(bad, draw(fn).to(value.dtype), value)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        self.constants.looped.update(f.name for f in msg["cond_indep_stack"] if not f.vectorized)
+        if isinstance(msg["fn"], _Subsample):
+            if self.first_run and isinstance(msg["value"], Tensor):
+                self.constants.indices[msg["name"]] = (_Indices(msg["value"]), msg["value"])
+            return
+        name, fn, value, infer = msg["name"], msg["fn"], msg["value"], msg["infer"]
+        if name in self.records:
+            raise ModelError(f"two sites are named {name!r}; give each its own name")
+        plates = tuple(f for f in msg["cond_indep_stack"] if f.vectorized)
+        log_prob: Tensor | None = None
+        if is_deterministic(msg):
+            kind = "deterministic"
+        else:
+            kind = "observed" if msg["is_observed"] else "enumerated" if is_enumerated(msg) else "latent"
+            if (
+                self.first_run
+                and kind == "observed"
+                and fn.support.is_discrete
+                and bool((value != value.round()).any())
+            ):
+                self.constants.relaxed.add(name)
+            mask = msg["mask"]
+            if kind == "enumerated" or (kind == "latent" and isinstance(mask, Tensor)):
+                # Masked elements (padding, or the observed part of a partially observed site) reach no
+                # likelihood. With their prior they integrate to one; without it the evidence is infinite,
+                # or too large by the number of values that are summed.
+                mask = None
+            coordinate = self.coordinates.get(name)
+            if coordinate is not None and coordinate.log_density is not None and (mask is None or mask is True):
+                log_prob = coordinate.log_density
+            else:
+                with nullcontext() if self.first_run else _batchable(name, fn):
+                    exact = kind == "observed" and name not in self.constants.relaxed
+                    seen = unclamped(fn, finite=True) if exact else fn
+                    log_prob = scale_and_mask(seen.log_prob(value), msg["scale"], mask)
+                if coordinate is not None:
+                    log_prob = log_prob + coordinate.jacobian
+            if self.first_run and kind == "observed":
+                self._refuse_outer_product(name, fn, value, log_prob)
+        dim_to_id = dict(infer.get("_dim_to_id", {}))
+        dim = infer.get("_enumerate_dim")
+        variable = None if dim is None else dim_to_id[dim]
+        self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
+
+
+def _layers(fn: Any) -> list[Any]:
+    """Return a distribution and those that it was made of."""
+    found = []
+    while fn is not None:
+        found.append(fn)
+        fn = vars(fn).get("base_dist")
+    return found
+
+
+def is_deterministic(msg: Any) -> bool:
+    """Tell whether a site only names a value: by `pyro.deterministic`, or as what a reparameterisation left."""
+    fn = msg["fn"]
+    left = getattr(fn, "_mask", None) is False and isinstance(_layers(fn)[-1], Delta)
+    return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and left)
+
+
+def _refuse_inexact_sum(msg: Any) -> None:
+    """Refuse a site that is summed out but whose probabilities do not sum to one."""
+    if bool((torch.as_tensor(msg["scale"]) - 1).abs().max() > 1e-6):
+        raise ModelError(
+            f"site {msg['name']!r} is summed out and scaled, by poutine.scale or by a plate that subsamples, so its "
+            "probabilities do not sum to one; scale the observed sites only, or give all of the data"
+        )
+    if msg["infer"].get("num_samples") is not None:
+        raise UnsupportedSiteError(
+            f"site {msg['name']!r} is marked for enumeration with num_samples, which draws values instead of summing "
+            "over all; leave num_samples out"
+        )
+
+
+def _refuse_improper(msg: Any) -> None:
+    """Refuse what has no density, and priors that are scaled on purpose; a flat one may have a posterior."""
+    if isinstance(_layers(msg["fn"])[-1], Delta):
+        raise UnsupportedSiteError(
+            f"latent site {msg['name']!r} is a Delta, which has no density; name its value by pyro.deterministic"
+        )
+    scale = msg["scale"]
+    if not (isinstance(scale, (int, float)) and scale == 1) and bool((torch.as_tensor(scale) != 1).any()):
+        raise ModelError(
+            f"the latent site {msg['name']!r} is scaled by poutine.scale, so its prior does not integrate to one; "
+            "scale the observed sites only"
+        )
+
+
+@contextmanager
+def _batchable(name: str, fn: Any) -> Iterator[None]:
+    with naming(name, fn), _unvalidated(fn), MaskedFill():
+        yield
+
+
+@contextmanager
+def _unvalidated(fn: Any) -> Iterator[None]:
+    """Keep a distribution made with validation on, such as a module's prior, from branching on values."""
+    validating = []
+    while fn is not None:
+        if fn.__dict__.get("_validate_args"):
+            validating.append(fn)
+            fn._validate_args = False
+        fn = fn.__dict__.get("base_dist")
+    try:
+        yield
+    finally:
+        for distribution in validating:
+            distribution._validate_args = True
+
+
+def is_enumerated(msg: Any) -> bool:
+    """Whether a site is summed out."""
+    return msg["infer"].get("enumerate") == "parallel" and not msg["is_observed"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Run a Pyro model with given values at its discrete latent sites, and record the log probability.
+# --------------------------------------------------------------------------------------------------
+
+UNIT_MASS = {torch.float64: 1e-10}
+_ROUNDED_MASS = 1e-4
+
+
+class Choices(NamedTuple):
+    """What a discrete site can be: each of its elements takes one of ``K`` values."""
+
+    name: str
+    values: Tensor  # (K, *event)
+    elements: torch.Size
+    possible: Tensor  # (K, *elements), bool: whether the value has positive prior probability there
+
+    @property
+    def num_assignments(self) -> int:
+        """Number of values of the whole site, the impossible ones included."""
+        return len(self.values) ** self.elements.numel()
+
+
+SupplyDiscrete = Callable[[str, Any], Tensor]
+
+
+class Replay(Messenger):
+    """Supply the values of the latent sites and add up what the sites say.
+
+    A mask of a latent site is ignored, for its masked elements reach no likelihood and integrate to one.
+    """
+
+    def __init__(self, supply: SupplyDiscrete, *, eager: bool) -> None:
+        super().__init__()
+        self.supply, self.eager = supply, eager
+        self.values: dict[str, Tensor] = {}
+        self.names: set[str] = set()
+        self.log_prior = torch.zeros((), dtype=torch.float64)
+        self.log_likelihood = torch.zeros((), dtype=torch.float64)
+        self.last: str | None = None
+
+    def _pyro_sample(self, msg: Any) -> None:
+        self.last = name = msg["name"]
+        fn = msg["fn"]
+        if isinstance(fn, _Subsample):
+            if fn.subsample_size is not None and fn.subsample_size < fn.size:
+                raise ModelError(f"plate {name!r} subsamples its data, so the evidence is random; give it all the data")
+        elif not msg["is_observed"] and not msg["done"]:
+            scale = msg["scale"]
+            if not (isinstance(scale, (int, float)) and scale == 1) and bool((torch.as_tensor(scale) != 1).any()):
+                raise ModelError(
+                    f"the latent site {name!r} is scaled by poutine.scale, so its prior does not add up to one; "
+                    "scale the observed sites only"
+                )
+            fixed = isinstance(base_of(fn), Delta)
+            msg["value"], msg["done"] = fn.sample() if fixed else self.supply(name, fn), True
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        name, fn = msg["name"], msg["fn"]
+        if isinstance(fn, _Subsample) or is_deterministic(msg):
+            return
+        if name in self.names:
+            raise ModelError(f"two sites are named {name!r}; give each its own name")
+        self.names.add(name)
+        if msg["is_observed"] or isinstance(base_of(fn), Delta):
+            log_prob = unclamped(fn).log_prob(msg["value"])
+            log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum().to(torch.float64)
+            self._refuse_undefined(name, log_prob)
+            self.log_likelihood = self.log_likelihood.to(log_prob.device) + log_prob
+        else:
+            self.values[name] = msg["value"]
+            log_prob = unclamped(base_of(fn).expand(_elements_of(fn))).log_prob(msg["value"])
+            self.log_prior = self.log_prior.to(log_prob.device) + log_prob.sum().to(torch.float64)
+
+    def _refuse_undefined(self, name: str, log_prob: Tensor) -> None:
+        if self.eager and (bool(log_prob.isnan()) or float(log_prob) == math.inf):
+            given = ", ".join(f"{site} = {value.tolist()}" for site, value in self.values.items())
+            raise ModelError(
+                f"the log probability of site {name!r} is {float(log_prob)} at {given or 'its only value'}; "
+                "look at its parameters and data there"
+            )
+
+
+def base_of(fn: Any) -> Any:
+    """Return the distribution of one element, without what repeats, masks or groups it."""
+    while "base_dist" in vars(fn) and not hasattr(fn, "transforms"):
+        fn = fn.base_dist
+    return fn
+
+
+def _elements_of(fn: Any) -> torch.Size:
+    """Return the shape of a site's value without that of one element."""
+    whole = fn.batch_shape + fn.event_shape
+    return whole[: len(whole) - len(base_of(fn).event_shape)]
+
+
+def choices_of(name: str, fn: Any) -> Choices:
+    """List the values of a discrete site.
+
+    Raises
+    ------
+    UnsupportedSiteError
+        If the site is continuous, or its values cannot be listed.
+    ModelError
+        If their probabilities do not add up to one.
+    """
+    base, elements = base_of(fn), _elements_of(fn)
+    values = listed(name, base)
+    ones = (1,) * len(elements)
+    spread = values.reshape(len(values), *ones, *base.event_shape).expand(len(values), *elements, *base.event_shape)
+    log_prob = unclamped(base.expand(elements)).log_prob(spread)
+    mass = log_prob.logsumexp(0)
+    if not bool((mass.abs() <= UNIT_MASS.get(mass.dtype, _ROUNDED_MASS)).all()):
+        wrong = float(mass.reshape(-1)[int(mass.abs().nan_to_num(nan=math.inf).argmax())].exp())
+        raise ModelError(
+            f"the probabilities of site {name!r} add up to {wrong:.6g} instead of one; mend its parameters"
+        )
+    return Choices(name, values, elements, log_prob > -torch.inf)
+
+
+def listed(name: str, base: Any) -> Tensor:
+    """Return the values of one element of a discrete site, ``(K, *event)``."""
+    if base.has_enumerate_support:
+        try:
+            return base.enumerate_support(expand=False).reshape(-1, *base.event_shape)
+        except NotImplementedError as error:
+            raise UnsupportedSiteError(
+                f"the elements of site {name!r} take different values ({error}); replace its plate by a Python loop"
+            ) from error
+    if base.support.is_discrete:
+        raise UnsupportedSiteError(
+            f"site {name!r} is a {type(base).__name__}, whose values cannot be listed; truncate it to a Categorical, "
+            "or sum it out by hand"
+        )
+    raise UnsupportedSiteError(
+        f"site {name!r} is continuous ({type(base).__name__}), and only discrete sites can be listed; fix it with "
+        f"pyro.condition(model, {{{name!r}: value}}), or estimate the evidence with Target.from_pyro and bayeskit."
+        "inference.evidence"
+    )
+
+
+class ReplayedModel:
+    """A model with its arguments, to be run with values for its latent sites; no global is left changed."""
+
+    def __init__(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not callable(model):
+            raise ModelError(f"a Pyro model is a callable that calls pyro.sample; got {type(model).__name__}")
+        self._model, self._args, self._kwargs = model, args, kwargs
+        self.device = dtype_and_device((model, args, kwargs))[1]
+
+    def run(self, supply: SupplyDiscrete) -> Replay:
+        """Run the model once, with errors that name the site.
+
+        Raises
+        ------
+        ModelError
+            If it fails, or a log probability is not a number.
+        """
+        replay = Replay(supply, eager=True)
+        try:
+            with self._globals(), replay:
+                self._model(*self._args, **self._kwargs)
+        except ModelError:
+            raise
+        except UNTRACEABLE as error:
+            place = "before its first site" if replay.last is None else f"at or after site {replay.last!r}"
+            raise ModelError(f"running the model failed {place}{culprit(error)}: {error}") from error
+        return replay
+
+    def run_batch(self, values: Mapping[str, Tensor], choices: Mapping[str, Choices]) -> tuple[Tensor, Tensor]:
+        """Run the model once for a batch of assignments, by ``vmap``; return log prior and log likelihood, ``(B,)``.
+
+        Raises one of ``UNTRACEABLE`` where the model cannot be batched, or the values of a site depend on others.
+        """
+
+        def one(assignment: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            def supply(name: str, fn: Any) -> Tensor:
+                # Listing the values again fails where they depend on batched ones.
+                if listed(name, base_of(fn)).shape != choices[name].values.shape:
+                    raise RuntimeError(f"the values of site {name!r} change")
+                return assignment[name]
+
+            replay = Replay(supply, eager=False)
+            with replay:
+                self._model(*self._args, **self._kwargs)
+            if replay.values.keys() != choices.keys():
+                raise RuntimeError("the set of sites changes")
+            return replay.log_prior, replay.log_likelihood
+
+        with self._globals(), pyro.validation_enabled(False), batchable_distributions():
+            return torch.func.vmap(one)(dict(values))
+
+    @contextmanager
+    def _globals(self) -> Iterator[None]:
+        """Compute in double precision without gradients; leave parameters, validation and random state as they were."""
+        with globals_kept(), torch.no_grad(), defaults(torch.float64, self.device), global_stream(new_generator(0)):
+            yield
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameters of distributions that leave their domain at some draws from the prior.
+# --------------------------------------------------------------------------------------------------
+
+_TOLERANCE = 1e-4  # by which a probability may lie outside of [0, 1] by rounding
+
+
+class DomainCheck(Messenger):
+    """Note for every site how far each of its parameters lies outside of a bound, at one value of the latent sites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.excess: dict[tuple[str, str], Tensor] = {}
+        self.values: dict[tuple[str, str], Tensor] = {}
+        self.places: dict[str, str] = {}
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        name, fn = msg["name"], msg["fn"]
+        if isinstance(fn, _Subsample) or is_deterministic(msg):
+            return
+        while "base_dist" in vars(fn) and not hasattr(fn, "transforms"):
+            fn = fn.base_dist
+        for parameter, constraint in fn.arg_constraints.items():
+            value = vars(fn).get(parameter)
+            lower, upper = getattr(constraint, "lower_bound", None), getattr(constraint, "upper_bound", None)
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                continue
+            if isinstance(constraint, constraints.dependent_property) or (lower is None and upper is None):
+                continue
+            low = -torch.inf if lower is None else lower
+            high = torch.inf if upper is None else upper
+            outside = torch.maximum(low - value, value - high)
+            key = (name, parameter)
+            self.excess[key] = (outside - _TOLERANCE).amax() if outside.numel() else outside.sum()
+            self.values[key] = value.reshape(-1)[outside.reshape(-1).argmax()] if outside.numel() else outside.sum()
+            self.places.setdefault(name, _place())
+
+
+def _place() -> str:
+    """Return the line of the model that a messenger is called from."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and _is_of_a_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f", in line {frame.f_lineno} of {frame.f_code.co_name}"

@@ -1,0 +1,523 @@
+"""Target: any model as a batched, compiled, temperable log density over an unconstrained vector."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
+from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.logdensity.compiling import Cost, Evaluation, Evaluator
+from bayeskit.logdensity.density import (
+    Constrained,
+    Density,
+    FunctionDensity,
+    fingerprint,
+    first_rows,
+    gather,
+    lift,
+    raise_if_broken,
+    raise_if_not_differentiable,
+    warn_if_gradient_is_wrong,
+)
+from bayeskit.logdensity.engine import Compile, Engine
+from bayeskit.logdensity.pyro_density import PyroDensity, Site
+from bayeskit.logdensity.pyro_runs import place_of
+from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart, first_line
+
+__all__ = ["Evaluation", "PriorSampler", "Site", "Target"]
+
+
+PriorSampler = Callable[[int, torch.Generator], Tensor]
+
+
+class Target:
+    """A posterior over an unconstrained vector, split into prior and likelihood.
+
+    Make one with :meth:`from_pyro` or :meth:`from_functions`. All methods take
+    vectors with any leading batch shape and never change a torch global.
+
+    Attributes
+    ----------
+    dim : int
+        Dimension ``d`` of the unconstrained vector.
+    sites : tuple of Site
+        The continuous latent sites, in model order, with their slice of the vector.
+    dtype, device
+        Those of the model's data.
+    compile : bool or "auto"
+        Whether gradients are compiled; "auto" compiles what is planned to run long.
+    full_conditionals : callable or None
+        For Gibbs: gives, by block of sites, functions from the values of all other sites to the block's distribution.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.tensor([0.5, 1.5], dtype=torch.float64))
+    >>> target.dim, target.dtype
+    (1, torch.float64)
+    >>> target.log_density(torch.zeros(3, 1, dtype=torch.float64)).shape
+    torch.Size([3])
+    """
+
+    full_conditionals: Callable[[], Mapping[tuple[str, ...], Callable[[dict[str, Tensor]], Any]]] | None = None
+
+    def __init__(self, density: Density, *, batched: bool, sample_prior: PriorSampler | None, compile: Compile) -> None:
+        if compile not in (True, False, "auto"):
+            raise SettingsError(f"compile must be True, False or 'auto', not {compile!r}")
+        self._density = density
+        self._batched = batched
+        self._sample_prior = sample_prior
+        self.compile = compile
+        self.dim, self.dtype, self.device = density.dim, density.dtype, density.device
+        self.sites = density.sites
+        self._loops = False
+        data_bytes = sum(x.numel() * x.element_size() for x in density.data)
+        self._engine = Engine(self._joint_of_batch, self.dim, self.dtype, self.device, data_bytes)
+
+    # -- making one -------------------------------------------------------------------------
+
+    @classmethod
+    def from_pyro(
+        cls, model: Callable[..., Any], *args: Any, compile: Compile = "auto", seed: int = 0, **kwargs: Any
+    ) -> Target:
+        """Read a Pyro model.
+
+        Unobserved continuous sites become coordinates; observed sites and
+        ``pyro.factor`` become the likelihood; sites marked
+        ``infer={"enumerate": "parallel"}`` are summed out. ``pyro.param`` values are
+        constants.
+
+        Parameters
+        ----------
+        model : callable
+            A Pyro model: function, ``PyroModule`` or object with ``__call__``.
+        *args, **kwargs
+            What the model is called with.
+        compile : bool or "auto", default "auto"
+            Compile gradients always, never, or where the planned work repays it.
+        seed : int, default 0
+            For the one run that reads the model's structure.
+
+        Returns
+        -------
+        Target
+
+        Raises
+        ------
+        ModelError
+            If ``model`` is not a Pyro model, has no observed or no continuous
+            latent site, or fails when run.
+        UnsupportedSiteError
+            If a latent site is discrete and unmarked, or its support has no bijection.
+        DataError
+            If an observed site or an argument holds NaN.
+
+        Warns
+        -----
+        SlowModelWarning
+            If the model cannot be batched.
+        AccuracyWarning
+            If the gradient is not the derivative of the log density, as where the model calls ``.detach()`` or
+            ``.item()``.
+        """
+        density = PyroDensity(model, args, kwargs, new_generator(seed))
+        target = cls(density, batched=False, sample_prior=None, compile=compile)
+        probe = density.probe(new_generator(seed))
+        density.check_repeatable(probe, new_generator(seed))
+        target._loops = not target._can_be_batched(density, probe)
+        if not target._loops:
+            density.check_parameters(new_generator(seed))
+        if target._loops:
+            evaluate = _evaluation.with_gradient_loop(density.joint)
+        else:
+            evaluate = _evaluation.with_gradient(torch.func.vmap(density.joint))
+        with suppress(*UNTRACEABLE):  # a neighbour of the probe may be outside of what the model can do
+            warn_if_gradient_is_wrong(density, evaluate, probe)
+        return target
+
+    @classmethod
+    def from_functions(
+        cls,
+        log_prior: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor], Tensor],
+        dim: int,
+        sample_prior: PriorSampler | None = None,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        compile: Compile = "auto",
+    ) -> Target:
+        """Make a target of two functions of an unconstrained vector.
+
+        Parameters
+        ----------
+        log_prior, log_likelihood : callable
+            ``(*batch, dim) -> (*batch)``. The prior must integrate to one.
+        dim : int
+            Dimension of the vector.
+        sample_prior : callable, optional
+            ``(n, generator) -> (n, dim)``; methods that start at the prior need it.
+        dtype, device
+            Of the vectors that the functions take.
+        compile : bool or "auto", default "auto"
+            As in :meth:`from_pyro`.
+
+        Returns
+        -------
+        Target
+
+        Raises
+        ------
+        ShapeError
+            If a function does not map ``(2, dim)`` to ``(2,)``.
+
+        Examples
+        --------
+        >>> import torch, bayeskit as bk
+        >>> normal = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0)
+        >>> target = bk.Target.from_functions(
+        ...     lambda u: normal.log_prob(u).sum(-1), lambda u: -u.square().sum(-1), dim=2,
+        ...     sample_prior=lambda n, g: torch.randn(n, 2, generator=g, dtype=torch.float64))
+        >>> target.value_and_grad(torch.zeros(4, 2, dtype=torch.float64))[1].shape
+        torch.Size([4, 2])
+        """
+        if dim < 1:
+            raise SettingsError(f"dim must be at least 1, not {dim}")
+        device = torch.device(device)
+        probe = torch.zeros(2, dim, dtype=dtype, device=device)
+        for name, function in (("log_prior", log_prior), ("log_likelihood", log_likelihood)):
+            shape = tuple(torch.as_tensor(function(probe)).shape)
+            if shape != (2,):
+                raise ShapeError(
+                    f"{name} maps (2, {dim}) to {shape} instead of (2,); sum over the last dimension only, "
+                    "or wrap a function of one vector in torch.func.vmap"
+                )
+        density = FunctionDensity(log_prior, log_likelihood, dim, dtype, device)
+        return cls(density, batched=True, sample_prior=sample_prior, compile=compile)
+
+    def _can_be_batched(self, density: PyroDensity, probe: Tensor) -> bool:
+        both = torch.stack([probe, probe])
+        try:
+            # With its gradient: what can be made a target can be sampled.
+            _evaluation.with_gradient(torch.func.vmap(density.joint))(both, torch.ones_like(both[:, 0]))
+        except UNTRACEABLE as error:
+            raise_if_broken(density, probe)
+            raise_if_not_differentiable(density, probe)
+            warnings.warn(
+                f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
+                "many times slower; replace Python control flow on sampled values by torch.where, what assigns to "
+                "elements by torch.stack, or the distribution by one that can be batched; for draws alone, "
+                "bayeskit.inference.samplers.sample_with_pyro may take less time",
+                SlowModelWarning,
+                stacklevel=3,
+            )
+            return False
+        return True
+
+    # -- evaluating -------------------------------------------------------------------------
+
+    def log_prior(self, u: Tensor) -> Tensor:
+        """Return the log prior density over unconstrained space, ``(*batch, d) -> (*batch)``."""
+        return self.evaluate(u)[0]
+
+    def log_likelihood(self, u: Tensor) -> Tensor:
+        """Return the log likelihood, ``(*batch, d) -> (*batch)``."""
+        return self.evaluate(u)[1]
+
+    def log_density(self, u: Tensor, beta: float | Tensor = 1.0) -> Tensor:
+        """Return ``log_prior + beta * log_likelihood``, ``(*batch, d) -> (*batch)``; ``beta`` broadcasts."""
+        log_prior, log_likelihood = self.evaluate(u)
+        return _evaluation.tempered(log_prior, log_likelihood, self._beta(beta, u.shape[:-1]))
+
+    def evaluate(self, u: Tensor, *, compiled: bool = True) -> tuple[Tensor, Tensor]:
+        """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass.
+
+        ``compiled=False`` gives the same bits whatever was compiled before.
+        """
+        u = self._checked(u)
+        fast = self._engine.compiled(u.shape[:-1].numel()) if compiled else None
+        if fast is not None and not u.requires_grad:
+            # A compiled gradient costs less than an eager value.
+            with one_thread():
+                flat = u.reshape(-1, self.dim)
+                result = fast(flat, torch.ones_like(flat[:, 0]))
+            return result.log_prior.reshape(u.shape[:-1]), result.log_likelihood.reshape(u.shape[:-1])
+        return self._evaluate_eagerly(u)
+
+    def _evaluate_eagerly(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            return self._map(self._density.joint, u)
+        except torch.linalg.LinAlgError:
+            # One matrix that cannot be factorised stops the whole batch; take the vectors one by one.
+            rows = [self._evaluate_alone(row) for row in u.reshape(-1, self.dim)]
+            return gather(rows, u.shape[:-1])
+
+    def _evaluate_alone(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            return self._map(self._density.joint, row.unsqueeze(0))
+        except torch.linalg.LinAlgError:
+            nan = torch.full((1,), torch.nan, dtype=self.dtype, device=self.device)
+            return nan, nan
+
+    def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log likelihood of each observation, ``(*batch, d) -> {site: (*batch, *obs)}``.
+
+        Raises
+        ------
+        ModelError
+            If summed-out sites couple the observations, or the target has no
+            observed site of its own.
+        """
+        return self._map(self._density.pointwise, self._checked(u))
+
+    def value_and_grad(self, u: Tensor, beta: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the tempered log density and its gradient, ``(*batch, d) -> (*batch), (*batch, d)``.
+
+        The graph is traced on the first call with a given number of vectors.
+        """
+        batch = u.shape[:-1]
+        ready = isinstance(beta, Tensor) and beta.shape == batch and u.dtype == beta.dtype == self.dtype
+        if ready and isinstance(beta, Tensor) and batch.numel() > 0 and u.dim() == 2 and u.shape[1] == self.dim:
+            result = self.evaluator(batch[0])(u, beta)
+            return result.log_density, result.gradient
+        flat = self._checked(u).reshape(-1, self.dim)
+        b = self._beta(beta, batch).expand(batch).reshape(-1)
+        if len(flat) == 0:
+            return flat.new_empty(batch), torch.empty_like(u, dtype=self.dtype, device=self.device)
+        result = self.evaluator(len(flat))(flat, b)
+        return result.log_density.reshape(batch), result.gradient.reshape(u.shape)
+
+    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
+        """Return the function that gradient-based samplers call in their inner loop.
+
+        Parameters
+        ----------
+        num_vectors : int
+            Number of rows ``n`` of every call.
+        num_calls : int, default 1
+            How often it is planned to be called; under ``compile="auto"`` the graph is
+            compiled when the traced graph would need more than a few seconds for that.
+
+        Returns
+        -------
+        callable
+            ``(u (n, d), beta (n,)) -> Evaluation``.
+        """
+        if self._loops:
+            return _evaluation.with_gradient_loop(self._density.joint)
+        return self._engine.evaluator(num_vectors, num_calls, self.compile)
+
+    @property
+    def cost(self) -> Cost:
+        """Nodes and bytes of the gradient graph of one vector."""
+        return self._engine.cost
+
+    def _joint_of_batch(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return self._density.joint(u) if self._batched else torch.func.vmap(self._density.joint)(u)
+
+    def _map(self, function: Callable[[Tensor], Any], u: Tensor) -> Any:
+        """Apply a function of one vector to every vector of a batch, in chunks."""
+        batch = u.shape[:-1]
+        if batch.numel() == 0:
+            shapes = self._map(function, u.new_zeros(1, self.dim))  # one vector tells the shapes of none
+            return gather([first_rows(shapes, 0)], batch)
+        flat = u.reshape(-1, self.dim)
+        if self._loops:
+            return gather([lift(function(row)) for row in flat], batch)
+        batched = function if self._batched else torch.func.vmap(function)
+        chunk = len(flat) if len(flat) <= 64 else self.cost.chunk_size(len(flat))
+        parts = []
+        with one_thread():
+            for rows in flat.split(chunk):
+                try:
+                    parts.append(batched(rows))
+                except torch.linalg.LinAlgError:
+                    with FailingApart():
+                        parts.append(batched(rows))
+        return gather(parts, batch)
+
+    # -- moving between spaces --------------------------------------------------------------
+
+    def sample_prior(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
+        """Draw from the prior, in unconstrained space.
+
+        Parameters
+        ----------
+        num_draws : int
+            Number of draws ``n``.
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        Tensor
+            Shape ``(n, d)``.
+
+        Raises
+        ------
+        SettingsError
+            If ``num_draws`` is less than one, functions came without ``sample_prior``, or a prior is flat or masked.
+        """
+        if num_draws < 1:
+            raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
+        generator = new_generator(seed, stream="prior")
+        if isinstance(self._density, PyroDensity):
+            return self._density.prior_draws(num_draws, generator, not self._loops)
+        if self._sample_prior is None:
+            missing = "pass sample_prior=(n, generator) -> (n, dim) to Target.from_functions"
+            raise SettingsError(f"this target cannot draw from its prior; {missing}")
+        draws = self._sample_prior(num_draws, generator)
+        if tuple(draws.shape) != (num_draws, self.dim):
+            raise ShapeError(f"sample_prior returned shape {tuple(draws.shape)} instead of {(num_draws, self.dim)}")
+        return draws.to(self.dtype)
+
+    @property
+    def can_sample_prior(self) -> bool:
+        """Whether :meth:`sample_prior` works."""
+        drawn = isinstance(self._density, PyroDensity) or self._sample_prior is not None
+        return drawn and not getattr(self._density, "improper_sites", ())
+
+    def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the sites' values, ``(*batch, d) -> {site: (*batch, *shape)}``.
+
+        Parameters
+        ----------
+        u : Tensor
+            Unconstrained vectors, shape ``(*batch, d)``.
+        deterministic : bool, default False
+            Include the model's ``pyro.deterministic`` sites, but for those that depend on
+            a summed-out site and so have no single value.
+        """
+        return self._map(lambda v: self._density.values(v, deterministic), self._checked(u))
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vectors of site values, ``{site: (*batch, *shape)} -> (*batch, d)``.
+
+        Raises
+        ------
+        ShapeError
+            If a site is missing or its trailing shape is not that of the model.
+        DataError
+            If a value lies outside the support of its site.
+        """
+        batch: torch.Size | None = None
+        flat = {}
+        for site in self.sites:
+            if site.name not in values:
+                needed = [s.name for s in self.sites]
+                raise ShapeError(f"no value was given for site {site.name!r}; needed are {needed}")
+            value = torch.as_tensor(values[site.name], dtype=self.dtype, device=self.device)
+            cut = value.dim() - len(site.shape)
+            if cut < 0 or value.shape[cut:] != site.shape:
+                raise ShapeError(
+                    f"site {site.name!r} has shape {tuple(site.shape)}, but its value has shape {tuple(value.shape)}"
+                )
+            if batch is not None and batch != value.shape[:cut]:
+                raise ShapeError(f"site {site.name!r} has batch shape {tuple(value.shape[:cut])}, not {tuple(batch)}")
+            batch = value.shape[:cut]
+            flat[site.name] = value.reshape(-1, *site.shape)
+        count = next(iter(flat.values())).shape[0]
+        if count == 0:
+            return torch.empty(*(batch or ()), self.dim, dtype=self.dtype, device=self.device)
+        rows = [self._density.vector({k: v[i] for k, v in flat.items()}) for i in range(count)]
+        return torch.stack(rows).reshape(*(batch or ()), self.dim)
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log abs(d constrained / d unconstrained), ``(*batch, d) -> (*batch)``; zero for functions.
+
+        ``log_density(u) - log_jacobian(u)`` is a density of the constrained values: of all entries of a simplex but
+        the last, and of one triangle of a symmetric matrix.
+
+        Raises
+        ------
+        ModelError
+            If the target's density does not tell how its values are constrained.
+        """
+        density = self._density
+        if not isinstance(density, Constrained):
+            raise ModelError(f"the Jacobian of {type(density).__name__} is not known; build it with Target.from_pyro")
+        result: tuple[Tensor] = self._map(lambda v: (density.log_jacobian(v),), self._checked(u))
+        return result[0]
+
+    def rounding(self, u: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what the likelihood makes of values that are rounded to an end of their support.
+
+        A likelihood sees values, not coordinates: beyond a logit of 36 a probability is one, however far beyond. The
+        prior is right there, and so is a likelihood that tends to a limit. One that goes on to change is not.
+
+        Parameters
+        ----------
+        u : Tensor
+            Shape ``(*batch, d)``.
+
+        Returns
+        -------
+        change : Tensor
+            By how much the log likelihood changes when rounded values move one unit of rounding inside,
+            ``(*batch)``; zero where none is rounded, and for targets from functions.
+        rounded : dict of Tensor
+            By site, whether a value is rounded, ``(*batch)``, bool.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     p = pyro.sample("p", dist.Beta(0.1, 0.1))
+        ...     pyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> target = bk.Target.from_pyro(model, torch.tensor(0.0, dtype=torch.float64))
+        >>> change, rounded = target.rounding(torch.tensor([[3.0], [50.0]], dtype=torch.float64))
+        >>> change, rounded["p"]
+        (tensor([0.0000, 0.6931], dtype=torch.float64), tensor([False,  True]))
+        """
+        u = self._checked(u)
+        density = self._density
+        if not isinstance(density, PyroDensity):
+            return torch.zeros_like(u[..., 0]), {}
+        change, rounded = self._map(density.rounding, u)
+        return change, {site.name: rounded[..., i] for i, site in enumerate(self.sites)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A readable name for each unconstrained coordinate, such as ``theta[2]``."""
+        result = []
+        for site in self.sites:
+            if not site.unconstrained_shape:
+                result.append(site.name)
+                continue
+            for index in torch.cartesian_prod(*(torch.arange(n) for n in site.unconstrained_shape)).reshape(
+                -1, len(site.unconstrained_shape)
+            ):
+                result.append(f"{site.name}[{','.join(str(int(i)) for i in index)}]")
+        return tuple(result)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the model's sites, its data, and its density at two fixed points."""
+        return fingerprint(self._density, lambda u: self._evaluate_eagerly(self._checked(u)))
+
+    # -- checking ---------------------------------------------------------------------------
+
+    def _checked(self, u: Tensor) -> Tensor:
+        if u.dim() == 0 or u.shape[-1] != self.dim:
+            raise ShapeError(f"the last dimension of u must be {self.dim}, but u has shape {tuple(u.shape)}")
+        return u.to(dtype=self.dtype, device=self.device)
+
+    def _beta(self, beta: float | Tensor, batch: torch.Size) -> Tensor:
+        result = torch.as_tensor(beta, dtype=self.dtype, device=self.device)
+        padded = (1,) * (len(batch) - result.dim()) + tuple(result.shape)
+        if len(padded) > len(batch) or any(n not in (1, m) for n, m in zip(padded, batch, strict=True)):
+            raise ShapeError(f"beta has shape {tuple(result.shape)}, which does not broadcast to {tuple(batch)}")
+        return result
+
+    def __repr__(self) -> str:
+        sites = ", ".join(f"{s.name}{tuple(s.shape)}" for s in self.sites)
+        return f"Target(dim={self.dim}, sites=[{sites}], dtype={self.dtype}, device={self.device})"

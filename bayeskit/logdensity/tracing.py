@@ -1,0 +1,456 @@
+"""What a function does, written down as a graph of operations that can be run again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.fx.proxy import base_types
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.weak import WeakIdKeyDictionary
+
+__all__ = [
+    "FailingApart",
+    "Program",
+    "QUERIES",
+    "Tape",
+    "UNTRACEABLE",
+    "changes_in_place",
+    "fail_apart",
+    "first_line",
+    "interpreted",
+    "is_traced",
+    "name_of",
+    "safe",
+    "traced",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Write down what a function does as a graph of operations; what that may raise, and how a warning quotes it.
+# --------------------------------------------------------------------------------------------------
+
+UNTRACEABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
+"""Errors of a density that branches on values, or calls what cannot be batched or traced."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the beginning of an error's message, short enough for a warning."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
+def traced(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> GraphModule:
+    """Return the graph of the operations that make the results of a function, below gradients and batching.
+
+    It is that of :func:`torch.fx.experimental.proxy_tensor.make_fx`, at a fifth of the cost: nothing is done but to
+    note each operation when it runs.
+
+    Parameters
+    ----------
+    function : callable
+        ``(*arguments) -> tensors``
+    *arguments : Tensor
+        Their shapes, and what else is no tensor, are fixed from now on.
+
+    Raises
+    ------
+    RuntimeError
+        If the function asks for the value of a tensor that depends on its arguments or on chance.
+    NotImplementedError
+        For what a graph cannot hold, such as a generator of random numbers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> graph = traced(lambda u: (u.square().sum(),), torch.tensor([3.0, 4.0]))
+    >>> graph(torch.tensor([1.0, 2.0]))
+    (tensor(5.),)
+    """
+    with _Tracer(arguments) as tracer:
+        results = tuple(function(*arguments))
+    tracer.graph.output(tuple(tracer.node_of(result) for result in results))
+    with _use_lazy_graph_module(True):  # it is written as Python when it is called, after all changes
+        return _make_graph_module(tracer.root, tracer.graph)
+
+
+def is_traced() -> bool:
+    """Tell whether a graph is being made of operations, here or by torch."""
+    return get_proxy_mode() is not None or any(isinstance(x, _Tracer) for x in _get_current_dispatch_mode_stack())
+
+
+class _Tracer(TorchDispatchMode):
+    """Notes each operation as a node of a graph; tensors that none of them made are buffers of its root."""
+
+    def __init__(self, arguments: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.root, self.graph = torch.nn.Module(), Graph()
+        self._nodes, self._constants = WeakIdKeyDictionary(), WeakIdKeyDictionary()
+        self._num_constants = 0
+        self._unknown = WeakIdKeyDictionary()  # tensors that depend on the arguments or on chance
+        self._changed: dict[int, Tensor] = {}  # what holds the memory that such values were written to
+        for number, argument in enumerate(arguments):
+            self._note(argument, self.graph.placeholder(f"argument_{number}"), True)
+
+    def __torch_dispatch__(
+        self,
+        operation: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        operation = safe(operation)
+        tensors = _tensors_in((args, kwargs))
+        if not all(type(x) in (Tensor, torch.nn.Parameter) or x in self._nodes for x in tensors):
+            return NotImplemented
+        unknown = any(x in self._unknown or _memory(x) in self._changed for x in tensors)
+        if torch.Tag.data_dependent_output in operation.tags:
+            if unknown:
+                raise RuntimeError(f"{operation} asks for the value of a tensor that is not known yet")
+            return operation(*args, **(kwargs or {}))
+        if operation is torch.ops.aten.lift_fresh.default:  # what is done in place would change the graph's constant
+            operation = torch.ops.aten.lift_fresh_copy.default
+        node = self.graph.call_function(operation, *tree_map(self._argument, (args, dict(kwargs or {}))))
+        result = operation(*args, **(kwargs or {}))
+        unknown = unknown or torch.Tag.nondeterministic_seeded in operation.tags
+        if unknown and operation._schema.is_mutable:
+            self._changed |= {_memory(x): x for x in _tensors_in(result) or tensors}
+        self._note(result, node, unknown)
+        return result
+
+    def node_of(self, tensor: Tensor) -> Node:
+        """Return the node that made a tensor, or stands for one that was there before."""
+        node: Node | None = self._nodes.get(tensor) or self._constants.get(tensor)
+        if node is None:
+            name = f"constant_{self._num_constants}"
+            self._num_constants += 1
+            self.root.register_buffer(name, tensor.detach())
+            node = self._constants[tensor] = self.graph.get_attr(name)
+        return node
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if value is None or isinstance(value, base_types):
+            return value
+        raise NotImplementedError(f"a graph cannot hold a {type(value).__name__}")
+
+    def _note(self, result: Any, node: Node, unknown: bool) -> None:
+        if isinstance(result, Tensor):
+            if result.layout is torch.strided:
+                node.meta["tensor_meta"] = _extract_tensor_metadata(result)
+            self._nodes[result] = node
+            if unknown:
+                self._unknown[result] = True
+        elif isinstance(result, (list, tuple)):
+            for number, part in enumerate(result):
+                self._note(part, self.graph.call_function(operator.getitem, (node, number)), unknown)
+
+
+def safe(operation: Any) -> Any:
+    """Return the operation, or one that does the same where a mode that watches it would crash the process.
+
+    Forward derivatives start from zeros without memory, which cannot be multiplied by a number under a mode of Python.
+    """
+    return torch.ops.aten.zeros.default if operation is torch.ops.aten._efficientzerotensor.default else operation
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage()._cdata if x.layout is torch.strided else 0
+
+
+def fail_apart(graph: GraphModule) -> None:
+    """Let a matrix that cannot be factorised give NaN to its own vector instead of an error to all of them."""
+    aten = torch.ops.aten
+    for check in list(graph.graph.find_nodes(op="call_function", target=aten._linalg_check_errors.default)):
+        info = check.args[0]
+        for result in list(info.args[0].users):
+            meta = result.meta.get("tensor_meta")
+            if result is info or not hasattr(meta, "dtype") or not meta.dtype.is_floating_point:
+                continue
+            with graph.graph.inserting_before(check):
+                failed = graph.graph.call_function(aten.ne.Scalar, (info, 0))
+                failed.meta["tensor_meta"] = info.meta["tensor_meta"]._replace(dtype=torch.bool)
+                for _ in range(len(meta.shape) - len(info.meta["tensor_meta"].shape)):
+                    failed = graph.graph.call_function(aten.unsqueeze.default, (failed, -1))
+                masked = graph.graph.call_function(aten.masked_fill.Scalar, (result, failed, torch.nan))
+            result.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
+        graph.graph.erase_node(check)
+
+
+class FailingApart(TorchFunctionMode):
+    """Do what :func:`fail_apart` does for Cholesky factors, outside of graphs."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.linalg.cholesky:
+            return func(*args, **(kwargs or {}))
+        factor, info = torch.linalg.cholesky_ex(*args, **(kwargs or {}))
+        return factor.masked_fill((info != 0)[..., None, None], torch.nan)
+
+
+# --------------------------------------------------------------------------------------------------
+# Torch's own interpreter for traced graphs: the same operations in the same order, at a third of Python's cost.
+# --------------------------------------------------------------------------------------------------
+
+
+def interpreted(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a function that does what ``graph`` does, bit for bit, without Python between its operations.
+
+    Nothing is fused or rearranged, so that the results are those of the graph. Where torch cannot take the graph over,
+    or gives another answer for ``examples``, and elsewhere than on the host, the graph itself is returned.
+
+    Parameters
+    ----------
+    graph : GraphModule
+        Left as it is; it holds operations on tensors alone.
+    *examples : Tensor
+        Arguments, whose shapes are fixed from now on.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> u = torch.tensor([3.0, 4.0])
+    >>> graph = make_fx(lambda u: (u.square().sum(),))(u)
+    >>> interpreted(graph, u)(torch.tensor([1.0, 2.0]))
+    (tensor(5.),)
+    """
+    targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
+    if any(example.device.type != "cpu" for example in examples):
+        return graph  # to compare answers would be to wait for the device
+    if not all(isinstance(target, OpOverload) or target is operator.getitem for target in targets):
+        return graph  # a loop would be unrolled
+    try:
+        with torch.no_grad():
+            traced = torch._C._create_graph_by_tracing(lambda *u: graph(*u), examples, lambda _: "", True, False)[0]
+            function = torch._C._create_function_from_graph("density", traced)
+    except (RuntimeError, TypeError, AttributeError):
+        return graph
+
+    def call(*arguments: Tensor) -> tuple[Tensor, ...]:
+        before = torch._C._get_graph_executor_optimize()
+        torch._C._set_graph_executor_optimize(False)  # it belongs to the thread
+        try:
+            return function(*arguments)
+        finally:
+            torch._C._set_graph_executor_optimize(before)
+
+    with torch.no_grad():
+        pairs = zip(call(*examples), graph(*examples), strict=True)
+        same = all(a.shape == b.shape and a.dtype == b.dtype and a.allclose(b, 0, 0, equal_nan=True) for a, b in pairs)
+    return call if same else graph
+
+
+# --------------------------------------------------------------------------------------------------
+# One run of a function as a list of calls of torch, which can be made again with other tensors.
+# --------------------------------------------------------------------------------------------------
+
+# What tells no number of a tensor, by names of functions, methods and attributes without underscores.
+QUERIES = frozenset(
+    "size dim numel len shape ndim dtype device layout stride requires_grad is_floating_point is_contiguous "
+    "is_complex is_tensor get_device".split()
+)
+_RANDOM = frozenset(
+    "rand randn randint randperm rand_like randn_like randint_like normal bernoulli binomial multinomial poisson "
+    "dropout uniform exponential standard_gamma sample_dirichlet".split()
+)
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function, method or attribute of torch, without underscores around it."""
+    whole = getattr(function, "__name__", "")
+    return str(function.__self__.__name__) if whole in ("__get__", "__set__") else whole.strip("_")
+
+
+def changes_in_place(function: Any, kwargs: Any) -> bool:
+    """Tell whether a call of torch changes one of its arguments."""
+    whole = getattr(function, "__name__", "")
+    return whole in ("__setitem__", "__set__") or "out" in kwargs or (whole.endswith("_") and not whole.endswith("__"))
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Stands for a tensor among the arguments of a call."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Call:
+    function: Any
+    layout: TreeSpec
+    arguments: tuple[Any, ...]
+    results: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Calls of a tape as a function of tensors; two of them are equal where they do the same.
+
+    Attributes
+    ----------
+    num_arguments : int
+    calls : tuple
+    results : tuple of int
+        The slots of what is returned.
+    """
+
+    num_arguments: int
+    calls: tuple[_Call, ...]
+    results: tuple[int, ...]
+
+    def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """Make the calls."""
+        slots = dict(enumerate(arguments))
+        for call in self.calls:
+            leaves = [slots[leaf.number] if isinstance(leaf, _Slot) else leaf for leaf in call.arguments]
+            args, kwargs = tree_unflatten(leaves, call.layout)
+            for number, made in zip(call.results, tree_leaves(call.function(*args, **kwargs)), strict=True):
+                if number is not None:
+                    slots[number] = made
+        return tuple(slots[number] for number in self.results)
+
+
+def _ends(s: slice) -> tuple[Any, Any, Any]:
+    return s.start, s.stop, s.step
+
+
+class Tape(TorchFunctionMode):
+    """Record the calls of torch that a function makes.
+
+    Parameters
+    ----------
+    given : sequence of Tensor
+        What the function is run with.
+
+    Attributes
+    ----------
+    lost : bool
+        Whether the function did what cannot be made again with other tensors: read a number of what depends on
+        ``given``, changed a tensor in place, drew random numbers, or ran a transform of its own.
+    """
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.lost = False
+        self._kept: list[Any] = list(given)  # alive, for their ids
+        self._depends = {id(x) for x in given}
+        self._made: dict[int, tuple[int, int]] = {id(x): (-1, place) for place, x in enumerate(given)}
+        self._outside: list[Tensor] = []
+        self._calls: list[tuple[Any, TreeSpec, list[Any], list[Any]]] = []
+        self._record: list[Any] = []
+        self._level = torch._C._functorch.maybe_current_level()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        leaves, layout = tree_flatten((args, kwargs))
+        results = tree_leaves(result)
+        depends = any(isinstance(leaf, Tensor) and id(leaf) in self._depends for leaf in leaves)
+        name = name_of(func)
+        self.lost |= (
+            changes_in_place(func, kwargs)
+            or name in _RANDOM
+            or name == "set_grad_enabled"
+            or torch._C._functorch.maybe_current_level() != self._level
+            or any(isinstance(x, Tensor) for leaf in leaves if isinstance(leaf, slice) for x in _ends(leaf))
+        )
+        if not all(isinstance(leaf, Tensor) for leaf in results):
+            self.lost |= depends and name not in QUERIES
+            return result
+        entry = func, layout, [self._place(leaf) for leaf in leaves]
+        call = len(self._calls) if depends else self._same(entry)
+        self._record.append(entry)
+        self._calls.append((func, layout, leaves, results))
+        self._kept += results
+        for place, made in enumerate(results):
+            if id(made) not in self._made:
+                self._made[id(made)] = (call, place)
+            if depends:
+                self._depends.add(id(made))
+        return result
+
+    def _same(self, entry: Any) -> int:
+        """Return the number of the first call that was the same one, or of the next."""
+        try:
+            return self._record.index(entry)
+        except (ValueError, RuntimeError, TypeError):
+            return len(self._calls)
+
+    def _place(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in self._made:
+            self._made[id(leaf)] = (-2, len(self._outside))
+            self._outside.append(leaf)
+            self._kept.append(leaf)
+        return self._made[id(leaf)]
+
+    def agrees(self, other: Tape, mine: Sequence[Any], others: Sequence[Any]) -> bool:
+        """Tell whether two runs made the same calls, with the same tensors from outside, and the same results."""
+        try:
+            return (
+                not self.lost
+                and not other.lost
+                and [self._place(x) for x in mine] == [other._place(x) for x in others]
+                and len(self._outside) == len(other._outside)
+                and all(one is two for one, two in zip(self._outside, other._outside, strict=True))
+                and self._record == other._record
+            )
+        except (RuntimeError, ValueError, TypeError):
+            return False  # arguments that cannot be compared
+
+    def program(self, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Program, list[Tensor]]:
+        """Return the calls that make ``wanted`` of ``given``, and what else they take.
+
+        What depends on nothing that the tape was given is not made again: it is among what else they take.
+
+        Returns
+        -------
+        Program
+            Of ``given``, and then of what else it takes.
+        list of Tensor
+        """
+        slots = {id(x): number for number, x in reversed(list(enumerate(given)))}
+        needed = {id(x) for x in wanted} - set(slots)
+        calls = []
+        for call in reversed(self._calls):
+            _, _, leaves, results = call
+            if any(id(x) in needed and id(x) in self._depends for x in results):
+                calls.append(call)
+                needed -= {id(x) for x in results}
+                needed |= {id(x) for x in leaves if isinstance(x, Tensor)} - set(slots)
+        by_place = {self._place(x): x for x in reversed((*self._kept, *wanted)) if id(x) in needed}
+        others = list(by_place.values())
+        order = {place: len(given) + number for number, place in enumerate(by_place)}
+        slots |= {number: order[self._made[number]] for number in needed}
+        num_arguments = len(given) + len(others)
+        count, made = num_arguments, []
+        for function, layout, leaves, results in reversed(calls):
+            arguments = tuple(_Slot(slots[id(x)]) if isinstance(x, Tensor) else x for x in leaves)
+            numbers: list[int | None] = []
+            for x in results:
+                if id(x) in slots:  # given, or an argument that the call returns as it is
+                    numbers.append(None)
+                    continue
+                slots[id(x)] = count
+                numbers.append(count)
+                count += 1
+            made.append(_Call(function, layout, arguments, tuple(numbers)))
+        return Program(num_arguments, tuple(made), tuple(slots[id(x)] for x in wanted)), others

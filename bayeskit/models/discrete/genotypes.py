@@ -1,0 +1,1098 @@
+"""Noisy genotype matrices of subclonal evolution, under a perfect phylogeny."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+from math import comb, factorial
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.core.plots import VERMILION
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.logdensity.transforms import support_of
+from bayeskit.models.discrete.inputs import as_real
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "GenotypeModel",
+    "GenotypePosterior",
+    "MutationTree",
+    "NoisyGenotypes",
+    "conflict_free_matrices",
+    "conflicting_pairs",
+    "has_conflict",
+    "log_sum_over_columns",
+    "members",
+    "num_conflict_free",
+    "plot_genotypes",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Which binary matrices fit a perfect phylogeny: the three-gametes rule, how many do, and all of them.
+# --------------------------------------------------------------------------------------------------
+
+#: Of more cells or mutations, lists refuse without an exact number.
+_MAX_COUNTED = 30
+
+
+def conflicting_pairs(genotypes: Tensor) -> Tensor:
+    """Return which pairs of mutations no tree can explain together.
+
+    Two mutations conflict when some cell has only the first, some only the second, and some both: each arose once and
+    was never lost, in descendants of an ancestor without mutations, so that one of them would have to lie within the
+    other (the three-gametes rule; without a known ancestor it would be four).
+
+    Parameters
+    ----------
+    genotypes : Tensor
+        Zeros and ones, or bool, shape ``(*batch, cells, mutations)``.
+
+    Returns
+    -------
+    Tensor of bool
+        Shape ``(*batch, mutations, mutations)``, symmetric, with a diagonal of False.
+
+    Raises
+    ------
+    ShapeError
+        If ``genotypes`` is not at least a matrix.
+    DataError
+        If an entry is neither zero nor one.
+
+    References
+    ----------
+    Gusfield, D. (1991). Efficient algorithms for inferring evolutionary trees. Networks 21, 19-28.
+
+    Examples
+    --------
+    >>> import torch
+    >>> conflicting_pairs(torch.tensor([[1, 0], [0, 1], [1, 1]])).tolist()
+    [[False, True], [True, False]]
+    """
+    present = _check_genotypes(genotypes).float()
+    both = present.mT @ present > 0
+    only_first = present.mT @ (1 - present) > 0
+    return both & only_first & only_first.mT
+
+
+def has_conflict(genotypes: Tensor) -> Tensor:
+    """Return whether some pair of mutations conflicts, so that no perfect phylogeny explains the matrix.
+
+    Parameters
+    ----------
+    genotypes : Tensor
+        Zeros and ones, or bool, shape ``(*batch, cells, mutations)``.
+
+    Returns
+    -------
+    Tensor of bool
+        Shape ``(*batch)``.
+
+    Raises
+    ------
+    ShapeError, DataError
+        As :func:`conflicting_pairs`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> has_conflict(torch.tensor([[[1, 0], [0, 1], [1, 1]], [[1, 0], [0, 0], [1, 1]]]))
+    tensor([ True, False])
+    """
+    return conflicting_pairs(genotypes).flatten(-2).any(-1)
+
+
+def num_conflict_free(num_cells: int, num_mutations: int) -> int:
+    r"""Return how many binary matrices are free of conflicts.
+
+    The cells of any two mutations are nested or disjoint. With :math:`F_{n,k}` the number of families of :math:`k`
+    different sets, not empty, that are so on :math:`n` cells, there are
+    :math:`\sum_k F_{n,k} \, k! \, S(m + 1, k + 1)` matrices with :math:`m` mutations, :math:`S` being Stirling's
+    numbers of the second kind. The families are counted by the generating function
+    :math:`\exp(x + T)`, where :math:`T = y (\exp(x + T) - 1 - T)` counts those with the set of all cells.
+
+    Parameters
+    ----------
+    num_cells, num_mutations : int
+        At least one.
+
+    Raises
+    ------
+    SettingsError
+        If there are no cells or no mutations.
+
+    Examples
+    --------
+    >>> [num_conflict_free(*shape) for shape in [(3, 2), (3, 3), (4, 2), (4, 3), (5, 2)]]
+    [58, 398, 196, 2116, 634]
+    >>> num_conflict_free(8, 8)
+    15411841765756
+    """
+    num_cells = whole_number("num_cells", num_cells, least=1)
+    num_mutations = whole_number("num_mutations", num_mutations, least=1)
+    families = _nested_families(num_cells, num_mutations)
+    return sum(
+        count * factorial(k) * _stirling(num_mutations + 1, k + 1)
+        for k, count in enumerate(families)
+        if k <= num_mutations
+    )
+
+
+def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**18) -> Tensor:
+    """Return all binary matrices without a conflict.
+
+    Parameters
+    ----------
+    num_cells, num_mutations : int
+        At least one.
+    limit : int, default 262144
+        The most matrices to list.
+
+    Returns
+    -------
+    Tensor of bool
+        Shape ``(count, cells, mutations)``.
+
+    Raises
+    ------
+    SettingsError
+        If there are more than ``limit``; the message has their number, or a bound where that would take long.
+
+    Examples
+    --------
+    >>> conflict_free_matrices(4, 3).shape
+    torch.Size([2116, 4, 3])
+    """
+    num_cells = whole_number("num_cells", num_cells, least=1)
+    num_mutations = whole_number("num_mutations", num_mutations, least=1)
+    longer = max(num_cells, num_mutations)  # ones in a single row or column never conflict
+    many = longer > _MAX_COUNTED
+    count = 2**longer if many else num_conflict_free(num_cells, num_mutations)
+    if count > limit:
+        number = f"more than 2**{longer}" if many else f"{count}"
+        raise SettingsError(
+            f"there are {number} conflict-free matrices of {num_cells} cells and {num_mutations} mutations, and the "
+            f"limit is {limit}; raise it if memory allows, or use what needs no list: NoisyGenotypes.log_evidence and "
+            "sample for at most 10 cells and 8 mutations, gibbs_sweep for at most 12 mutations"
+        )
+    subsets = torch.arange(2**num_cells)
+    columns = subsets.unsqueeze(1)
+    for _ in range(num_mutations - 1):
+        before = columns.unsqueeze(1)
+        shared = before & subsets.unsqueeze(-1)
+        nested = (shared == 0) | (shared == before) | (shared == subsets.unsqueeze(-1))
+        row, subset = nested.all(-1).nonzero(as_tuple=True)
+        columns = torch.cat([columns[row], subset.unsqueeze(1)], dim=1)
+    return (columns.unsqueeze(1) >> torch.arange(num_cells).unsqueeze(1)) & 1 == 1
+
+
+def _check_genotypes(genotypes: Tensor) -> Tensor:
+    """Return ``genotypes`` as bool, or say what is wrong with them."""
+    if genotypes.dim() < 2:
+        raise ShapeError(f"genotypes have shape {tuple(genotypes.shape)}; give (*batch, cells, mutations)")
+    present = genotypes == 1
+    if not bool((present | (genotypes == 0)).all()):
+        raise DataError("genotypes hold entries other than 0 and 1; only an observed matrix may have missing entries")
+    return present
+
+
+def _nested_families(num_cells: int, most: int) -> list[int]:
+    """Return the numbers of nested families of 0, 1, ... sets on ``num_cells`` cells."""
+    # Coefficients of x^n y^k of exponential generating functions, solved order by order: that of x^n in
+    # exp(x + T) without T's own comes from lower orders, and T y^-1 + T is that plus T.
+    most = min(most, 2 * num_cells - 1)
+    whole = [[Fraction(0)] * (most + 1)]
+    anything = [[Fraction(1)] + [Fraction(0)] * most]
+    for n in range(1, num_cells + 1):
+        # n [x^n] exp(u) = sum_i i [x^i] u [x^(n-i)] exp(u); the term i = n lacks what is now sought.
+        below = [Fraction(0)] * (most + 1)
+        for i in range(1, n):
+            below = _add(below, _multiply(_with_uncovered(whole[i], i), anything[n - i]), Fraction(i, n))
+        if n == 1:
+            below[0] += 1
+        whole.append([Fraction(0), *below[:-1]])
+        anything.append(_add(below, whole[n], Fraction(1)))
+    return [int(value * factorial(num_cells)) for value in anything[num_cells]]
+
+
+def _with_uncovered(coefficients: list[Fraction], order: int) -> list[Fraction]:
+    return [coefficients[0] + (1 if order == 1 else 0), *coefficients[1:]]
+
+
+def _multiply(left: list[Fraction], right: list[Fraction]) -> list[Fraction]:
+    return [sum((left[i] * right[k - i] for i in range(k + 1)), Fraction(0)) for k in range(len(left))]
+
+
+def _add(left: list[Fraction], right: list[Fraction], factor: Fraction) -> list[Fraction]:
+    return [x + factor * y for x, y in zip(left, right, strict=True)]
+
+
+def _stirling(n: int, k: int) -> int:
+    """Return the number of partitions of ``n`` things into ``k`` parts."""
+    return sum((-1) ** (k - j) * comb(k, j) * j**n for j in range(k + 1)) // factorial(k)
+
+
+# --------------------------------------------------------------------------------------------------
+# Sum over all conflict-free matrices without listing them: a recursion over sets of cells and of mutations.
+# --------------------------------------------------------------------------------------------------
+
+#: The recursion takes about 3^cells 4^mutations multiplications and, with a gradient, keeps 2^cells 4^mutations
+#: numbers for each element of a batch: about half a gigabyte each at these limits.
+_MAX_CELLS, _MAX_MUTATIONS = 10, 8
+
+#: Sums below this, relative to the product of each column's largest weight, may have lost terms to underflow.
+_LEAST_SUM = 1e-270
+
+
+def log_sum_over_columns(log_weights: Tensor) -> Tensor:
+    r"""Return :math:`\log \sum_S \prod_j w_j(S_j)` over all columns :math:`S` whose sets are nested or disjoint.
+
+    Given the cells ``A`` and mutations ``C``, the lowest cell of ``A`` is either in no set, or there is one largest
+    set ``B`` around it. What happens inside ``B`` does not depend on what happens outside, so that the sums over
+    ``A`` are convolutions, over the ways to share out ``C``, of those over ``B`` and the rest of ``A``. All terms are
+    positive. The derivative by :math:`\log w_j(S)` is the probability that column :math:`j` is :math:`S`.
+
+    Sums are in float64 whatever the weights are in. They are not in logarithms, so that matrix products can form them;
+    what this may cost is less than rounding does, down to ``1e-270`` of the product of each column's largest weight.
+
+    Parameters
+    ----------
+    log_weights : Tensor
+        Log weight of each set of cells for each mutation, shape ``(*batch, mutations, 2**cells)``; bit ``i`` of the
+        last index stands for cell ``i``.
+
+    Returns
+    -------
+    Tensor of float64
+        Shape ``(*batch)``; minus infinity where the sum is zero or lies below that range.
+
+    References
+    ----------
+    Bjorklund, A., Husfeldt, T., Kaski, P., Koivisto, M. (2007). Fourier meets Moebius: fast subset convolution.
+    STOC, 67-74 (the products; here without their transform, which subtracts).
+
+    Examples
+    --------
+    >>> import torch
+    >>> log_sum_over_columns(torch.zeros(3, 2**4, dtype=torch.float64)).exp()  # the number of 4 x 3 matrices
+    tensor(2116.0000, dtype=torch.float64)
+    """
+    num_mutations, num_sets = log_weights.shape[-2:]
+    log_weights = log_weights.double()
+    largest = log_weights.detach().amax(-1, keepdim=True)
+    # Where no set has any weight, the sum is zero, not undefined.
+    largest = largest.masked_fill(largest == -torch.inf, 0.0)
+    weights = (log_weights - largest).exp()
+    pairs = _disjoint_pairs(num_mutations, log_weights.device)
+    empty = weights[..., :1, 0] * 0
+    inside = torch.cat([empty + 1, empty.expand(*empty.shape[:-1], 2**num_mutations - 1)], dim=-1).unsqueeze(-2)
+    capped = inside * 0  # of assignments that use the whole set, at the same rows as ``inside``
+    for level in _levels(num_sets.bit_length() - 1):
+        sets, without, parts, rest = (index.to(log_weights.device) for index in level)
+        uncapped = inside[..., without, :]
+        if parts.shape[1]:
+            products = capped[..., parts, :].mT @ inside[..., rest, :]
+            uncapped = uncapped + _sum_pairs(products.flatten(-2)[..., pairs.place], pairs)
+        whole = _products(weights[..., sets].mT)
+        using = torch.cat([whole[..., :1] * 0, whole[..., 1:]], dim=-1)
+        cap = _sum_pairs(using[..., pairs.first] * uncapped[..., pairs.second], pairs)
+        capped = torch.cat([capped, cap], dim=-2)
+        inside = torch.cat([inside, uncapped + cap], dim=-2)
+    unused = _products(weights[..., 0])  # mutations in no cell
+    total = (unused * inside[..., -1, :].flip(-1)).sum(-1)
+    return total.masked_fill(total < _LEAST_SUM, 0.0).log() + largest.sum((-2, -1))
+
+
+class _Level(NamedTuple):
+    """Sets of cells of one size, and how each falls apart.
+
+    Attributes
+    ----------
+    sets : Tensor
+        As bits, ``(sets,)``.
+    without : Tensor
+        Row of each set less its lowest cell, ``(sets,)``.
+    parts, rest : Tensor
+        Rows of each proper part that holds the lowest cell, and of what it leaves, ``(sets, parts)``.
+    """
+
+    sets: Tensor
+    without: Tensor
+    parts: Tensor
+    rest: Tensor
+
+
+class _Pairs(NamedTuple):
+    """Pairs of disjoint sets of mutations, each field of shape ``(pairs,)``.
+
+    Attributes
+    ----------
+    first, second, union : Tensor
+        As bits.
+    place : Tensor
+        In a flattened table of all pairs.
+    """
+
+    first: Tensor
+    second: Tensor
+    union: Tensor
+    place: Tensor
+
+
+@lru_cache(maxsize=16)
+def _levels(num_cells: int) -> list[_Level]:
+    by_size: list[list[int]] = [[] for _ in range(num_cells + 1)]
+    for cells in range(2**num_cells):
+        by_size[cells.bit_count()].append(cells)
+    row = {cells: position for position, cells in enumerate(cells for group in by_size for cells in group)}
+    levels = []
+    for group in by_size[1:]:
+        lowest = [cells & -cells for cells in group]
+        parts = [_proper_parts(cells, low) for cells, low in zip(group, lowest, strict=True)]
+        levels.append(
+            _Level(
+                torch.tensor(group),
+                torch.tensor([row[cells ^ low] for cells, low in zip(group, lowest, strict=True)]),
+                torch.tensor([[row[part] for part in each] for each in parts], dtype=torch.int64),
+                torch.tensor(
+                    [[row[cells ^ part] for part in each] for cells, each in zip(group, parts, strict=True)],
+                    dtype=torch.int64,
+                ),
+            )
+        )
+    return levels
+
+
+def _proper_parts(cells: int, low: int) -> list[int]:
+    others = cells ^ low
+    found, part = [], others
+    while part:
+        part = (part - 1) & others
+        found.append(part | low)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _disjoint_pairs(num_mutations: int, device: torch.device) -> _Pairs:
+    subsets = torch.arange(2**num_mutations, device=device)
+    first, second = ((subsets.unsqueeze(1) & subsets) == 0).nonzero(as_tuple=True)
+    return _Pairs(first, second, first | second, first * len(subsets) + second)
+
+
+def _sum_pairs(terms: Tensor, pairs: _Pairs) -> Tensor:
+    """Add up the terms of all divisions in two of each set: ``(*batch, pairs)`` to ``(*batch, 2**mutations)``."""
+    size = 2 ** round(math.log(len(pairs.union), 3))
+    return terms.new_zeros(*terms.shape[:-1], size).index_add(-1, pairs.union, terms)
+
+
+def _products(weights: Tensor) -> Tensor:
+    """Return the product over each set of mutations: ``(*batch, mutations)`` to ``(*batch, 2**mutations)``."""
+    products = weights[..., :1] * 0 + 1
+    for j in range(weights.shape[-1]):
+        products = torch.cat([products, products * weights[..., j : j + 1]], dim=-1)
+    return products
+
+
+# --------------------------------------------------------------------------------------------------
+# How a genotype is read: the log probabilities of entries, of columns, and of the whole matrix.
+# --------------------------------------------------------------------------------------------------
+
+#: A Gibbs sweep weighs all 2^mutations genotypes of a cell.
+_MAX_SWEEP_MUTATIONS = 12
+
+
+def _check_observed(observed: Tensor) -> Tensor:
+    """Return an observed matrix, integers as floating-point numbers, or say what is wrong with it."""
+    observed = as_real("observed", observed)
+    if observed.dim() != 2 or not observed.numel():
+        raise ShapeError(f"observed has shape {tuple(observed.shape)}; give (cells, mutations), at least one of each")
+    wrong = ~((observed == 0) | (observed == 1) | observed.isnan())
+    if bool(wrong.any()):
+        cell, mutation = wrong.nonzero()[0].tolist()
+        raise DataError(
+            f"the observed entry of cell {cell} and mutation {mutation} is {observed[cell, mutation]:g}; "
+            "give 0, 1, or NaN where it is missing"
+        )
+    return observed
+
+
+def _check_size(num_cells: int, num_mutations: int) -> None:
+    """Refuse a matrix that is too large for the recursion over sets."""
+    if num_cells > _MAX_CELLS or num_mutations > _MAX_MUTATIONS:
+        remedy = "use NoisyGenotypes.gibbs_sweep, or " if num_mutations <= _MAX_SWEEP_MUTATIONS else "use "
+        raise SettingsError(
+            f"the exact sum takes at most {_MAX_CELLS} cells and {_MAX_MUTATIONS} mutations, but there are {num_cells} "
+            f"and {num_mutations}; {remedy}fewer cells or mutations"
+        )
+
+
+def members(num_items: int, like: Tensor) -> Tensor:
+    """Return which items each subset holds, zeros and ones of the type of ``like``: ``(2**num_items, num_items)``."""
+    items = torch.arange(num_items, device=like.device)
+    return ((torch.arange(2**num_items, device=like.device).unsqueeze(1) >> items) & 1).to(like)
+
+
+def _entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log probability of each observed entry if it is 0, and if it is 1.
+
+    Both are float64, of shape ``(*batch, cells, mutations)``; the gradient by a rate of exactly zero is NaN.
+    """
+    positive, negative = (rate.double()[..., None, None] for rate in (false_positive, false_negative))
+    read, missing = observed == 1, observed.isnan()
+    absent = torch.where(read, positive.log(), (-positive).log1p())
+    present = torch.where(read, (-negative).log1p(), negative.log())
+    return absent.masked_fill(missing, 0.0), present.masked_fill(missing, 0.0)
+
+
+def _column_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> Tensor:
+    """Return the log probability of each observed column for each set of cells, as :func:`_entry_terms` does.
+
+    Shape ``(*batch, mutations, 2**cells)``.
+    """
+    absent, present = (x.mT.unsqueeze(-2) for x in _entry_terms(observed, false_positive, false_negative))
+    # A rate of zero has a term of minus infinity, which no product with an indicator would survive.
+    return torch.where(members(observed.shape[0], observed) == 1, present, absent).sum(-1)
+
+
+def _log_evidence_given_rates(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> Tensor:
+    """Return the log probability of an observed matrix, ``(*batch)`` of the rates; nothing is checked but its size."""
+    _check_size(*observed.shape)
+    total = log_sum_over_columns(_column_terms(observed, false_positive, false_negative))
+    return (total - math.log(num_conflict_free(*observed.shape))).to(false_positive.dtype)
+
+
+def _column_probabilities(terms: Tensor) -> Tensor:
+    """Return the posterior of each column, ``(*batch, mutations, 2**cells)``, from such log probabilities."""
+    with torch.enable_grad():
+        terms = terms.detach().requires_grad_()
+        total = log_sum_over_columns(terms)
+        _check_range(total.detach(), terms.detach())
+        _check_possible(total.detach())
+        (probabilities,) = torch.autograd.grad(total.sum(), terms)
+    return probabilities
+
+
+def _check_range(log_sum: Tensor, terms: Tensor) -> None:
+    """Refuse a sum over columns that is minus infinity although some conflict-free matrix is possible."""
+    lost = log_sum == -torch.inf
+    if not bool(lost.any()):
+        return
+    number = log_sum_over_columns(torch.zeros_like(terms).masked_fill(terms == -torch.inf, -torch.inf))
+    if bool((lost & (number > -torch.inf)).any()):
+        raise SettingsError(
+            "at rates this small, the probability of the observed matrix lies below the range of floating-point "
+            "numbers, though it is not zero; raise the rates"
+        )
+
+
+def _check_possible(log_evidence: Tensor) -> None:
+    """Refuse an observed matrix that no conflict-free one can give rise to."""
+    if bool((log_evidence == -torch.inf).any()):
+        raise DataError(
+            "no conflict-free matrix can give rise to the observed one at these rates; "
+            "allow for errors with rates above zero"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The tree that a conflict-free genotype matrix implies.
+# --------------------------------------------------------------------------------------------------
+
+
+class MutationTree(NamedTuple):
+    """Clones of cells, each with the mutations that it was the first to have.
+
+    Node 0 is the ancestor without mutations; parents come before their children.
+
+    Attributes
+    ----------
+    parents : tuple of int
+        Of each node; -1 for the ancestor.
+    mutations : tuple of tuple of int
+        Those that arose on the branch above each node; which of several came first, the matrix cannot tell.
+    cells : tuple of tuple of int
+        Those with exactly the mutations from the root to each node.
+    absent : tuple of int
+        Mutations of no cell, which have no place on the tree.
+    """
+
+    parents: tuple[int, ...]
+    mutations: tuple[tuple[int, ...], ...]
+    cells: tuple[tuple[int, ...], ...]
+    absent: tuple[int, ...]
+
+    @classmethod
+    def from_genotypes(cls, genotypes: Tensor) -> MutationTree:
+        """Build the tree of a conflict-free matrix.
+
+        Parameters
+        ----------
+        genotypes : Tensor
+            Zeros and ones, shape ``(cells, mutations)``.
+
+        Raises
+        ------
+        ShapeError
+            If it is not one matrix.
+        DataError
+            If it has a conflict, so that there is no tree.
+
+        Examples
+        --------
+        >>> import torch
+        >>> tree = MutationTree.from_genotypes(torch.tensor([[1, 0], [1, 1], [1, 1]]))
+        >>> tree.parents, tree.mutations, tree.cells
+        ((-1, 0, 1), ((), (0,), (1,)), ((), (0,), (1, 2)))
+        """
+        if genotypes.dim() != 2:
+            raise ShapeError(f"genotypes have shape {tuple(genotypes.shape)}; give one matrix, (cells, mutations)")
+        present = _check_genotypes(genotypes)
+        if bool(has_conflict(present)):
+            raise DataError("the genotypes have a conflict (conflicting_pairs says where), so that no tree fits them")
+        columns: dict[frozenset[int], list[int]] = {}
+        for mutation, column in enumerate(present.T):
+            columns.setdefault(frozenset(column.nonzero().flatten().tolist()), []).append(mutation)
+        absent = columns.pop(frozenset(), [])
+        # Larger sets first: the last set so far that holds another is then the smallest one around it.
+        clones = [
+            frozenset(range(len(present))),
+            *sorted(columns, key=lambda cells: (-len(cells), min(columns[cells]))),
+        ]
+        parents = [-1] + [
+            max(other for other in range(node) if clones[node] <= clones[other]) for node in range(1, len(clones))
+        ]
+        children = [
+            frozenset[int]().union(*(c for c, p in zip(clones, parents, strict=True) if p == node))
+            for node in range(len(clones))
+        ]
+        return cls(
+            tuple(parents),
+            ((), *(tuple(columns[cells]) for cells in clones[1:])),
+            tuple(tuple(sorted(clone - below)) for clone, below in zip(clones, children, strict=True)),
+            tuple(absent),
+        )
+
+    def to_genotypes(self) -> Tensor:
+        """Return the matrix of the tree, bool of shape ``(cells, mutations)``."""
+        num_cells = sum(len(cells) for cells in self.cells)
+        num_mutations = len(self.absent) + sum(len(mutations) for mutations in self.mutations)
+        genotypes = torch.zeros(num_cells, num_mutations, dtype=torch.bool)
+        carried: list[list[int]] = []
+        for parent, mutations, cells in zip(self.parents, self.mutations, self.cells, strict=True):
+            carried.append((carried[parent] if parent >= 0 else []) + list(mutations))
+            for cell in cells:
+                genotypes[cell, carried[-1]] = True
+        return genotypes
+
+    def to_text(self) -> str:
+        """Return the tree as indented lines: a clone's own mutations, and its cells.
+
+        Examples
+        --------
+        >>> import torch
+        >>> print(MutationTree.from_genotypes(torch.tensor([[1, 0], [1, 1], [0, 0]])).to_text())
+        no mutation: cells 2
+          mutations 0: cells 0
+            mutations 1: cells 1
+        """
+        children: list[list[int]] = [[] for _ in self.parents]
+        depth = [0]
+        for node, parent in enumerate(self.parents[1:], start=1):
+            children[parent].append(node)
+            depth.append(depth[parent] + 1)
+        lines, to_visit = [], [0]
+        while to_visit:
+            node = to_visit.pop()
+            to_visit.extend(reversed(children[node]))
+            mutations = ", ".join(map(str, self.mutations[node]))
+            name = f"mutations {mutations}" if mutations else "no mutation"
+            cells = ", ".join(map(str, self.cells[node])) or "none"
+            lines.append(f"{'  ' * depth[node]}{name}: cells {cells}")
+        return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------------
+# Binary genotypes of cells, seen through false positives, false negatives and missing entries.
+# --------------------------------------------------------------------------------------------------
+
+#: How many recursions run side by side while columns are sampled: at most so many, and numbers kept by all of them.
+_PREFIXES, _NUMBERS = 64, 2**27
+
+
+class GenotypePosterior(NamedTuple):
+    """All matrices that a posterior is spread over.
+
+    Attributes
+    ----------
+    genotypes : Tensor of bool
+        Conflict-free matrices, most probable first, ``(count, cells, mutations)``.
+    probabilities : Tensor
+        Of each, ``(count,)``.
+    log_evidence : Tensor
+        Log probability of the observed matrix, ``()``.
+    """
+
+    genotypes: Tensor
+    probabilities: Tensor
+    log_evidence: Tensor
+
+    def __repr__(self) -> str:
+        count, cells, mutations = self.genotypes.shape
+        return (
+            f"GenotypePosterior(log_evidence={float(self.log_evidence):.6f}, {count} matrices of {cells} cells and "
+            f"{mutations} mutations)"
+        )
+
+
+class NoisyGenotypes:
+    """Posterior of a perfect phylogeny's genotype matrix, given a noisy copy of it.
+
+    A priori all conflict-free matrices are equally probable: each mutation arose once, none was lost, and the ancestor
+    had none. Each entry is then read with errors, independently.
+
+    Parameters
+    ----------
+    observed : Tensor
+        Zeros and ones, and NaN where an entry is missing, shape ``(cells, mutations)``.
+    false_positive_rate, false_negative_rate : Tensor or float
+        Probability of reading 1 where there is 0, and 0 where there is 1; in ``[0, 1)``, of shape ``(*batch)``.
+
+    Raises
+    ------
+    ShapeError
+        If ``observed`` is not a matrix, or the rates do not broadcast.
+    DataError
+        If an entry is neither 0, 1 nor missing.
+    SettingsError
+        If a rate is no number or lies outside its domain.
+
+    References
+    ----------
+    Jahn, K., Kuipers, J., Beerenwinkel, N. (2016). Tree inference for single-cell data. Genome Biology 17, 86
+    (the noise; their prior is uniform over trees of mutations, here it is so over matrices).
+
+    Gusfield, D. (1991). Efficient algorithms for inferring evolutionary trees. Networks 21, 19-28.
+
+    Examples
+    --------
+    >>> import torch
+    >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
+    >>> model = NoisyGenotypes(observed, false_positive_rate=0.01, false_negative_rate=0.2)
+    >>> posterior = model.enumerate()
+    >>> posterior.probabilities[:2]
+    tensor([0.3935, 0.3935], dtype=torch.float64)
+    >>> bool((model.log_evidence() - posterior.log_evidence).abs() < 1e-12)
+    True
+    """
+
+    def __init__(
+        self, observed: Tensor, false_positive_rate: Tensor | float, false_negative_rate: Tensor | float
+    ) -> None:
+        self.observed = _check_observed(observed)
+        positive = self._rate("false_positive_rate", false_positive_rate)
+        negative = self._rate("false_negative_rate", false_negative_rate)
+        try:
+            self.false_positive_rate, self.false_negative_rate = torch.broadcast_tensors(positive, negative)
+        except RuntimeError as error:
+            raise ShapeError(
+                f"the rates have shapes {tuple(positive.shape)} and {tuple(negative.shape)}; give the same (*batch)"
+            ) from error
+
+    def __repr__(self) -> str:
+        missing, rates = int(self.observed.isnan().sum()), []
+        for name in ("false_positive_rate", "false_negative_rate"):
+            rate = getattr(self, name)
+            rates.append(f"{name}={f'shape {tuple(rate.shape)}' if rate.dim() else f'{float(rate):g}'}")
+        return (
+            f"NoisyGenotypes({self.num_cells} cells, {self.num_mutations} mutations, {missing} missing entries, "
+            f"{', '.join(rates)})"
+        )
+
+    @property
+    def num_cells(self) -> int:
+        """Rows of the matrix."""
+        return self.observed.shape[0]
+
+    @property
+    def num_mutations(self) -> int:
+        """Columns of the matrix."""
+        return self.observed.shape[1]
+
+    def log_likelihood(self, genotypes: Tensor) -> Tensor:
+        """Return the log probability of the observed matrix given true ones, whether these have conflicts or not.
+
+        Parameters
+        ----------
+        genotypes : Tensor
+            Zeros and ones, ``(*batch, cells, mutations)``; the batch broadcasts with that of the rates.
+
+        Returns
+        -------
+        Tensor
+            Shape ``(*batch)``.
+
+        Raises
+        ------
+        ShapeError, DataError
+            If ``genotypes`` are not such matrices, or their batch does not broadcast with that of the rates.
+        """
+        present = self._check(genotypes)
+        self._broadcast_batch(present)
+        return self._log_likelihood(present).to(self.observed.dtype)
+
+    def enumerate(self, limit: int = 2**18) -> GenotypePosterior:
+        """Return the posterior of every conflict-free matrix.
+
+        Parameters
+        ----------
+        limit : int, default 262144
+            The most matrices to list.
+
+        Raises
+        ------
+        SettingsError
+            If there are more; the message has their number. Also if the rates are batched.
+        DataError
+            If no conflict-free matrix can give rise to the observed one, as may be without errors.
+        """
+        self._check_single_rates("enumerate")
+        genotypes = conflict_free_matrices(self.num_cells, self.num_mutations, limit).to(self.observed.device)
+        log_likelihood = self._log_likelihood(genotypes)
+        total = log_likelihood.logsumexp(0)
+        _check_possible(total)
+        probabilities, order = (log_likelihood - total).exp().to(self.observed.dtype).sort(descending=True, stable=True)
+        log_evidence = (total - math.log(len(genotypes))).to(self.observed.dtype)
+        return GenotypePosterior(genotypes[order], probabilities, log_evidence)
+
+    def log_evidence(self) -> Tensor:
+        """Return the log probability of the observed matrix, summed over all conflict-free ones without a list.
+
+        Returns
+        -------
+        Tensor
+            Shape ``(*batch)`` of the rates, differentiable by those above zero (by a zero, the gradient is NaN); minus
+            infinity where no matrix is possible.
+
+        Raises
+        ------
+        SettingsError
+            If there are more than 10 cells or 8 mutations, or if the probability lies below the range of
+            floating-point numbers, as may be with rates below about ``1e-12``.
+        """
+        log_evidence = _log_evidence_given_rates(self.observed, self.false_positive_rate, self.false_negative_rate)
+        _check_range(log_evidence.detach(), self._column_terms().detach())
+        return log_evidence
+
+    def marginals(self) -> Tensor:
+        """Return the posterior probability of each entry to be one.
+
+        Returns
+        -------
+        Tensor
+            Shape ``(*batch, cells, mutations)``.
+
+        Raises
+        ------
+        SettingsError
+            As :meth:`log_evidence`.
+        DataError
+            If no conflict-free matrix is possible.
+        """
+        probabilities = _column_probabilities(self._column_terms())
+        return (probabilities @ members(self.num_cells, probabilities)).mT.to(self.observed.dtype)
+
+    def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
+        """Draw independent matrices from the exact posterior, column after column.
+
+        Parameters
+        ----------
+        num_samples : int
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        Tensor of bool
+            Shape ``(num_samples, cells, mutations)``.
+
+        Raises
+        ------
+        SettingsError
+            As :meth:`log_evidence`. Also if the rates are batched.
+        DataError
+            If no conflict-free matrix is possible.
+        """
+        self._check_single_rates("sample")
+        num_samples = whole_number("num_samples", num_samples, least=1)
+        generator = new_generator(seed, self.observed.device, stream="genotypes")
+        terms = self._column_terms()
+        kept = 2 ** (self.num_cells + 2 * self.num_mutations)
+        side_by_side = min(_PREFIXES, max(1, _NUMBERS // kept))
+        columns = torch.empty(num_samples, 0, dtype=torch.int64, device=terms.device)
+        for j in range(self.num_mutations):
+            # Samples that agree so far share one recursion.
+            prefixes, which = columns.unique(dim=0, return_inverse=True) if j else (columns[:1], None)
+            chunks = [_column_probabilities(_given(terms, chunk))[:, j] for chunk in prefixes.split(side_by_side)]
+            probabilities = torch.cat(chunks)
+            probabilities = probabilities.expand(num_samples, -1) if which is None else probabilities[which]
+            drawn = torch.multinomial(probabilities, 1, generator=generator)
+            columns = torch.cat([columns, drawn], dim=1)
+        return (members(self.num_cells, self.observed)[columns] == 1).mT
+
+    @one_thread()
+    def gibbs_sweep(self, genotypes: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Draw each cell's genotype anew given all others, one cell after the other.
+
+        This leaves the posterior as it is, for any number of cells; the cost grows with ``2**mutations``. As both rates
+        must be positive, every conflict-free matrix can be reached, for a cell without mutations never conflicts.
+
+        Parameters
+        ----------
+        genotypes : Tensor
+            Conflict-free matrices, one a chain, ``(*chains, cells, mutations)``, to which the batch of the rates can
+            be expanded; all zeros will do.
+        generator : torch.Generator
+
+        Returns
+        -------
+        Tensor of bool
+            Same shape.
+
+        Raises
+        ------
+        ShapeError, DataError
+            If ``genotypes`` are not such matrices, or have a conflict.
+        SettingsError
+            If there are more than 12 mutations, or a rate is zero.
+        """
+        if self.num_mutations > _MAX_SWEEP_MUTATIONS:
+            raise SettingsError(
+                f"a sweep weighs all 2**{self.num_mutations} genotypes of a cell; "
+                f"it takes at most {_MAX_SWEEP_MUTATIONS} mutations"
+            )
+        if bool(((self.false_positive_rate == 0) | (self.false_negative_rate == 0)).any()):
+            raise SettingsError(
+                "sweeps need rates above zero: without one kind of error, they cannot get from every matrix to every "
+                "other; use sample, or a small rate"
+            )
+        present = self._check(genotypes).clone()
+        if self._broadcast_batch(present) != present.shape[:-2]:
+            raise ShapeError(
+                f"genotypes have shape {tuple(present.shape)}, but rates a batch of shape "
+                f"{tuple(self.false_positive_rate.shape)}; start from at least one matrix for each pair of rates"
+            )
+        if bool(has_conflict(present).any()):
+            raise DataError("genotypes to start from have a conflict; start from zeros, which have none")
+        patterns = members(self.num_mutations, self.observed) == 1
+        kinds = _gametes(patterns)
+        terms = torch.stack(self._entry_terms(), dim=-2)
+        for cell in range(self.num_cells):
+            others = torch.cat([present[..., :cell, :], present[..., cell + 1 :, :]], dim=-2)
+            seen = _gametes(others).any(-3)
+            conflict = (seen.unsqueeze(-3) | kinds).all(-2).any(-1)
+            absent_term, present_term = terms[..., cell, :, :].unsqueeze(-3).unbind(-2)
+            logits = torch.where(patterns, present_term, absent_term).sum(-1).masked_fill(conflict, -torch.inf)
+            uniform = torch.rand(conflict.shape, dtype=terms.dtype, device=terms.device, generator=generator)
+            # The largest of logits with Gumbel noise is a draw from their softmax.
+            present[..., cell, :] = patterns[(logits - (-uniform.log()).log()).argmax(-1)]
+        return present
+
+    def _entry_terms(self) -> tuple[Tensor, Tensor]:
+        return _entry_terms(self.observed, self.false_positive_rate, self.false_negative_rate)
+
+    def _column_terms(self) -> Tensor:
+        _check_size(self.num_cells, self.num_mutations)
+        return _column_terms(self.observed, self.false_positive_rate, self.false_negative_rate)
+
+    def _check(self, genotypes: Tensor) -> Tensor:
+        if genotypes.shape[-2:] != self.observed.shape:
+            raise ShapeError(
+                f"genotypes have shape {tuple(genotypes.shape)}; give (*batch, {self.num_cells}, {self.num_mutations})"
+            )
+        return _check_genotypes(genotypes)
+
+    def _log_likelihood(self, present: Tensor) -> Tensor:
+        absent_term, present_term = self._entry_terms()
+        return torch.where(present, present_term, absent_term).sum((-2, -1))
+
+    def _broadcast_batch(self, genotypes: Tensor) -> torch.Size:
+        batch, rates = genotypes.shape[:-2], self.false_positive_rate.shape
+        try:
+            return torch.broadcast_shapes(batch, rates)
+        except RuntimeError as error:
+            raise ShapeError(
+                f"genotypes have a batch of shape {tuple(batch)}, which does not broadcast with that of the rates, "
+                f"{tuple(rates)}"
+            ) from error
+
+    def _check_single_rates(self, method: str) -> None:
+        if self.false_positive_rate.dim():
+            raise SettingsError(
+                f"{method} needs one pair of rates, but they have shape {tuple(self.false_positive_rate.shape)}"
+            )
+
+    def _rate(self, name: str, value: Tensor | float) -> Tensor:
+        try:
+            rate = torch.as_tensor(value, dtype=self.observed.dtype, device=self.observed.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingsError(f"{name} must be a number in [0, 1) or a tensor of such, not {value!r}") from error
+        if not bool(((rate >= 0) & (rate < 1)).all()):
+            raise SettingsError(f"{name} must lie in [0, 1), not {value}")
+        return rate
+
+
+def _given(terms: Tensor, columns: Tensor) -> Tensor:
+    """Leave the first columns no choice: ``(prefixes, columns)`` to ``(prefixes, mutations, 2**cells)``."""
+    fixed = torch.nn.functional.one_hot(columns, terms.shape[-1]).bool()
+    first = terms[: columns.shape[1]].masked_fill(~fixed, -torch.inf)
+    return torch.cat([first, terms[columns.shape[1] :].expand(len(columns), -1, -1)], dim=1)
+
+
+def _gametes(present: Tensor) -> Tensor:
+    """Return which gametes (only first, only second, both) pairs show: ``(*batch, mutations)`` to ``(*, 3, pairs)``."""
+    first, second = torch.triu_indices(present.shape[-1], present.shape[-1], 1, device=present.device)
+    left, right = present[..., first], present[..., second]
+    return torch.stack([left & ~right, ~left & right, left & right], dim=-2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Noisy genotypes with unknown error rates, as a Pyro model whose genotypes are summed out.
+# --------------------------------------------------------------------------------------------------
+
+
+class GenotypeModel:
+    """Pyro model of a noisy genotype matrix with unknown error rates.
+
+    Calling it samples ``"false_positive_rate"`` and ``"false_negative_rate"`` and adds, as the factor ``"observed"``,
+    the log probability of the observed matrix, summed over all conflict-free ones. Given draws of the rates,
+    :class:`NoisyGenotypes` has the posterior of the matrix.
+
+    Parameters
+    ----------
+    observed : Tensor
+        Zeros and ones, and NaN where an entry is missing, shape ``(cells, mutations)``; at most 10 cells and 8
+        mutations.
+    false_positive_prior, false_negative_prior : pyro.distributions.TorchDistribution, optional
+        Over ``(0, 1)``; Beta(1, 20) and Beta(2, 6) by default: few false positives, and about a quarter of the
+        mutations missed, as where whole genomes of single cells are amplified.
+
+    Raises
+    ------
+    ShapeError, DataError
+        If ``observed`` is not such a matrix.
+    SettingsError
+        If it is too large, or a prior is not over one number between 0 and 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import bayeskit as bk
+    >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
+    >>> target = bk.Target.from_pyro(GenotypeModel(observed))
+    >>> target.dim
+    2
+    """
+
+    #: Factors that are log probabilities of data, with all constants.
+    normalised_factors = frozenset({"observed"})
+
+    def __init__(
+        self,
+        observed: Tensor,
+        false_positive_prior: dist.TorchDistribution | None = None,
+        false_negative_prior: dist.TorchDistribution | None = None,
+    ) -> None:
+        self.observed = _check_observed(observed)
+        _check_size(*self.observed.shape)
+        number = self.observed.new_tensor
+        positive = false_positive_prior or dist.Beta(number(1.0), number(20.0))
+        negative = false_negative_prior or dist.Beta(number(2.0), number(6.0))
+        for prior in (positive, negative):
+            if not _is_over_rates(prior):
+                raise SettingsError(f"the prior of a rate must be over one number between 0 and 1, not {prior}")
+        self.false_positive_prior, self.false_negative_prior = positive, negative
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        """Sample both rates, add the log probability of the observed matrix, and return the rates."""
+        positive = pyro.sample("false_positive_rate", self.false_positive_prior)
+        negative = pyro.sample("false_negative_rate", self.false_negative_prior)
+        pyro.factor("observed", _log_evidence_given_rates(self.observed, positive, negative))
+        return positive, negative
+
+
+def _is_over_rates(prior: object) -> bool:
+    if not isinstance(prior, torch.distributions.Distribution) or prior.batch_shape or prior.event_shape:
+        return False
+    support = support_of(prior)
+    if not isinstance(support, (constraints.interval, constraints.half_open_interval)):
+        return False
+    return bool(support.lower_bound >= 0) and bool(support.upper_bound <= 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Plots of genotype matrices.
+# --------------------------------------------------------------------------------------------------
+
+
+def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = None) -> Axes:
+    """Plot the probability of each entry to be one, dark for one, and what was read.
+
+    Filled circles are entries read as one, hollow ones those read as zero, and missing entries have no mark: a hollow
+    circle on a dark field is a likely false negative.
+
+    Parameters
+    ----------
+    probabilities, observed : Tensor or array
+        Shape ``(cells, mutations)``; missing entries of ``observed`` are NaN.
+    ax : Axes, optional
+        By default those of a new figure. A colour bar takes some of their space.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ShapeError
+        If they are not matrices of one shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from matplotlib.figure import Figure
+    >>> plot_genotypes(torch.full((3, 2), 0.5), torch.eye(3)[:, :2], Figure().subplots()).get_xlabel()
+    'mutation'
+    """
+    probabilities, observed = as_numbers("probabilities", probabilities), as_numbers("observed", observed)
+    if probabilities.dim() != 2 or probabilities.shape != observed.shape:
+        raise ShapeError(
+            f"probabilities and observed have shapes {tuple(probabilities.shape)} and {tuple(observed.shape)}; "
+            "give (cells, mutations) for both"
+        )
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(layout="constrained").subplots()
+    shown = probabilities.detach().cpu().double().numpy()
+    image = ax.imshow(shown, cmap="Greys", vmin=0.0, vmax=1.0, interpolation="nearest")
+    ax.figure.colorbar(image, ax=ax, label="probability to have the mutation")
+    for value, face in ((1, VERMILION), (0, "none")):
+        cells, mutations = (observed == value).cpu().nonzero(as_tuple=True)
+        ax.scatter(mutations.numpy(), cells.numpy(), s=40, facecolors=face, edgecolors=VERMILION, linewidths=1.4)
+    ax.set_xticks(range(observed.shape[1]))
+    ax.set_yticks(range(observed.shape[0]))
+    ax.tick_params(length=0)
+    ax.set_xlabel("mutation")
+    ax.set_ylabel("cell")
+    return ax

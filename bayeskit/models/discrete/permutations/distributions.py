@@ -1,0 +1,594 @@
+"""Permutations and exact distributions over them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.distributions import TorchDistribution
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torch.distributions import constraints
+from torch.nn.functional import one_hot
+
+from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.errors import DataError, SettingsError, ShapeError
+
+__all__ = [
+    "GibbsPermutation",
+    "LARGEST",
+    "Shape",
+    "all_permutations",
+    "check_log_weights",
+    "check_possible",
+    "check_square",
+    "column_sets",
+    "doubly_stochastic",
+    "log_permanent",
+    "nearest_permutation",
+    "permutation_matrix",
+    "permutations",
+    "real_numbers",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Permutations as vectors of columns and as matrices, and the one nearest to a matrix.
+#
+# Row ``i`` of a matrix is matched with the column ``permutation[i]``, here and in the whole folder.
+# --------------------------------------------------------------------------------------------------
+
+_MOST_LISTED = 9  # 362,880 permutations
+
+
+class _Permutation(constraints.Constraint):
+    """Vectors that hold each of ``0, ..., n - 1`` once."""
+
+    is_discrete = True
+    event_dim = 1
+
+    def check(self, value: Any) -> Tensor:
+        """Return whether each vector is a permutation, ``(*batch)``."""
+        return (value.sort(-1).values == torch.arange(value.shape[-1], device=value.device)).all(-1)
+
+
+class _DoublyStochastic(constraints.Constraint):
+    """Square matrices without negative entries whose rows and columns sum to one: the Birkhoff polytope."""
+
+    event_dim = 2
+
+    def check(self, value: Any) -> Tensor:
+        """Return whether each matrix is doubly stochastic up to rounding, ``(*batch)``."""
+        room = 10 * value.shape[-1] * torch.finfo(value.dtype).eps
+        sums = ((value.sum(dim) - 1).abs().amax(-1) for dim in (-1, -2))
+        return (value >= 0).all((-1, -2)) & (torch.maximum(*sums) <= room)
+
+
+permutations = _Permutation()
+doubly_stochastic = _DoublyStochastic()
+
+
+def check_square(name: str, matrix: Tensor) -> int:
+    """Return the number of rows of a square matrix, or of a batch of them.
+
+    Raises
+    ------
+    ShapeError
+        If the last two dimensions differ, or are empty.
+    """
+    if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
+        raise ShapeError(f"{name} has shape {tuple(matrix.shape)}; give square matrices, (*batch, n, n)")
+    return int(matrix.shape[-1])
+
+
+def real_numbers(name: str, value: Any) -> Tensor:
+    """Return data of any library as a tensor of real numbers; integers and bools take torch's default dtype.
+
+    Raises
+    ------
+    DataError
+        If they are no numbers.
+    """
+    numbers = as_numbers(name, value)
+    return numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
+
+
+def check_possible(name: str, log_weights: Tensor) -> int:
+    """Return the number of rows of log weights, of which each matrix leaves some permutation possible.
+
+    Raises
+    ------
+    ShapeError
+        If a matrix is not square.
+    DataError
+        If entries are NaN or ``+inf``, or no permutation avoids those that are ``-inf``.
+    """
+    size = check_log_weights(name, log_weights)
+    refused = (log_weights == -math.inf).detach().reshape(-1, size, size)
+    pattern = torch.zeros_like(refused, dtype=torch.float64).masked_fill(refused, -math.inf)[refused.any(-1).any(-1)]
+    crowded = sum(_assigned(one) is None for one in pattern.cpu().numpy())
+    if crowded:
+        raise DataError(
+            f"{crowded} of {len(refused)} matrices of {name} leave no permutation possible: some rows have, together, "
+            "fewer columns than there are of them; allow more pairs"
+        )
+    return size
+
+
+def check_log_weights(name: str, log_weights: Tensor) -> int:
+    """Return the number of rows of log weights, which are finite or ``-inf`` with some finite ones in every row.
+
+    Raises
+    ------
+    ShapeError
+        If a matrix is not square.
+    DataError
+        If entries are NaN or ``+inf``, or a whole row or column is ``-inf``.
+    """
+    size = check_square(name, log_weights)
+    refused = log_weights.isnan() | (log_weights == math.inf)
+    if refused.any():
+        where = tuple(refused.nonzero()[0].tolist())
+        raise DataError(
+            f"{int(refused.sum())} of {refused.numel()} entries of {name} are NaN or +inf, the first at {where}; "
+            "log weights are finite, or -inf where a pair is impossible"
+        )
+    impossible = log_weights == -math.inf
+    for dim, line in ((-1, "row"), (-2, "column")):
+        empty = impossible.all(dim)
+        if empty.any():
+            first = empty.nonzero()[0].tolist()
+            raise DataError(
+                f"{name} is -inf everywhere in {int(empty.sum())} {line}(s), the first is {line} {first[-1]}"
+                f"{f' of matrix {tuple(first[:-1])}' if first[:-1] else ''}, so that no permutation is possible; "
+                "give each a pair that it may have"
+            )
+    return size
+
+
+def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the matrix with ones at ``(i, permutation[i])``.
+
+    Parameters
+    ----------
+    permutation : Tensor or array of int
+        Shape ``(*batch, n)``.
+    dtype : torch.dtype, optional
+        By default torch's default.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(*batch, n, n)``.
+
+    Raises
+    ------
+    DataError
+        If vectors do not have each of ``0, ..., n - 1`` once.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import permutation_matrix
+    >>> permutation_matrix(torch.tensor([2, 0, 1]), torch.int64).tolist()
+    [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    """
+    permutation = as_numbers("permutation", permutation)
+    if not permutation.dim():
+        raise ShapeError("permutation is a single number; give vectors, (*batch, n)")
+    valid = permutations.check(permutation)
+    if not valid.all():
+        raise DataError(
+            f"{int((~valid).sum())} of {valid.numel()} vectors of permutation do not have each of "
+            f"0, ..., {permutation.shape[-1] - 1} once"
+        )
+    return one_hot(permutation.long(), permutation.shape[-1]).to(dtype or torch.get_default_dtype())
+
+
+def all_permutations(size: int) -> Tensor:
+    """List the permutations of ``0, ..., size - 1`` in lexicographic order.
+
+    Parameters
+    ----------
+    size : int
+        At most nine.
+
+    Returns
+    -------
+    Tensor of int64
+        Shape ``(size!, size)``.
+
+    Raises
+    ------
+    SettingsError
+        If there are too many to list; the message has their number.
+
+    Examples
+    --------
+    >>> from bayeskit.models.discrete.permutations import all_permutations
+    >>> all_permutations(3)[:2].tolist()
+    [[0, 1, 2], [0, 2, 1]]
+    """
+    size = whole_number("size", size, least=1)
+    if size > _MOST_LISTED:
+        raise SettingsError(
+            f"there are {math.factorial(size):,} permutations of {size}; at most {_MOST_LISTED} are listed "
+            f"({math.factorial(_MOST_LISTED):,}). The permanent of a matrix needs no list: see log_permanent."
+        )
+    return torch.tensor(list(itertools.permutations(range(size))))
+
+
+def nearest_permutation(matrix: Tensor) -> Tensor:
+    r"""Return the permutation :math:`\pi` of greatest :math:`\sum_i X_{i \pi_i}`, by the Hungarian algorithm.
+
+    Its matrix is the one nearest to :math:`X` in the Frobenius norm; of log weights it is the most probable.
+
+    Parameters
+    ----------
+    matrix : Tensor or array
+        Shape ``(*batch, n, n)``, without NaN; ``-inf`` where a pair is impossible.
+
+    Returns
+    -------
+    Tensor of int64
+        Shape ``(*batch, n)``, without gradient.
+
+    Raises
+    ------
+    ShapeError
+        If a matrix is not square.
+    DataError
+        If entries are NaN or ``+inf``, or no permutation avoids the entries that are ``-inf``.
+
+    References
+    ----------
+    Kuhn, H. W. (1955). The Hungarian method for the assignment problem. Naval Research Logistics 2, 83-97.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import nearest_permutation
+    >>> nearest_permutation(torch.tensor([[0.6, 0.5], [0.5, 0.1]])).tolist()
+    [1, 0]
+    """
+    matrix = real_numbers("matrix", matrix)
+    size = check_square("matrix", matrix)
+    found = [_assigned(one) for one in matrix.detach().cpu().double().reshape(-1, size, size).numpy()]
+    if None in found:
+        check_possible("matrix", matrix)
+    return torch.tensor(found, dtype=torch.int64, device=matrix.device).reshape(*matrix.shape[:-2], size)
+
+
+def _assigned(matrix: Any) -> list[int] | None:
+    """Return the columns of greatest sum, or None where SciPy finds NaN or no permutation."""
+    try:
+        columns: list[int] = linear_sum_assignment(matrix, maximize=True)[1].tolist()
+    except ValueError:
+        return None
+    return columns
+
+
+# --------------------------------------------------------------------------------------------------
+# The permanent of a matrix, by a dynamic programme over sets of columns.
+# --------------------------------------------------------------------------------------------------
+
+LARGEST = 20  # 1,048,576 sets of columns and ten times as many terms
+
+
+def log_permanent(log_weights: Tensor) -> Tensor:
+    r"""Return the log permanent of :math:`e^L`, that is :math:`\log \sum_\pi \exp \sum_i L_{i \pi_i}`.
+
+    Rows are added one by one to a table of the sums over all ways to match the first :math:`k` rows with a set of
+    :math:`k` columns: :math:`n 2^{n-1}` terms, all positive, where Ryser's formula has alternating signs. The gradient
+    is the matrix of marginal probabilities.
+
+    Parameters
+    ----------
+    log_weights : Tensor
+        Shape ``(*batch, n, n)``, finite or ``-inf``; ``n`` at most 20.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(*batch)``; ``-inf`` where no permutation avoids the pairs that are ``-inf``.
+
+    Raises
+    ------
+    ShapeError
+        If a matrix is not square.
+    DataError
+        If entries are NaN or ``+inf``, or a row or column is ``-inf`` everywhere.
+    SettingsError
+        If there are more than 20 rows; the message has the number of sets.
+
+    References
+    ----------
+    Ryser, H. J. (1963). Combinatorial mathematics. Mathematical Association of America.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import log_permanent
+    >>> float(log_permanent(torch.zeros(5, 5)).exp().round())
+    120.0
+    """
+    log_weights = real_numbers("log_weights", log_weights)
+    check_log_weights("log_weights", log_weights)
+    return _partial_sums(log_weights)[-1].squeeze(-1)
+
+
+def _partial_sums(log_weights: Tensor) -> list[Tensor]:
+    """Return for ``k = 0, ..., n`` the log sums over matchings of the first ``k`` rows with each set of ``k`` columns.
+
+    Parameters
+    ----------
+    log_weights : Tensor
+        Shape ``(*batch, n, n)``.
+
+    Returns
+    -------
+    list of Tensor
+        Shapes ``(*batch, n choose k)``; the order of the sets is that of :func:`column_sets`.
+
+    Raises
+    ------
+    SettingsError
+        If there are more than 20 rows.
+    """
+    size = log_weights.shape[-1]
+    sums = [log_weights.new_zeros(*log_weights.shape[:-2], 1)]
+    for row, (columns, smaller, _) in enumerate(column_sets(size)):
+        weights = log_weights[..., row, :].index_select(-1, columns.to(log_weights.device).reshape(-1))
+        before = sums[-1].index_select(-1, smaller.to(log_weights.device).reshape(-1))
+        terms = (weights + before).unflatten(-1, columns.shape)
+        # The gradient of a log of a sum of zeros is NaN, and such a set contributes nothing.
+        none = (terms == -math.inf).all(-1)
+        sums.append(terms.masked_fill(none.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(none, -math.inf))
+    return sums
+
+
+@functools.lru_cache(maxsize=4)
+def column_sets(size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return for ``k = 1, ..., size`` the sets of ``k`` columns: their columns, what is left without each, and bits.
+
+    Parameters
+    ----------
+    size : int
+        At most 20.
+
+    Returns
+    -------
+    list of (Tensor, Tensor, Tensor)
+        Columns ``(size choose k, k)``; for each the place, among the sets of ``k - 1``, of the set without it, same
+        shape; the set as a number with a bit a column, ``(size choose k)``.
+
+    Raises
+    ------
+    SettingsError
+        If ``size`` is larger; the message has the number of sets.
+    """
+    if size > LARGEST:
+        raise SettingsError(
+            f"the permanent of {size} rows sums over {2**size:,} sets of columns; at most {LARGEST} rows "
+            f"({2**LARGEST:,}) are summed. Approximate beyond: GumbelSinkhorn, RoundedPermutation or "
+            "StickBreakingPermutation have no such limit, and the most probable permutation is found for any size."
+        )
+    numbers = np.arange(2**size, dtype=np.int32)
+    counts = np.bitwise_count(numbers)
+    place = np.zeros(2**size, dtype=np.int32)
+    levels = []
+    for count in range(1, size + 1):
+        sets = numbers[counts == count]
+        members = np.nonzero(sets[:, None] >> np.arange(size, dtype=np.int32) & 1)[1]
+        columns = members.astype(np.int32).reshape(len(sets), count)
+        smaller = place[sets[:, None] ^ np.left_shift(np.int32(1), columns)]
+        place[sets] = np.arange(len(sets), dtype=np.int32)
+        levels.append((torch.from_numpy(columns), torch.from_numpy(smaller), torch.from_numpy(sets)))
+    return levels
+
+
+# --------------------------------------------------------------------------------------------------
+# Distributions over permutations whose log probability is a sum over pairs.
+# --------------------------------------------------------------------------------------------------
+
+Shape = torch.Size | list[int] | tuple[int, ...]
+
+
+class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
+    r"""Permutations with :math:`p(\pi) = \exp(\sum_i L_{i \pi_i}) / \operatorname{perm}(e^L)`.
+
+    All answers are exact: the normalizer is the permanent, draws go row by row through its dynamic programme, marginal
+    probabilities are its gradient. They need at most 20 rows; the most probable permutation is found for any number.
+    Zeros are the uniform distribution. A value is a vector of columns: row ``i`` is matched with ``value[i]``.
+
+    Parameters
+    ----------
+    log_weights : Tensor
+        Shape ``(*batch, n, n)``, finite, or ``-inf`` where a pair is impossible.
+
+    Raises
+    ------
+    ShapeError
+        If a matrix is not square.
+    DataError
+        If entries are NaN or ``+inf``, or no permutation avoids those that are ``-inf``.
+
+    References
+    ----------
+    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
+    polytope for variational permutation inference. AISTATS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import GibbsPermutation
+    >>> matching = GibbsPermutation(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+    >>> [round(p, 4) for p in matching.log_prob(torch.tensor([[0, 1], [1, 0]])).exp().tolist()]
+    [0.9526, 0.0474]
+    >>> matching.mode.tolist()
+    [0, 1]
+    """
+
+    arg_constraints = {"log_weights": constraints.independent(constraints.real, 2)}
+    support = permutations
+    has_enumerate_support = True
+
+    def __init__(self, log_weights: Tensor, validate_args: bool | None = None) -> None:
+        log_weights = real_numbers("log_weights", log_weights)
+        size = check_possible("log_weights", log_weights)
+        self.log_weights = log_weights
+        self._latest: tuple[int, list[Tensor]] | None = None
+        # Impossible pairs are no real numbers, so that torch's own check of arguments would refuse them.
+        super().__init__(log_weights.shape[:-2], torch.Size([size]), validate_args=False)
+        self._validate_args = TorchDistribution._validate_args if validate_args is None else validate_args
+
+    @classmethod
+    def from_weights(cls, weights: Tensor) -> GibbsPermutation:
+        """Return the distribution with probabilities in proportion to products of ``weights``.
+
+        Parameters
+        ----------
+        weights : Tensor
+            Shape ``(*batch, n, n)``, not negative.
+
+        Raises
+        ------
+        ShapeError
+            If a matrix is not square.
+        DataError
+            If entries are negative, or no permutation avoids those that are zero.
+        """
+        weights = real_numbers("weights", weights)
+        check_square("weights", weights)
+        negative = weights < 0
+        if negative.any():
+            where = tuple(negative.nonzero()[0].tolist())
+            raise DataError(
+                f"{int(negative.sum())} of {negative.numel()} weights are negative, the first at {where}: "
+                f"{float(weights[where]):g}. If they are log weights, give them to GibbsPermutation itself."
+            )
+        return cls(weights.log())
+
+    def expand(self, batch_shape: Shape, _instance: None = None) -> GibbsPermutation:
+        """Return the same distribution with another batch shape."""
+        return GibbsPermutation(
+            self.log_weights.expand(*batch_shape, *self.log_weights.shape[-2:]), self._validate_args
+        )
+
+    @property
+    def _sums(self) -> list[Tensor]:
+        weights = self.log_weights
+        if weights.requires_grad or weights.is_inference():  # a graph serves one backward pass
+            return _partial_sums(weights)
+        if self._latest is None or self._latest[0] != weights._version:  # they may have changed in place
+            self._latest = weights._version, _partial_sums(weights)
+        return self._latest[1]
+
+    @property
+    def log_partition(self) -> Tensor:
+        """The log permanent, ``(*batch)``.
+
+        Raises
+        ------
+        SettingsError
+            If there are more than 20 rows.
+        """
+        return self._sums[-1].squeeze(-1)
+
+    def log_weight(self, value: Tensor) -> Tensor:
+        """Return the log probability up to the log permanent, for any number of rows: ``(*batch, n)`` to ``(*batch)``.
+
+        Parameters
+        ----------
+        value : Tensor of int
+
+        Raises
+        ------
+        ShapeError
+            If values have another number of rows.
+        """
+        if value.shape[-1:] != self.event_shape:
+            raise ShapeError(f"values have shape {tuple(value.shape)}; give (*batch, {self.event_shape[0]})")
+        shape = torch.broadcast_shapes(value.shape, self.log_weights.shape[:-1])
+        weights = self.log_weights.expand(*shape, self.log_weights.shape[-1])
+        return weights.gather(-1, value.long().expand(shape).unsqueeze(-1)).squeeze(-1).sum(-1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``.
+
+        Parameters
+        ----------
+        value : Tensor of int
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        return self.log_weight(value) - self.log_partition
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability of each pair, ``(*batch, n, n)``: the gradient of the log permanent, itself differentiable."""
+        differentiable = self.log_weights.requires_grad and torch.is_grad_enabled()
+        with torch.enable_grad():
+            leaf = self.log_weights if differentiable else self.log_weights.detach().requires_grad_()
+            total = (self if differentiable else GibbsPermutation(leaf)).log_partition.sum()
+            return torch.autograd.grad(total, leaf, create_graph=differentiable)[0]
+
+    @property
+    def mode(self) -> Tensor:
+        """Most probable permutation, ``(*batch, n)``, by the Hungarian algorithm, for any number of rows."""
+        return nearest_permutation(self.log_weights)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy, ``(*batch)``."""
+        finite = self.log_weights.masked_fill(self.log_weights == -math.inf, 0.0)
+        return self.log_partition - (self.marginals * finite).sum((-1, -2))
+
+    def sample(self, sample_shape: Shape = torch.Size()) -> Tensor:  # noqa: B008
+        """Draw permutations exactly, ``sample_shape + (*batch, n)``.
+
+        Given which columns are left, the last row is drawn first: a column has the probability of all matchings of
+        the rows above with the columns that then remain.
+        """
+        size, shape = self.event_shape[0], self._extended_shape(sample_shape)
+        with torch.no_grad():
+            table = self._table().expand(*shape[:-1], -1)
+            bits = 1 << torch.arange(size, device=table.device)
+            left = torch.full((*shape[:-1], 1), 2**size - 1, dtype=torch.int64, device=table.device)
+            drawn = []
+            for row in reversed(range(size)):
+                scores = self.log_weights[..., row, :] + table.gather(-1, left & ~bits)
+                scores = scores.masked_fill(left & bits == 0, -math.inf)
+                gumbel = -torch.empty_like(scores).exponential_().log()
+                column = (scores + gumbel).argmax(-1, keepdim=True)
+                drawn.append(column)
+                left = left ^ bits[column]
+            return torch.cat(drawn[::-1], -1)
+
+    def _table(self) -> Tensor:
+        """Return the partial sums in one table with the sets, as numbers, for its places: ``(*batch, 2^n)``."""
+        table = self.log_weights.new_zeros(*self.batch_shape, 2 ** self.event_shape[0])
+        for (_, _, sets), sums in zip(column_sets(self.event_shape[0]), self._sums[1:], strict=True):
+            table[..., sets.to(table.device)] = sums.detach()
+        return table
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """List all permutations, ``(n!, *batch, n)``, or with ones for ``batch``; of at most nine.
+
+        Parameters
+        ----------
+        expand : bool, default True
+
+        Raises
+        ------
+        SettingsError
+            If there are too many; the message has their number.
+        """
+        listed = all_permutations(self.event_shape[0]).to(self.log_weights.device)
+        listed = listed.reshape(-1, *(1 for _ in self.batch_shape), self.event_shape[0])
+        return listed.expand(-1, *self.batch_shape, -1) if expand else listed
+
+    def __repr__(self) -> str:
+        return f"GibbsPermutation(log_weights: {tuple(self.log_weights.shape)})"

@@ -1,0 +1,694 @@
+"""Alignments of nucleotide sequences as weighted site patterns, and the files they come in."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import dendropy
+import numpy as np
+import torch
+from dendropy.dataio.nexusreader import NexusReader
+from dendropy.utility.error import DataParseError
+from torch import Tensor
+
+from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
+from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, read_text, unquoted
+from bayeskit.models.phylogenetics.trees import Tree
+
+__all__ = ["Alignment", "primates"]
+
+# --------------------------------------------------------------------------------------------------
+# FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against their files.
+#
+# DendroPy gets an alphabet of all characters that a file has, because its own has no U beside T; which of them are
+# nucleotides is told afterwards, with taxon and site. It says nothing about a wrong number of taxa, and where a
+# sequence is too short it takes the next name for characters.
+# --------------------------------------------------------------------------------------------------
+
+#: Sets of bases as bits (A=1, C=2, G=4, T=8) for each IUPAC code; gaps and unknowns are all four.
+_BASES = {
+    **{"A": 1, "C": 2, "M": 3, "G": 4, "R": 5, "S": 6, "V": 7, "T": 8, "U": 8, "W": 9, "Y": 10},
+    **{"H": 11, "K": 12, "D": 13, "B": 14, "N": 15, "X": 15, "O": 15, "?": 15, "-": 15},
+}
+_SET = re.compile(r"[{(]([^{}()]*)[})]")
+_LETTER = {mask: letter for letter, mask in reversed(_BASES.items()) if letter.isalpha()}
+#: What DendroPy does not take for a character, and the gap and missing characters that it knows anyway.
+_NO_SYMBOLS = set(" \t\n{}(),;:=\\\"'[]-?")
+_SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?")
+_SUFFIXES = {
+    **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".ffn"), "fasta"),
+    **dict.fromkeys((".nex", ".nexus", ".nxs"), "nexus"),
+    **dict.fromkeys((".phy", ".phylip", ".ph"), "phylip"),
+}
+_TREE_FILE = "this is a file of trees. Remedy: read it by Tree.from_file or TreeSample.from_file."
+
+
+class _Misread(Exception):
+    """The line from which on DendroPy took names for characters, or characters for names."""
+
+    def __init__(self, line: int, problem: str):
+        super().__init__(problem)
+        self.line = line
+
+
+@dataclass
+class _Record:
+    """One sequence and the lines on which it stands.
+
+    Attributes
+    ----------
+    name : str
+        Name of the taxon.
+    text : str
+        Its characters, one a site.
+    rows : list of (int, int)
+        Line and number of sites, for each line; empty where there is no file.
+    """
+
+    name: str
+    text: str
+    rows: list[tuple[int, int]]
+
+    @property
+    def line(self) -> int | None:
+        """Line of the name."""
+        return self.rows[0][0] if self.rows else None
+
+    def line_of(self, site: int) -> int | None:
+        """Line on which a site stands, counted from 0."""
+        for line, sites in self.rows:
+            if site < sites:
+                return line
+            site -= sites
+        return self.line
+
+
+def _read_records(path: str | os.PathLike[str], format: str | None = None) -> list[_Record]:
+    """Read the sequences of an alignment file.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file.
+    format : {"fasta", "nexus", "phylip"}, optional
+        Its format; by default told from its content, then from its suffix.
+
+    Returns
+    -------
+    list of Record
+        The sequences in file order. Their characters are not checked here.
+
+    Raises
+    ------
+    AlignmentError
+        If the file is missing, empty, truncated or malformed.
+    SettingsError
+        If `format` is none of the three.
+    """
+    source = os.fspath(path)
+    if format is not None and format.lower() not in ("fasta", "nexus", "phylip"):
+        raise SettingsError(f"format={format!r} is unknown. Remedy: use 'fasta', 'nexus' or 'phylip'.")
+    text = read_text(path, "a FASTA, NEXUS or PHYLIP file", AlignmentError)
+    kind = format.lower() if format else _guess(text, source)
+    reader = {"fasta": _read_fasta, "nexus": _read_nexus, "phylip": _read_phylip}[kind]
+    return reader(text, source)
+
+
+def _guess(text: str, source: str) -> str:
+    start = text.lstrip()
+    if start.startswith((">", ";")):
+        return "fasta"
+    if start[:6].upper() == "#NEXUS":
+        return "nexus"
+    if re.match(r"\d+\s+\d+", start):
+        return "phylip"
+    if re.match(r"(\[[^\]]*\]\s*)?([0-9.eE+-]+\s+)?\(", start):
+        raise AlignmentError(f"{source}: {_TREE_FILE}")
+    suffix = Path(source).suffix.lower()
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    raise AlignmentError(
+        f"{source}, line 1: the format is not recognized (FASTA starts with '>', NEXUS with '#NEXUS', "
+        "PHYLIP with two numbers). Remedy: convert the file, or give format=."
+    )
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _sites(row: str) -> int:
+    return len(_SET.sub("N", "".join(row.split())))
+
+
+def _parse(text: str, schema: str, **options: bool) -> list[tuple[str, str]]:
+    """Let DendroPy read names and sequences."""
+    if schema != "nexus":
+        symbols = "".join(set(text) - set(" \t\n"))
+        options["default_state_alphabet"] = dendropy.StateAlphabet(fundamental_states=symbols, case_sensitive=True)
+    names = dendropy.TaxonNamespace(is_case_sensitive=True)
+    matrix = dendropy.StandardCharacterMatrix.get(data=text, schema=schema, taxon_namespace=names, **options)
+    return [(taxon.label, matrix[taxon].symbols_as_string()) for taxon in matrix]
+
+
+def _records(
+    sequences: list[tuple[str, str]],
+    rows: list[tuple[int, str]],
+    split: Callable[[str], tuple[str, str]],
+    layout: str = "sequential",
+) -> list[_Record]:
+    """Find the lines of each sequence and check that they hold as many sites as DendroPy read."""
+    records = [_Record(name, text, []) for name, text in sequences]
+    named = {record.name: record for record in records}
+    waiting = iter(records)
+    record: _Record | None = None
+    missing = 0
+    for at, (line, row) in enumerate(rows):
+        name, rest = split(row)
+        if layout == "sequential":
+            starts = missing <= 0
+            record = next(waiting, None) if starts else record
+        else:
+            starts = layout == "interleaved with names" or at < len(records)
+            record = named.get(name) if layout == "interleaved with names" else records[at % len(records)]
+        if record is None or (starts and record.name != name):
+            raise _Misread(line, f"{name!r} is not where a name is expected")
+        sites = _sites(rest if starts else row)
+        missing = (len(record.text) if starts else missing) - sites
+        record.rows.append((line, sites))
+    for record in records:
+        sites = sum(sites for _, sites in record.rows)
+        if sites != len(record.text):
+            raise _Misread(record.line or 1, f"taxon {record.name!r} has {sites} sites")
+    return records
+
+
+def _blame(
+    source: str, rows: list[tuple[int, str]], split: Callable[[str], tuple[str, str]], num_sites: int | None
+) -> None:
+    """Find the fault in rows of which each starts a sequence, and holds it all where `num_sites` is given."""
+    first: dict[str, int] = {}
+    for line, row in rows:
+        name, rest = split(row)
+        if name in first:
+            raise AlignmentError(
+                f"{source}, line {line}: the taxon {name!r} stands twice (first in line {first[name]}). "
+                "Remedy: make names unique, or set 'interleave' in a NEXUS FORMAT."
+            )
+        first[name] = line
+        if num_sites is not None and _sites(rest) != num_sites:
+            raise _wrong_length(source, line, name, _sites(rest), f"nchar={num_sites} is")
+
+
+def _wrong_length(source: str, line: int | None, name: str, sites: int, announced: str) -> AlignmentError:
+    return AlignmentError(
+        f"{source}, line {line}: taxon {name!r} has {sites} sites, but {announced} announced. "
+        "Remedy: align the sequences to one length and correct the number."
+    )
+
+
+def _first_word(row: str) -> tuple[str, str]:
+    name, *rest = row.split(None, 1)
+    return name, "".join(rest)
+
+
+def _first_ten(row: str) -> tuple[str, str]:
+    return row[:10].strip(), row[10:]
+
+
+def _fasta_name(row: str) -> tuple[str, str]:
+    return (row.strip()[1:].strip(), "") if row.strip().startswith(">") else ("", row)
+
+
+def _read_fasta(text: str, source: str) -> list[_Record]:
+    text = re.sub(r"(?m)^;.*", "", text)
+    rows = list(_lines(text))
+    names = [(line, row) for line, row in rows if row.strip().startswith(">")]
+    if not names or names[0] != rows[0]:
+        line = rows[0][0] if rows else 1
+        raise AlignmentError(f"{source}, line {line}: FASTA must start with '>NAME'. Remedy: add it, or give format=.")
+    for line, row in names:
+        if not _fasta_name(row)[0]:
+            raise AlignmentError(f"{source}, line {line}: a sequence has no name. Remedy: add it.")
+    try:
+        records = _records(_parse(text, "fasta"), rows, _fasta_name)
+    except DataParseError as error:
+        _blame(source, names, _fasta_name, None)
+        raise AlignmentError(
+            f"{source}, line {error.line_num}: there is no site above this name. Remedy: give each name a sequence."
+        ) from error
+    for record in records:
+        record.name = record.name.split()[0]
+    return records
+
+
+def _read_phylip(text: str, source: str) -> list[_Record]:
+    (head_line, head), *body = _lines(text)
+    match = re.match(r"\s*(\d+)\s+(\d+)", head)
+    if match is None or int(match.group(1)) < 1:
+        raise AlignmentError(
+            f"{source}, line {head_line}: PHYLIP must start with the numbers of taxa and sites. Remedy: add "
+            "them, or give format=."
+        )
+    num_taxa, num_sites = int(match.group(1)), int(match.group(2))
+    if (
+        len(body) > num_taxa
+        and len(body) % num_taxa
+        and all(_sites(_first_word(row)[1]) == num_sites for _, row in body)
+    ):
+        raise AlignmentError(
+            f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} follow. Remedy: correct the "
+            "number."
+        )
+    if len(body) < num_taxa:
+        raise AlignmentError(
+            f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} lines follow. "
+            "Remedy: correct the number, or write the file again if it is truncated."
+        )
+    # Nothing in the file says which variant it is; most often only the right one gives the announced lengths.
+    readings: list[list[_Record]] = []
+    best: list[_Record] = []
+    for strict in (False, True):
+        rows = [(line, row if strict else row.lstrip()) for line, row in body]
+        # DendroPy refuses a text of two lines, so a blank one follows.
+        plain = "\n".join([f"{num_taxa} {num_sites}", *(row for _, row in rows), "", ""])
+        for interleaved in (True, False):
+            try:
+                sequences = _parse(plain, "phylip", strict=strict, interleaved=interleaved)
+                split = _first_ten if strict else _first_word
+                records = _records(sequences, rows, split, "interleaved" if interleaved else "sequential")
+            # DendroPy fails with TypeError while it words what is wrong with a repeated taxon.
+            except (DataParseError, TypeError, _Misread):
+                continue
+            if all(len(record.text) == num_sites for record in records):
+                readings.append(records)
+            best = best or records
+    if readings:
+        return _likeliest(readings, source, head_line)
+    _blame(source, body[:num_taxa], _first_word, None)
+    for record in best:
+        if len(record.text) != num_sites:
+            raise _wrong_length(source, record.line, record.name, len(record.text), f"{num_sites} are")
+    raise AlignmentError(
+        f"{source}, line {head_line}: the lines that follow are not the {num_taxa} taxa and {num_sites} sites that "
+        "are announced. Remedy: correct the numbers, or write the file again if it is truncated."
+    )
+
+
+def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_Record]:
+    """Choose among variants of PHYLIP that all give the announced lengths: names are not bases, nor bases names."""
+    distinct = list({tuple((record.name, record.text) for record in reading): reading for reading in readings}.values())
+    nucleotides = [
+        reading for reading in distinct if all(set(record.text.upper()) <= set(_BASES) for record in reading)
+    ]
+    candidates = nucleotides or distinct[:1]
+    doubts = [sum(set(record.name) <= set("ACGTU") for record in reading) for reading in candidates]
+    likely = [reading for reading, doubt in zip(candidates, doubts, strict=True) if doubt == min(doubts)]
+    if len(likely) > 1:
+        one, other = (", ".join(record.name for record in reading[:4]) for reading in likely[:2])
+        raise AlignmentError(
+            f"{source}, line {line}: the file can be read in two ways, with the taxa {one} or {other}, as some names "
+            "may be bases. Remedy: write it as FASTA or NEXUS."
+        )
+    return likely[0]
+
+
+def _read_nexus(text: str, source: str) -> list[_Record]:
+    settings: dict[str, str] = {}
+    records: list[_Record] | None = None
+    has_trees = False
+    for block, head, line, rest in nexus_commands(text, source, AlignmentError):
+        if _leaves_out(block, head, rest):
+            warnings.warn(
+                f"{source}, line {line}: the command {head.upper()} is not read: all sites of all taxa count, each "
+                "once. To follow it, write the matrix without what it leaves out",
+                ConversionWarning,
+                stacklevel=4,
+            )
+        has_trees = has_trees or (block == "trees" and head in ("tree", "utree"))
+        if block in ("data", "characters") and head == "eliminate":
+            raise AlignmentError(
+                f"{source}, line {line}: the command ELIMINATE is not supported. Remedy: write the matrix without the "
+                "columns that it leaves out."
+            )
+        if block in ("data", "characters") and head == "matrix" and records is not None:
+            raise AlignmentError(
+                f"{source}, line {line}: this is a second MATRIX. Remedy: give a file with one, or join the two."
+            )
+        if block in ("data", "characters") and head in ("dimensions", "format"):
+            settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
+            _check_format(settings, source, line)
+        elif block in ("data", "characters") and head == "matrix":
+            records = _nexus_matrix(rest, source, line, settings)
+    if records is None:
+        problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add one."
+        raise AlignmentError(f"{source}: {problem}")
+    return records
+
+
+def _leaves_out(block: str, head: str, rest: str) -> bool:
+    """Whether a command takes sites or taxa out, or weighs them, for the programs that heed it."""
+    if head in ("exset", "wtset"):  # a star makes the set the one that holds
+        return rest.lstrip().startswith("*") and bool(rest.split("=")[-1].strip())
+    return block in ("paup", "mrbayes") and head in ("exclude", "delete", "weights")
+
+
+def _check_format(settings: dict[str, str], source: str, line: int) -> None:
+    kind = settings.get("datatype", "dna").lower()
+    if kind not in ("dna", "rna", "nucleotide"):
+        raise AlignmentError(
+            f"{source}, line {line}: the data are of type {kind!r}. Remedy: give nucleotide sequences "
+            "(datatype=dna); protein and other data have no substitution model here."
+        )
+    for key in ("equate", "transpose", "tokens", "nolabels", "labels"):
+        if key in settings and (key != "labels" or settings[key].lower() not in ("", "left")):
+            raise AlignmentError(
+                f"{source}, line {line}: the format option {key.upper()!r} is not supported. Remedy: write "
+                "the matrix without it."
+            )
+
+
+def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, str]) -> list[_Record]:
+    if not settings.get("nchar", "").isdigit():
+        raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: write it in DIMENSIONS.")
+    num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
+    interleaved = settings.get("interleave", "no").lower() not in ("no", "n", "false")
+    # A name in quotes may hold blanks; underscores stand for them in the rest of the file.
+    text = QUOTED.sub(lambda found: "_".join(found.group().split()), text)
+    rows = [(first_line + offset - 1, row) for offset, row in _lines(unquoted(text))]
+    # DendroPy wants a number of taxa but takes any below it, and takes '.' for a match character if none is set.
+    plain = (
+        f"#NEXUS begin data; dimensions ntax={len(rows)} nchar={num_sites}; format datatype=standard "
+        f'symbols="{"".join(set(text.upper()) - _NO_SYMBOLS)}" matchchar={settings.get("matchchar", chr(1))} '
+        f"interleave={'yes' if interleaved else 'no'}; matrix {text}\n; end;"
+    )
+    try:
+        found = _parse(plain, "nexus", preserve_underscores=True, case_sensitive_taxon_labels=True)
+        sequences = [(name, _SET.sub(_set_letter, states)) for name, states in found]
+        records = _records(sequences, rows, _first_word, "interleaved with names" if interleaved else "sequential")
+    except (DataParseError, NexusReader.BlockTerminatedException, _Misread) as error:
+        line = error.line if isinstance(error, _Misread) else first_line - 1 + (getattr(error, "line_num", None) or 1)
+        if "MATCHCHAR" in str(error):
+            name = next(_first_word(row)[0] for at, row in rows if at == line)
+            raise AlignmentError(
+                f"{source}, line {line}: taxon {name!r} has the match character where the first sequence has no "
+                "character. Remedy: write the first sequence in full."
+            ) from error
+        if not interleaved and num_taxa in ("", str(len(rows))):
+            _blame(source, rows, _first_word, num_sites)
+        # The line and column that DendroPy adds to its message count from the start of `plain`.
+        said = getattr(error, "message", str(error)) or "the last sequence is too short"
+        raise AlignmentError(
+            f"{source}, line {line}: the matrix is not {num_taxa or 'of'} sequences of {num_sites} sites ({said}). "
+            "Remedy: give each taxon once, with as many sites as DIMENSIONS announces."
+        ) from error
+    own = ((settings.get("gap", "-"), "-"), (settings.get("missing", "?"), "?"))
+    usual = str.maketrans({symbol.upper(): letter for symbol, letter in own if len(symbol) == 1})
+    for record in records:
+        record.text = record.text.translate(usual)
+        if len(record.text) != num_sites:
+            raise _wrong_length(source, record.line, record.name, len(record.text), f"nchar={num_sites} is")
+    if num_taxa not in ("", str(len(records))):
+        raise AlignmentError(
+            f"{source}, line {first_line}: the matrix has {len(records)} taxa, but ntax={num_taxa} is "
+            "announced. Remedy: correct DIMENSIONS, or write the file again if it is truncated."
+        )
+    return records
+
+
+def _set_letter(found: re.Match[str]) -> str:
+    """Return the code of a set of bases, or a symbol of it that is no base."""
+    mask = 0
+    for symbol in found.group(1).replace(",", "").upper():
+        if symbol not in _BASES:
+            return symbol
+        mask |= _BASES[symbol]
+    return _LETTER.get(mask, "?")
+
+
+# --------------------------------------------------------------------------------------------------
+# Nucleotide alignments as weighted site patterns.
+# --------------------------------------------------------------------------------------------------
+
+_MASK_OF_BYTE = np.zeros(256, dtype=np.uint8)
+for _symbol, _mask in _BASES.items():
+    _MASK_OF_BYTE[ord(_symbol)] = _MASK_OF_BYTE[ord(_symbol.lower())] = _mask
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alignment:
+    """Aligned nucleotide sequences, with equal columns stored once.
+
+    Use `from_file` or `from_sequences` to make one.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names in file order.
+    patterns : Tensor
+        Distinct columns, shape `(taxa, patterns)`, uint8. Each entry is a set of bases as bits:
+        A=1, C=2, G=4, T=U=8; ambiguity codes are unions, gaps and unknown bases are 15.
+    weights : Tensor
+        Number of sites that show each pattern, shape `(patterns,)`, float64.
+    site_patterns : Tensor
+        Pattern of each site, shape `(num_sites,)`, int64.
+
+    Examples
+    --------
+    >>> alignment = Alignment.from_sequences({"A": "ACGTT", "B": "ACGAA", "C": "RC-AA"})
+    >>> alignment.num_taxa, alignment.num_sites, alignment.num_patterns
+    (3, 5, 4)
+    >>> alignment.patterns[2].tolist(), alignment.weights.tolist()
+    ([5, 2, 15, 1], [1.0, 1.0, 1.0, 2.0])
+    >>> alignment
+    Alignment(3 taxa, 5 sites, 4 patterns)
+    """
+
+    taxa: tuple[str, ...]
+    patterns: Tensor
+    weights: Tensor
+    site_patterns: Tensor
+
+    def __repr__(self) -> str:
+        return f"Alignment({self.num_taxa} taxa, {self.num_sites} sites, {self.num_patterns} patterns)"
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], format: str | None = None) -> Alignment:
+        r"""Read a FASTA, NEXUS or PHYLIP file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. NEXUS and PHYLIP may be interleaved; NEXUS may use its own gap, missing and
+            match characters. A FASTA name is the first word after '>'; a NEXUS name in quotes
+            gets underscores for its blanks.
+        format : {"fasta", "nexus", "phylip"}, optional
+            Its format; by default told from its content, then from its suffix.
+
+        Returns
+        -------
+        Alignment
+            The alignment.
+
+        Raises
+        ------
+        AlignmentError
+            If the file is missing, empty, truncated or malformed, holds other data than
+            nucleotides, or has sequences of unequal lengths or twice the same name. The message
+            names file, line and taxon.
+        SettingsError
+            If `format` is none of the three.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "three.fasta"
+        >>> _ = path.write_text(">A\nACGT\n>B\nACGA\n>C\nAC-A\n")
+        >>> Alignment.from_file(path).taxa
+        ('A', 'B', 'C')
+        """
+        return cls._from_records(_read_records(path, format), os.fspath(path))
+
+    @classmethod
+    def from_sequences(cls, sequences: Mapping[str, str]) -> Alignment:
+        """Make an alignment from sequences held in memory.
+
+        Parameters
+        ----------
+        sequences : mapping of str to str
+            Sequence of each taxon; all of one length.
+
+        Returns
+        -------
+        Alignment
+            The alignment, with the taxa in the order of the mapping.
+
+        Raises
+        ------
+        AlignmentError
+            If there is no site, a character is unknown or lengths are unequal.
+
+        Examples
+        --------
+        >>> Alignment.from_sequences({"A": "ac", "B": "gt", "C": "u?"}).patterns.tolist()
+        [[1, 2], [4, 8], [8, 15]]
+        """
+        records = [_Record(name, text, []) for name, text in sequences.items()]
+        return cls._from_records(records, "sequences")
+
+    @classmethod
+    def _from_records(cls, records: Sequence[_Record], source: str) -> Alignment:
+        if not records or not records[0].text:
+            raise AlignmentError(f"{source}: there is no site. Remedy: give sequences with at least one site.")
+        num_sites = len(records[0].text)
+        first_seen: dict[str, _Record] = {}
+        rows = np.empty((len(records), num_sites), dtype=np.uint8)
+        for row, record in zip(rows, records, strict=True):
+            if record.name in first_seen:
+                raise AlignmentError(
+                    f"{_at(source, record.line)}: the taxon {record.name!r} stands twice"
+                    + (f" (first in line {first_seen[record.name].line})" if record.line else "")
+                    + ". Remedy: make names unique"
+                    + (" (a FASTA name ends at its first blank)." if record.line else ".")
+                )
+            first_seen[record.name] = record
+            masks = _masks(record, source)
+            if len(masks) != num_sites:
+                raise AlignmentError(
+                    f"{_at(source, record.line)}: taxon {record.name!r} has {len(masks)} sites, but "
+                    f"{num_sites} are expected, as in {records[0].name!r}. Remedy: align them to one length."
+                )
+            row[:] = masks
+        return cls._from_rows(tuple(record.name for record in records), rows)
+
+    @classmethod
+    def _from_rows(cls, taxa: tuple[str, ...], rows: np.ndarray) -> Alignment:
+        """Find the patterns of sets of bases, shape `(taxa, sites)`."""
+        columns, site_patterns, counts = np.unique(rows, axis=1, return_inverse=True, return_counts=True)
+        # In order of first appearance, so that patterns follow the file and not the codes.
+        first = np.full(len(counts), rows.shape[1])
+        np.minimum.at(first, site_patterns.ravel(), np.arange(rows.shape[1]))
+        order = np.argsort(first)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        return cls(
+            taxa=taxa,
+            patterns=torch.from_numpy(np.ascontiguousarray(columns[:, order])),
+            weights=torch.from_numpy(counts[order].astype(np.float64)),
+            site_patterns=torch.from_numpy(rank[site_patterns.ravel()]),
+        )
+
+    def select(self, taxa: Sequence[str]) -> Alignment:
+        """Return the alignment of some of the taxa.
+
+        Parameters
+        ----------
+        taxa : sequence of str
+            Which, in the order wanted.
+
+        Returns
+        -------
+        Alignment
+            Of all sites; columns that are now equal are one pattern.
+
+        Raises
+        ------
+        AlignmentError
+            If a name is not in the alignment, or stands twice, or there is none; if one string is given.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA", "C": "AC-A"})
+        >>> alignment.select(["C", "A"]).num_patterns
+        4
+        """
+        if isinstance(taxa, str):
+            raise AlignmentError(f"taxa: {taxa!r} is one name. Remedy: give a list of names, such as [{taxa!r}].")
+        row = {taxon: place for place, taxon in enumerate(self.taxa)}
+        unknown = [taxon for taxon in taxa if taxon not in row]
+        if unknown or not taxa or len(set(taxa)) < len(taxa):
+            problem = f"there is no taxon {unknown[0]!r}" if unknown else "each taxon must be named once, one at least"
+            raise AlignmentError(f"taxa: {problem}. Remedy: choose from {', '.join(self.taxa)}.")
+        rows = self.patterns.numpy()[[row[taxon] for taxon in taxa]][:, self.site_patterns.numpy()]
+        return self._from_rows(tuple(taxa), rows)
+
+    @property
+    def num_taxa(self) -> int:
+        """Number of sequences."""
+        return len(self.taxa)
+
+    @property
+    def num_sites(self) -> int:
+        """Number of columns."""
+        return len(self.site_patterns)
+
+    @property
+    def num_patterns(self) -> int:
+        """Number of distinct columns."""
+        return len(self.weights)
+
+
+def _at(source: str, line: int | None) -> str:
+    return source if line is None else f"{source}, line {line}"
+
+
+def _masks(record: _Record, source: str) -> np.ndarray:
+    """Translate a sequence to sets of bases, shape `(sites,)`."""
+    text = record.text
+    codes = text.encode("latin-1", errors="replace")
+    masks = _MASK_OF_BYTE[np.frombuffer(codes, dtype=np.uint8)]
+    # Characters outside Latin-1 arrive as '?', which would be read as missing data.
+    foreign = [] if text.isascii() else [site for site, symbol in enumerate(text) if ord(symbol) > 127]
+    unknown = sorted({*np.flatnonzero(masks == 0).tolist(), *foreign})
+    if unknown:
+        site = unknown[0]
+        symbol = text[site]
+        hint = "; this looks like protein data" if symbol.upper() in "EFIJLPQZ*" else ""
+        raise AlignmentError(
+            f"{_at(source, record.line_of(site))}: unknown character {symbol!r} in taxon {record.name!r} "
+            f"at site {site + 1}{hint}. Remedy: use IUPAC nucleotide codes (ACGTU, RYSWKMBDHV, N), '-' for "
+            "gaps and '?' for missing data."
+        )
+    return masks
+
+
+# --------------------------------------------------------------------------------------------------
+# Data that ship with the package.
+# --------------------------------------------------------------------------------------------------
+
+_PRIMATES_TOPOLOGY = "(2,(12,((11,(10,(9,8))),(7,(6,(5,(4,3)))))),1);"
+
+
+def primates() -> tuple[Alignment, Tree]:
+    """Load mitochondrial DNA of twelve primates and a well-supported topology.
+
+    Returns
+    -------
+    alignment : Alignment
+        12 taxa, 898 sites.
+    tree : Tree
+        The topology, without branch lengths.
+
+    References
+    ----------
+    K. Hayasaka, T. Gojobori and S. Horai (1988), Molecular phylogeny and evolution of primate
+    mitochondrial DNA, Molecular Biology and Evolution 5, 626-644.
+
+    Examples
+    --------
+    >>> alignment, tree = primates()
+    >>> alignment.num_taxa, alignment.num_sites, tree.num_edges
+    (12, 898, 21)
+    """
+    with resources.as_file(resources.files(__package__) / "data" / "primates.nex") as path:
+        alignment = Alignment.from_file(path)
+    names = {str(number): taxon for number, taxon in enumerate(alignment.taxa, start=1)}
+    return alignment, Tree.from_newick(_PRIMATES_TOPOLOGY, translate=names)

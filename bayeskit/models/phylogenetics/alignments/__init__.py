@@ -1,1 +1,0 @@
-"""Alignments of sequences, and the files they come in."""

@@ -1,0 +1,257 @@
+"""Sets of taxa as bits.
+
+A set over `n` taxa takes `ceil(n / 64)` words of 64 bits, the last dimension of every array here; taxon `i` is bit
+`i % 64` of word `i // 64`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayeskit.errors import TreeError
+
+__all__ = [
+    "Bits",
+    "below",
+    "children_of",
+    "contains",
+    "everything",
+    "identify",
+    "members",
+    "num_words",
+    "order",
+    "single",
+    "size",
+    "turned",
+]
+
+Bits = NDArray[np.uint64]
+#: How many pairs of sets are compared at a time.
+_PAIRS = 4_000_000
+
+
+def num_words(num_taxa: int) -> int:
+    """Return how many words a set takes.
+
+    Examples
+    --------
+    >>> num_words(64), num_words(65)
+    (1, 2)
+    """
+    return -(-num_taxa // 64)
+
+
+def single(num_taxa: int) -> Bits:
+    """Return the sets of one taxon each, shape `(taxa, words)`.
+
+    Examples
+    --------
+    >>> single(3).ravel().tolist()
+    [1, 2, 4]
+    """
+    taxa = np.arange(num_taxa)
+    sets = np.zeros((num_taxa, num_words(num_taxa)), dtype=np.uint64)
+    sets[taxa, taxa // 64] = np.uint64(1) << (taxa % 64).astype(np.uint64)
+    return sets
+
+
+def everything(num_taxa: int) -> Bits:
+    """Return the set of all taxa, shape `(words,)`.
+
+    Examples
+    --------
+    >>> everything(3).tolist()
+    [7]
+    """
+    return np.bitwise_or.reduce(single(num_taxa), axis=0)
+
+
+def size(sets: Bits) -> NDArray[np.int64]:
+    """Return the number of taxa of each set, shape `sets.shape[:-1]`.
+
+    Examples
+    --------
+    >>> size(everything(70)).item()
+    70
+    """
+    return np.bitwise_count(sets).sum(axis=-1, dtype=np.int64)
+
+
+def contains(sets: Bits, taxon: int) -> NDArray[np.bool_]:
+    """Tell which sets hold a taxon, shape `sets.shape[:-1]`.
+
+    Examples
+    --------
+    >>> contains(single(3), 1).tolist()
+    [False, True, False]
+    """
+    held: NDArray[np.bool_] = (sets[..., taxon // 64] >> np.uint64(taxon % 64)) & np.uint64(1) != 0
+    return held
+
+
+def members(one: Bits) -> list[int]:
+    """Return the taxa of one set.
+
+    Examples
+    --------
+    >>> members(everything(3))
+    [0, 1, 2]
+    """
+    return np.flatnonzero(np.unpackbits(one.astype("<u8").view(np.uint8), bitorder="little")).tolist()
+
+
+def identify(sets: Bits) -> tuple[Bits, NDArray[np.int64]]:
+    """Give equal sets one number.
+
+    Parameters
+    ----------
+    sets : ndarray
+        Shape `(*batch, words)`.
+
+    Returns
+    -------
+    distinct : ndarray
+        Each set once, ordered by size and then by taxa, shape `(sets, words)`.
+    index : ndarray
+        Which of them each one is, shape `(*batch,)`.
+
+    Examples
+    --------
+    >>> identify(single(3)[[2, 0, 2]])[1].tolist()
+    [1, 0, 1]
+    """
+    flat = np.ascontiguousarray(sets.reshape(-1, sets.shape[-1]))
+    distinct, index = np.unique(flat, axis=0, return_inverse=True)
+    ranking = order(distinct)
+    rank = np.empty_like(ranking)
+    rank[ranking] = np.arange(len(ranking))
+    return distinct[ranking], rank[index.ravel()].reshape(sets.shape[:-1])
+
+
+def order(sets: Bits) -> NDArray[np.int64]:
+    """Return the order of sets `(*batch, count, words)` by size and then by taxa, shape `(*batch, count)`.
+
+    Examples
+    --------
+    >>> order(np.array([[3], [4], [1]], dtype=np.uint64)).tolist()
+    [2, 1, 0]
+    """
+    keys = [sets[..., word] for word in range(sets.shape[-1])]
+    return np.lexsort((*keys, size(sets).astype(np.uint64)), axis=-1)
+
+
+def below(children: NDArray[Any], num_taxa: int, tips: Bits | None = None) -> Bits:
+    """Return the taxa below every node.
+
+    Parameters
+    ----------
+    children : ndarray
+        Both children of each internal node, shape `(trees, internal, 2)`, children before parents.
+    num_taxa : int
+        Number of tips; internal nodes are numbered from here on.
+    tips : ndarray, optional
+        The set of each tip, shape `(trees, num_taxa, words)`; tip `i` is taxon `i` by default.
+
+    Returns
+    -------
+    ndarray
+        Shape `(trees, num_taxa + internal, words)`.
+
+    Examples
+    --------
+    >>> below(np.array([[[0, 2], [1, 3]]]), 3).ravel().tolist()
+    [1, 2, 4, 5, 7]
+    """
+    count, internal = children.shape[:2]
+    sets = np.empty((count, num_taxa + internal, num_words(num_taxa)), dtype=np.uint64)
+    sets[:, :num_taxa] = single(num_taxa) if tips is None else tips
+    trees = np.arange(count)
+    for position in range(internal):
+        left, right = children[:, position].T
+        sets[:, num_taxa + position] = sets[trees, left] | sets[trees, right]
+    return sets
+
+
+def turned(sets: Bits, split: Bits, num_taxa: int) -> Bits:
+    """Turn round the sets between a tree's root and the edge on which it shall have its root instead.
+
+    Parameters
+    ----------
+    sets : ndarray
+        The taxa below each node, shape `(*batch, nodes, words)`.
+    split : ndarray
+        The taxa below the edge, shape `(*batch, 1, words)`.
+    num_taxa : int
+        Number of taxa.
+
+    Returns
+    -------
+    ndarray
+        Shape `(*batch, nodes, words)`.
+
+    Examples
+    --------
+    >>> turned(np.array([[0b1100], [0b1110]], dtype=np.uint64), single(4)[2:3], 4).ravel().tolist()
+    [3, 1]
+    """
+    above = ((split & ~sets) == 0).all(axis=-1) & (sets != split).any(axis=-1)
+    return np.where(above[..., None], everything(num_taxa) & ~sets, sets)
+
+
+def children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]:
+    """Find the children of every internal node from the taxa below it.
+
+    Parameters
+    ----------
+    internal : ndarray
+        The taxa below each internal node, in the order of `order`, shape `(trees, internal, words)`.
+    num_taxa : int
+        Number of taxa.
+    first : int
+        The first taxon that hangs below a node: 1 where taxon 0 stands apart.
+
+    Returns
+    -------
+    ndarray
+        Shape `(trees, internal, 2)`, the smaller number first, int32.
+
+    Raises
+    ------
+    TreeError
+        If the sets are not those of binary trees.
+
+    Examples
+    --------
+    >>> children_of(np.array([[[5], [7]]], dtype=np.uint64), 3, 0).tolist()
+    [[[0, 2], [1, 3]]]
+    """
+    count, nodes = internal.shape[:2]
+    children = np.empty((count, nodes, 2), dtype=np.int32)
+    step = max(1, _PAIRS // ((num_taxa + nodes) * nodes * internal.shape[-1]))
+    for start in range(0, count, step):
+        children[start : start + step] = _children_of(internal[start : start + step], num_taxa, first)
+    sets = below(children, num_taxa)
+    sizes, trees = size(sets), np.arange(count)[:, None]
+    adds = sizes[trees, children[..., 0]] + sizes[trees, children[..., 1]] == sizes[:, num_taxa:]
+    if not (adds.all() and (sets[:, num_taxa:] == internal).all() and (sizes[:, -1] == num_taxa - first).all()):
+        raise TreeError("The sets of taxa are not those of binary trees. Remedy: give nested sets, two below each.")
+    return children
+
+
+def _children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]:
+    count, nodes = internal.shape[:2]
+    alone = np.broadcast_to(single(num_taxa)[first:], (count, num_taxa - first, internal.shape[-1]))
+    lower = np.concatenate([alone, internal[:, :-1]], axis=1)
+    inside = ((lower[:, :, None] & ~internal[:, None]) == 0).all(axis=-1)
+    # A set lies in itself: only what comes later is above it.
+    inside[:, num_taxa - first :] &= np.arange(nodes) > np.arange(nodes - 1)[:, None]
+    parents = inside.argmax(axis=-1)
+    # By parent, and by number among the children of one; each must have two.
+    ranking = np.argsort(parents, axis=1, kind="stable")
+    expected = np.repeat(np.arange(nodes), 2)
+    if not inside.any(axis=-1).all() or not (np.take_along_axis(parents, ranking, axis=1) == expected).all():
+        raise TreeError("The sets of taxa are not those of binary trees. Remedy: give nested sets, two below each.")
+    return (ranking + first).reshape(count, nodes, 2).astype(np.int32)

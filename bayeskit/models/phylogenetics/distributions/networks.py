@@ -1,0 +1,730 @@
+"""Conditional clade distributions and subsplit Bayesian networks: topologies built by choosing splits of clades."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributions import constraints
+
+from bayeskit.core.randomness import new_generator
+from bayeskit.errors import AccuracyWarning, SettingsError, ShapeError
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.distributions import graphs as graph_passes
+from bayeskit.models.phylogenetics.distributions.graphs import (
+    Choices,
+    Floats,
+    Numbers,
+    SubsplitGraph,
+    add_up,
+    describe_missing,
+    every_root,
+    graph_of_all_splits,
+    graph_of_hanging,
+    graph_of_rootings,
+    hanging_sets,
+    one_root,
+)
+from bayeskit.models.phylogenetics.distributions.topology_distribution import (
+    Estimate,
+    SplitProbabilities,
+    TopologyDistribution,
+    WeightedTopologies,
+    check_topologies,
+    most_probable_splits,
+    weighted,
+)
+from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import Tree
+
+__all__ = [
+    "ConditionalCladeDistribution",
+    "Fit",
+    "GraphDistribution",
+    "Order",
+    "SubsplitBayesianNetwork",
+    "prior_counts",
+    "simple_average",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Maximum likelihood and penalised likelihood for the probabilities of a graph.
+# --------------------------------------------------------------------------------------------------
+
+#: By how much the stretching of steps grows, how far it may, and how many steps are not stretched at first.
+_GROWTH, _LARGEST_STRETCH, _PLAIN_ITERATIONS = 1.3, 1e4, 10
+#: Log probability that no option of a sampled tree falls below: one may underflow on the way, but the graph makes it.
+_LEAST = -100.0
+
+
+class Fit(NamedTuple):
+    """Fitted log probabilities of the options, and the mean log likelihood before and after each iteration."""
+
+    log_probabilities: Floats
+    log_likelihoods: Floats
+
+
+def simple_average(graph: SubsplitGraph, choices: Choices, weights: Floats) -> Fit:
+    """Take every place of a root as equally probable; of rooted topologies this is the likelihood's maximum.
+
+    Parameters
+    ----------
+    graph : SubsplitGraph
+        The choices.
+    choices : Choices
+        The options of the topologies.
+    weights : ndarray
+        Their shares of the sample, `(topologies,)`.
+
+    Returns
+    -------
+    Fit
+        The probabilities.
+    """
+    log_probabilities = graph.shares(choices.counts(choices.equal_rootings(), weights))
+    log_prob, _ = choices.log_prob(graph.table(log_probabilities, missing=-np.inf))
+    return Fit(log_probabilities, np.array([weights @ log_prob]))
+
+
+def prior_counts(graph: SubsplitGraph, choices: Choices, weights: Floats, alpha: float) -> Floats:
+    """Return pseudo-counts that add up to `alpha` for each parent subsplit's share of the sample.
+
+    The options of the root get `alpha` times their simple average; those of other groups share evenly `alpha` times
+    the simple average of their group.
+
+    Parameters
+    ----------
+    graph, choices, weights
+        As for `simple_average`.
+    alpha : float
+        Size of the pseudo-sample in units of the sample.
+
+    Returns
+    -------
+    ndarray
+        Shape `(options,)`.
+    """
+    counts = choices.counts(choices.equal_rootings(), weights)
+    even = (graph.sum_groups(counts) / np.diff(graph.starts))[graph.group_of]
+    root = int(graph.starts[-2])
+    return alpha * np.concatenate([even[:root], counts[root:]])
+
+
+class _Point(NamedTuple):
+    """Log probabilities, their mean log likelihood, that with the log prior, and where a step of EM leads."""
+
+    log_probabilities: Floats
+    log_likelihood: float
+    objective: float
+    target: Floats
+
+
+def _expectation_maximization(
+    graph: SubsplitGraph,
+    choices: Choices,
+    weights: Floats,
+    pseudo_counts: Floats,
+    max_iterations: int,
+    tolerance: float,
+) -> Fit:
+    """Climb to a maximum of the likelihood, times a Dirichlet prior, from the simple average.
+
+    Where an option turns from useless to useful its probability grows by the same small factor in each iteration, so
+    that plain EM stands almost still for hundreds. After the first ten iterations, steps are therefore stretched in
+    the log probabilities, by more and more until a step goes down, which is taken back: a cycle, after which steps are
+    plain again. The objective, the likelihood times the prior, never falls; with a prior, the likelihood alone may.
+
+    A small gain bounds no distance: the climb to the maximum may take many more cycles that gain little each.
+
+    Parameters
+    ----------
+    graph, choices, weights
+        As for `simple_average`.
+    pseudo_counts : ndarray
+        Counts added by the prior, `(options,)`.
+    max_iterations : int
+        When to stop in any case.
+    tolerance : float
+        Gain of the objective by a whole cycle, in nats a tree, below which to stop.
+
+    Returns
+    -------
+    Fit
+        The probabilities.
+
+    Warns
+    -----
+    AccuracyWarning
+        If `max_iterations` came first.
+
+    References
+    ----------
+    Salakhutdinov, R., Roweis, S. (2003). Adaptive overrelaxed bound optimization methods. ICML.
+    """
+    held = pseudo_counts > 0
+
+    def evaluate(log_probabilities: Floats) -> _Point:
+        log_prob, saved = choices.log_prob(graph.table(log_probabilities, missing=-np.inf))
+        log_likelihood = float(weights @ log_prob)
+        log_prior = float(pseudo_counts[held] @ log_probabilities[held])
+        target = graph.shares(choices.counts(saved, weights) + pseudo_counts)
+        return _Point(log_probabilities, log_likelihood, log_likelihood + log_prior, target)
+
+    point = evaluate(simple_average(graph, choices, weights).log_probabilities)
+    history, stretch, start, gain = [point.log_likelihood], 1.0, point.objective, np.inf
+    for iteration in range(1, max_iterations + 1):
+        following = evaluate(point.target if stretch == 1.0 else _stretched(graph, point, stretch))
+        ends = stretch > 1.0 and not following.objective >= point.objective
+        if not ends:
+            point = following
+            history.append(point.log_likelihood)
+            stretch *= _GROWTH if iteration >= _PLAIN_ITERATIONS else 1.0
+        # Where the maximum has a closed form, the first step leads there, and no other goes anywhere.
+        stands = np.array_equal(point.target, point.log_probabilities)
+        if ends or stands or stretch > _LARGEST_STRETCH:
+            gain, start, stretch = point.objective - start, point.objective, 1.0
+            if stands or gain < tolerance:
+                return _fit(graph, point, history)
+    # Of the cycle that was cut short, or of the last whole one if that just ended.
+    gain = point.objective - start or gain
+    warnings.warn(
+        f"EM stopped after {max_iterations} iterations while it still gained {gain:.1e} nats a tree in a cycle. "
+        "Remedy: raise max_iterations, or tolerance if that is near enough.",
+        AccuracyWarning,
+        stacklevel=3,
+    )
+    return _fit(graph, point, history)
+
+
+def _fit(graph: SubsplitGraph, point: _Point, history: list[float]) -> Fit:
+    """Return the point with every option possible; what this moves is far below rounding."""
+    return Fit(graph.normalised(np.maximum(point.log_probabilities, _LEAST)), np.array(history))
+
+
+def _stretched(graph: SubsplitGraph, point: _Point, stretch: float) -> Floats:
+    """Go further than EM would; options that are or become impossible stay so."""
+    possible = np.isfinite(point.log_probabilities) & np.isfinite(point.target)
+    step = np.zeros_like(point.target)
+    np.subtract(point.target, point.log_probabilities, out=step, where=possible)
+    return graph.normalised(np.where(possible, point.log_probabilities + stretch * step, -np.inf))
+
+
+# --------------------------------------------------------------------------------------------------
+# Distributions that build a topology by choosing splits of clades.
+# --------------------------------------------------------------------------------------------------
+
+_ARRAYS = ("group_clade", "group_sister", "starts", "parts")
+
+
+class GraphDistribution(TopologyDistribution):
+    """Base of the distributions with one probability for each option of a graph of splits.
+
+    Parameters
+    ----------
+    graph : SubsplitGraph
+        The choices.
+    logits : Tensor
+        Log probabilities of the options, up to a constant for each group, `(options,)`.
+
+    Raises
+    ------
+    SettingsError
+        If the logits are no tensor of floating-point numbers.
+    ShapeError
+        If there is not one for each option.
+    """
+
+    def __init__(self, graph: SubsplitGraph, logits: Tensor) -> None:
+        _check_logits(logits, graph)
+        self.graph, self.logits = graph, logits
+        self._state: _State | None = None
+        super().__init__(graph.taxa, graph.rooted)
+
+    def _size(self) -> str:
+        return f"{self.graph.num_options} options"
+
+    def choices(self, topologies: Topologies | Tree | Tensor) -> Choices:
+        """Find the options that make topologies.
+
+        Who asks for the same topologies again and again can keep these and use `log_prob_of_choices`.
+
+        Parameters
+        ----------
+        topologies : Topologies, Tree or Tensor
+            As in `log_prob`.
+
+        Returns
+        -------
+        Choices
+            The numbers of the options.
+        """
+        find = every_root if self.graph.of_rootings else one_root
+        return find(self.graph, self.read(topologies))
+
+    def log_prob_of_choices(self, choices: Choices) -> Tensor:
+        """Return the log probabilities of topologies whose options are known, `(topologies,)`, in nats.
+
+        Differentiable once by `logits`.
+        """
+        state = self._current()
+        return _LogProb.apply(self.logits, state, self.graph, choices)  # type: ignore[no-any-return]
+
+    def _log_prob(self, topologies: Topologies) -> Tensor:
+        return self.log_prob_of_choices(self.choices(topologies))
+
+    @property
+    def log_probabilities(self) -> Floats:
+        """Log probability of each option in its group, `(options,)`, as numbers."""
+        return self._current().log_probabilities
+
+    def _current(self) -> _State:
+        """Return what follows from the logits, computed again where these have changed, by whatever means."""
+        # Fused optimisers and writes to `.data` leave no trace but the values themselves.
+        if self._state is None or not _same(self._state.logits, self.logits):
+            _check_logits(self.logits, self.graph)
+            self._state = _State(self.graph, self.logits.detach().clone())
+        return self._state
+
+    def why_not(self, tree: Topologies | Tree) -> str | None:
+        """Name what keeps a topology out of the support.
+
+        Parameters
+        ----------
+        tree : Topologies or Tree
+            One topology.
+
+        Returns
+        -------
+        str or None
+            The first split that the graph lacks, or has with probability zero; of an unrooted topology with its root
+            where least is missing. None if the topology is in the support.
+        """
+        topologies = self.read(tree)
+        if len(topologies) != 1:
+            raise ShapeError(f"tree: there are {len(topologies)} topologies. Remedy: give one.")
+        return describe_missing(self.graph, self.choices(topologies), topologies, self.log_probabilities)
+
+    def _draw(self, num_samples: int, generator: torch.Generator | None) -> Topologies:
+        cumulative, last = self._current().cumulated
+        return graph_passes.draw(self.graph, cumulative, last, num_samples, generator)
+
+    def entropy(  # type: ignore[override]  # with its error
+        self, *, num_samples: int = 10_000, seed: int | torch.Generator = 0
+    ) -> Estimate:
+        """Return the entropy in nats; exact, save where an unrooted topology is a sum over its rootings.
+
+        Parameters
+        ----------
+        num_samples : int, default 10_000
+            Draws to estimate it from where it has no closed form.
+        seed : int or torch.Generator, default 0
+            Source of randomness.
+
+        Returns
+        -------
+        Estimate
+            The value and its standard error, zero where it is exact.
+        """
+        if self.graph.of_rootings:
+            return super().entropy(num_samples=num_samples, seed=seed)
+        return Estimate(graph_passes.entropy(self.graph, self.log_probabilities), 0.0)
+
+    def most_probable_tree(self) -> Topologies:
+        """Return the most probable topology as `Topologies` of length one; `.tree(0)` makes an unrooted `Tree`."""
+        return graph_passes.most_probable(self.graph, self.log_probabilities)[0]
+
+    def option_probabilities(self) -> Floats:
+        """Return the probability that a (rooted) tree has each option, not only given its group: `(options,)`."""
+        probabilities = np.exp(self.log_probabilities)
+        return graph_passes.reach(self.graph, probabilities)[self.graph.group_of] * probabilities
+
+    def split_probabilities(self) -> SplitProbabilities:
+        """Return the probability that a topology has each split, or each clade of rooted topologies; exact."""
+        graph, probabilities = self.graph, np.exp(self.log_probabilities)
+        totals = graph_passes.clade_probabilities(graph, probabilities)
+        if graph.of_rootings:
+            # A split is there when one of its sides is a clade; both are when it is the root's.
+            opposite = graph.find_clade(graph.clades[-1] & ~graph.clades)
+            both = np.zeros(len(totals))
+            root = slice(int(graph.starts[-2]), None)
+            both[graph.parts[root]] = probabilities[root, None]
+            totals = totals + np.where(opposite >= 0, totals[opposite], 0.0) - both
+        return most_probable_splits(self.taxa, self.rooted, graph.clades, totals)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        arrays = {name: torch.from_numpy(getattr(self.graph, name)) for name in _ARRAYS}
+        return {**arrays, "clades": torch.from_numpy(self.graph.clades.view(np.int64)), "logits": self.logits.detach()}
+
+    def _facts(self) -> dict[str, Any]:
+        return {"with_sisters": self.graph.with_sisters}
+
+    @classmethod
+    def _restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:
+        sets = tensors["clades"].numpy().view(np.uint64)
+        arrays = [tensors[name].numpy() for name in _ARRAYS]
+        graph = SubsplitGraph(tuple(facts["taxa"]), bool(facts["rooted"]), bool(facts["with_sisters"]), sets, *arrays)
+        return cls(graph, tensors["logits"])
+
+
+def _check_logits(logits: Tensor, graph: SubsplitGraph) -> None:
+    if not (isinstance(logits, Tensor) and logits.is_floating_point()):
+        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise SettingsError(f"logits: {kind} is no tensor of real numbers. Remedy: give torch.as_tensor(...).double().")
+    if tuple(logits.shape) != (graph.num_options,):
+        raise ShapeError(
+            f"logits: shape {tuple(logits.shape)} does not fit. Remedy: give shape ({graph.num_options},), one "
+            "for each option of the graph."
+        )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    alike = isinstance(other, Tensor) and (one.dtype, one.device) == (other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
+class _State:
+    """What follows from logits, as numbers."""
+
+    def __init__(self, graph: SubsplitGraph, logits: Tensor) -> None:
+        self.logits = logits
+        with np.errstate(invalid="ignore"):
+            self.log_probabilities = graph.normalised(logits.to("cpu", torch.float64).numpy())
+        if np.isnan(self.log_probabilities).any():
+            raise SettingsError(
+                "logits: one is not a number, or all of a group are minus infinity. Remedy: lower the learning rate "
+                "if they are being trained; -inf may stand for an impossible option, but not for all of a group."
+            )
+        self.probabilities = np.exp(self.log_probabilities)
+        self.table = graph.table(self.log_probabilities, missing=-np.inf)
+        self._graph = graph
+        self._cumulated: tuple[Floats, Numbers] | None = None
+
+    @property
+    def cumulated(self) -> tuple[Floats, Numbers]:
+        if self._cumulated is None:
+            self._cumulated = graph_passes.cumulate(self._graph, self.probabilities)
+        return self._cumulated
+
+
+class _LogProb(torch.autograd.Function):
+    """Log probabilities of topologies, whose derivative is the expected number of uses of each option."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, state: _State, graph: SubsplitGraph, choices: Choices) -> Tensor:
+        log_prob, saved = choices.log_prob(state.table)
+        ctx.context = (state, graph, choices, saved, logits.dtype, logits.device)
+        return torch.from_numpy(log_prob).to(logits.device, logits.dtype)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        state, graph, choices, saved, dtype, device = ctx.context
+        counts = choices.counts(saved, gradients[0].detach().to("cpu", torch.float64).numpy())
+        by_logits = counts - state.probabilities * graph.sum_groups(counts)[graph.group_of]
+        return torch.from_numpy(by_logits).to(device, dtype), None, None, None
+
+
+# --------------------------------------------------------------------------------------------------
+# Conditional clade distributions.
+# --------------------------------------------------------------------------------------------------
+
+Order = Literal[0, 1, 2]
+
+
+class ConditionalCladeDistribution(GraphDistribution):
+    r"""Topologies built by splitting clades independently of each other, from the root down.
+
+    The order says what the parameters are:
+
+    - 1, the conditional clade distribution of Hoehna and Drummond (2012) and Larget (2013):
+      :math:`p(\tau) = \prod_{C} f(C \to A, B) / f(C)`, with the sample's frequencies `f` of the splits
+      :math:`C \to A, B` and of their clades;
+    - 0: :math:`p(\tau) \propto \prod_{C} f(C)`, over all trees that can be made from the clades of the sample, also
+      from clades that were never met as sisters (Berling et al., 2025);
+    - 2: a split depends on the sister of the clade that it splits too. For rooted topologies this is the subsplit
+      Bayesian network with its closed-form fit.
+
+    **Unrooted topologies** are taken as rooted at their first taxon; the distribution depends on which taxon is first.
+
+    Use `fit` to make one.
+
+    References
+    ----------
+    Hoehna, S., Drummond, A. J. (2012). Guided tree topology proposals for Bayesian phylogenetic inference. Systematic
+    Biology 61, 1-11.
+
+    Larget, B. (2013). The estimation of tree posterior probabilities using conditional clade probability
+    distributions. Systematic Biology 62, 501-511.
+
+    Berling, L., Klawitter, J., Bouckaert, R., Xie, D., Gavryushkin, A., Drummond, A. J. (2025). Accurate Bayesian
+    phylogenetic point estimation using a tree distribution parameterized by clade probabilities. PLOS Computational
+    Biology 21.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
+    >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
+    >>> trees = all_topologies("ABCDE")
+    >>> sample = SampleFrequencies.from_topologies(trees[[0, 0, 0, 7]])
+    >>> clades = ConditionalCladeDistribution.fit(sample)
+    >>> clades.log_prob(trees[[0, 7]]).exp()
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+
+    @classmethod
+    def fit(cls, sample: WeightedTopologies | Topologies, order: Order = 1) -> Self:
+        """Estimate the distribution in closed form.
+
+        Parameters
+        ----------
+        sample : TreeSample
+            Topologies and weights, or `Topologies` that count the same each.
+        order : {0, 1, 2}, default 1
+            What the parameters are; see the class.
+
+        Returns
+        -------
+        ConditionalCladeDistribution
+            The distribution.
+
+        Raises
+        ------
+        SettingsError
+            If there is no such order.
+        """
+        if order not in (0, 1, 2):
+            raise SettingsError(f"order: {order!r} is none. Remedy: give 0, 1 or 2.")
+        topologies, weights = weighted(sample)
+        if order == 0:
+            graph = graph_of_all_splits(topologies)
+            log_probabilities = _by_clades(graph, topologies, weights)
+        else:
+            graph = graph_of_hanging(topologies, with_sisters=order == 2)
+            choices = one_root(graph, topologies)
+            log_probabilities = graph.shares(choices.counts(np.zeros(len(weights)), weights))
+        return cls(graph, torch.from_numpy(log_probabilities))
+
+
+def _by_clades(graph: SubsplitGraph, topologies: Topologies, weights: Floats) -> Floats:
+    """Return the log probabilities of options when trees are as probable as the product of their clades' shares."""
+    met = graph.find_clade(hanging_sets(topologies)[:, topologies.num_taxa :])
+    each = np.broadcast_to(weights[:, None], met.shape)
+    frequencies = add_up(met, each, len(graph.clades))
+    frequencies[clades.size(graph.clades) == 1] = 1.0
+    return graph_passes.log_sums(graph, np.log(frequencies[graph.parts]).sum(axis=1))[1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Subsplit Bayesian networks.
+# --------------------------------------------------------------------------------------------------
+
+#: Draws among which the most probable unrooted topology is looked for.
+_CANDIDATES = 4096
+
+
+class SubsplitBayesianNetwork(GraphDistribution):
+    r"""Topologies built from the root down, where the split of a clade depends on the clade and its sister.
+
+    A rooted topology has the probability of its root split times those of the splits of all other clades,
+
+    .. math:: p(\tau) = p(S_1) \prod_{C} p(C \to A, B \mid C, \mathrm{sister}(C)),
+
+    which are shared by all topologies and all places in them. An unrooted topology is the sum over the `2n - 3` places
+    that its root can take; it costs two passes over its nodes. Topologies that the graph cannot make have probability
+    zero; `why_not` says why, and `Smoothed` gives them a small one.
+
+    Use `fit` or `from_topologies` to make one.
+
+    **Training by gradient.** `log_prob` is differentiable once by `logits`. Make a network for each step, or keep one:
+    it notices when its logits have changed, by whatever means.
+
+    Parameters
+    ----------
+    graph : SubsplitGraph
+        The root splits and parent-child subsplit pairs of the support.
+    logits : Tensor, optional
+        Log probabilities of the options up to a constant for each group, `(options,)`, any real numbers; zeros by
+        default, so that the options of a group are equally probable.
+
+    Attributes
+    ----------
+    log_likelihoods : ndarray or None
+        After `fit`: mean log likelihood per tree before the first iteration and after each, in nats.
+
+    References
+    ----------
+    Zhang, C., Matsen, F. A. (2018). Generalizing tree probability estimation via Bayesian networks. NeurIPS 31.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
+    >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
+    >>> trees = all_topologies("ABCD")
+    >>> network = SubsplitBayesianNetwork.fit(SampleFrequencies.from_topologies(trees[[0, 0, 0, 1]]))
+    >>> [round(p, 3) for p in network.log_prob(trees).exp().tolist()]
+    [0.75, 0.25, 0.0]
+    >>> network.why_not(trees[2])
+    'no tree of the support has the clade {C, D}'
+    >>> len(network.sample(10, seed=0)), network.sample(torch.Size([5])).shape
+    (10, torch.Size([5, 2, 2]))
+    """
+
+    arg_constraints = {"logits": constraints.real_vector}
+    log_likelihoods: Floats | None = None
+
+    def __init__(self, graph: SubsplitGraph, logits: Tensor | None = None) -> None:
+        super().__init__(graph, torch.zeros(graph.num_options, dtype=torch.float64) if logits is None else logits)
+
+    @classmethod
+    def from_topologies(cls, topologies: Topologies) -> Self:
+        """Make the network whose support is just large enough for given topologies, all options of a group alike.
+
+        Parameters
+        ----------
+        topologies : Topologies
+            Such as those of a sample, or `all_topologies(taxa)` for full support.
+
+        Returns
+        -------
+        SubsplitBayesianNetwork
+            The network.
+
+        Raises
+        ------
+        TreeError
+            If there is no topology, or something else is given.
+        """
+        check_topologies(topologies)
+        if topologies.rooted:
+            return cls(graph_of_hanging(topologies, with_sisters=True))
+        return cls(graph_of_rootings(topologies))
+
+    @classmethod
+    def fit(
+        cls,
+        sample: WeightedTopologies | Topologies,
+        method: Literal["em", "simple_average"] = "em",
+        *,
+        alpha: float = 0.0,
+        max_iterations: int = 2000,
+        tolerance: float = 3e-6,
+    ) -> Self:
+        """Estimate the network from sampled topologies, whose options make its support.
+
+        Parameters
+        ----------
+        sample : TreeSample
+            Topologies and weights, or `Topologies` that count the same each.
+        method : {"em", "simple_average"}, default "em"
+            For unrooted topologies: maximum likelihood by expectation maximisation, or all places of the root as
+            equally probable. For rooted ones both are the maximum of the likelihood, in closed form.
+        alpha : float, default 0.0
+            Strength of the Dirichlet prior of "em": the size of a pseudo-sample, in units of the sample, that is like
+            the simple average at the root, and elsewhere spreads evenly over the splits of each parent subsplit.
+        max_iterations : int, default 2000
+            When to stop in any case.
+        tolerance : float, default 3e-6
+            Gain in log likelihood (plus log prior) by a cycle of plain and stretched steps of EM, in nats a tree, below
+            which to stop. It bounds this gain, not the distance to the maximum, which can be hundreds of times as far:
+            lower it where the last of the likelihood matters.
+
+        Returns
+        -------
+        SubsplitBayesianNetwork
+            The network.
+
+        Raises
+        ------
+        SettingsError
+            If a setting lies outside its domain, or `alpha` comes with "simple_average".
+
+        Warns
+        -----
+        AccuracyWarning
+            If cycles still gain more than the tolerance after `max_iterations`.
+        """
+        _check_settings(method, alpha, max_iterations, tolerance)
+        topologies, weights = weighted(sample)
+        graph = cls.from_topologies(topologies).graph
+        choices = every_root(graph, topologies) if graph.of_rootings else one_root(graph, topologies)
+        if method == "simple_average":
+            result = simple_average(graph, choices, weights)
+        else:
+            prior = prior_counts(graph, choices, weights, alpha)
+            result = _expectation_maximization(graph, choices, weights, prior, max_iterations, tolerance)
+        network = cls(graph, torch.from_numpy(result.log_probabilities))
+        network.log_likelihoods = result.log_likelihoods
+        return network
+
+    def most_probable_tree(self, seed: int | torch.Generator = 0) -> Topologies:
+        """Return the most probable topology as `Topologies` of length one; `.tree(0)` makes an unrooted `Tree`.
+
+        Exact for rooted topologies. An unrooted topology is a sum over its rootings, and the best is looked for among
+        4,096 draws and the topology with the best rooting.
+
+        Parameters
+        ----------
+        seed : int or torch.Generator, default 0
+            Source of randomness, not needed for rooted topologies.
+
+        Returns
+        -------
+        Topologies
+            The topology.
+
+        Warns
+        -----
+        AccuracyWarning
+            If it is so improbable that the draws may well have missed a better one.
+        """
+        best, _ = graph_passes.most_probable(self.graph, self.log_probabilities)
+        if not self.graph.of_rootings:
+            return best
+        drawn = self.sample(_CANDIDATES, seed=new_generator(seed, stream="most probable tree"))
+        together = Topologies(self.taxa, np.concatenate([best.children, drawn.children]), self.rooted)
+        candidates, _ = together.distinct()
+        with torch.no_grad():
+            log_prob = self.log_prob(candidates)
+        top = int(log_prob.argmax())
+        probability = math.exp(float(log_prob[top]))
+        # A better tree would have been missed by all draws with at most this chance.
+        missed = (1 - min(probability, 1.0)) ** _CANDIDATES
+        if missed > 1e-6:
+            warnings.warn(
+                f"The best topology found has probability {probability:.1e}; {_CANDIDATES} draws miss one that is as "
+                f"probable with chance {missed:.1e}, so there may be a better one. Remedy: take it as one of many.",
+                AccuracyWarning,
+                stacklevel=2,
+            )
+        return candidates[top]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        history = {} if self.log_likelihoods is None else {"log_likelihoods": torch.from_numpy(self.log_likelihoods)}
+        return {**super()._tensors(), **history}
+
+    @classmethod
+    def _restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:
+        network = super()._restore(tensors, facts)
+        if "log_likelihoods" in tensors:
+            network.log_likelihoods = tensors["log_likelihoods"].numpy()
+        return network
+
+
+def _check_settings(method: str, alpha: float, max_iterations: int, tolerance: float) -> None:
+    if method not in ("em", "simple_average"):
+        raise SettingsError(f"method: {method!r} is none. Remedy: give 'em' or 'simple_average'.")
+    if not 0.0 <= alpha < math.inf:
+        raise SettingsError(f"alpha: {alpha} is negative or not finite. Remedy: give a small number such as 1e-4.")
+    if alpha and method == "simple_average":
+        raise SettingsError("alpha: the simple average has no prior. Remedy: use method='em', or leave alpha out.")
+    if max_iterations < 1 or not tolerance >= 0:
+        raise SettingsError(
+            f"max_iterations={max_iterations}, tolerance={tolerance}: out of their domain. Remedy: give at least one "
+            "iteration and a tolerance that is not negative."
+        )

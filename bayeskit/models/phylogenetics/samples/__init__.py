@@ -1,1 +1,0 @@
-"""Samples of trees: their files, distances, consensus trees and plots."""

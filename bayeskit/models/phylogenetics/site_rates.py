@@ -1,0 +1,418 @@
+"""How the rate of evolution varies from site to site."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from pyro.distributions import Beta, Exponential, TorchDistribution
+from torch import Tensor
+
+from bayeskit.core.inputs import whole_number
+from bayeskit.errors import SettingsError
+from bayeskit.models.phylogenetics.substitution import Given, Parameter, Parameterized
+
+__all__ = [
+    "Categories",
+    "GammaRates",
+    "InvariantSites",
+    "SiteRates",
+    "category_means",
+    "category_medians",
+    "log_quantiles",
+    "mix",
+    "one_rate",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Categories of a Gamma distribution with mean one, differentiable by its shape.
+#
+# All is in double precision. With `x` the argument of the Gamma distribution with rate one and `y = log x`,
+#
+# P(shape, x) = g (1 + T), P(shape + 1, x) = g T, g = x^shape exp(-x) / Gamma(shape + 1), T = sum over n >= 1 of x^n /
+# ((shape + 1) ... (shape + n)),
+#
+# where all terms are positive, so nothing cancels. Quantiles are found by Newton's method on `log P` as a function of
+# `y`, which is increasing and concave; its last steps carry the derivative by the shape.
+#
+# References ---------- Z. Yang (1994), Maximum likelihood phylogenetic estimation from DNA sequences with variable
+# rates over sites: approximate methods, Journal of Molecular Evolution 39, 306-314.
+#
+# E. A. Cornish and R. A. Fisher (1938), Moments and cumulants in the specification of distributions, Revue de
+# l'Institut International de Statistique 5, 307-320.
+# --------------------------------------------------------------------------------------------------
+
+#: Terms of the series: enough up to the shape from which on the expansion takes over.
+_NUM_TERMS = 256
+_LARGE_SHAPE = 400.0
+#: From here on all rates are one, to twelve digits.
+_LARGEST_SHAPE = 1e24
+_NUM_STEPS = 5
+
+
+def category_means(shape: Tensor, num_categories: int) -> Tensor:
+    """Return the mean of each of several equally likely categories.
+
+    Parameters
+    ----------
+    shape : Tensor
+        Shape of the Gamma distribution with mean one, shape `(*batch)`, above 0.
+    num_categories : int
+        Number of categories `K`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(*batch, K)`, float64; their mean is one.
+
+    Examples
+    --------
+    >>> category_means(torch.tensor(0.5), 4)
+    tensor([0.0334, 0.2519, 0.8203, 2.8944], dtype=torch.float64)
+    """
+    shape = shape.to(torch.float64)[..., None]
+    bounds = torch.arange(1, num_categories, dtype=torch.float64, device=shape.device) / num_categories
+    small, large = _split(shape)
+    by_newton = _by_newton(small, bounds)
+    by_series = torch.exp(_log_density(small, by_newton)) * _series(by_newton, _log_factors(small))
+    by_difference = bounds - torch.exp(_log_density_near(large, _deviations(large, bounds)))
+    shares = torch.where(shape > _LARGE_SHAPE, by_difference, by_series)
+    none = torch.zeros_like(shape)
+    return num_categories * torch.diff(torch.cat([none, shares, none + 1.0], -1))
+
+
+def category_medians(shape: Tensor, num_categories: int) -> Tensor:
+    """Return the median of each of several equally likely categories, scaled to a mean of one.
+
+    Parameters
+    ----------
+    shape : Tensor
+        Shape of the Gamma distribution with mean one, shape `(*batch)`, above 0.
+    num_categories : int
+        Number of categories `K`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(*batch, K)`, float64; their mean is one.
+
+    Examples
+    --------
+    >>> category_medians(torch.tensor(0.5), 4)
+    tensor([0.0291, 0.2807, 0.9248, 2.7654], dtype=torch.float64)
+    """
+    shape = shape.to(torch.float64)[..., None]
+    middles = (torch.arange(num_categories, dtype=torch.float64, device=shape.device) + 0.5) / num_categories
+    return num_categories * torch.softmax(log_quantiles(shape, middles), -1)
+
+
+def log_quantiles(shape: Tensor, probabilities: Tensor) -> Tensor:
+    """Return the logarithms of quantiles of the Gamma distribution with rate one.
+
+    Parameters
+    ----------
+    shape : Tensor
+        Above 0, float64, any shape that broadcasts with that of `probabilities`.
+    probabilities : Tensor
+        Between 0 and 1, float64.
+
+    Returns
+    -------
+    Tensor
+        The quantiles' logarithms; differentiable by `shape`.
+
+    Examples
+    --------
+    >>> log_quantiles(torch.ones(1, dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)).exp()
+    tensor([0.6931], dtype=torch.float64)
+    """
+    small, large = _split(shape)
+    newton, expansion = _by_newton(small, probabilities), large.log() + torch.log1p(_deviations(large, probabilities))
+    return torch.where(shape > _LARGE_SHAPE, expansion, newton)
+
+
+def _split(shape: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shape for the series and for the expansion; each must be finite where the other is used."""
+    return shape.clamp(max=_LARGE_SHAPE), shape.clamp(_LARGE_SHAPE, _LARGEST_SHAPE)
+
+
+def _by_newton(shape: Tensor, probabilities: Tensor) -> Tensor:
+    """Return logarithms of quantiles for shapes that the series serves."""
+    fixed = shape.detach()
+    # A first guess: Wilson and Hilferty's, but no less than a bound from below.
+    bound = (probabilities.log() + torch.lgamma(fixed + 1.0)) / fixed
+    root = 1.0 - 1.0 / (9.0 * fixed) + torch.special.ndtri(probabilities) / (3.0 * fixed.sqrt())
+    logs = torch.maximum(bound, fixed.log() + 3.0 * root.clamp(min=1e-3).log())
+    factors = _log_factors(shape)
+    for _ in range(_NUM_STEPS):
+        logs = _newton_step(logs, fixed, factors.detach(), probabilities)
+    # With the first of these steps the first derivative by the shape is exact, with the second the next two are.
+    for _ in range(2):
+        logs = _newton_step(logs, shape, factors, probabilities)
+    return logs
+
+
+def _newton_step(logs: Tensor, shape: Tensor, factors: Tensor, probabilities: Tensor) -> Tensor:
+    total = 1.0 + _series(logs, factors)
+    return logs - (_log_density(shape, logs) + total.log() - probabilities.log()) * total / shape
+
+
+def _log_density(shape: Tensor, logs: Tensor) -> Tensor:
+    """Return `log g`."""
+    return shape * logs - logs.exp() - torch.lgamma(shape + 1.0)
+
+
+def _log_density_near(shape: Tensor, deviations: Tensor) -> Tensor:
+    """Return `log g` at `shape * (1 + deviations)` for large shapes, by Stirling's series: no large numbers cancel."""
+    stirling = 0.5 * (2.0 * math.pi * shape).log() + 1.0 / (12.0 * shape) - 1.0 / (360.0 * shape**3)
+    return -shape * (deviations - torch.log1p(deviations)) - stirling
+
+
+def _log_factors(shape: Tensor) -> Tensor:
+    """Return the logarithm of `(shape + 1) ... (shape + n)` for each term of the series."""
+    return (shape[..., None] + _numbers(shape)).log().cumsum(-1)
+
+
+def _series(logs: Tensor, factors: Tensor) -> Tensor:
+    """Return `T`."""
+    return (_numbers(logs) * logs[..., None] - factors).exp().sum(-1)
+
+
+def _numbers(like: Tensor) -> Tensor:
+    return torch.arange(1, _NUM_TERMS + 1, dtype=torch.float64, device=like.device)
+
+
+def _deviations(shape: Tensor, probabilities: Tensor) -> Tensor:
+    """Return quantiles relative to the shape, minus one, for large shapes, by Cornish and Fisher."""
+    z, width = torch.special.ndtri(probabilities), shape.sqrt()
+    terms = [
+        (z**2 - 1.0) / 3.0,
+        (z**3 - 7.0 * z) / 36.0,
+        -(3.0 * z**4 + 7.0 * z**2 - 16.0) / 810.0,
+        (9.0 * z**5 + 256.0 * z**3 - 433.0 * z) / 38880.0,
+        (12.0 * z**6 - 243.0 * z**4 - 923.0 * z**2 + 1472.0) / 204120.0,
+        -(3753.0 * z**7 + 4353.0 * z**5 - 289517.0 * z**3 - 289717.0 * z) / 146966400.0,
+    ]
+    deviations = z / width
+    for power, term in enumerate(terms, start=2):
+        deviations = deviations + term / width**power
+    return deviations
+
+
+#: Shape of the Gamma distribution; the usual prior is that of MrBayes 3.2 (`shapepr=exponential(1.0)`) and BEAST 2
+#: (mean 1, BEAUti's template `SubstModels.xml`). torchtree has rate 2.
+_SHAPE = Parameter(lambda like: Exponential(like.new_tensor(1.0)))
+#: Proportion of sites that cannot change; the usual prior is flat, as in MrBayes 3.2 (`pinvarpr=uniform(0,1)`) and
+#: BEAST 2 (uniform from 0 to 1, BEAUti's template `SubstModels.xml`).
+_PROPORTION = Parameter(lambda like: Beta(like.new_tensor(1.0), like.new_tensor(1.0)), upper=1.0)
+
+
+class Categories(NamedTuple):
+    """Categories of sites, each with one rate; the mean rate over all sites is one.
+
+    Attributes
+    ----------
+    rates : Tensor
+        Rates of the categories that change, shape `(*batch, categories)`.
+    weights : Tensor
+        Their probabilities, shape `(*batch, categories)`.
+    invariant : Tensor or None
+        Probability of a site that cannot change, shape `(*batch)`; None where every site can.
+    """
+
+    rates: Tensor
+    weights: Tensor
+    invariant: Tensor | None = None
+
+    def expand(self, batch: torch.Size) -> Categories:
+        """Return the same categories for a larger batch."""
+        sizes = (*batch, self.rates.shape[-1])
+        invariant = None if self.invariant is None else self.invariant.expand(batch)
+        return Categories(self.rates.expand(sizes), self.weights.expand(sizes), invariant)
+
+
+def one_rate(like: Tensor) -> Categories:
+    """Return the one category of sites that all have rate one, with the dtype and device of `like`."""
+    return Categories(like.new_ones(1), like.new_ones(1))
+
+
+class SiteRates(Parameterized, ABC):
+    """A distribution of rates over sites, with a mean of one.
+
+    Examples
+    --------
+    >>> isinstance(GammaRates(), SiteRates)
+    True
+    """
+
+    @abstractmethod
+    def categories(self, like: Tensor) -> Categories:
+        """Return the categories, with the dtype and device of `like`."""
+
+
+@dataclass(frozen=True, eq=False)
+class GammaRates(SiteRates):
+    """Rates from a Gamma distribution with mean one, cut into equally likely categories.
+
+    Parameters
+    ----------
+    shape : float, Tensor or TorchDistribution, optional
+        Shape of the Gamma distribution, shape `(*batch,)`: its variance is `1 / shape`. Or its prior; Exponential(1)
+        by default, with mean one, as in MrBayes 3.2 (Ronquist et al., 2012) and BEAST 2 (Bouckaert et al., 2019).
+    num_categories : int, optional
+        Number of categories.
+    median : bool, optional
+        Represent a category by its median (all scaled to a mean of one) instead of its mean.
+
+    Raises
+    ------
+    SettingsError
+        If the shape is not above 0, its prior is not over one such number, or `num_categories` is no positive integer.
+
+    References
+    ----------
+    Z. Yang (1994), Maximum likelihood phylogenetic estimation from DNA sequences with variable rates over sites:
+    approximate methods, Journal of Molecular Evolution 39, 306-314.
+
+    F. Ronquist et al. (2012), MrBayes 3.2: efficient Bayesian phylogenetic inference and model choice across a large
+    model space, Systematic Biology 61, 539-542.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
+
+    Examples
+    --------
+    >>> GammaRates(shape=0.5).categories(torch.zeros((), dtype=torch.float64)).rates
+    tensor([0.0334, 0.2519, 0.8203, 2.8944], dtype=torch.float64)
+    """
+
+    shape: Given = None
+    num_categories: int = 4
+    median: bool = False
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType({"shape": _SHAPE})
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        object.__setattr__(self, "num_categories", whole_number("num_categories", self.num_categories, least=1))
+
+    def categories(self, like: Tensor) -> Categories:
+        """Return the categories, with the dtype and device of `like`."""
+        represent = category_medians if self.median else category_means
+        rates = represent(self._values("shape", like), self.num_categories).to(like.dtype)
+        return Categories(rates, torch.full_like(rates, 1.0 / self.num_categories))
+
+
+@dataclass(frozen=True, eq=False)
+class InvariantSites(SiteRates):
+    """A proportion of sites that cannot change; the rates of the others are raised to keep the mean at one.
+
+    Parameters
+    ----------
+    proportion : float, Tensor or TorchDistribution, optional
+        Probability that a site cannot change, shape `(*batch,)`, between 0 and 1. Or its prior; Beta(1, 1) by default,
+        which is flat, as in MrBayes 3.2 (Ronquist et al., 2012) and BEAST 2 (Bouckaert et al., 2019).
+    others : SiteRates, optional
+        Rates of the other sites, such as `GammaRates()`; all equal by default.
+
+    Raises
+    ------
+    SettingsError
+        If the proportion or its prior reaches outside 0 to 1, or `others` has invariant sites of its own.
+
+    References
+    ----------
+    X. Gu, Y.-X. Fu and W.-H. Li (1995), Maximum likelihood estimation of the heterogeneity of substitution rate among
+    nucleotide sites, Molecular Biology and Evolution 12, 546-557.
+
+    F. Ronquist et al. (2012), MrBayes 3.2: efficient Bayesian phylogenetic inference and model choice across a large
+    model space, Systematic Biology 61, 539-542.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
+
+    Examples
+    --------
+    >>> InvariantSites(proportion=0.2, others=GammaRates(shape=0.5)).categories(torch.zeros(())).rates
+    tensor([0.0417, 0.3149, 1.0253, 3.6180])
+    """
+
+    proportion: Given = None
+    others: SiteRates | None = None
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType({"proportion": _PROPORTION})
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if isinstance(self.others, InvariantSites):
+            raise SettingsError(
+                "others: InvariantSites within InvariantSites are one proportion only. Remedy: give GammaRates() "
+                "or nothing."
+            )
+
+    def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
+        """Return the priors of all parameters that have no value, those of the other sites included."""
+        return {**super().priors(like), **({} if self.others is None else self.others.priors(like))}
+
+    def with_parameters(self, values: Mapping[str, Tensor]) -> Self:
+        """Return the same model with values for some of its parameters, those of the other sites included."""
+        made = super().with_parameters(values)
+        if self.others is not None:
+            object.__setattr__(made, "others", self.others.with_parameters(values))
+        return made
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The shape over which the values of the parameters are batched."""
+        others = torch.Size() if self.others is None else self.others.batch_shape
+        return torch.broadcast_shapes(super().batch_shape, others)
+
+    def categories(self, like: Tensor) -> Categories:
+        """Return the categories, with the dtype and device of `like`."""
+        proportion = self._values("proportion", like)
+        if self.others is None:
+            rates, weights, _ = one_rate(like)
+        else:
+            rates, weights, _ = self.others.categories(like)
+        left = (1.0 - proportion)[..., None]
+        return Categories(rates / left, weights * left, proportion)
+
+
+def mix(logs: Tensor, categories: Categories, frequencies: Tensor, constant: Tensor) -> Tensor:
+    """Return the log-likelihood of sites whose category is not known.
+
+    Parameters
+    ----------
+    logs : Tensor
+        Log-likelihood of each site in each category, shape `(sites, categories, *batch)`.
+    categories : Categories
+        Batched as `(*batch)`.
+    frequencies : Tensor
+        Stationary frequencies, shape `(*batch, 4)`.
+    constant : Tensor
+        The bases that all taxa allow at each site, shape `(sites, 4)`, entries 0 and 1.
+
+    Returns
+    -------
+    Tensor
+        Shape `(sites, *batch)`.
+    """
+    largest = logs.detach().amax(1, keepdim=True)
+    largest = torch.where(largest > -torch.inf, largest, torch.zeros_like(largest))
+    total = (categories.weights.movedim(-1, 0) * torch.exp(logs - largest)).sum(1)
+    # What is not a number is not taken for impossible.
+    impossible = total == 0
+    mixed = torch.where(impossible, -torch.inf, torch.where(impossible, 1.0, total).log() + largest[:, 0])
+    if categories.invariant is None:
+        return mixed
+    unchanged = torch.tensordot(constant, frequencies.movedim(-1, 0), 1)
+    occurs = unchanged > 0
+    logs_unchanged = torch.where(occurs, unchanged, 1.0).log() + categories.invariant.log()
+    return torch.where(occurs, torch.logaddexp(mixed, logs_unchanged), mixed)

@@ -1,0 +1,737 @@
+"""Substitution models: how bases change along an edge."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import torch
+from pyro.distributions import Dirichlet, LogNormal, TorchDistribution
+from torch import Tensor
+
+from bayeskit.errors import AlignmentError, SettingsError, ShapeError
+from bayeskit.models.phylogenetics.alignments import Alignment
+
+__all__ = [
+    "GTR",
+    "Given",
+    "HKY85",
+    "JC69",
+    "K80",
+    "Parameter",
+    "Parameterized",
+    "SubstitutionModel",
+    "empirical_frequencies",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Parameters of a model that are either given as numbers or left to a prior.
+# --------------------------------------------------------------------------------------------------
+
+#: What a user may give for a parameter: numbers fix it, a distribution is its prior, None takes the usual prior.
+Given = float | Sequence[float] | Tensor | TorchDistribution | None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What is known of one parameter beforehand.
+
+    Attributes
+    ----------
+    usual_prior : callable
+        Makes the prior that is taken where the user names none, with dtype and device of the tensor given.
+    size : int or None
+        Length of the vector; None for a number.
+    upper : float
+        All values lie above 0 and below this.
+
+    Examples
+    --------
+    >>> from pyro.distributions import Exponential
+    >>> Parameter(lambda like: Exponential(like.new_ones(()))).checked("GammaRates, shape", 2)
+    tensor(2., dtype=torch.float64)
+    """
+
+    usual_prior: Callable[[Tensor], TorchDistribution]
+    size: int | None = None
+    upper: float = math.inf
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """Shape of one value, `()` or `(size,)`."""
+        return () if self.size is None else (self.size,)
+
+    def checked(self, place: str, given: Given) -> Tensor | TorchDistribution | None:
+        """Return what the user gave, numbers as a tensor.
+
+        Parameters
+        ----------
+        place : str
+            Where the parameter belongs, for messages.
+        given : float, sequence of float, Tensor, TorchDistribution or None
+            Values, shape `(*batch, *event_shape)`, or a prior.
+
+        Raises
+        ------
+        SettingsError
+            If values lie outside the domain, or a prior has other shapes or reaches outside the domain.
+        ShapeError
+            If values have another shape.
+        """
+        if given is None:
+            return None
+        if isinstance(given, torch.distributions.Distribution):
+            self._check_prior(place, given)
+            return given
+        try:
+            values = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingsError(f"{place}: {given!r} is neither numbers nor a prior. {self._remedy}") from error
+        if not values.is_floating_point() or not isinstance(given, Tensor):
+            # Plain numbers keep all their digits.
+            values = torch.as_tensor(given, dtype=torch.float64)
+        self.check_shape(place, values)
+        if not ((values > 0) & (values < self.upper)).all():
+            raise SettingsError(f"{place}: {values.tolist()} does not lie {self._domain}. {self._remedy}")
+        return values
+
+    def check_shape(self, place: str, values: Tensor) -> None:
+        """Refuse values without the event shape.
+
+        Raises
+        ------
+        ShapeError
+            If the last dimension is missing or has another size.
+        """
+        if self.size is not None and (values.dim() == 0 or values.shape[-1] != self.size):
+            raise ShapeError(f"{place}: shape {tuple(values.shape)} is not (*batch, {self.size}). {self._remedy}")
+
+    @property
+    def _domain(self) -> str:
+        return "above 0" if self.upper == math.inf else f"between 0 and {self.upper:g}"
+
+    @property
+    def _remedy(self) -> str:
+        values = "one number" if self.size is None else f"{self.size} numbers"
+        return f"Remedy: give {values} {self._domain}, a prior over such, or nothing for the usual prior."
+
+    def _check_prior(self, place: str, prior: TorchDistribution) -> None:
+        if prior.batch_shape or tuple(prior.event_shape) != self.event_shape:
+            shapes = tuple(prior.batch_shape), tuple(prior.event_shape)
+            raise SettingsError(f"{place}: the prior has batch_shape and event_shape {shapes}. {self._remedy}")
+        support: Any = prior.support
+        for outside in (-1.0, 2.0 * self.upper):
+            if math.isfinite(outside) and support.check(torch.full(self.event_shape, outside)).all():
+                raise SettingsError(f"{place}: the prior {prior} allows {outside:g}. {self._remedy}")
+
+
+class Parameterized:
+    """Base of frozen dataclasses with fields that are parameters.
+
+    A subclass names them in `parameters`. Each such field holds values as a tensor, a prior, or None for the usual
+    prior.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.substitution import HKY85
+    >>> model = HKY85(base_frequencies=[0.4, 0.2, 0.1, 0.3])
+    >>> sorted(model.priors(torch.zeros(())))
+    ['kappa']
+    >>> sorted(model.with_parameters({"kappa": torch.tensor(2.0)}).priors(torch.zeros(())))
+    []
+    """
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        """Check the fields that are parameters."""
+        for name, parameter in self.parameters.items():
+            given = parameter.checked(f"{type(self).__name__}, {name}", getattr(self, name))
+            object.__setattr__(self, name, given)
+
+    def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
+        """Return the priors of all parameters that have no value.
+
+        Parameters
+        ----------
+        like : Tensor
+            Has the dtype and device of the usual priors.
+
+        Returns
+        -------
+        dict of str to TorchDistribution
+            By name of the parameter.
+        """
+        free = {name: getattr(self, name) for name in self.parameters}
+        return {
+            name: self.parameters[name].usual_prior(like) if prior is None else prior
+            for name, prior in free.items()
+            if not isinstance(prior, Tensor)
+        }
+
+    def with_parameters(self, values: Mapping[str, Tensor]) -> Self:
+        """Return the same model with values for some of its parameters.
+
+        The numbers are not checked, so that this may be mapped and traced; their shapes are. Names of parameters
+        that the model does not have are passed over.
+
+        Parameters
+        ----------
+        values : mapping of str to Tensor
+            Shapes `(*batch, *event_shape)`.
+
+        Raises
+        ------
+        ShapeError
+            If values do not have the shape of the parameter.
+        """
+        made = copy.copy(self)
+        for name, parameter in self.parameters.items():
+            if name in values:
+                parameter.check_shape(name, values[name])
+                object.__setattr__(made, name, values[name])
+        return made
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The shape over which the values of the parameters are batched."""
+        found = {name: getattr(self, name) for name in self.parameters}
+        return torch.broadcast_shapes(
+            *(
+                values.shape[: values.dim() - len(self.parameters[name].event_shape)]
+                for name, values in found.items()
+                if isinstance(values, Tensor)
+            )
+        )
+
+    def _values(self, name: str, like: Tensor) -> Tensor:
+        """Return the values of a parameter with the dtype and device of `like`."""
+        values = getattr(self, name)
+        if not isinstance(values, Tensor):
+            model = type(self).__name__
+            raise SettingsError(
+                f"{model}, {name}: it is left to a prior and has no value here. Remedy: give one, as in "
+                f"{model}({name}=...), or use with_parameters."
+            )
+        return values.to(dtype=like.dtype, device=like.device)
+
+
+# --------------------------------------------------------------------------------------------------
+# What every substitution model offers, and what several of them share.
+# --------------------------------------------------------------------------------------------------
+
+#: The order of the bases in every vector and matrix.
+_BASE_ORDER = "ACGT"
+
+#: Stationary frequencies; the usual prior is flat, as in MrBayes.
+_BASE_FREQUENCIES = Parameter(lambda like: Dirichlet(like.new_ones(4)), size=4)
+
+
+class SubstitutionModel(Parameterized, ABC):
+    """A time-reversible substitution model over the four bases.
+
+    It is scaled so that one substitution is expected per site and unit of branch length. Its parameters are fixed
+    where the user gives numbers (with any batch dimensions), and sampled by a `TreeModel` where the user gives a prior
+    or nothing.
+
+    A model implements `frequencies`, `rate_matrix` and `transition_matrices`; the likelihood and its derivatives
+    follow from these. One that treats all bases alike may also set `is_uniform`, which opens a faster path.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
+    >>> isinstance(JC69(), SubstitutionModel)
+    True
+    """
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every change is as likely as every other one, so that Jukes-Cantor's formula holds."""
+        return False
+
+    @abstractmethod
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the stationary frequencies, shape `(*batch, 4)`, with the dtype and device of `like`."""
+
+    @abstractmethod
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return the rates of change.
+
+        Parameters
+        ----------
+        like : Tensor
+            Has the dtype and device of the result.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, 4, 4)`; entry `[..., i, j]` is the rate at which base `i` becomes `j`, and rows sum to
+            zero.
+        """
+
+    @abstractmethod
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor
+            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`; entry `[..., i, j]` is the
+            probability that base `i` has become `j`. The batch is that of branch lengths and parameters, broadcast.
+        """
+
+
+def empirical_frequencies(alignment: Alignment) -> Tensor:
+    """Return how often each base stands in an alignment.
+
+    An ambiguity code counts as equal parts of the bases that it allows; gaps and unknown bases do not count.
+
+    Parameters
+    ----------
+    alignment : Alignment
+        The sequences.
+
+    Returns
+    -------
+    Tensor
+        Shape `(4,)`, float64, in the order A, C, G, T; sums to one.
+
+    Raises
+    ------
+    AlignmentError
+        If a base never occurs.
+
+    Examples
+    --------
+    >>> empirical_frequencies(Alignment.from_sequences({"A": "AACG", "B": "A-RT"}))
+    tensor([0.5000, 0.1429, 0.2143, 0.1429], dtype=torch.float64)
+    """
+    allowed = ((alignment.patterns.long()[..., None] >> torch.arange(4)) & 1).to(torch.float64)
+    known = (allowed.sum(-1) < 4).to(torch.float64) * alignment.weights
+    counts = (known[..., None] * allowed / allowed.sum(-1, keepdim=True)).sum((0, 1))
+    absent = [base for base, count in zip(_BASE_ORDER, counts.tolist(), strict=True) if count == 0]
+    if absent:
+        raise AlignmentError(
+            f"The base {absent[0]} never occurs in the alignment, so its frequency would be zero. Remedy: give "
+            "frequencies above zero, or leave them to a prior."
+        )
+    return counts / counts.sum()
+
+
+def _normalised(frequencies: Tensor) -> Tensor:
+    """Scale frequencies `(*batch, 4)` so that they sum to one."""
+    return frequencies / frequencies.sum(-1, keepdim=True)
+
+
+def _reversible_rate_matrix(exchangeabilities: Tensor, frequencies: Tensor) -> Tensor:
+    """Return the rates of a time-reversible model, scaled to one expected change.
+
+    Parameters
+    ----------
+    exchangeabilities : Tensor
+        Of the pairs AC, AG, AT, CG, CT and GT up to a common factor, shape `(*batch, 6)`.
+    frequencies : Tensor
+        Stationary frequencies, shape `(*batch, 4)`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(*batch, 4, 4)`.
+    """
+    ac, ag, at, cg, ct, gt = exchangeabilities.unbind(-1)
+    none = torch.zeros_like(ac)
+    pairs = [none, ac, ag, at, ac, none, cg, ct, ag, cg, none, gt, at, ct, gt, none]
+    changes = torch.stack(pairs, -1).reshape(*none.shape, 4, 4) * frequencies[..., None, :]
+    leaving = changes.sum(-1)
+    speed = (frequencies * leaving).sum(-1)[..., None, None]
+    return (changes - torch.diag_embed(leaving)) / speed
+
+
+def _gone(events: Tensor) -> Tensor:
+    """Return `1 - exp(-events)` without loss of digits for few expected events.
+
+    Compilers may carry `expm1` out as `exp() - 1`, so it goes by way of the hyperbolic tangent.
+    """
+    half = torch.tanh(0.5 * events)
+    return 2.0 * half / (1.0 + half)
+
+
+# --------------------------------------------------------------------------------------------------
+# The substitution model of Jukes and Cantor.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JC69(SubstitutionModel):
+    """The model of Jukes and Cantor: equal frequencies, and all changes equally likely.
+
+    References
+    ----------
+    T. H. Jukes and C. R. Cantor (1969), Evolution of protein molecules, in H. N. Munro (ed.),
+    Mammalian Protein Metabolism III, 21-132.
+
+    Examples
+    --------
+    >>> JC69().transition_matrices(torch.tensor([0.0, 0.1], dtype=torch.float64))[1, 0]
+    tensor([0.9064, 0.0312, 0.0312, 0.0312], dtype=torch.float64)
+    """
+
+    @property
+    def is_uniform(self) -> bool:
+        """Always true."""
+        return True
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return `(1/4, 1/4, 1/4, 1/4)` with the dtype and device of `like`."""
+        return like.new_full((4,), 0.25)
+
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return 1/3 everywhere but on the diagonal, shape `(4, 4)`, with the dtype and device of `like`."""
+        return like.new_full((4, 4), 1.0 / 3.0) - torch.eye(4, dtype=like.dtype, device=like.device) * (4.0 / 3.0)
+
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities, shape `(*batch, edges, 4, 4)`.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor
+            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`.
+        """
+        events = branch_lengths[..., None, None] * (4.0 / 3.0)
+        identity = torch.eye(4, dtype=branch_lengths.dtype, device=branch_lengths.device)
+        return torch.exp(-events) * identity + _gone(events) * 0.25
+
+
+# --------------------------------------------------------------------------------------------------
+# Substitution models that tell transitions from transversions: K80 and HKY85.
+# --------------------------------------------------------------------------------------------------
+
+#: Ratio of the rates of transitions and transversions. The usual prior is that of BEAST 1 (its wiki, page on parameter
+#: priors) and BEAST 2 (BEAUti's template `SubstModels.xml`, M=1 and S=1.25 of the logarithm), and of torchtree
+#: (`cli/evolution.py`), with median 2.7 and 95 % of its mass between 0.23 and 31; it leaves the data to decide and yet
+#: keeps away from 0 and infinity. MrBayes has a flat prior of kappa / (1 + kappa) instead, which is Beta(1, 1).
+_KAPPA = Parameter(lambda like: LogNormal(like.new_tensor(1.0), like.new_tensor(1.25)))
+
+
+class _TwoRates(SubstitutionModel):
+    """A model with one rate of transitions, one of transversions, and any frequencies."""
+
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return the rates of change, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
+        kappa = self._values("kappa", like)
+        one = torch.ones_like(kappa)
+        return _reversible_rate_matrix(torch.stack([one, kappa, one, one, kappa, one], -1), self.frequencies(like))
+
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities, shape `(*batch, edges, 4, 4)`.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor
+            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`.
+
+        Raises
+        ------
+        SettingsError
+            If a parameter has no value.
+        """
+        # Differences of almost equal numbers give rare changes along short branches: single precision loses them.
+        lengths = branch_lengths.double()
+        kappa = self._values("kappa", lengths)[..., None]
+        frequencies = self.frequencies(lengths)
+        a, c, g, t = frequencies.unbind(-1)
+        # What belongs to a base: the frequency of its own class (purines or pyrimidines), of the other class, and
+        # of the other base in its class.
+        own = torch.stack([a + g, c + t, a + g, c + t], -1)
+        other = torch.stack([c + t, a + g, c + t, a + g], -1)
+        partner = torch.stack([g, t, a, c], -1)
+        speed = 0.5 / ((a + g) * (c + t) + kappa[..., 0] * (a * g + c * t))
+        between = (speed[..., None] * lengths)[..., None]
+        within = between * (other + kappa * own)[..., None, :]
+        frequencies, own, other, partner = (vector[..., None, :] for vector in (frequencies, own, other, partner))
+        transversions = frequencies * _gone(between)
+        transitions = frequencies / own * (_gone(within) - other * _gone(between))
+        same = frequencies + (frequencies * other * torch.exp(-between) + partner * torch.exp(-within)) / own
+        s, v, k = same.unbind(-1), transversions.unbind(-1), transitions.unbind(-1)
+        rows = [
+            *(s[0], v[1], k[2], v[3]),
+            *(v[0], s[1], v[2], k[3]),
+            *(k[0], v[1], s[2], v[3]),
+            *(v[0], k[1], v[2], s[3]),
+        ]
+        return torch.stack(rows, -1).reshape(*s[0].shape, 4, 4).to(branch_lengths.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class K80(_TwoRates):
+    """Kimura's model: equal frequencies, and transitions at another rate than transversions.
+
+    Parameters
+    ----------
+    kappa : float, Tensor or TorchDistribution, optional
+        Rate of transitions (A-G, C-T) divided by that of transversions, shape `(*batch,)`, or its prior. By default
+        the prior is LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
+
+    Raises
+    ------
+    SettingsError
+        If `kappa` is not above 0, or its prior is not over one such number.
+
+    References
+    ----------
+    M. Kimura (1980), A simple method for estimating evolutionary rates of base substitutions through comparative
+    studies of nucleotide sequences, Journal of Molecular Evolution 16, 111-120.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
+
+    Examples
+    --------
+    >>> K80(kappa=2.0).transition_matrices(torch.tensor([0.1], dtype=torch.float64))[0, 0]
+    tensor([0.9066, 0.0238, 0.0459, 0.0238], dtype=torch.float64)
+    """
+
+    kappa: Given = None
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType({"kappa": _KAPPA})
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return `(1/4, 1/4, 1/4, 1/4)` with the dtype and device of `like`."""
+        return like.new_full((4,), 0.25)
+
+
+@dataclass(frozen=True, eq=False)
+class HKY85(_TwoRates):
+    """The model of Hasegawa, Kishino and Yano: any frequencies, two rates of change.
+
+    Parameters
+    ----------
+    kappa : float, Tensor or TorchDistribution, optional
+        Rate of transitions (A-G, C-T) divided by that of transversions, shape `(*batch,)`, or its prior. By default
+        the prior is LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
+    base_frequencies : sequence of float, Tensor or TorchDistribution, optional
+        Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0; they are scaled to sum to one. Or their
+        prior; by default it is flat, Dirichlet(1, 1, 1, 1). `empirical_frequencies` counts them in an alignment.
+
+    Raises
+    ------
+    SettingsError
+        If values are not above 0, or a prior is not over such values.
+    ShapeError
+        If there are not four frequencies.
+
+    References
+    ----------
+    M. Hasegawa, H. Kishino and T. Yano (1985), Dating of the human-ape splitting by a molecular clock of
+    mitochondrial DNA, Journal of Molecular Evolution 22, 160-174.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
+
+    Examples
+    --------
+    >>> model = HKY85(kappa=2.0, base_frequencies=[0.4, 0.3, 0.2, 0.1])
+    >>> model.transition_matrices(torch.tensor([0.1], dtype=torch.float64))[0, 0]
+    tensor([0.9193, 0.0309, 0.0395, 0.0103], dtype=torch.float64)
+    """
+
+    kappa: Given = None
+    base_frequencies: Given = None
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType(
+        {"kappa": _KAPPA, "base_frequencies": _BASE_FREQUENCIES}
+    )
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the stationary frequencies, shape `(*batch, 4)`, with the dtype and device of `like`."""
+        return _normalised(self._values("base_frequencies", like))
+
+
+# --------------------------------------------------------------------------------------------------
+# The general time-reversible substitution model, GTR.
+# --------------------------------------------------------------------------------------------------
+
+#: Exchangeabilities, which count up to a common factor; the usual prior is flat, as in MrBayes.
+_EXCHANGEABILITIES = Parameter(lambda like: Dirichlet(like.new_ones(6)), size=6)
+
+
+@dataclass(frozen=True, eq=False)
+class GTR(SubstitutionModel):
+    """The general time-reversible model: any frequencies, and a rate of its own for each pair of bases.
+
+    The transition matrices come from the eigenvalues of the symmetrised rate matrix. Their derivative by the
+    parameters is exact where eigenvalues are equal too, as they are where the model comes down to Jukes and Cantor's.
+    They may be differentiated once by the parameters, and as often as one likes by branch lengths.
+
+    Parameters
+    ----------
+    exchangeabilities : sequence of float, Tensor or TorchDistribution, optional
+        Rates of A-C, A-G, A-T, C-G, C-T and G-T up to a common factor and before they are multiplied with the
+        frequency of the base that arises, shape `(*batch, 6)`, above 0. Or their prior; by default it is flat,
+        Dirichlet(1, 1, 1, 1, 1, 1).
+    base_frequencies : sequence of float, Tensor or TorchDistribution, optional
+        Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0; they are scaled to sum to one. Or their
+        prior; by default it is flat, Dirichlet(1, 1, 1, 1). `empirical_frequencies` counts them in an alignment.
+
+    Raises
+    ------
+    SettingsError
+        If values are not above 0, or a prior is not over such values.
+    ShapeError
+        If there are not six exchangeabilities or not four frequencies.
+
+    References
+    ----------
+    S. Tavare (1986), Some probabilistic and statistical problems in the analysis of DNA sequences, Lectures on
+    Mathematics in the Life Sciences 17, 57-86.
+
+    R. Bhatia (1997), Matrix Analysis, chapter V (the derivative of a matrix function by divided differences).
+
+    Examples
+    --------
+    >>> model = GTR(exchangeabilities=[1, 2, 1, 1, 2, 1], base_frequencies=[0.4, 0.3, 0.2, 0.1])
+    >>> model.transition_matrices(torch.tensor([0.1], dtype=torch.float64))[0, 0]
+    tensor([0.9193, 0.0309, 0.0395, 0.0103], dtype=torch.float64)
+    """
+
+    exchangeabilities: Given = None
+    base_frequencies: Given = None
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType(
+        {"exchangeabilities": _EXCHANGEABILITIES, "base_frequencies": _BASE_FREQUENCIES}
+    )
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the stationary frequencies, shape `(*batch, 4)`, with the dtype and device of `like`."""
+        return _normalised(self._values("base_frequencies", like))
+
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return the rates of change, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
+        return _reversible_rate_matrix(self._values("exchangeabilities", like), self.frequencies(like))
+
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities, shape `(*batch, edges, 4, 4)`.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor
+            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`.
+
+        Raises
+        ------
+        SettingsError
+            If a parameter has no value.
+        """
+        # Differences of almost equal numbers give rare changes along short branches: single precision loses them.
+        # Along more than this nothing of the start is left, and infinity times an eigenvalue of zero is no number.
+        lengths = branch_lengths.double().clamp(max=1e100)
+        roots = self.frequencies(lengths).sqrt()
+        scaling = roots[..., None, :] / roots[..., :, None]
+        symmetric = self.rate_matrix(lengths) / scaling
+        change = _exponential_minus_identity(0.5 * (symmetric + symmetric.mT), lengths)
+        identity = torch.eye(4, dtype=lengths.dtype, device=lengths.device)
+        # Rounding may take a chance that is all but zero below it.
+        return (identity + scaling[..., None, :, :] * change).clamp(min=0.0).to(branch_lengths.dtype)
+
+
+def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:
+    """Return `exp(times * matrix) - 1` of symmetric matrices whose largest eigenvalue is zero.
+
+    The value is that of the eigendecomposition. The derivative in a direction `E`, seen in the eigenvectors, is `E`
+    times the divided differences of `exp` between each two eigenvalues (Daleckii and Krein), so it does not matter
+    whether eigenvalues are equal and eigenvectors not unique.
+
+    Parameters
+    ----------
+    matrix : Tensor
+        Shape `(*batch, 4, 4)`.
+    times : Tensor
+        Shape `(*batch, edges)`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(*batch, edges, 4, 4)`.
+    """
+    values, vectors = torch.linalg.eigh(matrix.detach())
+    # The last is the largest; what rounding makes of it would let very long branches decay for ever.
+    decay = torch.cat([-values[..., :-1].clamp(max=0.0), torch.zeros_like(values[..., -1:])], -1)
+    direction = _Direction.apply(matrix, vectors)
+    events = times[..., None] * decay[..., None, :]
+    in_eigenvectors = torch.diag_embed(-_gone(events))
+    in_eigenvectors = in_eigenvectors + _divided_differences(decay, times) * direction[..., None, :, :]
+    pairs = torch.einsum("...ik,...jl->...klij", vectors, vectors).flatten(-2).flatten(-3, -2)
+    return (in_eigenvectors.flatten(-2) @ pairs).unflatten(-1, (4, 4))
+
+
+def _divided_differences(decay: Tensor, times: Tensor) -> Tensor:
+    """Return `(exp(-a t) - exp(-b t)) / (b - a)` for each two of `decay`, shape `(*batch, edges, 4, 4)`."""
+    slower = torch.minimum(decay[..., :, None], decay[..., None, :])[..., None, :, :]
+    times = times[..., None, None]
+    apart = (decay[..., :, None] - decay[..., None, :]).abs()[..., None, :, :] * times
+    distinct = apart > 0
+    apart = torch.where(distinct, apart, torch.ones_like(apart))
+    return times * torch.exp(-slower * times) * torch.where(distinct, _gone(apart) / apart, torch.ones_like(apart))
+
+
+class _Direction(torch.autograd.Function):
+    """Zeros that carry the derivative of `vectors.T @ matrix @ vectors` by the matrix."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor, vectors: Tensor) -> Tensor:
+        return torch.zeros_like(matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _FromEigenvectors.apply(cotangent, *ctx.saved_tensors), None
+
+
+class _FromEigenvectors(torch.autograd.Function):
+    """`vectors @ matrix @ vectors.T`; refuses a derivative, which would lack that of the eigenvectors."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor, vectors: Tensor) -> Tensor:
+        return vectors @ matrix @ vectors.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:  # type: ignore[override]
+        raise NotImplementedError(
+            "GTR has first derivatives only by its parameters. Remedy: use finite differences of its gradient."
+        )

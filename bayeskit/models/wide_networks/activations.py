@@ -1,0 +1,961 @@
+"""Activation functions, with their moments under normal laws."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.polynomial import hermite_e
+from scipy.special import roots_hermitenorm
+from torch import Tensor, nn
+from torch.func import vjp
+from torch.nn import functional
+
+from bayeskit.core.inputs import whole_number
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.errors import BayeskitError, ModelError, SettingsError
+from bayeskit.models.wide_networks.covariance import (
+    acute_angle,
+    angle,
+    excess_of_size,
+    gap_of,
+    root,
+    visible,
+    where_zero,
+)
+
+__all__ = [
+    "Activation",
+    "CHUNK",
+    "Elementwise",
+    "Erf",
+    "Exponential",
+    "GaussianBump",
+    "Gelu",
+    "Moments",
+    "PiecewiseLinear",
+    "Polynomial",
+    "Quadrature",
+    "SAME",
+    "Sine",
+    "Smooth",
+    "Step",
+    "activation_of_function",
+    "activation_of_module",
+    "hermite",
+    "monomial",
+]
+
+# --------------------------------------------------------------------------------------------------
+# What an activation function must know of itself: moments under normal laws.
+# --------------------------------------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """Moments of a function of two jointly normal numbers ``u`` and ``v`` with mean zero.
+
+    Attributes
+    ----------
+    nngp : Tensor
+        The expectation of ``f(u) f(v)``.
+    derivative : Tensor or None
+        The expectation of ``f'(u) f'(v)``.
+    gap : Tensor or None
+        The product of the expectations of ``f(u)**2`` and ``f(v)**2`` minus the square of ``nngp``, if it is known to
+        more digits than the difference has.
+    """
+
+    nngp: Tensor
+    derivative: Tensor | None = None
+    gap: Tensor | None = None
+
+
+class Activation(ABC):
+    """A function of one number, applied to each feature of a layer."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+
+    @abstractmethod
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers.
+
+        Parameters
+        ----------
+        k : Tensor
+            Their covariances.
+        a, b : Tensor
+            Their variances, which broadcast against ``k``.
+        gap : Tensor, optional
+            ``a b - k**2``, if it is known to more digits than the difference has.
+        derivative : bool, default True
+            Whether the moment of derivatives is wanted.
+
+        Returns
+        -------
+        Moments
+        """
+
+    @abstractmethod
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``; None if it is zero."""
+
+    @abstractmethod
+    def gain(self) -> Activation:
+        """Return the function's derivative with respect to the logarithm of its argument, ``x f'(x)``."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Activations that are linear on either side of zero: ReLU, leaky ReLU, absolute value, identity.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PiecewiseLinear(Activation):
+    r"""Slope ``left`` below zero and ``right`` above.
+
+    With half the sum :math:`\alpha` and half the difference :math:`\beta` of the slopes the function is
+    :math:`\alpha x + \beta |x|`, and its moments those of the absolute value and the identity, which do not mix.
+
+    At zero the derivative is ``left``, which is torch's convention for ``relu`` and ``leaky_relu``, and zero for the
+    absolute value, as for ``abs``. That counts where a feature has no variance: at an input of zeros, without biases.
+
+    Parameters
+    ----------
+    left, right : float
+        Its slopes.
+
+    References
+    ----------
+    Cho, Y., Saul, L. K. (2009). Kernel methods for deep learning. Advances in Neural Information Processing Systems
+    22 (arc-cosine kernels of degrees zero and one).
+
+    Examples
+    --------
+    >>> import torch
+    >>> variance = torch.tensor(2.0, dtype=torch.float64)
+    >>> PiecewiseLinear(0.0, 1.0).moments(variance, variance, variance).nngp.item()  # half of the variance
+    1.0
+    """
+
+    left: float
+    right: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        if self.left == -self.right:
+            return self.right * x.abs()
+        return torch.where(x > 0, self.right * x, self.left * x)
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers."""
+        odd, even = (0.5 * (self.right + self.left)) ** 2, (0.5 * (self.right - self.left)) ** 2
+        known = gap is not None
+        if gap is None:
+            gap = gap_of(k, a, b)
+        # The tangent of the angle between features keeps its digits where the cosine is one or minus one.
+        sine = root(gap)
+        acute, ahead = acute_angle(sine, k)
+        nngp = (2 * even / math.pi) * torch.addcmul(sine, k, ahead)
+        if odd:
+            nngp = nngp + odd * k
+        slope = None
+        if derivative:
+            middle = 0.0 if self.left == -self.right else self.left  # the slope at zero
+            slope = (2 * even / math.pi) * ahead + odd
+            slope = where_zero(a, b, slope, one=middle * 0.5 * (self.left + self.right), both=middle**2)
+        return Moments(nngp, slope, self._gap(k, gap, sine, acute, a, b, nngp) if known else None)
+
+    def _gap(self, k: Tensor, gap: Tensor, sine: Tensor, acute: Tensor, a: Tensor, b: Tensor, nngp: Tensor) -> Tensor:
+        """Return the gap between the function's own moments, from that between its arguments'."""
+        odd, even = (0.5 * (self.right + self.left)) ** 2, (0.5 * (self.right - self.left)) ** 2
+        size = k.abs()
+        parallel = torch.addcmul(sine, acute, size, value=-1)
+        # The excess of the negative covariance is that of its size, plus what they differ by.
+        missing = torch.add((odd + even) * excess_of_size(size, gap, a, b), parallel, alpha=-2 * even / math.pi)
+        if odd:
+            missing = missing + odd * (size - k)
+        return missing.clamp_min(0) * torch.addcmul(nngp, root(a), root(b), value=odd + even)
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return 0.5 * (self.right - self.left) * math.sqrt(2 / math.pi) * root(a)
+
+    def gain(self) -> Activation:
+        """Return the function itself."""
+        return self
+
+
+# --------------------------------------------------------------------------------------------------
+# Activations that are constant on either side of zero.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step(Activation):
+    """``left`` below zero, ``right`` above and their mean at zero: the sign, or Heaviside's function.
+
+    Its derivative is zero almost everywhere, so that gradients do not pass, neither here nor in a finite network.
+    """
+
+    left: float = -1.0
+    right: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        middle = 0.5 * (self.left + self.right)
+        return middle + 0.5 * (self.right - self.left) * torch.sign(x)
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers."""
+        middle, height = 0.5 * (self.left + self.right), 0.5 * (self.right - self.left)
+        between = angle(root(gap_of(k, a, b) if gap is None else gap), k)
+        # A number without variance is zero, where the function is half way: as if at a right angle to all.
+        between = where_zero(a, b, between, 0.5 * math.pi, 0.5 * math.pi)
+        nngp = middle**2 + height**2 * (1 - (2 / math.pi) * between)
+        return Moments(nngp, torch.zeros_like(nngp) if derivative else None)
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return torch.full_like(a, 0.5 * (self.left + self.right))
+
+    def gain(self) -> Activation:
+        """Return zero."""
+        return Step(0.0, 0.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Polynomials as activations: monomials, Hermite polynomials and any other.
+# --------------------------------------------------------------------------------------------------
+
+_LARGEST_DEGREE = 150  # factorials of numbers somewhat larger leave the range of float64
+_LARGEST_HERMITE = 40  # of higher degrees, powers cancel to less than ten digits
+
+
+@dataclass(frozen=True)
+class Polynomial(Activation):
+    """A polynomial.
+
+    Parameters
+    ----------
+    coefficients : tuple of float
+        Of the powers zero, one, two and so on.
+
+    Raises
+    ------
+    SettingsError
+        If there are none, or they are not finite, or more than 151.
+
+    Examples
+    --------
+    >>> import torch
+    >>> one = torch.tensor(1.0, dtype=torch.float64)
+    >>> monomial(2).moments(0.5 * one, one, one).nngp.item()  # 1 + 2 * 0.5**2
+    1.5
+    """
+
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check settings."""
+        if not self.coefficients or not all(math.isfinite(x) for x in self.coefficients):
+            raise SettingsError(f"a polynomial needs coefficients that are finite, not {self.coefficients!r}")
+        if len(self.coefficients) > _LARGEST_DEGREE + 1:
+            raise SettingsError(
+                f"a polynomial may have degree {_LARGEST_DEGREE} at most, not {len(self.coefficients) - 1}; take "
+                "Quadrature(function) with as many terms as its degree"
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values, by Horner's rule."""
+        result = torch.full_like(x, self.coefficients[-1])
+        for coefficient in reversed(self.coefficients[:-1]):
+            result = result * x + coefficient
+        return result
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers, from its expansion in Hermite polynomials."""
+        first, second = self._expansion(a), self._expansion(b)
+        nngp = _series([_factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True))], k)
+        slope = None
+        if derivative:
+            # The derivative with respect to the covariance is the moment of the derivatives.
+            slope = _series(
+                [r * _factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True)) if r],
+                k,
+            )
+        return Moments(nngp, slope)
+
+    def _expansion(self, a: Tensor) -> list[Tensor]:
+        """Return the coefficient of the Hermite polynomial of each degree for variance ``a``."""
+        result = []
+        for degree in range(len(self.coefficients)):
+            total = torch.zeros_like(a)
+            for pairs in range((len(self.coefficients) - 1 - degree) // 2 + 1):
+                power = degree + 2 * pairs
+                ways = math.factorial(power) / (math.factorial(degree) * math.factorial(pairs) * 2**pairs)
+                total = total + self.coefficients[power] * ways * a**pairs
+            result.append(total)
+        return result
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return self._expansion(a)[0]
+
+    def gain(self) -> Activation:
+        """Return the polynomial with each coefficient times its power."""
+        return Polynomial(tuple(power * coefficient for power, coefficient in enumerate(self.coefficients)))
+
+
+def monomial(degree: int) -> Polynomial:
+    """Return ``x**degree``."""
+    degree = whole_number("degree", degree, least=0)
+    return Polynomial((0.0,) * degree + (1.0,))
+
+
+def hermite(degree: int) -> Polynomial:
+    """Return the probabilists' Hermite polynomial, divided so that its second moment is one at variance one.
+
+    Its degree is 40 at most; powers of higher ones cancel, and with them their digits.
+    """
+    degree = whole_number("degree", degree, least=0)
+    if degree > _LARGEST_HERMITE:
+        raise SettingsError(f"degree must be {_LARGEST_HERMITE} at most, not {degree}: powers of higher ones cancel")
+    basis = np.zeros(degree + 1)
+    basis[degree] = 1.0
+    return Polynomial(tuple(float(x) for x in hermite_e.herme2poly(basis) / math.sqrt(math.factorial(degree))))
+
+
+def _factorial(number: int) -> float:
+    return float(math.factorial(number))  # torch multiplies by no integer of more than 64 bits
+
+
+def _series(coefficients: list[Tensor], k: Tensor) -> Tensor:
+    """Return a power series in the covariance, by Horner's rule."""
+    if not coefficients:
+        return torch.zeros_like(k)
+    result = coefficients[-1].expand_as(k) if coefficients[-1].dim() else coefficients[-1] + torch.zeros_like(k)
+    for coefficient in reversed(coefficients[:-1]):
+        result = result * k + coefficient
+    return result
+
+
+# --------------------------------------------------------------------------------------------------
+# Any other activation: moments from its expansion in Hermite polynomials, by Gauss-Hermite quadrature.
+# --------------------------------------------------------------------------------------------------
+
+_NEGLIGIBLE = 1e-300  # weights of nodes that are left out, beyond 37 standard deviations: float64 has lost their digits
+
+CHUNK = 1 << 12  # variances whose expansion is computed at once
+_FINE_NODES = 1 << 13  # of the rule that judges the other
+_FINEST = 1e-3  # standard deviations within which its nodes are evenly spaced, a few millionths apart
+_ROUNDING = 1e-13  # relative differences of second moments that say nothing
+_REACH = 37.5  # standard deviations to which it extends; squares of functions that have moments are finite there
+SAME = 1e-5  # relative differences of an elementwise function's values that are rounding errors, be it in float32
+
+
+@dataclass(frozen=True)
+class Quadrature(Activation):
+    r"""A function whose moments have no closed form.
+
+    The function of a normal number with variance ``a`` is expanded in Hermite polynomials, once an input,
+    :math:`f(\sqrt a\,z) = \sum_n h_n(a)\,\mathrm{He}_n(z) / \sqrt{n!}`, with coefficients by Gauss-Hermite quadrature,
+    and moments are power series in the correlation, :math:`\sum_n h_n(a) h_n(b) c^n`; likewise those of the
+    derivative, which torch finds. What errors may be :meth:`error_bound` tells: small for functions that are smooth
+    on the scale of :math:`\sqrt a`, large for those with kinks.
+
+    Parameters
+    ----------
+    function : callable
+        From a tensor to one of the same shape, elementwise, of operations that torch can differentiate.
+    num_terms : int, default 128
+        Of the series, at most; those that rounding would swallow are left out.
+    num_nodes : int, default 512
+        Of the quadrature.
+
+    Raises
+    ------
+    SettingsError
+        If the function cannot be called, or there are fewer nodes than terms.
+    ModelError
+        As moments in a network are computed, if the function is not elementwise, or as those of derivatives are, if
+        torch cannot differentiate it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> tanh = Quadrature(torch.tanh)
+    >>> one = torch.tensor(1.0, dtype=torch.float64)
+    >>> round(tanh.moments(0.5 * one, one, one).nngp.item(), 10)
+    0.1863244132
+    """
+
+    function: Callable[[Tensor], Tensor]
+    num_terms: int = 128
+    num_nodes: int = 512
+
+    def __post_init__(self) -> None:
+        """Check settings."""
+        if not callable(self.function):
+            raise SettingsError(f"an activation must be a function of a tensor, not {self.function!r}")
+        least = whole_number("num_terms", self.num_terms, least=1)
+        whole_number("num_nodes", self.num_nodes, least=least)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        return self.function(x)
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers."""
+        scale = root(a) * root(b)
+        cosine = k / torch.where(scale > 0, scale, 1)
+        nngp = _hermite_series(self.expansion(a), self.expansion(b), cosine)
+        if not derivative:
+            return Moments(nngp)
+        slope = self._slope()
+        return Moments(nngp, _hermite_series(slope.expansion(a), slope.expansion(b), cosine))
+
+    def expansion(self, a: Tensor) -> Tensor:
+        """Return the coefficients of normalised Hermite polynomials for each variance, ``(*shape, num_terms)``."""
+        nodes, polynomials = (x.to(a.device) for x in _rule(self.num_nodes, self.num_terms))
+        pieces = root(a.double()).reshape(-1, 1).split(CHUNK)
+        found = torch.cat([self._values(piece * nodes) @ polynomials for piece in pieces])
+        return found.reshape(*a.shape, self.num_terms).to(a.dtype)
+
+    def check_elementwise(self) -> None:
+        """Refuse functions whose values at some numbers depend on others, or on chance.
+
+        Raises
+        ------
+        ModelError
+            If values are others in part of a tensor, in another order or at a second time.
+        """
+        x = torch.linspace(-3.1, 2.9, 35, dtype=torch.float64).reshape(5, 7)
+        rows, columns = torch.tensor([3, 0, 4, 1]), torch.tensor([6, 2, 0, 5, 1])
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            whole, part = self._values(x), self._values(x[rows][:, columns])
+        size = SAME * float(whole.abs().nan_to_num(0, 0, 0).max())
+        if not torch.allclose(whole[rows][:, columns], part, rtol=SAME, atol=size, equal_nan=True):
+            raise ModelError(
+                f"{_name(self.function)} is not elementwise: its values at some numbers are others in part of a "
+                "tensor, or in another order; networks with such layers have another limit, or none"
+            )
+
+    def error_bound(self, a: Tensor, b: Tensor | None = None, c: float = 1.0, derivative: bool = True) -> Moments:
+        r"""Return how far moments may be off.
+
+        What the terms left out can add is bounded by Cauchy and Schwarz,
+        :math:`|c|^N \sqrt{R(a) R(b)}` with :math:`R(a) = \mathrm E f(\sqrt a z)^2 - \sum_{n<N} h_n(a)^2` after N terms.
+        That is a bound but for the quadrature's own error, which is estimated: by the change of coefficients as nodes
+        are doubled, and by how far second moments are from those of another rule, a trapezoidal one whose 8192 nodes
+        lie within thousandths of a standard deviation, and closer towards zero. It misses what lies between those.
+
+        Parameters
+        ----------
+        a, b : Tensor
+            Variances; by default ``b`` is ``a``.
+        c : float, default 1.0
+            The correlation; the bound grows with its size.
+        derivative : bool, default True
+            Whether that of derivatives is wanted.
+
+        Returns
+        -------
+        Moments
+            Of the errors of both moments, in float64.
+        """
+        if not abs(c) <= 1:
+            raise SettingsError(f"c must be a correlation in [-1, 1], not {c!r}")
+        a = a.detach().double()
+        b = a if b is None else b.detach().double()
+        with torch.no_grad():
+            slope = self._slope()._bound(a, b, abs(c)) if derivative else None
+            return Moments(self._bound(a, b, abs(c)), slope)
+
+    def _bound(self, a: Tensor, b: Tensor, c: float) -> Tensor:
+        parts = [self._parts(x) for x in ((a,) if a is b else (a, b))]
+        first, second = parts[0], parts[-1]
+        quadrature = first.off * second.length + (first.length + first.off) * second.off
+        return c**self.num_terms * root(first.rest * second.rest) + quadrature + root(first.missed * second.missed)
+
+    def _parts(self, a: Tensor) -> _Parts:
+        """Return how long the series is, what it leaves out, and by how much other nodes change it."""
+        finer = replace(self, num_nodes=2 * self.num_nodes)
+        nodes, polynomials = (x.to(a.device) for x in _rule(finer.num_nodes, self.num_terms))
+        values = self._values(root(a)[..., None] * nodes)
+        fine = values @ polynomials
+        second_moment = values.square() @ polynomials[:, 0]
+        nodes, weights = (x.to(a.device) for x in _fine_rule())
+        missed = (self._values(root(a)[..., None] * nodes).square() @ weights - second_moment).abs()
+        return _Parts(
+            fine.square().sum(-1).sqrt(),
+            (second_moment - fine.square().sum(-1)).clamp_min(0),
+            (self.expansion(a) - fine).square().sum(-1).sqrt(),
+            torch.where(missed > _ROUNDING * second_moment, missed, 0),
+        )
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return self.expansion(a)[..., 0]
+
+    def gain(self) -> Activation:
+        """Return ``x f'(x)``."""
+        return replace(self, function=_Gain(self.function))
+
+    def _slope(self) -> Quadrature:
+        return replace(self, function=_Derivative(self.function))
+
+    def _values(self, x: Tensor) -> Tensor:
+        # Modules such as SELU(inplace=True) write into what they are given.
+        try:
+            values = self.function(x.clone())
+        except BayeskitError:
+            raise
+        except Exception as error:  # whatever the function's own code raises on its tensors
+            raise ModelError(f"{_name(self.function)} fails on a tensor of shape {tuple(x.shape)}: {error}") from error
+        if not isinstance(values, Tensor) or values.shape != x.shape:
+            raise ModelError(f"{_name(self.function)} is not elementwise: it must return a tensor of its input's shape")
+        return values
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Of a truncated series: its length, the squared length of what is missing, and by how much nodes move both."""
+
+    length: Tensor
+    rest: Tensor
+    off: Tensor
+    missed: Tensor
+
+
+@dataclass(frozen=True)
+class _Derivative:
+    """The derivative of an elementwise function, as torch finds it: zero at jumps."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``f'(x)``."""
+        try:
+            values, pull, *_ = vjp(lambda u: self.function(u.clone()), x)
+            slopes: Tensor = pull(torch.ones_like(values))[0]
+        except Exception as error:  # torch raises whatever the function's own code raises on its tensors
+            raise ModelError(
+                f"{_name(self.function)} has no derivative that torch.func finds: {error}. Write it with torch's "
+                "operations; or take the nngp kernel only, which needs none"
+            ) from error
+        return slopes
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """The derivative of a function with respect to the logarithm of its argument."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``x f'(x)``."""
+        return x * _Derivative(self.function)(x)
+
+
+def _hermite_series(first: Tensor, second: Tensor, cosine: Tensor) -> Tensor:
+    """Return a power series in the correlation, whose coefficients are products, by Horner's rule."""
+    if not (visible(first) and visible(second)):
+        return _horner(first, second, cosine, first.shape[-1])
+    largest = [x.detach().abs().reshape(-1, x.shape[-1]).amax(0) for x in (first, second)]
+    size = largest[0] * largest[1]
+    felt = (size > torch.finfo(size.dtype).eps * size.sum()).nonzero()
+    return _horner(first, second, cosine, int(felt.max()) + 1 if len(felt) else 1)
+
+
+def _horner(first: Tensor, second: Tensor, cosine: Tensor, num_terms: int) -> Tensor:
+    result = torch.zeros_like(cosine)
+    for n in reversed(range(num_terms)):
+        result = torch.addcmul(first[..., n] * second[..., n], result, cosine)
+    return result
+
+
+def _name(function: object) -> str:
+    if isinstance(function, _Derivative | _Gain | Quadrature):
+        return _name(function.function)
+    return str(getattr(function, "__name__", function))
+
+
+@lru_cache(maxsize=8)
+def _rule(num_nodes: int, num_terms: int) -> tuple[Tensor, Tensor]:
+    """Return the nodes for a standard normal law, and weights times normalised Hermite polynomials at them."""
+    nodes, weights = roots_hermitenorm(num_nodes)
+    weights = weights / weights.sum()
+    nodes, weights = nodes[weights > _NEGLIGIBLE], weights[weights > _NEGLIGIBLE]
+    values = np.empty((len(nodes), num_terms))
+    # The recurrence is linear, so that it may begin with the weights; polynomials alone would overflow.
+    values[:, 0] = weights
+    if num_terms > 1:
+        values[:, 1] = nodes * weights
+    for n in range(1, num_terms - 1):
+        values[:, n + 1] = (nodes * values[:, n] - math.sqrt(n) * values[:, n - 1]) / math.sqrt(n + 1)
+    return torch.from_numpy(nodes), torch.from_numpy(values)
+
+
+@lru_cache(maxsize=1)
+def _fine_rule() -> tuple[Tensor, Tensor]:
+    """Return nodes and weights of the trapezoidal rule for a standard normal law, in steps of a hyperbolic sine."""
+    end = math.asinh(_REACH / _FINEST)
+    step = 2 * end / _FINE_NODES
+    place = (torch.arange(_FINE_NODES, dtype=torch.float64) + 0.5) * step - end
+    nodes = _FINEST * place.sinh()
+    density = torch.exp(-0.5 * nodes.square()) / math.sqrt(2 * math.pi)
+    return nodes, step * _FINEST * place.cosh() * density
+
+
+# --------------------------------------------------------------------------------------------------
+# Smooth activations whose moments have a closed form: erf, GELU, sines, Gaussian bumps, exponentials.
+# --------------------------------------------------------------------------------------------------
+
+
+class Smooth(Activation):
+    """What activations with a closed form share: the gain, which has none, goes by quadrature."""
+
+    def gain(self) -> Activation:
+        """Return ``x f'(x)``."""
+        return Quadrature(self).gain()
+
+
+@dataclass(frozen=True)
+class Erf(Smooth):
+    """The error function.
+
+    References
+    ----------
+    Williams, C. K. I. (1997). Computing with infinite networks. Advances in Neural Information Processing Systems 9.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        return torch.erf(x)
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers."""
+        determinant = 1 + 2 * (a + b) + 4 * (gap_of(k, a, b) if gap is None else gap)
+        nngp = (2 / math.pi) * torch.atan2(2 * k, determinant.sqrt())
+        slope = (4 / math.pi) * determinant.rsqrt() if derivative else None
+        return Moments(nngp, slope)
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return nothing: the function is odd."""
+        return None
+
+
+@dataclass(frozen=True)
+class Gelu(Smooth):
+    """The argument times the normal distribution function at it.
+
+    References
+    ----------
+    Tsuchida, R., Pearce, T., van der Heide, C., Roosta, F., Gallagher, M. (2021). Avoiding kernel fixed points:
+    computing with ELU and GELU infinite networks. AAAI 35, 9967-9977.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        return functional.gelu(x)
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers, from repeated integration by parts."""
+        first, second = 1 + a, 1 + b
+        square = k.square()
+        if gap is None:
+            gap = gap_of(k, a, b)
+        determinant = 1 + a + b + gap
+        both = 0.25 + torch.atan2(k, determinant.sqrt()) / (2 * math.pi)  # of two distribution functions
+        density = determinant.rsqrt() / (2 * math.pi)
+        nngp = k * both + density * (gap + square / first + square / second)
+        slope = None
+        if derivative:
+            slope = both + k * density * (1 / first + 1 / second + 1 / determinant)
+        return Moments(nngp, slope)
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return a * (2 * math.pi * (1 + a)).rsqrt()
+
+
+@dataclass(frozen=True)
+class Sine(Smooth):
+    """A sine of given amplitude, angular frequency and phase; a phase of half of pi is a cosine.
+
+    With amplitude ``sqrt(2)`` and phase ``pi / 4`` its kernel is that of radial basis functions,
+    ``exp(-frequency**2 E(u - v)**2 / 2)``.
+    """
+
+    frequency: float = 1.0
+    phase: float = 0.0
+    amplitude: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        return self.amplitude * torch.sin(self.frequency * x + self.phase)
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers, from those of their difference and sum."""
+        square = self.frequency**2
+        difference = torch.exp(-0.5 * square * (a + b - 2 * k))
+        total = math.cos(2 * self.phase) * torch.exp(-0.5 * square * (a + b + 2 * k))
+        half = 0.5 * self.amplitude**2
+        return Moments(half * (difference - total), half * square * (difference + total) if derivative else None)
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return self.amplitude * math.sin(self.phase) * torch.exp(-0.5 * self.frequency**2 * a)
+
+
+@dataclass(frozen=True)
+class GaussianBump(Smooth):
+    """``exp(-rate x**2)``."""
+
+    rate: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        return torch.exp(-self.rate * x.square())
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers."""
+        twice = 2 * self.rate
+        determinant = 1 + twice * (a + b) + twice * twice * (gap_of(k, a, b) if gap is None else gap)
+        nngp = determinant.rsqrt()
+        return Moments(nngp, twice * twice * k * nngp / determinant if derivative else None)
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return (1 + 2 * self.rate * a).rsqrt()
+
+
+@dataclass(frozen=True)
+class Exponential(Smooth):
+    """``exp(rate x)``."""
+
+    rate: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        return torch.exp(self.rate * x)
+
+    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+        """Return moments of the function of two normal numbers."""
+        square = self.rate**2
+        nngp = torch.exp(0.5 * square * (a + b + 2 * k))
+        return Moments(nngp, square * nngp if derivative else None)
+
+    def mean(self, a: Tensor) -> Tensor | None:
+        """Return the expectation of the function of a normal number with variance ``a``."""
+        return torch.exp(0.5 * self.rate**2 * a)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which activation a function is.
+# --------------------------------------------------------------------------------------------------
+
+_HALF_PI = 1.5707963267948966
+
+_CLOSED: dict[Any, Callable[..., Activation | None]] = {
+    torch.relu: lambda: PiecewiseLinear(0.0, 1.0),
+    functional.relu: lambda inplace=False: PiecewiseLinear(0.0, 1.0),
+    functional.leaky_relu: lambda negative_slope=0.01, inplace=False: PiecewiseLinear(negative_slope, 1.0),
+    torch.abs: lambda: PiecewiseLinear(-1.0, 1.0),
+    operator.abs: lambda: PiecewiseLinear(-1.0, 1.0),
+    torch.erf: Erf,
+    torch.special.erf: Erf,
+    torch.sin: Sine,
+    torch.cos: lambda: Sine(phase=_HALF_PI),
+    torch.exp: Exponential,
+    torch.sign: Step,
+    torch.square: lambda: monomial(2),
+    torch.pow: lambda exponent: _power(exponent),
+    operator.pow: lambda exponent: _power(exponent),
+    "pow": lambda exponent: _power(exponent),
+    "relu": lambda: PiecewiseLinear(0.0, 1.0),
+    "abs": lambda: PiecewiseLinear(-1.0, 1.0),
+    "erf": Erf,
+    "sin": Sine,
+    "cos": lambda: Sine(phase=_HALF_PI),
+    "exp": Exponential,
+    "sign": Step,
+    "square": lambda: monomial(2),
+}
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.tanh: torch.tanh,
+    torch.sigmoid: torch.sigmoid,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    functional.tanh: torch.tanh,
+    functional.sigmoid: torch.sigmoid,
+    functional.silu: functional.silu,
+    functional.softplus: functional.softplus,
+    functional.elu: functional.elu,
+    functional.selu: functional.selu,
+    functional.celu: functional.celu,
+    functional.mish: functional.mish,
+    functional.hardtanh: functional.hardtanh,
+    functional.relu6: functional.relu6,
+    functional.softsign: functional.softsign,
+    functional.logsigmoid: functional.logsigmoid,
+    functional.hardswish: functional.hardswish,
+    functional.hardsigmoid: functional.hardsigmoid,
+    functional.tanhshrink: functional.tanhshrink,
+}
+
+
+def activation_of_function(target: Any, settings: tuple[Any, ...], options: dict[str, Any]) -> Activation | None:
+    """Return the activation that a function or the name of a tensor's method is, or None.
+
+    Parameters
+    ----------
+    target : callable or str
+        The function or method.
+    settings, options : tuple and dict
+        What it is called with behind the tensor, by position and by name.
+    """
+    if target is functional.gelu:
+        return Gelu() if options.get("approximate", "none") == "none" else Quadrature(_Bound(target, (), options))
+    if target in _CLOSED:
+        return _CLOSED[target](*settings, **options)
+    if target in _FUNCTIONS:
+        function = _FUNCTIONS[target]
+        return Quadrature(_Bound(function, settings, options) if settings or options else function)
+    return None
+
+
+def _power(exponent: Any) -> Activation | None:
+    """Return a monomial; other powers are not finite at zero, or no functions of negative numbers."""
+    whole = isinstance(exponent, int | float) and float(exponent).is_integer() and exponent >= 0
+    return monomial(int(exponent)) if whole else None
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A function with some of its settings chosen."""
+
+    function: Callable[..., Any]
+    settings: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.function(x, *self.settings, **self.options)
+        return result
+
+
+# --------------------------------------------------------------------------------------------------
+# Activations as torch modules, and which activation a torch module is.
+# --------------------------------------------------------------------------------------------------
+
+_PROBES = (-2.3, -0.4, 0.0, 0.7, 1.1, 2.6, 3.9)  # at which functions are tried out
+_MODULES: tuple[type[nn.Module], ...] = (
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.Softplus,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.Mish,
+    nn.Hardtanh,
+    nn.ReLU6,
+    nn.Softsign,
+    nn.LogSigmoid,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Tanhshrink,
+)
+
+
+class Elementwise(nn.Module):
+    """An activation, or any elementwise function, as a module.
+
+    Parameters
+    ----------
+    activation : Activation or callable
+        Torch's own functions have their closed form if there is one; other functions go by quadrature.
+
+    Attributes
+    ----------
+    activation : Activation
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> network = nn.Sequential(nn.Linear(2, 8), Elementwise(torch.tanh), nn.Linear(8, 1))
+    >>> Elementwise(torch.erf).activation
+    Erf()
+    """
+
+    def __init__(self, activation: Activation | Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = _activation_of(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function's values."""
+        return self.activation(x)
+
+
+def activation_of_module(module: nn.Module) -> Activation | None:
+    """Return the activation that a module is, or None."""
+    if isinstance(module, Elementwise):
+        return module.activation
+    if isinstance(module, nn.ReLU) and _unchanged(module, nn.ReLU):
+        return PiecewiseLinear(0.0, 1.0)
+    if isinstance(module, nn.LeakyReLU) and _unchanged(module, nn.LeakyReLU):
+        return PiecewiseLinear(module.negative_slope, 1.0)
+    if isinstance(module, nn.GELU) and _unchanged(module, nn.GELU):
+        return Gelu() if module.approximate == "none" else Quadrature(module)
+    return Quadrature(module) if isinstance(module, _MODULES) else None
+
+
+def _unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module does what its parent class does."""
+    return type(module).forward is kind.forward
+
+
+def _activation_of(function: Activation | Callable[[Tensor], Tensor]) -> Activation:
+    if isinstance(function, Activation):
+        return function
+    known = None
+    if isinstance(function, nn.Module):
+        if any(parameter.requires_grad for parameter in function.parameters()):
+            raise SettingsError(
+                f"{type(function).__name__} has parameters that are trained, which a fixed function of single numbers "
+                "has not; freeze them with requires_grad_(False)"
+            )
+        known = activation_of_module(function)
+    elif callable(function) and isinstance(function, Hashable):
+        known = activation_of_function(function, (), {})
+    if known is None:
+        known = Quadrature(function)
+        _check_elementwise(function)
+    return known
+
+
+@torch.no_grad()
+def _check_elementwise(function: Callable[[Tensor], Tensor]) -> None:
+    """Refuse functions that mix the entries of a tensor, or are random."""
+    x = torch.tensor(_PROBES, dtype=torch.float64)
+    try:
+        with global_stream(new_generator(0)):  # in case there is noise
+            values, reversed_part = function(x.clone()), function(x[:4].flip(0))
+    except RuntimeError:  # of tensors that it keeps on another device, say, where the data may be, too
+        return
+    alike = isinstance(values, Tensor) and values.shape == x.shape
+    if not (alike and torch.allclose(reversed_part.double().flip(0), values[:4].double(), rtol=1e-9, equal_nan=True)):
+        raise ModelError(
+            "an activation must be elementwise, a function of each number by itself; this one mixes a tensor's "
+            "entries, or is random: softmax, normalization and dropout are layers of their own"
+        )

@@ -1,0 +1,1245 @@
+"""Neural tangent kernels of networks as they are, of finite width."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from operator import attrgetter
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.func import functional_call, jacrev, vmap
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.progress import progress_bar
+from bayeskit.errors import BayeskitError, DataError, ModelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks import covariance as tiles
+from bayeskit.models.wide_networks.finite import ScaledConv1d, ScaledConv2d, ScaledLinear, along
+from bayeskit.models.wide_networks.layers import check_finite
+
+__all__ = [
+    "CHUNK",
+    "Calls",
+    "LayerGradients",
+    "Linearized",
+    "Plan",
+    "as_targets",
+    "descent_rate",
+    "empirical_ntk",
+    "factors",
+    "flat_outputs",
+    "gradient_factors",
+    "largest_eigenvalue",
+    "linearize",
+    "make_plan",
+    "ntk_vector_product",
+    "plain_attention",
+    "relative_change",
+    "run",
+]
+
+# --------------------------------------------------------------------------------------------------
+# What training by gradient descent needs, and how far a kernel has moved.
+# --------------------------------------------------------------------------------------------------
+
+
+def relative_change(kernel: Tensor, first: Tensor) -> Tensor:
+    """Return the Frobenius norm of the difference of two kernels, by that of the first."""
+    return (kernel - first).double().norm() / first.double().norm()
+
+
+def as_targets(y: Tensor, outputs: Tensor) -> Tensor:
+    """Return targets in the shape and dtype of outputs, ``(n, outputs)``."""
+    if not isinstance(y, Tensor) or y.is_complex():
+        raise DataError(f"y must be a tensor of real numbers, not {getattr(y, 'dtype', type(y).__name__)}")
+    if y.dim() == 0:
+        raise ShapeError(f"y must be {tuple(outputs.shape)}, like outputs, not one number")
+    y = y[:, None] if y.dim() == 1 else y.flatten(1)
+    if y.shape != outputs.shape:
+        raise ShapeError(f"y must be {tuple(outputs.shape)}, like outputs, not {tuple(y.shape)}")
+    if not bool(torch.isfinite(y).all()):
+        raise DataError("y has values that are not finite")
+    return y.detach().to(outputs)
+
+
+def flat_outputs(model: nn.Module, x: Tensor) -> Tensor:
+    """Return outputs as ``(n, outputs)``."""
+    found: Tensor = model(x)
+    return found[:, None] if found.dim() == 1 else found.flatten(1)
+
+
+def descent_rate(learning_rate: float | None, largest: Callable[[], float]) -> float:
+    """Return the learning rate, by default half of one over the largest eigenvalue of the kernel."""
+    if learning_rate is None:
+        return 0.5 / float(largest())
+    return real_number("learning_rate", learning_rate, between=(0.0, math.inf))
+
+
+def largest_eigenvalue(kernel: Tensor) -> float:
+    """Return the largest eigenvalue of a kernel, ``(n, n)`` or ``(n, n, outputs, outputs)``."""
+    if kernel.dim() == 4:
+        kernel = kernel.transpose(1, 2).flatten(2).flatten(0, 1)  # one row an input and output
+    return float(torch.linalg.eigvalsh(kernel.double())[-1])
+
+
+# --------------------------------------------------------------------------------------------------
+# One run of a module, during which hooks note what enters its layers and where their outputs lie in the graph.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer.
+
+    Attributes
+    ----------
+    layer : torch.nn.Module
+    entered : Tensor
+    left : GradientEdge
+        Where its output lies in the graph, even if it is changed in place afterwards.
+    version : int
+        How often what entered had been changed in place.
+    size : int
+        How many numbers left the layer.
+    """
+
+    layer: nn.Module
+    entered: Tensor
+    left: GradientEdge
+    version: int
+    size: int
+
+
+@dataclass
+class _Recording:
+    """What a run has left behind.
+
+    Attributes
+    ----------
+    outputs : Tensor
+        ``(n, k)``, with its graph.
+    calls : list of Call
+        Of layers that were watched.
+    opaque : set of torch.nn.Module
+        Layers called in a way that could not be noted.
+    """
+
+    outputs: Tensor = field(default_factory=lambda: torch.empty(0))
+    calls: list[_Call] = field(default_factory=list)
+    opaque: set[nn.Module] = field(default_factory=set)
+
+    def note(self, expected: Mapping[str, Tensor], layer: nn.Module, entered: tuple[Any, ...], left: Any) -> None:
+        """Note a call; a hook."""
+        known = len(entered) == 1 and isinstance(entered[0], Tensor) and isinstance(left, Tensor)
+        if not known or any(layer._parameters.get(name) is not x for name, x in expected.items()):
+            self.opaque.add(layer)
+        elif left.requires_grad:
+            self.calls.append(
+                _Call(layer, entered[0].detach(), get_gradient_edge(left), entered[0]._version, left.numel())
+            )
+
+    def unchanged(self) -> None:
+        """Refuse layers whose inputs were changed in place later."""
+        for call in self.calls:
+            if call.entered._version != call.version:
+                raise ModelError(
+                    f"what enters a {type(call.layer).__name__} is changed in place later, so that gradients with "
+                    "respect to its weights are lost; write x = x + h instead of x += h"
+                )
+
+    def gradients(self, extra: Sequence[Tensor] = ()) -> list[Tensor | None]:
+        """Return gradients of each output at all calls, ``(k, n, ...)``, None where there are none."""
+        n, k = self.outputs.shape
+        edges: list[Any] = [*(call.left for call in self.calls), *extra]
+        if not edges or not self.outputs.requires_grad:
+            return [None] * len(edges)
+        units = torch.eye(k, dtype=self.outputs.dtype, device=self.outputs.device)[:, None].expand(k, n, k)
+        graph: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
+        try:
+            return list(torch.autograd.grad(self.outputs, edges, units, is_grads_batched=True, **graph))
+        except (RuntimeError, UserWarning):  # a function of the module cannot be batched
+            parts = [torch.autograd.grad(self.outputs, edges, unit, **graph) for unit in units]
+            return [None if x[0] is None else torch.stack(list(x)) for x in zip(*parts, strict=True)]
+
+
+def _record(module: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> _Recording:
+    """Run a module with hooks on some of its layers.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Left as it is, buffers included.
+    layers : sequence of torch.nn.Module
+        The layers to watch.
+    x : Tensor
+        Inputs, ``(n, ...)``.
+
+    Returns
+    -------
+    Recording
+
+    Raises
+    ------
+    ShapeError
+        If the module does not take ``x``, or does not return one row an input.
+    """
+    result = _Recording()
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        for layer in layers:
+            expected = {name: p for name, p in layer._parameters.items() if p is not None}
+            handle = layer.register_forward_hook(partial(result.note, expected), prepend=True)
+            stack.callback(handle.remove)
+        try:
+            result.outputs = run(module, {}, x)
+        except BayeskitError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ShapeError(f"the module cannot be applied to inputs of shape {tuple(x.shape)}: {error}") from error
+    return result
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Let torch compute attention from functions that it can differentiate twice, along vectors, and in batches."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def run(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Return a module's outputs, ``(n, k)``, with some of its parameters replaced, and copies of its buffers."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    x = x.clone()  # which the module may change in place
+    with plain_attention():
+        y = functional_call(module, {**parameters, **buffers}, (x,)) if parameters or buffers else module(x)
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        raise ModelError(f"the module must return a real tensor, not {getattr(y, 'dtype', type(y).__name__)}")
+    if not y.dim() or len(y) != len(x):
+        raise ShapeError(f"the module must return one row an input, not {tuple(y.shape)} for {len(x)} inputs")
+    return y.reshape(len(y), -1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients with respect to one layer's parameters, in factors whose products are cheap.
+# --------------------------------------------------------------------------------------------------
+
+CHUNK = 1 << 22  # numbers that an intermediate result of a product may hold
+
+
+class _Outputs(Enum):
+    """Which pairs of a network's outputs a kernel is of."""
+
+    FULL = "full"  # all pairs, (k, n1, k, n2)
+    TRACE = "trace"  # each with itself, summed, (n1, n2)
+    DIAGONAL = "diagonal"  # each with itself, (k, n1, n2)
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Gradients themselves.
+
+    Attributes
+    ----------
+    values : Tensor
+        ``(k, n, parameters)``, of each output at each input.
+    """
+
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class _Sites:
+    """Gradients of a weight matrix that is applied at several sites: sums over sites of outer products.
+
+    Attributes
+    ----------
+    activations : Tensor
+        What enters the layer, ``(n, sites, features)``; or which row of the matrix, integers ``(n, sites)``.
+    gradients : Tensor
+        What arrives at its outputs, ``(k, n, sites, channels)``.
+    weight, bias : float
+        Squared factors of weights and biases in the forward pass, zero for those that are not there or frozen.
+    """
+
+    activations: Tensor
+    gradients: Tensor
+    weight: float = 1.0
+    bias: float = 0.0
+
+    def rows(self, start: int, end: int) -> _Sites:
+        """Return the factors of some of the inputs."""
+        return _Sites(self.activations[start:end], self.gradients[:, start:end], self.weight, self.bias)
+
+
+LayerGradients = _Gradients | _Sites
+
+
+def _squared_length(gradients: LayerGradients, weights: Tensor) -> Tensor:
+    """Return the squared length of the gradient of a weighted sum of all outputs.
+
+    Parameters
+    ----------
+    gradients : Gradients or Sites
+    weights : Tensor
+        ``(n, k)``.
+    """
+    if isinstance(gradients, _Gradients):
+        return torch.einsum("nk,knp->p", weights, gradients.values).square().sum()
+    a = gradients.activations
+    g = torch.einsum("nk,knsc->nsc", weights, gradients.gradients)
+    if a.dim() == 2:
+        by_row = g.new_zeros(int(a.max()) + 1, g.shape[2]).index_add_(0, a.flatten(), g.flatten(0, 1))
+        return gradients.weight * by_row.square().sum()
+    of_weights = g.flatten(0, 1).mT @ a.flatten(0, 1)
+    return gradients.weight * of_weights.square().sum() + gradients.bias * g.sum((0, 1)).square().sum()
+
+
+def _add_products(
+    result: Tensor, first: LayerGradients, second: LayerGradients, outputs: _Outputs, upper: bool
+) -> None:
+    """Add the products of two sets of gradients to a kernel.
+
+    Parameters
+    ----------
+    result : Tensor
+        The kernel, of the shape that ``outputs`` names.
+    first, second : Gradients or Sites
+        Both of one kind.
+    outputs : Outputs
+    upper : bool
+        For all pairs of outputs, whether to leave out those with the second before the first.
+    """
+    if isinstance(first, _Gradients) and isinstance(second, _Gradients):
+        _add_gram(result, first.values, second.values, None, outputs, upper)
+        return
+    assert isinstance(first, _Sites) and isinstance(second, _Sites)
+    num_sites = max(first.gradients.shape[2], second.gradients.shape[2])
+    if num_sites == 1:
+        a = _activation_products(first, second)
+        _add_gram(result, first.gradients.squeeze(2), second.gradients.squeeze(2), a, outputs, upper)
+    elif _by_sites(first, second, outputs):
+        _add_by_sites(result, first, second, outputs, upper)
+    else:
+        _add_by_gradients(result, first, second, outputs, upper)
+
+
+def _add_gram(result: Tensor, g1: Tensor, g2: Tensor, factor: Tensor | None, outputs: _Outputs, upper: bool) -> None:
+    """Add products of ``(k, n1, f)`` with ``(k, n2, f)``, times ``(n1, n2)``."""
+    k, n2 = g2.shape[:2]
+    if outputs is _Outputs.DIAGONAL:
+        if factor is None:
+            result += g1 @ g2.mT
+        else:
+            result.addcmul_(g1 @ g2.mT, factor)
+    elif outputs is _Outputs.TRACE:
+        total = g1.new_zeros(result.shape) if factor is not None else result
+        for one, other in zip(g1, g2, strict=True):
+            total.addmm_(one, other.mT)
+        if factor is not None:
+            result.addcmul_(total, factor)
+    else:
+        for c, one in enumerate(g1):
+            start = c if upper else 0
+            products = (one @ g2[start:].flatten(0, 1).mT).view(len(one), k - start, n2)
+            if factor is None:
+                result[c, :, start:] += products
+            else:
+                result[c, :, start:].addcmul_(products, factor[:, None])
+
+
+def _activation_products(first: _Sites, second: _Sites) -> Tensor:
+    """Return products of activations of all pairs of sites, ``(n1 * sites1, n2 * sites2)``, biases included."""
+    a1, a2 = first.activations.flatten(0, 1), second.activations.flatten(0, 1)
+    if a1.dim() == 1:
+        return (a1[:, None] == a2).to(first.gradients.dtype) * first.weight
+    return torch.addmm(a1.new_full((1, 1), first.bias), a1, a2.mT, alpha=first.weight)
+
+
+def _by_sites(first: _Sites, second: _Sites, outputs: _Outputs) -> bool:
+    """Whether products of all pairs of sites are cheaper than gradients with respect to weights."""
+    if first.activations.dim() == 2:
+        return True
+    (k, n1, p1, channels), (_, n2, p2, _) = first.gradients.shape, second.gradients.shape
+    features = first.activations.shape[2]
+    pairs = n1 * n2 * (k * k if outputs is _Outputs.FULL else k)
+    by_sites = p1 * p2 * (n1 * n2 * features + pairs * (channels + 1))
+    by_gradients = channels * features * (k * (n1 * p1 + n2 * p2) + pairs)
+    return by_sites < by_gradients
+
+
+def _add_by_sites(result: Tensor, first: _Sites, second: _Sites, outputs: _Outputs, upper: bool) -> None:
+    k, n1, p1, _ = first.gradients.shape
+    n2, p2 = second.gradients.shape[1:3]
+    others = second.gradients.flatten(1, 2)
+    step = max(CHUNK // (p1 * p2 * n2), 1)
+    for start in range(0, n1, step):
+        part = first.rows(start, start + step)
+        rows = slice(start, start + part.gradients.shape[1])
+        activations = _activation_products(part, second)
+        for c, one in enumerate(part.gradients.flatten(1, 2)):
+            for d in range(c if upper else 0, k) if outputs is _Outputs.FULL else (c,):
+                products = (one @ others[d].mT).mul_(activations).view(-1, p1, n2, p2).sum((1, 3))
+                if outputs is _Outputs.FULL:
+                    result[c, rows, d] += products
+                elif outputs is _Outputs.DIAGONAL:
+                    result[c, rows] += products
+                else:
+                    result[rows] += products
+
+
+def _add_by_gradients(result: Tensor, first: _Sites, second: _Sites, outputs: _Outputs, upper: bool) -> None:
+    """Form gradients with respect to weights, for some of the layer's channels at a time."""
+    k, n1, _, channels = first.gradients.shape
+    n2, features = second.gradients.shape[1], first.activations.shape[2]
+    step = max(CHUNK // (k * max(n1, n2) * features), 1)
+    for start in range(0, channels, step):
+        parts = [_weight_gradients(x, start, start + step) for x in (first, second)[: 1 if second is first else 2]]
+        _add_gram(result, parts[0], parts[-1], None, outputs, upper)
+    if first.bias:
+        sums = [x.gradients.sum(2) * x.bias**0.5 for x in (first, second)]
+        _add_gram(result, sums[0], sums[1], None, outputs, upper)
+
+
+def _weight_gradients(sites: _Sites, start: int, end: int) -> Tensor:
+    """Return ``(k, n, channels * features)`` for some of the channels."""
+    chosen = sites.gradients[..., start:end]
+    return (chosen.mT @ (sites.activations * sites.weight**0.5)).flatten(2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers whose gradients have factors: what entered the layer, and what arrived at its outputs.
+# --------------------------------------------------------------------------------------------------
+
+Calls = list[tuple[Tensor, Tensor]]  # what entered, (n, ...), and what arrived, (k, n, ...), at each call of a layer
+
+
+def factors(layer: nn.Module, calls: Calls) -> list[LayerGradients]:
+    """Return the factors of the gradients with respect to a layer's trainable parameters.
+
+    Parameters
+    ----------
+    layer : torch.nn.Module
+        One for which :func:`_has_factors`.
+    calls : list of (Tensor, Tensor)
+        What entered the layer, ``(n, ...)``, and the gradients at its outputs, ``(k, n, ...)``.
+    """
+    return _FACTORS[type(layer)](layer, calls)
+
+
+def _has_factors(layer: nn.Module) -> bool:
+    """Whether a layer is known, as torch has it; of subclasses, and of what a user has put onto it, nothing is."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    if "forward" in layer.__dict__ or any(hooks):
+        return False
+    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse):
+        return False
+    return type(layer) in _FACTORS and layer._parameters.keys() <= {"weight", "bias"}
+
+
+def _trains(parameter: Tensor | None) -> bool:
+    return parameter is not None and parameter.requires_grad
+
+
+def _matrix(layer: Any, activations: list[Tensor], gradients: list[Tensor]) -> list[LayerGradients]:
+    """Return the factors of a weight matrix, whose sites are those of all calls."""
+    g = gradients[0] if len(gradients) == 1 else torch.cat(gradients, 2)
+    weight = float(getattr(layer, "weight_scale", 1.0)) ** 2 if _trains(layer.weight) else 0.0
+    bias = float(getattr(layer, "bias_scale", 1.0)) ** 2 if _trains(getattr(layer, "bias", None)) else 0.0
+    if not weight:
+        return [_Gradients(g.sum(2) * bias**0.5)]
+    a = activations[0] if len(activations) == 1 else torch.cat(activations, 1)
+    return [_Sites(a, g, weight, bias)]
+
+
+def _dense(layer: Any, calls: Calls) -> list[LayerGradients]:
+    return _matrix(
+        layer,
+        [a.reshape(len(a), -1, a.shape[-1]) for a, _ in calls],
+        [g.reshape(*g.shape[:2], -1, g.shape[-1]) for _, g in calls],
+    )
+
+
+def _embedding(layer: Any, calls: Calls) -> list[LayerGradients]:
+    gradients = []
+    for a, g in calls:
+        if layer.padding_idx is not None:
+            g = g * (a != layer.padding_idx)[..., None]
+        gradients.append(g.reshape(*g.shape[:2], -1, g.shape[-1]))
+    return _matrix(layer, [a.reshape(len(a), -1) for a, _ in calls], gradients)
+
+
+def _convolution(layer: Any, calls: Calls) -> list[LayerGradients]:
+    activations = [_patches(layer, a) for a, _ in calls]
+    gradients = [g.flatten(3).mT for _, g in calls]
+    if layer.groups == 1:
+        return _matrix(layer, activations, gradients)
+    parts = zip(
+        zip(*(a.chunk(layer.groups, 2) for a in activations), strict=True),
+        zip(*(g.chunk(layer.groups, 3) for g in gradients), strict=True),
+        strict=True,
+    )
+    return [x for a, g in parts for x in _matrix(layer, list(a), list(g))]
+
+
+def _patches(layer: Any, x: Tensor) -> Tensor:
+    """Return what a convolution sees at each site of its outputs, ``(n, sites, features)``."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = functional.pad(x, layer._reversed_padding_repeated_twice, mode)
+    size, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    if len(size) == 1:
+        x, size, stride, dilation = x.unsqueeze(2), (1, *size), (1, *stride), (1, *dilation)
+    return functional.unfold(x, size, dilation, 0, stride).mT
+
+
+def _gain_and_shift(
+    layer: Any, calls: Calls, normalized: Callable[[Tensor], Tensor], axis: int
+) -> list[LayerGradients]:
+    """Return gradients with respect to factors and summands of the features that follow ``axis``, one dimension."""
+    result: list[LayerGradients] = []
+    size = layer.weight.numel()
+
+    def summed(x: Tensor) -> Tensor:
+        flat = x.reshape(*x.shape[:2], -1, size) if axis < 0 else x.flatten(3).mT if x.dim() > 3 else x.unsqueeze(2)
+        return flat.sum(2)
+
+    if _trains(layer.weight):
+        result.append(_Gradients(torch.stack([summed(g * normalized(a)) for a, g in calls]).sum(0)))
+    if _trains(layer.bias):
+        result.append(_Gradients(torch.stack([summed(g) for _, g in calls]).sum(0)))
+    return result
+
+
+def _layer_norm(layer: Any, calls: Calls) -> list[LayerGradients]:
+    return _gain_and_shift(
+        layer, calls, lambda a: functional.layer_norm(a, layer.normalized_shape, eps=layer.eps), axis=-1
+    )
+
+
+def _group_norm(layer: Any, calls: Calls) -> list[LayerGradients]:
+    return _gain_and_shift(layer, calls, lambda a: functional.group_norm(a, layer.num_groups, eps=layer.eps), axis=1)
+
+
+def _batch_norm(layer: Any, calls: Calls) -> list[LayerGradients]:
+    """Return the factors of a batch normalisation that uses the averages that it has learnt."""
+
+    def normalized(a: Tensor) -> Tensor:
+        return functional.batch_norm(a, layer.running_mean, layer.running_var, eps=layer.eps)
+
+    return _gain_and_shift(layer, calls, normalized, axis=1)
+
+
+_FACTORS: dict[type[nn.Module], Callable[[Any, Calls], list[LayerGradients]]] = {
+    nn.Linear: _dense,
+    ScaledLinear: _dense,
+    nn.Embedding: _embedding,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    ScaledConv1d: _convolution,
+    ScaledConv2d: _convolution,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Which of a module's layers have gradients in factors, and what a kernel of it costs to hold.
+# --------------------------------------------------------------------------------------------------
+
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_COPIES = 4  # of gradients that are computed for single inputs: torch's, both in another order, and a product's
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the gradients of a module are found.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+    layers : tuple of torch.nn.Module
+        Those whose gradients have factors.
+    rest : tuple of str
+        The names of all other parameters.
+    num_outputs : int
+    num_numbers : int
+        That are held for each input.
+    """
+
+    module: nn.Module
+    layers: tuple[nn.Module, ...]
+    rest: tuple[str, ...]
+    num_outputs: int
+    num_numbers: int
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The first one that is trained, whose dtype and device are those of a kernel."""
+        return _first_trainable(self.module)
+
+    def by_single_inputs(self) -> Plan:
+        """Return a plan that trusts nothing but gradients of single inputs."""
+        names = {name: p.numel() for name, p in self.module.named_parameters() if p.requires_grad}
+        numbers = self.num_numbers + _COPIES * self.num_outputs * sum(names.values())
+        return Plan(self.module, (), tuple(names), self.num_outputs, numbers)
+
+
+def _first_trainable(module: nn.Module) -> nn.Parameter:
+    """Return the first parameter that requires gradients."""
+    return next(p for p in module.parameters() if p.requires_grad)
+
+
+def make_plan(module: nn.Module, x: Tensor) -> Plan:
+    """Try a module on two inputs.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    x : Tensor
+        ``(n, ...)``, of which the first two are used.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ModelError
+        If outputs at one input depend on another or on chance, or no parameter is trainable.
+    DataError, ShapeError
+        If inputs do not fit the module.
+    """
+    _check_module(module)
+    _check_module_inputs(module, x)
+    pair = torch.cat([x[:1], x[1:2] if len(x) > 1 else x[:1]]).detach()
+    if pair.is_floating_point():
+        pair.requires_grad_(True)
+    candidates = _candidates(module)
+    before = _random_state(x)
+    trial = _record(module, candidates, pair)
+    if any(not torch.equal(a, b) for a, b in zip(before, _random_state(x), strict=True)):
+        _restore(before, x)
+        raise ModelError("the module draws random numbers, so that it has no fixed kernel; call module.eval() first")
+    trial.unchanged()
+    check_finite(trial.outputs, "the network's output")
+    used, uses = _uses(trial.outputs)
+    if not any(p.requires_grad and id(p) in uses for p in module.parameters()):
+        raise ModelError("outputs do not depend on trainable parameters; do not run the module's layers under no_grad")
+    rows = _rows_that_mix(trial, pair)
+    layers = tuple(
+        m
+        for m in candidates
+        if m not in trial.opaque
+        and m not in rows
+        and all(uses[id(p)] == sum(c.left.node in used for c in trial.calls if c.layer is m) for p in _trainable(m))
+    )
+    known = {id(p) for m in layers for p in m.parameters()}
+    rest = [name for name, p in module.named_parameters() if p.requires_grad and id(p) in uses and id(p) not in known]
+    sizes = dict(module.named_parameters())
+    k = trial.outputs.shape[1]
+    numbers = _COPIES * k * sum(sizes[name].numel() for name in rest) + x[:1].numel()
+    for call in trial.calls:
+        # Convolutions unfold what enters, and scale it; gradients are held, and twice more while they are computed.
+        numbers += call.entered.numel() // 2 * (1 + 2 * _patch(call.layer)) + call.size // 2 * (1 + 3 * k)
+    return Plan(module, layers, tuple(rest), k, numbers)
+
+
+def _check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None:
+    """Refuse inputs that no kernel is of.
+
+    Raises
+    ------
+    DataError
+        If they are not finite, not a tensor, or of another dtype or device than the module.
+    """
+    if not isinstance(x, Tensor) or not x.dim() or not len(x):
+        raise DataError(f"{name} must be a tensor with at least one input, not {getattr(x, 'shape', type(x))}")
+    parameter = _first_trainable(module)
+    if x.device != parameter.device or (x.is_floating_point() and x.dtype != parameter.dtype):
+        raise DataError(
+            f"{name} is {x.dtype} on {x.device}, the module {parameter.dtype} on {parameter.device}; "
+            f"use {name}.to(device, dtype)"
+        )
+    check_finite(x, name)
+
+
+def _check_module(module: nn.Module) -> None:
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"an empirical kernel is of a torch.nn.Module, not a {type(module).__name__}")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ModelError("the module has no trainable parameter; call requires_grad_(True) on those that matter")
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BATCH_NORM) and (layer.training or layer.running_mean is None):
+            raise ModelError(
+                f"layer {name!r} normalises over the batch, so that outputs at one input depend on all others; "
+                "call module.eval() first, or use LayerNorm"
+            )
+
+
+def _candidates(module: nn.Module) -> list[nn.Module]:
+    """Return layers of known kinds that share their parameters with no other."""
+    owners = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
+    return [
+        m
+        for m in module.modules()
+        if _has_factors(m) and _trainable(m) and all(owners[id(p)] == 1 for p in m.parameters())
+    ]
+
+
+def _trainable(layer: nn.Module) -> list[nn.Parameter]:
+    return [p for p in layer._parameters.values() if p is not None and p.requires_grad]
+
+
+def _random_state(x: Tensor) -> list[Tensor]:
+    state = [torch.get_rng_state()]
+    return [*state, torch.cuda.get_rng_state(x.device)] if x.is_cuda else state
+
+
+def _restore(state: list[Tensor], x: Tensor) -> None:
+    torch.set_rng_state(state[0])
+    if x.is_cuda:
+        torch.cuda.set_rng_state(state[1], x.device)
+
+
+def _uses(outputs: Tensor) -> tuple[set[Node], Counter[int]]:
+    """Return the nodes of a graph, and how often it uses each parameter itself."""
+    start = outputs.grad_fn
+    found: set[Node] = set() if start is None else {start}
+    uses: Counter[int] = Counter()
+    waiting = list(found)
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                uses[id(variable)] += 1
+            elif node is not None and node not in found:
+                found.add(node)
+                waiting.append(node)
+    return found, uses
+
+
+def _rows_that_mix(trial: _Recording, pair: Tensor) -> set[nn.Module]:
+    """Return layers whose first dimension is not that of inputs; refuse modules that mix inputs themselves."""
+    if not trial.outputs.requires_grad:
+        return set()
+    k = trial.outputs.shape[1]
+    # Weights that differ, for outputs may add up to a constant.
+    total = trial.outputs[0] @ torch.arange(1.0, k + 1).to(trial.outputs)
+    tracked = [pair] if pair.requires_grad else []
+    edges: list[Any] = [*(call.left for call in trial.calls), *tracked]
+    if not edges:
+        return set()
+    try:
+        found = torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True)
+    except RuntimeError as error:
+        raise ModelError(f"the module cannot be differentiated: {error}") from error
+    wrong = [g is not None and (len(g) != 2 or bool(g[1].any())) for g in found]
+    layers = {call.layer for call, mixed in zip(trial.calls, wrong, strict=False) if mixed}
+    if wrong[-1] if tracked else bool(layers):
+        raise ModelError(
+            "outputs at one input depend on other inputs, so that the module has no kernel of pairs; let its first "
+            "dimension be that of inputs, and normalise features, not batches"
+        )
+    return layers
+
+
+def _patch(layer: nn.Module) -> int:
+    """Return at how many sites at most a convolution sees each number that enters it."""
+    return math.prod(getattr(layer, "kernel_size", (0,)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Products of a neural tangent kernel with a vector, without the kernel.
+# --------------------------------------------------------------------------------------------------
+
+_Parameters = Mapping[str, Tensor]
+
+
+@torch.inference_mode(False)
+def ntk_vector_product(
+    module: nn.Module, x1: Tensor, x2: Tensor | None, v: Tensor, *, block_size: int | None = None
+) -> Tensor:
+    r"""Return a module's neural tangent kernel times a vector.
+
+    One backward pass at ``x2`` and one forward pass with tangents at ``x1``, :math:`J_1 (J_2^\top v)`: time and memory
+    grow with the number of inputs, not with that of pairs.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        As in :func:`empirical_ntk`.
+    x1 : Tensor
+        Inputs, ``(n1, ...)``.
+    x2 : Tensor or None
+        Others, ``(n2, ...)``; None for the same.
+    v : Tensor
+        ``(n2, k)``, a number for each output at each of ``x2``.
+    block_size : int, optional
+        How many inputs are worked on at once; by default all.
+
+    Returns
+    -------
+    Tensor
+        ``(n1, k)``, the sum over ``j`` and ``b`` of ``empirical_ntk(module, x1, x2)[i, j, a, b] * v[j, b]``.
+
+    Raises
+    ------
+    ModelError, DataError
+        As in :func:`empirical_ntk`, and if ``v`` is not finite.
+    ShapeError
+        If inputs differ in shape, or ``v`` does not have a row for each of ``x2`` and a column for each output.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.empirical_kernels import ntk_vector_product
+    >>> network = torch.nn.Linear(3, 1)
+    >>> x = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    >>> ntk_vector_product(network, x, None, torch.tensor([[1.0], [-1.0]]))
+    tensor([[ 0.],
+            [-1.]])
+    """
+    x2 = x1 if x2 is None else x2
+    plan = make_plan(module, x1)
+    _check_module_inputs(module, x2, "x2")
+    if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
+        raise ShapeError(f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}")
+    if not isinstance(v, Tensor) or tuple(v.shape) != (len(x2), plan.num_outputs):
+        found = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
+        raise ShapeError(f"v must be {(len(x2), plan.num_outputs)}, inputs and outputs, not {found}")
+    check_finite(v, "v")
+    length = max(len(x1), len(x2)) if block_size is None else whole_number("block_size", block_size, least=1)
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+    for x, weights in zip(x2.detach().split(length), v.detach().split(length), strict=True):
+        for name, part in zip(total, _backward(module, parameters, x, weights), strict=True):
+            total[name] += part
+    return torch.cat([_change(module, parameters, x, total, bool(plan.rest)) for x in x1.detach().split(length)])
+
+
+def _backward(module: nn.Module, parameters: _Parameters, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradient of a weighted sum of outputs."""
+    with torch.enable_grad():
+        y = run(module, {}, x)
+        if not y.requires_grad:
+            return tuple(torch.zeros_like(p) for p in parameters.values())
+        return torch.autograd.grad(y, list(parameters.values()), weights, materialize_grads=True)
+
+
+def _change(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters, shared: bool) -> Tensor:
+    """Return the change of outputs as parameters change.
+
+    Where parameters are shared, torch's forward mode is not always the transpose of its gradients: it knows nothing of
+    the row of an embedding that gets none.
+    """
+    if shared:
+        return _twice_or_by_rows(module, parameters, x, total)
+    start = {name: p.detach() for name, p in parameters.items()}
+    try:
+        with torch.no_grad():
+            result: Tensor = along(lambda changed: run(module, changed, x), start, dict(total))[1]
+    except (RuntimeError, NotImplementedError):  # a function of the module has no forward mode
+        return _twice_or_by_rows(module, parameters, x, total)
+    return result.detach()
+
+
+def _twice_or_by_rows(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters) -> Tensor:
+    """Return the change of outputs by gradients, of gradients where torch has them."""
+    try:
+        return _twice_backward(module, parameters, x, total)
+    except (RuntimeError, NotImplementedError):  # the gradient of a function of the module has none
+        return torch.cat([_of_one(module, parameters, row, total) for row in x.split(1)])
+
+
+def _of_one(module: nn.Module, parameters: _Parameters, row: Tensor, total: _Parameters) -> Tensor:
+    """Return the change of outputs at one input, ``(1, k)``, by a gradient of each."""
+    with torch.enable_grad():
+        y = run(module, {}, row)[0]
+        if not y.requires_grad:
+            return torch.zeros_like(y)[None]
+        chosen, changes = list(parameters.values()), [total[name] for name in parameters]
+        found = [torch.autograd.grad(v, chosen, retain_graph=True, materialize_grads=True) for v in y]
+    return torch.stack(
+        [sum(((g * c).sum() for g, c in zip(gs, changes, strict=True)), y.new_zeros(())) for gs in found]
+    )[None].detach()
+
+
+def _twice_backward(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters) -> Tensor:
+    """Return the change of outputs by the gradient of a gradient, which is linear in the weights of outputs."""
+    with torch.enable_grad():
+        y = run(module, {}, x)
+        weights = torch.zeros_like(y, requires_grad=True)
+        graph: dict[str, Any] = {"create_graph": True, "materialize_grads": True}
+        found = torch.autograd.grad(y, list(parameters.values()), weights, **graph)
+        product = sum(((g * total[name]).sum() for name, g in zip(parameters, found, strict=True)), weights.sum() * 0)
+        return torch.autograd.grad(product, weights)[0].detach()
+
+
+# --------------------------------------------------------------------------------------------------
+# The neural tangent kernel of a network as it is: products of its gradients.
+# --------------------------------------------------------------------------------------------------
+
+_GIB = 1 << 30
+
+
+@torch.inference_mode(False)
+def empirical_ntk(
+    module: nn.Module,
+    x1: Tensor,
+    x2: Tensor | None = None,
+    *,
+    outputs: Literal["full", "trace", "diagonal"] = "full",
+    block_size: int | None = None,
+    max_memory: int = _GIB,
+) -> Tensor:
+    r"""Return the neural tangent kernel of a module at its parameters.
+
+    The kernel is :math:`\Theta_{ij}^{ab} = \sum_p \partial_p f_a(x_i) \, \partial_p f_b(x_j)`, over all parameters
+    that require gradients. For dense layers, convolutions, embeddings and normalisations it is computed from products
+    of what enters a layer and of what arrives at its outputs in a backward pass, without the gradients of single
+    inputs; for all else, such as shared weights, layers that are not known or that have hooks, from these. Both are
+    compared with an ordinary gradient of all inputs; if they differ, as where a module sorts its inputs or sends them
+    to different layers, each input is worked on by itself. Hooks on parameters themselves are not part of the module's
+    function; do not rely on them.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Takes ``(n, ...)`` and returns ``(n, ...)``, each row from its own input; it is left as it was. Outputs with
+        more than two dimensions are flattened to ``(n, k)``, row by row, and ``(n,)`` is one output.
+    x1 : Tensor
+        Inputs, ``(n1, ...)``.
+    x2 : Tensor, optional
+        Others, ``(n2, ...)``; by default the same, and then the matrix is exactly symmetric.
+    outputs : {"full", "trace", "diagonal"}, default "full"
+        Of all pairs of outputs; of each output with itself; or the latter's mean, which is the trace over outputs by
+        their number (what `neural-tangents` calls ``trace_axes=(-1,)``).
+    block_size : int, optional
+        How many inputs are worked on at once; by default as many as ``max_memory`` allows.
+    max_memory : int, default 2**30
+        About how many bytes to use in addition to the result, 40 MB at least.
+
+    Returns
+    -------
+    Tensor
+        ``(n1, n2, k, k)``, ``(n1, n2)`` for the trace, or ``(n1, n2, k)`` for the diagonal; without a graph. Its dtype
+        is that of the first parameter that requires gradients.
+
+    Raises
+    ------
+    ModelError
+        If outputs at one input depend on others (as with ``BatchNorm`` in training) or on chance (as with
+        ``Dropout``), if no parameter requires gradients, or if the module changes a layer's inputs in place.
+    ShapeError, DataError
+        If inputs do not fit the module or each other, or are not finite.
+    SettingsError
+        If ``outputs``, ``block_size`` or ``max_memory`` lies outside its domain.
+
+    Notes
+    -----
+    As ``width`` grows, the mean and each of the diagonal of ``infinite_width(module).network(width)`` go to
+    ``infinite_width(module).ntk``: its weights are drawn with unit variance, and scaled in the forward pass. A torch
+    module that has just been built is another network: gradients are with respect to weights as they are, and
+    ``Linear`` draws weights and biases with variance ``1 / (3 fan_in)``. Its kernel grows with the width, about as
+
+    .. code-block:: python
+
+        linear = {name: m for name, m in module.named_modules() if isinstance(m, torch.nn.Linear)}
+        biases = {name: 1 / (3 * m.in_features) for name, m in linear.items()}
+        infinite_width(module, "standard", weight_variance=1 / 3, bias_variance=biases).ntk(x1, x2)
+
+    which is for normal weights; those of torch are uniform, which is noticed where a layer has few inputs.
+
+    References
+    ----------
+    .. [1] A. Jacot, F. Gabriel, C. Hongler. Neural tangent kernel: convergence and generalization in neural networks.
+       NeurIPS 2018.
+    .. [2] R. Novak, J. Sohl-Dickstein, S. Schoenholz. Fast finite width neural tangent kernel. ICML 2022.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.empirical_kernels import empirical_ntk
+    >>> network = torch.nn.Linear(3, 2)
+    >>> x = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    >>> empirical_ntk(network, x, outputs="trace")  # x @ x.T + 1
+    tensor([[2., 2.],
+            [2., 3.]])
+    >>> empirical_ntk(network, x).shape
+    torch.Size([2, 2, 2, 2])
+    """
+    try:
+        which = _Outputs(outputs)
+    except ValueError:
+        names = ", ".join(repr(x.value) for x in _Outputs)
+        raise SettingsError(f"outputs must be one of {names}, not {outputs!r}") from None
+    plan = make_plan(module, x1)
+    symmetric = x2 is None or x2 is x1
+    x2 = x1 if x2 is None else x2
+    if not symmetric:
+        _check_module_inputs(module, x2, "x2")
+        if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
+            raise ShapeError(
+                f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}"
+            )
+    length = _block_size(plan, which, x1, block_size, max_memory)
+    try:
+        result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
+    except _Disagreement:  # the module does something with these inputs that it did not with two
+        plan = plan.by_single_inputs()
+        length = _block_size(plan, which, x1, block_size, max_memory)
+        result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
+    if which is _Outputs.FULL:
+        return result.permute(1, 3, 0, 2)
+    return result.permute(1, 2, 0) if which is _Outputs.DIAGONAL else result.div_(plan.num_outputs)
+
+
+def _block_size(plan: Plan, outputs: _Outputs, x: Tensor, block_size: int | None, max_memory: int) -> int:
+    """Return how many rows and columns a block has: so many that both factors and a product of them fit."""
+    if block_size is not None:
+        return whole_number("block_size", block_size, least=1)
+    allowed = whole_number("max_memory", max_memory, least=1) / plan.parameter.element_size()
+    allowed -= min(3 * CHUNK, allowed / 2)  # for what products hold in between
+    # Solve square b^2 + linear b = allowed.
+    square = 1 if outputs is _Outputs.TRACE else 2 * plan.num_outputs
+    linear = 2 * plan.num_numbers
+    return max(int((math.sqrt(linear**2 + 4 * square * allowed) - linear) / (2 * square)), 1)
+
+
+def _fill(plan: Plan, x1: Tensor, x2: Tensor, outputs: _Outputs, symmetric: bool, length: int) -> Tensor:
+    """Compute a matrix block by block; of a symmetric one, both halves from one."""
+    k, n1, n2 = plan.num_outputs, len(x1), len(x2)
+    shape = {_Outputs.FULL: (k, n1, k, n2), _Outputs.TRACE: (n1, n2), _Outputs.DIAGONAL: (k, n1, n2)}[outputs]
+    result = torch.zeros(shape, dtype=plan.parameter.dtype, device=plan.parameter.device)
+    blocks = list(tiles.blocks(n1, n2, symmetric, length))
+    held: tuple[slice, list[LayerGradients]] | None = None
+    with torch.no_grad(), progress_bar("kernel", len(blocks)) as bar:
+        for i, (rows, columns, mirrored) in enumerate(blocks):
+            if held is None or held[0] != rows:
+                held = rows, gradient_factors(plan, x1[rows])
+            on_diagonal = symmetric and not mirrored
+            second = held[1] if on_diagonal else gradient_factors(plan, x2[columns])
+            block = result[:, rows, :, columns] if outputs is _Outputs.FULL else result[..., rows, columns]
+            for one, other in zip(held[1], second, strict=True):
+                _add_products(block, one, other, outputs, upper=on_diagonal)
+            if on_diagonal:
+                _mirror(block, outputs)
+            elif mirrored and outputs is _Outputs.FULL:
+                result[:, columns, :, rows] = block.permute(2, 3, 0, 1)
+            elif mirrored:
+                result[..., columns, rows] = block.mT
+            bar.update(i + 1)
+    return result
+
+
+def _mirror(block: Tensor, outputs: _Outputs) -> None:
+    """Make a block on the diagonal exactly symmetric."""
+    if outputs is not _Outputs.FULL:
+        block.copy_(block.triu() + block.triu(1).mT)
+        return
+    for c in range(len(block)):
+        for d in range(c):
+            block[c, :, d] = block[d, :, c].mT
+        block[c, :, c] = block[c, :, c].triu() + block[c, :, c].triu(1).mT
+
+
+def gradient_factors(plan: Plan, x: Tensor) -> list[LayerGradients]:
+    """Return the factors of the gradients of all outputs at some inputs.
+
+    Parameters
+    ----------
+    plan : Plan
+    x : Tensor
+        ``(n, ...)``.
+    """
+    trial = _record(plan.module, plan.layers, x)
+    if trial.opaque or trial.outputs.shape[1] != plan.num_outputs:
+        raise _Disagreement
+    calls: dict[torch.nn.Module, Calls] = {layer: [] for layer in plan.layers}
+    arrived = trial.gradients() if plan.layers else []
+    for call, gradient in zip(trial.calls, arrived, strict=True):
+        if gradient is not None:  # else the call does not matter to the outputs
+            if len(call.entered) != len(x) or gradient.shape[1] != len(x):
+                raise _Disagreement
+            calls[call.layer].append((call.entered, gradient))
+    found = {layer: factors(layer, made) for layer, made in calls.items() if made}
+    rest = _rest(plan, x)
+    _check(plan, trial, found, rest)
+    return [*(factor for layer in plan.layers for factor in found.get(layer, [])), *rest]
+
+
+class _Disagreement(Exception):
+    """Factors of gradients are not those of the module at these inputs."""
+
+
+def _check(
+    plan: Plan, trial: _Recording, found: dict[torch.nn.Module, list[LayerGradients]], rest: list[LayerGradients]
+) -> None:
+    """Compare an ordinary gradient of all outputs, weighted, with that from the gradients of single inputs.
+
+    Hooks cannot tell which row of what enters a layer belongs to which input: a module may sort them, or route them.
+    """
+    weights = _weights(trial.outputs)
+    named = {name: p for name, p in plan.module.named_parameters() if p.requires_grad}
+    total = torch.autograd.grad(trial.outputs, list(named.values()), weights, allow_unused=True, retain_graph=True)
+    lengths = {id(p): 0.0 if g is None else float(g.square().sum()) for p, g in zip(named.values(), total, strict=True)}
+    owned = {layer: [id(p) for p in layer.parameters() if p.requires_grad] for layer in plan.layers}
+    pairs = [
+        (sum(float(_squared_length(f, weights)) for f in found.get(layer, [])), sum(lengths.pop(p) for p in ids))
+        for layer, ids in owned.items()
+    ]
+    pairs.append((sum(float(_squared_length(g, weights)) for g in rest), sum(lengths.values())))
+    accuracy = torch.finfo(weights.dtype).eps ** 0.5
+    noise = accuracy**1.5 * sum(right for _, right in pairs)
+    if all(abs(value - right) <= accuracy * right + noise for value, right in pairs):
+        return
+    if plan.layers:
+        raise _Disagreement
+    raise ModelError(
+        "gradients at single inputs do not add up to those of all of them, so that outputs at one input depend on "
+        "others; let the module's first dimension be that of inputs"
+    )
+
+
+def _weights(outputs: Tensor) -> Tensor:
+    """Return numbers for all outputs that look random."""
+    return torch.arange(1.0, outputs.numel() + 1, dtype=torch.float64).cos().to(outputs).view_as(outputs)
+
+
+def _rest(plan: Plan, x: Tensor) -> list[LayerGradients]:
+    """Return gradients with respect to the parameters whose gradients have no factors."""
+    if not plan.rest:
+        return []
+    parameters = {name: plan.module.get_parameter(name).detach() for name in plan.rest}
+
+    def output(values: dict[str, Tensor], row: Tensor) -> Tensor:
+        return run(plan.module, values, row[None])[0]
+
+    try:
+        found = vmap(jacrev(output), (None, 0))(parameters, x)
+    except (RuntimeError, UserWarning):  # a function of the module cannot be batched
+        return _one_by_one(plan, x)
+    if not _add_up(plan, found, x):
+        return _one_by_one(plan, x)
+    return [_Gradients(g.flatten(2).transpose(0, 1)) for g in found.values()]
+
+
+def _add_up(plan: Plan, found: dict[str, Tensor], x: Tensor) -> bool:
+    """Whether batched gradients add up to ordinary ones: torch's nested batching is wrong for some functions."""
+    chosen = [plan.module.get_parameter(name) for name in found]
+    with torch.enable_grad():
+        y = run(plan.module, {}, x)
+        weights = _weights(y)
+        sums = torch.autograd.grad((y * weights).sum(), chosen, materialize_grads=True)
+    for total, gradients in zip(sums, found.values(), strict=True):
+        wrong = (torch.tensordot(weights.detach(), gradients, 2) - total).abs().max()
+        if not wrong <= torch.finfo(y.dtype).eps ** 0.5 * gradients.abs().max() * y.numel():
+            return False
+    return True
+
+
+def _one_by_one(plan: Plan, x: Tensor) -> list[LayerGradients]:
+    """Return gradients with respect to the parameters whose gradients have no factors, without torch's batching."""
+    chosen = [plan.module.get_parameter(name) for name in plan.rest]
+    rows = []
+    for row in x.split(1):
+        with torch.enable_grad():
+            y = run(plan.module, {}, row)[0]
+            found = [torch.autograd.grad(v, chosen, retain_graph=True, materialize_grads=True) for v in y]
+        rows.append(torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in found]))
+    return [_Gradients(g) for g in torch.stack(rows, 1).split([p.numel() for p in chosen], 2)]
+
+
+# --------------------------------------------------------------------------------------------------
+# A network's first-order expansion in its parameters.
+# --------------------------------------------------------------------------------------------------
+
+
+class Linearized(nn.Module):
+    r"""The first-order expansion of a module in its parameters; made by :func:`linearize`.
+
+    Outputs are :math:`f(x; \theta_0) + \partial_\theta f(x; \theta_0) (\theta - \theta_0)`.
+
+    Attributes
+    ----------
+    network : torch.nn.Module
+        A copy of the module. Its parameters are :math:`\theta`; they are trained.
+    """
+
+    network: nn.Module
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.network = copy.deepcopy(module)
+        self._names = [name for name, p in module.named_parameters() if p.requires_grad]
+        if not self._names:
+            raise ModelError("the module has no trainable parameter; call requires_grad_(True) on those that matter")
+        for i, name in enumerate(self._names):
+            self.register_buffer(f"start_{i}", module.get_parameter(name).detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs, of the shape of the module's."""
+        start = {name: self.get_buffer(f"start_{i}") for i, name in enumerate(self._names)}
+        step = {name: attrgetter(name)(self.network) - value for name, value in start.items()}
+
+        def network(parameters: dict[str, Tensor]) -> Tensor:
+            result: Tensor = functional_call(self.network, parameters, (x,))
+            return result
+
+        value, change = along(network, start, step)
+        result: Tensor = value + change
+        return result
+
+
+def linearize(module: nn.Module) -> Linearized:
+    r"""Return a module's first-order expansion in its parameters, at their present values.
+
+    It is what a wide network does when it is trained: linear in its parameters, with a neural tangent kernel that does
+    not change.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Copied, so that training one leaves the other as it is. Parameters that do not require gradients stay fixed.
+
+    Returns
+    -------
+    Linearized
+        A module with the same parameters, under ``network``.
+
+    Raises
+    ------
+    ModelError
+        If no parameter is trainable.
+
+    References
+    ----------
+    .. [1] J. Lee, L. Xiao, S. Schoenholz, Y. Bahri, R. Novak, J. Sohl-Dickstein, J. Pennington. Wide neural networks of
+       any depth evolve as linear models under gradient descent. NeurIPS 2019.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.empirical_kernels import linearize
+    >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> x = torch.ones(2, 3)
+    >>> torch.equal(linearize(network)(x), network(x))
+    True
+    """
+    return Linearized(module)

@@ -1,0 +1,1505 @@
+"""How far finite networks are from their limit: moments of kernels, drift in training, and the kernel regime."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import pandas as pd
+import torch
+from scipy.optimize import brentq, minimize_scalar
+from scipy.stats import chi2, norm, t
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.errors import DataError, LossError, ModelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks.activations import PiecewiseLinear, Step
+from bayeskit.models.wide_networks.empirical_kernels import (
+    as_targets,
+    descent_rate,
+    empirical_ntk,
+    flat_outputs,
+    largest_eigenvalue,
+    relative_change,
+)
+from bayeskit.models.wide_networks.finite import finite_network
+from bayeskit.models.wide_networks.kernels import InfiniteWidth, Variance, infinite_width, weighted_layers
+from bayeskit.models.wide_networks.layers import (
+    Convolution,
+    Dense,
+    Dropout,
+    LayerNormalization,
+    Nonlinearity,
+    Variances,
+    check_inputs,
+)
+from bayeskit.models.wide_networks.reader import INPUT
+from bayeskit.models.wide_networks.regression import refuse_module
+from bayeskit.parallel import map_tasks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "CHUNK",
+    "DriftAgainstWidth",
+    "FiniteWidthBias",
+    "Interval",
+    "KernelRegime",
+    "Moments",
+    "NTKDrift",
+    "Parameters",
+    "PowerLaw",
+    "RandomNetworks",
+    "finite_width_bias",
+    "fit_power_law",
+    "kernel_regime",
+    "ntk_drift",
+    "ntk_drift_against_width",
+    "ntk_drift_of_snapshots",
+    "precisions",
+    "random_networks",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# A power of the width, fitted to numbers with errors.
+# --------------------------------------------------------------------------------------------------
+
+_RATES = (-1.0, 6.0)  # between which a fit looks
+_STEPS = 141
+_DEGENERATE = 1e-10  # share of the largest variance below which a direction has none
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """Numbers that fall as ``amplitude * width**(-rate)``, fitted by generalised least squares.
+
+    Attributes
+    ----------
+    rate : float
+        The common power.
+    interval : tuple of float
+        95 % confidence interval, by profile likelihood; an infinite end is one that the data leave open.
+    p_value : float
+        How often numbers that follow a power exactly would stray further from the best fit; NaN where there are too
+        few to tell. A small one says that higher powers of one over the width show: leave out the smallest widths.
+    amplitude : Tensor
+        One for each number, ``(p,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> widths = torch.tensor([8.0, 16.0, 32.0], dtype=torch.float64)
+    >>> error = 1e-4 * torch.eye(1, dtype=torch.float64).expand(3, 1, 1)
+    >>> law = fit_power_law(widths, (2 / widths)[:, None], error)
+    >>> round(law.rate, 4), law.covers(1.0)
+    (1.0, True)
+    """
+
+    rate: float
+    interval: tuple[float, float]
+    p_value: float
+    amplitude: Tensor
+
+    def covers(self, rate: float) -> bool:
+        """Whether a rate lies in the confidence interval."""
+        return self.interval[0] <= rate <= self.interval[1]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the numbers are so small beside their errors that any rate fits."""
+        return not (self.interval[0] > -math.inf or self.interval[1] < math.inf)
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        if self.is_open:
+            return "no rate to be told: the numbers drown in their errors"
+        interval = f"rate in {low:.3f} to {high:.3f} at 95 %"
+        unknown = math.isnan(self.p_value)
+        fit = "too few widths for a goodness of fit" if unknown else f"goodness of fit p = {self.p_value:.2g}"
+        return f"width**({-self.rate:.3f}) ({interval}, {fit})"
+
+
+def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLaw:
+    """Fit one power, and an amplitude each, to several numbers that were measured at several widths.
+
+    Parameters
+    ----------
+    widths : Tensor
+        Shape ``(W,)``.
+    values : Tensor
+        Shape ``(W, p)``.
+    covariance : Tensor
+        Of the values at each width, ``(W, p, p)``; directions without variance are left out.
+
+    Returns
+    -------
+    PowerLaw
+    """
+    # Against the middle of the widths, amplitudes have the size of the values.
+    middle = widths.log().mean()
+    scale = widths.log() - middle
+    precision, num_directions = precisions(covariance)
+    weighted = (precision @ values[..., None])[..., 0]
+    total = (weighted * values).sum()
+
+    def amplitudes(rates: Tensor) -> tuple[Tensor, Tensor]:
+        factor = (-rates[:, None] * scale).exp()
+        normal = torch.einsum("rw,wpq->rpq", factor.square(), precision)
+        projection = factor @ weighted
+        best = (torch.linalg.pinv(normal, hermitian=True) @ projection[..., None])[..., 0]
+        return best, total - (best * projection).sum(1)
+
+    def misfit(rate: float) -> float:
+        return float(amplitudes(widths.new_tensor([rate]))[1])
+
+    grid = torch.linspace(*_RATES, _STEPS, dtype=widths.dtype)
+    found = amplitudes(grid)[1]
+    best, step = float(grid[found.argmin()]), float(grid[1] - grid[0])
+    rate = float(minimize_scalar(misfit, bounds=(best - step, best + step), method="bounded").x)
+    least = misfit(rate)
+    bound = least + float(chi2.ppf(0.95, 1))
+    inside = [*grid[found <= bound].tolist(), rate]
+    low, high = _crossing(misfit, bound, min(inside), -step), _crossing(misfit, bound, max(inside), step)
+    freedom = sum(num_directions) - max(num_directions) - 1
+    p_value = float(chi2.sf(least, freedom)) if freedom > 0 else float("nan")
+    amplitude = amplitudes(widths.new_tensor([rate]))[0][0] * (rate * middle).exp()
+    return PowerLaw(rate, (low, high), p_value, amplitude)
+
+
+def precisions(covariance: Tensor) -> tuple[Tensor, list[int]]:
+    """Return inverses of covariances, in the directions that have variance, and how many these are."""
+    variance, direction = torch.linalg.eigh(covariance)
+    kept = variance > _DEGENERATE * variance[..., -1:]
+    inverse = torch.where(kept, variance, 1).reciprocal() * kept
+    return direction * inverse[..., None, :] @ direction.mT, kept.sum(-1).tolist()
+
+
+def _crossing(misfit: Callable[[float], float], bound: float, start: float, step: float) -> float:
+    """Return where the misfit rises above a bound, from a rate within it; infinite where it never does."""
+    end = start + step
+    while misfit(end) <= bound:
+        if not _RATES[0] <= end <= _RATES[1]:
+            return float("inf") if step > 0 else float("-inf")
+        end += step
+    return float(brentq(lambda rate: misfit(rate) - bound, start, end))
+
+
+# --------------------------------------------------------------------------------------------------
+# Many random networks of one width at once, and the kernels of each.
+# --------------------------------------------------------------------------------------------------
+
+CHUNK = 1 << 22  # numbers that gradients of a chunk of networks hold: more, and they leave the cache for nothing
+
+Parameters = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RandomNetworks:
+    """The law of a finite network's weights, and what its kernels need; made by :func:`random_networks`.
+
+    Attributes
+    ----------
+    template : torch.nn.Module
+        One network, whose own weights do not matter.
+    limit : InfiniteWidth
+        What its kernels tend to.
+    spread : mapping of str to float
+        Standard deviation of each random parameter, by name.
+    trained : tuple of str
+        The parameters that take part in the tangent kernel.
+    last : tuple of str
+        Random parameters in which outputs are linear.
+    alike : bool
+        Whether all outputs have the same law, so that one stands for all.
+    """
+
+    template: nn.Module
+    limit: InfiniteWidth
+    spread: Mapping[str, float]
+    trained: tuple[str, ...]
+    last: tuple[str, ...]
+    alike: bool
+
+    def draw(self, num_networks: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the parameters of independent networks, ``{name: (num_networks, *shape)}``."""
+        result = {}
+        for name, parameter in self.template.named_parameters():
+            value = parameter.detach()
+            if name in self.spread:
+                value = value.new_empty(num_networks, *value.shape).normal_(generator=generator)
+                result[name] = value if self.spread[name] == 1 else value.mul_(self.spread[name])
+            else:
+                result[name] = value.expand(num_networks, *value.shape)
+        return result
+
+    def outputs(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """Return what each network makes of inputs, ``(networks, n, outputs)``."""
+        return vmap(lambda p: functional_call(self.template, p, (x,)).flatten(1))(dict(parameters))
+
+    def nngp(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """Return covariances of an output given all but the last layer, ``(networks, n, n)``.
+
+        Outputs are linear in the last layer, so that its weights are integrated out and not sampled.
+        """
+        return self._products(parameters, x, {name: self.spread[name] for name in self.last})
+
+    def ntk(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """Return products of an output's gradients with respect to all parameters, ``(networks, n, n)``."""
+        return self._products(parameters, x, dict.fromkeys(self.trained, 1.0))
+
+    def full_ntk(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """Return products of all outputs' gradients, output by output, ``(networks, outputs n, outputs n)``."""
+        rows = self._gradients(parameters, x, self.trained, self._num_outputs(x, all_outputs=True))
+        first, *others = (values.flatten(1, 2) for values in rows)
+        total = first @ first.mT
+        for other in others:
+            total += other @ other.mT
+        return total
+
+    def chunk(self, x: Tensor, all_outputs: bool = False) -> int:
+        """Return for how many networks gradients are to be held at once."""
+        numbers = sum(p.numel() for p in self.template.parameters())
+        return max(CHUNK // (numbers * len(x) * self._num_outputs(x, all_outputs)), 1)
+
+    def _num_outputs(self, x: Tensor, all_outputs: bool = False) -> int:
+        """Return how many outputs there are, or over how many kernels are averaged."""
+        if self.alike and not all_outputs:
+            return 1
+        with torch.no_grad():
+            return self.template(x[:1]).numel()
+
+    def _products(self, parameters: Parameters, x: Tensor, scales: Mapping[str, float]) -> Tensor:
+        found = self._gradients(parameters, x, tuple(scales), self._num_outputs(x))
+        total: Tensor | None = None
+        for rows, scale in zip(found, scales.values(), strict=True):
+            rows = rows * scale
+            product = (rows @ rows.mT).mean(1)
+            total = product if total is None else total + product
+        assert total is not None
+        return total
+
+    def _gradients(self, parameters: Parameters, x: Tensor, names: Sequence[str], num_outputs: int) -> Iterator[Tensor]:
+        """Yield the gradients with respect to one parameter after another, ``(networks, outputs, n, numbers)``."""
+        chosen = {name: parameters[name] for name in names}
+        others = {name: value for name, value in parameters.items() if name not in names}
+
+        def output(chosen: Parameters, others: Parameters, one: Tensor, index: Tensor) -> Tensor:
+            return functional_call(self.template, {**chosen, **others}, (one[None],)).flatten().gather(0, index)[0]
+
+        gradient = vmap(vmap(grad(output), (None, None, None, 0)), (None, None, 0, None))
+        index = torch.arange(num_outputs, device=x.device)[:, None]
+        found = vmap(gradient, (0, 0, None, None))(chosen, others, x, index)
+        for name in names:
+            yield found[name].flatten(3).permute(0, 2, 1, 3)
+
+
+def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype) -> RandomNetworks:
+    """Return the law of ``kernel.network(width)``.
+
+    Raises
+    ------
+    ModelError
+        If the network does not end in layers with weights, or draws noise of its own.
+    """
+    last = _last_layers(kernel)
+    standard = kernel.parameterization == "standard"
+    template = kernel.network(width).to(dtype)
+    # The same network of torch's own layers, which can be read again: sums of gradients know its widths.
+    plain = finite_network(kernel.module, kernel.graph, kernel.variances, True, width, 0)
+    variances = kernel.variances
+    limit = infinite_width(plain, kernel.parameterization, dict(variances.weight), dict(variances.bias))
+    spread = {}
+    for layer in weighted_layers(kernel.graph):
+        for name, deviation in _deviations(layer, template.get_submodule(layer), variances).items():
+            spread[name] = deviation if standard else 1.0
+    return RandomNetworks(
+        template,
+        limit,
+        spread,
+        tuple(name for name, parameter in template.named_parameters() if parameter.requires_grad),
+        tuple(name for name in spread if name.rpartition(".")[0] in last),
+        isinstance(kernel.graph.nodes[-1].layer, Dense),
+    )
+
+
+def _last_layers(kernel: InfiniteWidth) -> frozenset[str]:
+    """Return the layers in whose weights outputs are linear."""
+    nodes = kernel.graph.nodes
+    behind, last = {nodes[-1].name}, set()
+    for node in reversed(nodes):
+        if isinstance(node.layer, Dropout):
+            raise ModelError(f"layer {node.name!r} draws noise of its own; put the module into evaluation mode")
+        if node.name not in behind:
+            continue
+        if isinstance(node.layer, Dense | Convolution):
+            last.add(node.name)
+        elif isinstance(node.layer, Nonlinearity | LayerNormalization) or INPUT in node.inputs:
+            raise ModelError(
+                f"outputs depend on {node.name!r} by no layer with weights; end the network with a dense layer, so "
+                "that outputs are normal given the layers before"
+            )
+        else:
+            behind.update(node.inputs)
+    return frozenset(last)
+
+
+def _deviations(layer: str, module: nn.Module, variances: Variances) -> dict[str, float]:
+    """Return the standard deviations of a layer's weights and biases in the standard parametrisation."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    result = {f"{layer}.weight": math.sqrt(float(variances.weight[layer]) / weight[0].numel())}
+    if module.bias is not None:
+        result[f"{layer}.bias"] = math.sqrt(float(variances.bias[layer]))
+    return result
+
+
+# --------------------------------------------------------------------------------------------------
+# Moments, over random networks of one width, of the entries of their kernels.
+# --------------------------------------------------------------------------------------------------
+
+_NUM_BLOCKS = 8  # tasks a width, each with random numbers of its own: enough for a few processes
+_KERNELS = ("nngp", "ntk")
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of deviations of random networks' kernels from their limit.
+
+    Attributes
+    ----------
+    width : int or None
+        None for the module's own widths.
+    num_networks : int
+        Over which moments are averages.
+    limit : Tensor
+        Shape ``(n, n)``.
+    bias : Tensor
+        Mean deviation of the entries on and above the diagonal, row by row, ``(n (n + 1) / 2,)``.
+    covariance : Tensor
+        Of one network's entries, ``(n (n + 1) / 2, n (n + 1) / 2)``; by the number of networks, that of ``bias``.
+    distance : tuple of float
+        Mean, over networks, of the squared Frobenius norm of the deviation, and the standard error of that mean.
+    """
+
+    width: int | None
+    num_networks: int
+    limit: Tensor
+    bias: Tensor
+    covariance: Tensor
+    distance: tuple[float, float]
+
+    @property
+    def is_diagonal(self) -> Tensor:
+        """Which entries are those of an input with itself."""
+        rows, columns = _pairs_of(len(self.limit))
+        return rows == columns
+
+    def matrix(self, entries: Tensor) -> Tensor:
+        """Return entries as a symmetric matrix, ``(n, n)``."""
+        rows, columns = _pairs_of(len(self.limit))
+        result = entries.new_empty(self.limit.shape)
+        result[rows, columns] = entries
+        result[columns, rows] = entries
+        return result
+
+
+def _pairs_of(n: int) -> tuple[Tensor, Tensor]:
+    """Return rows and columns of the entries on and above the diagonal."""
+    rows, columns = torch.triu_indices(n, n)
+    return rows, columns
+
+
+def _kernel_moments(
+    kernel: InfiniteWidth,
+    x: Tensor,
+    widths: Sequence[int | None],
+    num_networks: int,
+    which: str,
+    seed: int,
+    num_jobs: int,
+    progress: bool,
+) -> list[Moments]:
+    """Average over random networks of each width.
+
+    Raises
+    ------
+    SettingsError, DataError, ShapeError, ModelError
+        If settings, inputs or the network do not fit.
+    """
+    refuse_module(kernel)
+    if which not in _KERNELS:
+        raise SettingsError(f'which must be "nngp" or "ntk", not {which!r}')
+    if isinstance(seed, torch.Generator):
+        raise SettingsError("seed must be a whole number: every block of networks has a stream of its own")
+    x = check_inputs(x, "x", kernel.graph.num_axes).detach()
+    blocks = min(_NUM_BLOCKS, num_networks)
+    sizes = [num_networks // blocks + (i < num_networks % blocks) for i in range(blocks)]
+    networks = [random_networks(kernel, width, x.dtype) for width in widths]
+    limits = [_limit(law, x, which) for law in networks]
+    tasks = [
+        _Task(law, limit, size, f"networks of width {width}, block {i}")
+        for law, limit, width in zip(networks, limits, widths, strict=True)
+        for i, size in enumerate(sizes)
+    ]
+    sums = map_tasks(
+        partial(_block, x, which, seed), tasks, num_jobs=num_jobs, progress=progress, description="networks"
+    )
+    return [
+        _moments(width, limit, num_networks, torch.stack(sums[i * blocks : (i + 1) * blocks]).sum(0))
+        for i, (width, limit) in enumerate(zip(widths, limits, strict=True))
+    ]
+
+
+class _Task(NamedTuple):
+    """Some networks of one width, with a random stream of their own."""
+
+    networks: RandomNetworks
+    limit: Tensor
+    size: int
+    stream: str
+
+
+def _limit(networks: RandomNetworks, x: Tensor, which: str) -> Tensor:
+    """Return the kernel of infinite width, ``(n, n)`` in float64: its rounding errors must not pass for a bias."""
+    result: Tensor = (networks.limit.nngp if which == "nngp" else networks.limit.ntk)(x.double())
+    if not bool((result.diagonal() > 0).all()):
+        row = int((result.diagonal() <= 0).nonzero()[0])
+        raise DataError(f"the kernel of row {row} of x with itself is zero, so that there is nothing to compare")
+    return result
+
+
+def _block(x: Tensor, which: str, seed: int, task: _Task) -> Tensor:
+    """Return sums over some networks: entries, their products and squared distances, in one vector."""
+    networks = task.networks
+    generator = new_generator(seed, x.device, stream=task.stream)
+    rows, columns = _pairs_of(len(x))
+    total: Tensor | None = None
+    for first in range(0, task.size, chunk := networks.chunk(x)):
+        parameters = networks.draw(min(chunk, task.size - first), generator)
+        found = (networks.nngp if which == "nngp" else networks.ntk)(parameters, x)
+        # Networks are in the precision of x, which their randomness hides; their sums are not.
+        away = found.double() - task.limit
+        entries, distance = away[:, rows, columns], away.square().sum((1, 2))
+        sums = [entries.sum(0), (entries.mT @ entries).flatten(), distance.sum()[None], distance.square().sum()[None]]
+        total = torch.cat(sums) if total is None else total + torch.cat(sums)
+    assert total is not None
+    return total
+
+
+def _moments(width: int | None, limit: Tensor, num_networks: int, total: Tensor) -> Moments:
+    size = len(limit) * (len(limit) + 1) // 2
+    total = total / num_networks
+    bias, products, distance = total[:size], total[size:-2].reshape(size, size), total[-2:]
+    unbiased = num_networks / (num_networks - 1)
+    error = ((distance[1] - distance[0].square()).clamp_min(0) * unbiased / num_networks).sqrt()
+    covariance = (products - bias[:, None] * bias) * unbiased
+    return Moments(width, num_networks, limit, bias, covariance, (float(distance[0]), float(error)))
+
+
+# --------------------------------------------------------------------------------------------------
+# How far kernels of finite networks are, on average, from their limit.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FiniteWidthBias:
+    """Mean deviation of random networks' kernels from their limit; made by :func:`finite_width_bias`.
+
+    Attributes
+    ----------
+    which : str
+        ``"nngp"`` or ``"ntk"``.
+    moments : tuple of Moments
+        One a width.
+    """
+
+    which: str
+    moments: tuple[Moments, ...]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths, in ascending order."""
+        return tuple(int(m.width or 0) for m in self.moments)
+
+    @property
+    def limit(self) -> Tensor:
+        """The kernel of infinite width, ``(W, n, n)``; in the standard parametrisation it depends on the width."""
+        return torch.stack([m.limit for m in self.moments])
+
+    @property
+    def bias(self) -> Tensor:
+        """Mean of the finite kernels minus the limit, ``(W, n, n)``."""
+        return torch.stack([m.matrix(m.bias) for m in self.moments])
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Monte Carlo error of the bias, ``(W, n, n)``."""
+        return torch.stack([m.matrix((m.covariance.diagonal() / m.num_networks).sqrt()) for m in self.moments])
+
+    @cached_property
+    def rate(self) -> PowerLaw:
+        """The power of the width by which biases off the diagonal fall, with its confidence interval.
+
+        Raises
+        ------
+        SettingsError
+            If there is one width, or one input, only.
+        """
+        if len(self.moments) < 2 or len(self.moments[0].limit) < 2:
+            raise SettingsError("a rate needs two widths and two inputs at least")
+        chosen = ~self.moments[0].is_diagonal
+        values, errors = zip(*[_relative(m, chosen) for m in self.moments], strict=True)
+        return fit_power_law(torch.tensor(self.widths, dtype=torch.float64), torch.stack(values), torch.stack(errors))
+
+    @property
+    def diagonal_p_value(self) -> float:
+        """How often kernels without any bias on the diagonal would seem to have more (a chi-squared test)."""
+        return self._p_value(self.moments[0].is_diagonal)
+
+    @property
+    def off_diagonal_p_value(self) -> float:
+        """How often kernels without any bias off the diagonal would seem to have more."""
+        return self._p_value(~self.moments[0].is_diagonal)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a width and pair of inputs: limit, bias, its standard error, and both by the limit."""
+        rows, columns = (x.tolist() for x in _pairs_of(len(self.moments[0].limit)))
+        bias, error, limit = self.bias, self.standard_error, self.limit
+        table = []
+        for k, width in enumerate(self.widths):
+            for i, j in zip(rows, columns, strict=True):
+                value, b, e = (float(matrix[k, i, j]) for matrix in (limit, bias, error))
+                by = (b / value, e / abs(value)) if value else (math.nan, math.nan)
+                table.append(
+                    {
+                        "width": width,
+                        "first": i,
+                        "second": j,
+                        "limit": value,
+                        "bias": b,
+                        "standard_error": e,
+                        "relative_bias": by[0],
+                        "relative_standard_error": by[1],
+                    }
+                )
+        return pd.DataFrame(table)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the size of relative biases against the width: pairs off the diagonal with 95 % bars, and 1/width.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default new axes.
+        """
+        from matplotlib.figure import Figure
+
+        from bayeskit.core.plots import CHAIN_COLOURS, GREY
+
+        if ax is None:
+            ax = Figure(figsize=(5.4, 4.2), layout="constrained").subplots()
+        table = self.to_pandas()
+        off = table[table["first"] != table["second"]]
+        for i, ((first, second), rows) in enumerate(off.groupby(["first", "second"])):
+            ax.errorbar(
+                rows["width"] * (1 + 0.02 * i),  # so that bars do not hide one another
+                rows["relative_bias"].abs(),
+                1.96 * rows["relative_standard_error"],
+                color=CHAIN_COLOURS[i % len(CHAIN_COLOURS)],
+                marker="o",
+                markersize=4,
+                linestyle="none",
+                capsize=2,
+                label=f"inputs {first}, {second}",
+            )
+        start = off[off["width"] == self.widths[0]]["relative_bias"].abs().max()
+        width = torch.tensor(self.widths, dtype=torch.float64)
+        ax.plot(width, start * width[0] / width, color=GREY, linestyle="--", linewidth=1.0, zorder=0, label="1/width")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_xlabel("width")
+        ax.set_ylabel(f"relative bias of the {self.which.upper()}, size")
+        ax.legend(frameon=False, fontsize="small")
+        ax.grid(alpha=0.25)
+        return ax
+
+    def __repr__(self) -> str:
+        number = self.moments[0].num_networks
+        lines = [f"bias of the {self.which.upper()} of {number} networks of widths {', '.join(map(str, self.widths))}"]
+        if len(self.moments[0].limit) > 1:
+            if len(self.moments) > 1:
+                lines.append(f"  off the diagonal: {self.rate}")
+            lines.append(f"  none off the diagonal: p = {self.off_diagonal_p_value:.2g}")
+        lines.append(f"  none on the diagonal: p = {self.diagonal_p_value:.2g}")
+        return "\n".join(lines)
+
+    def _p_value(self, chosen: Tensor) -> float:
+        values, errors = (torch.stack(x) for x in zip(*[_relative(m, chosen) for m in self.moments], strict=True))
+        precision, num_directions = precisions(errors)
+        statistic = float(torch.einsum("wp,wpq,wq->", values, precision, values))
+        return float(chi2.sf(statistic, sum(num_directions)))
+
+
+def _relative(moments: Moments, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return biases by the size of both inputs' own kernels, which is never zero, and their covariance."""
+    rows, columns = _pairs_of(len(moments.limit))
+    diagonal = moments.limit.diagonal()
+    size = (diagonal[rows] * diagonal[columns]).sqrt()[chosen]
+    covariance = moments.covariance[chosen][:, chosen] / moments.num_networks
+    return moments.bias[chosen] / size, covariance / (size[:, None] * size)
+
+
+def finite_width_bias(
+    kernel: InfiniteWidth,
+    x: Tensor,
+    widths: Sequence[int] = (8, 16, 32, 64),
+    num_networks: int = 10_000,
+    which: str = "nngp",
+    *,
+    seed: int = 0,
+    num_jobs: int = 1,
+    progress: bool = True,
+) -> FiniteWidthBias:
+    r"""Average the kernels of random finite networks, and compare the mean with the limit, entry by entry.
+
+    Networks have the law of ``kernel.network(width)``. The last layer of each is integrated out: given the layers
+    before, the covariance of outputs is known.
+
+    Parameters
+    ----------
+    kernel : InfiniteWidth
+        The limit, made by :func:`~bayeskit.models.wide_networks.infinite_width`.
+    x : Tensor
+        Inputs, ``(n, ...)``, few. Networks are in its precision (float32 halves the time, and its rounding errors are
+        far below the Monte Carlo error of any number of networks that one can afford); sums over networks are in
+        float64.
+    widths : sequence of int
+        Of all layers but the last.
+    num_networks : int, default 10_000
+        At each width.
+    which : {"nngp", "ntk"}, default "nngp"
+    seed : int, default 0
+    num_jobs : int, default 1
+        Processes; results do not depend on it.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    FiniteWidthBias
+        With standard errors, and the rate at which the bias falls.
+
+    Raises
+    ------
+    SettingsError
+        If widths or numbers are below 1, or ``which`` is unknown.
+    ShapeError, DataError
+        If inputs do not fit the network.
+    ModelError
+        If the network does not end in a layer with weights, or draws noise of its own.
+
+    Notes
+    -----
+    With one hidden layer there is no bias at any width: both kernels are averages over independent units. From the
+    second on, a layer meets a random covariance and bends it, :math:`E\,g(\hat K) = g(K) + \tfrac12 g''(K)
+    \operatorname{var} \hat K + \dots`, and the variance is of order one over the width.
+
+    On the diagonal of ReLU, leaky ReLU and absolute value there is none at any depth, with biases or without. Half of
+    the second moment passes such a unit whatever the layers before have made it, which is linear, so that nothing is
+    bent. In the tangent kernel the squared slope of a unit depends on the sign of its argument alone, and that sign is
+    independent of all else on the diagonal: turning the unit's incoming weights turns the sign and leaves the squared
+    length of the gradient as it is.
+
+    References
+    ----------
+    Dyer, E., Gur-Ari, G. (2020). Asymptotics of wide networks from Feynman diagrams. International Conference on
+    Learning Representations.
+
+    Yaida, S. (2020). Non-Gaussian processes and neural networks at finite widths. Mathematical and Scientific Machine
+    Learning.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from bayeskit.models.wide_networks import infinite_width
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> kernel = infinite_width(network, weight_variance=2.0)
+    >>> result = finite_width_bias(kernel, torch.tensor([[1.0, 0.0], [-0.5, 1.0]]), widths=(4, 8, 16))
+    >>> result.diagonal_p_value > 0.01, result.off_diagonal_p_value < 1e-6, result.rate.covers(1.0)
+    (True, True, True)
+    """
+    found = sorted({whole_number("widths", width, least=1) for width in widths})
+    if not found:
+        raise SettingsError("widths must have one entry at least")
+    num_networks = whole_number("num_networks", num_networks, least=2)
+    return FiniteWidthBias(
+        which, tuple(_kernel_moments(kernel, x, found, num_networks, which, seed, num_jobs, progress))
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# How much the tangent kernel of a finite network moves while it is trained.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NTKDrift:
+    """The path of one network's tangent kernel; made by :func:`ntk_drift` and :func:`ntk_drift_of_snapshots`.
+
+    Attributes
+    ----------
+    steps : tuple of int
+        Of training, or the numbers of the snapshots.
+    relative_change : Tensor
+        Frobenius norm of the kernel's change since the first, by that of the first, ``(T,)``. The kernel is that of
+        all pairs of inputs and outputs.
+    loss : Tensor or None
+        Half the sum of squared residuals, ``(T,)``; None for snapshots.
+    """
+
+    steps: tuple[int, ...]
+    relative_change: Tensor
+    loss: Tensor | None = None
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a step."""
+        table = {"step": list(self.steps), "relative_change": self.relative_change.tolist()}
+        return pd.DataFrame(table if self.loss is None else table | {"loss": self.loss.tolist()})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the relative change against the step.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default new axes.
+        """
+        from matplotlib.figure import Figure
+
+        from bayeskit.core.plots import BLUE
+
+        if ax is None:
+            ax = Figure(figsize=(5.0, 3.6), layout="constrained").subplots()
+        ax.plot(self.steps, self.relative_change.tolist(), color=BLUE, marker="o", markersize=3)
+        ax.set_xlabel("snapshot" if self.loss is None else "step")
+        ax.set_ylabel("relative change of the NTK")
+        ax.set_ylim(bottom=0)
+        ax.grid(alpha=0.25)
+        return ax
+
+    def __repr__(self) -> str:
+        when = f"over {len(self.steps)} snapshots" if self.loss is None else f"in {self.steps[-1]} steps"
+        fall = "" if self.loss is None else f", the loss from {float(self.loss[0]):.3g} to {float(self.loss[-1]):.3g}"
+        return f"NTK changed by {float(self.relative_change[-1]):.3g} of its size {when}{fall}"
+
+
+@dataclass(frozen=True)
+class DriftAgainstWidth:
+    """Changes of the tangent kernels of random networks that were trained; made by :func:`ntk_drift_against_width`.
+
+    Attributes
+    ----------
+    widths : tuple of int or None
+        None for the module's own.
+    relative_change : Tensor
+        Frobenius norm of the change by that of the first kernel, ``(W, num_networks)``. As for :func:`ntk_drift`, the
+        kernel is that of all pairs of inputs and outputs.
+    loss : Tensor
+        Half the sum of squared residuals, before and after, ``(W, num_networks, 2)``.
+    """
+
+    widths: tuple[int | None, ...]
+    relative_change: Tensor
+    loss: Tensor
+
+    @property
+    def typical(self) -> Tensor:
+        """Geometric mean of the change over networks, ``(W,)``."""
+        return self.relative_change.log().mean(1).exp()
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Monte Carlo error of the typical change, ``(W,)``."""
+        logarithms = self.relative_change.log()
+        return self.typical * logarithms.std(1) / logarithms.shape[1] ** 0.5
+
+    @cached_property
+    def rate(self) -> PowerLaw:
+        """The power of the width by which the typical change falls, with its confidence interval.
+
+        Raises
+        ------
+        SettingsError
+            If there is one width only, beside the module's own.
+        """
+        rows = [row for row, width in enumerate(self.widths) if width is not None]
+        if len(rows) < 2:
+            raise SettingsError("a rate needs two widths at least, beside the module's own")
+        return fit_power_law(
+            torch.tensor([self.widths[row] for row in rows], dtype=torch.float64),
+            self.typical[rows, None],
+            self.standard_error[rows].square()[:, None, None],
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a width."""
+        loss = self.loss.mean(1)
+        return pd.DataFrame(
+            {
+                "width": list(self.widths),
+                "relative_change": self.typical.tolist(),
+                "standard_error": self.standard_error.tolist(),
+                "first_loss": loss[:, 0].tolist(),
+                "last_loss": loss[:, 1].tolist(),
+            }
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the typical change against the width, with 95 % bars, above a line that falls like 1/width.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default new axes.
+        """
+        from matplotlib.figure import Figure
+
+        from bayeskit.core.plots import BLUE, GREY
+
+        if ax is None:
+            ax = Figure(figsize=(5.0, 3.6), layout="constrained").subplots()
+        table = self.to_pandas().dropna()
+        ax.errorbar(
+            table["width"], table["relative_change"], 1.96 * table["standard_error"], color=BLUE, marker="o", capsize=2
+        )
+        if len(table):
+            line = table["relative_change"].iloc[0] * table["width"].iloc[0] / table["width"]
+            ax.plot(table["width"], line, color=GREY, linestyle="--", linewidth=1.0, zorder=0, label="1/width")
+            ax.legend(frameon=False)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_xlabel("width")
+        ax.set_ylabel("relative change of the NTK")
+        ax.grid(alpha=0.25)
+        return ax
+
+    def __repr__(self) -> str:
+        lines = [f"change of the NTK of {self.relative_change.shape[1]} trained networks a width"]
+        if len(self.widths) - (None in self.widths) > 1:
+            lines.append(f"  {self.rate}")
+        for width, value, error in zip(self.widths, self.typical.tolist(), self.standard_error.tolist(), strict=True):
+            name = "the module's own width" if width is None else f"width {width}"
+            lines.append(f"  {name}: {value:.3g} +- {error:.2g}")
+        return "\n".join(lines)
+
+
+def ntk_drift(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    learning_rate: float | None = None,
+    num_steps: int = 100,
+    num_records: int = 11,
+) -> NTKDrift:
+    r"""Train a copy of a module by gradient descent, and follow its tangent kernel.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any, from its present weights, in evaluation mode; it is not changed.
+    x : Tensor
+        Inputs, ``(n, ...)``: training data, and where the kernel is looked at.
+    y : Tensor
+        What outputs should be, ``(n, outputs)``, or ``(n,)`` where there is one.
+    learning_rate : float, optional
+        For half the *sum* of squared residuals; by default half of one over the first kernel's largest eigenvalue.
+        Descent is stable below two over it.
+    num_steps : int, default 100
+    num_records : int, default 11
+        How often the kernel is computed, the first and last time included.
+
+    Returns
+    -------
+    NTKDrift
+
+    Raises
+    ------
+    ShapeError, DataError
+        If inputs do not fit the module, or targets do not fit outputs, or are not finite.
+    ModelError
+        If no parameter requires gradients, or outputs at one input depend on others or on chance.
+    LossError
+        If training diverges.
+
+    References
+    ----------
+    Lee, J., Xiao, L., Schoenholz, S. S., Bahri, Y., Novak, R., Sohl-Dickstein, J., Pennington, J. (2019). Wide neural
+    networks of any depth evolve as linear models under gradient descent. Advances in Neural Information Processing
+    Systems 32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from bayeskit.models.wide_networks import infinite_width
+    >>> kernel = infinite_width(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)))
+    >>> x = torch.linspace(-1.0, 1.0, 5)[:, None]
+    >>> bool(ntk_drift(kernel.network(1024), x, x.square()).relative_change[-1] < 0.1)
+    True
+    """
+    num_steps, num_records = whole_number("num_steps", num_steps, 1), whole_number("num_records", num_records, 2)
+    model = copy.deepcopy(module).eval()
+    first = empirical_ntk(model, x)
+    y = as_targets(y, flat_outputs(model, x).detach())
+    rate = descent_rate(learning_rate, lambda: largest_eigenvalue(first))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    recorded = sorted({round(i * num_steps / (num_records - 1)) for i in range(num_records)})
+    changes, losses = [], []
+    with torch.enable_grad(), one_thread():
+        for step in range(num_steps + 1):
+            loss = 0.5 * (flat_outputs(model, x) - y).square().sum()
+            if not bool(torch.isfinite(loss)):
+                raise LossError(f"the loss of step {step} is not finite; lower learning_rate, now {rate:.3g}")
+            if step in recorded:
+                changes.append(relative_change(empirical_ntk(model, x), first))
+                losses.append(loss.detach())
+            if step < num_steps:
+                # Parameters that outputs do not depend on stay where they are.
+                gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
+                with torch.no_grad():
+                    for parameter, gradient in zip(trained, gradients, strict=True):
+                        parameter.sub_(rate * gradient)
+    return NTKDrift(tuple(recorded), torch.stack(changes), torch.stack(losses))
+
+
+def ntk_drift_of_snapshots(module: nn.Module, x: Tensor, snapshots: Sequence[Mapping[str, Tensor]]) -> NTKDrift:
+    """Follow the tangent kernel of a network along snapshots of its training, however it was trained.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In evaluation mode; it is not changed.
+    x : Tensor
+        Inputs where the kernel is looked at, ``(n, ...)``.
+    snapshots : sequence of state dicts
+        The first is what others are compared with.
+
+    Returns
+    -------
+    NTKDrift
+
+    Raises
+    ------
+    SettingsError
+        If there are none.
+    ModelError
+        If one is of another module.
+
+    Examples
+    --------
+    >>> import copy, torch
+    >>> from torch import nn
+    >>> module = nn.Linear(2, 1)
+    >>> snapshots = [copy.deepcopy(module.state_dict()), {name: 2 * w for name, w in module.state_dict().items()}]
+    >>> ntk_drift_of_snapshots(module, torch.eye(2), snapshots).relative_change.tolist()  # linear: no drift
+    [0.0, 0.0]
+    """
+    if not snapshots:
+        raise SettingsError("snapshots must have one entry at least")
+    model = copy.deepcopy(module).eval()
+    kernels = []
+    for i, snapshot in enumerate(snapshots):
+        try:
+            model.load_state_dict(dict(snapshot))
+        except RuntimeError as error:
+            raise ModelError(f"snapshot {i} does not fit {type(module).__name__}: {error}") from error
+        kernels.append(empirical_ntk(model, x))
+    changes = torch.stack([relative_change(kernel, kernels[0]) for kernel in kernels])
+    return NTKDrift(tuple(range(len(kernels))), changes)
+
+
+def ntk_drift_against_width(
+    kernel: InfiniteWidth,
+    x: Tensor,
+    y: Tensor,
+    widths: Sequence[int | None] = (16, 32, 64, 128),
+    num_networks: int = 64,
+    *,
+    learning_rate: float | None = None,
+    num_steps: int = 100,
+    seed: int = 0,
+) -> DriftAgainstWidth:
+    r"""Train random networks of several widths, and compare how much their tangent kernels move.
+
+    With smooth activations the change falls like one over the width: each weight moves by one over its square root,
+    and of a sum over units the first-order changes, which have random signs, add up no further than the second-order
+    ones. With a kink, as in ReLU, it falls more slowly, by a power between one half and three quarters: a share of one
+    over the square root of the width crosses the kink, and as units that are off do not feel a datum, those that are
+    switched on and off do not cancel.
+
+    Parameters
+    ----------
+    kernel : InfiniteWidth
+        Networks have the law of ``kernel.network(width)``.
+    x : Tensor
+        Inputs, ``(n, ...)``. Networks are in its precision.
+    y : Tensor
+        What outputs should be, ``(n, outputs)``, or ``(n,)`` where there is one.
+    widths : sequence of int or None
+        Of all layers but the last; None for the module's own, of which the rate knows nothing.
+    num_networks : int, default 64
+        At each width; all are trained at once.
+    learning_rate : float, optional
+        For half the sum of squared residuals; by default half of one over the largest eigenvalue of the tangent
+        kernel of infinite width, so that all widths train for the same time.
+    num_steps : int, default 100
+    seed : int, default 0
+
+    Returns
+    -------
+    DriftAgainstWidth
+
+    Raises
+    ------
+    SettingsError, ShapeError, DataError
+        If settings, inputs or targets do not fit.
+    ModelError
+        If the kernel is a torch module, or its networks do not end in layers with weights or draw noise of their own.
+    LossError
+        If the training of a network diverges.
+
+    References
+    ----------
+    Dyer, E., Gur-Ari, G. (2020). Asymptotics of wide networks from Feynman diagrams. International Conference on
+    Learning Representations.
+
+    Huang, J., Yau, H.-T. (2020). Dynamics of deep neural networks and neural tangent hierarchy. International
+    Conference on Machine Learning.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from bayeskit.models.wide_networks import infinite_width
+    >>> kernel = infinite_width(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)))
+    >>> x = torch.linspace(-1.0, 1.0, 5)[:, None]
+    >>> narrow, wide = ntk_drift_against_width(kernel, x, x.square(), widths=(16, 256)).typical
+    >>> bool(4 * wide < narrow)
+    True
+    """
+    num_networks = whole_number("num_networks", num_networks, least=2)
+    num_steps = whole_number("num_steps", num_steps, least=1)
+    given = {None if width is None else whole_number("widths", width, least=1) for width in widths}
+    if not given:
+        raise SettingsError("widths must have one entry at least")
+    refuse_module(kernel)
+    x = check_inputs(x, "x", kernel.graph.num_axes).detach()
+    changes, losses = [], []
+    found = sorted(given, key=lambda width: width or 0)
+    for width in found:
+        networks = random_networks(kernel, width, x.dtype)
+        rate = descent_rate(learning_rate, lambda limit=networks.limit: largest_eigenvalue(limit.ntk(x.double())))  # type: ignore[misc]
+        generator = new_generator(seed, x.device, stream=f"trained networks of width {width}")
+        with one_thread():
+            change, loss = _trained(networks, x, y, num_networks, rate, num_steps, generator)
+        if not bool(torch.isfinite(loss).all() and torch.isfinite(change).all()):
+            raise LossError(
+                f"training diverges for a network of width {width}; lower learning_rate, now {rate:.3g}, or leave out "
+                "small widths"
+            )
+        changes.append(change)
+        losses.append(loss)
+    return DriftAgainstWidth(tuple(found), torch.stack(changes), torch.stack(losses))
+
+
+def _trained(
+    networks: RandomNetworks,
+    x: Tensor,
+    y: Tensor,
+    num_networks: int,
+    rate: float,
+    num_steps: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Return relative changes, ``(num_networks,)``, and losses before and after, ``(num_networks, 2)``."""
+    changes, losses = [], []
+    for first in range(0, num_networks, chunk := networks.chunk(x, all_outputs=True)):
+        parameters = networks.draw(min(chunk, num_networks - first), generator)
+        fixed = {name: value for name, value in parameters.items() if name not in networks.trained}
+        moving = {name: parameters[name] for name in networks.trained}
+        targets = as_targets(y, networks.outputs(parameters, x)[0])
+
+        def loss(moving: Parameters, fixed: Parameters, targets: Tensor) -> Tensor:
+            return 0.5 * (networks.outputs({**moving, **fixed}, x) - targets).square().sum((1, 2))
+
+        def total(moving: Parameters, fixed: Parameters, targets: Tensor) -> Tensor:
+            return loss(moving, fixed, targets).sum()  # networks do not know of one another
+
+        before = networks.full_ntk(parameters, x).double(), loss(moving, fixed, targets)
+        for _ in range(num_steps):
+            gradients = grad(total)(moving, fixed, targets)
+            moving = {name: value - rate * gradients[name] for name, value in moving.items()}
+        after = networks.full_ntk({**moving, **fixed}, x).double(), loss(moving, fixed, targets)
+        changes.append((after[0] - before[0]).norm(dim=(1, 2)) / before[0].norm(dim=(1, 2)))
+        losses.append(torch.stack([before[1], after[1]], 1).double())
+    return torch.cat(changes), torch.cat(losses)
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether a finite network is wide enough for its kernels of infinite width to describe it.
+# --------------------------------------------------------------------------------------------------
+
+_LEVEL = 0.975
+_Weighted = Dense | Convolution
+
+
+class Interval(NamedTuple):
+    """A number with its 95 % confidence interval.
+
+    Attributes
+    ----------
+    value, lower, upper : float
+        None is below zero.
+    """
+
+    value: float
+    lower: float
+    upper: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} ({self.lower:.3g} to {self.upper:.3g})"
+
+
+@dataclass(frozen=True)
+class KernelRegime:
+    """How far networks of one width are from their limit; made by :func:`kernel_regime`.
+
+    Attributes
+    ----------
+    width : int or None
+        None for the module's own widths.
+    num_networks : int
+        Of random weights.
+    tolerance : float
+        Below which a relative number counts as small.
+    bias : Interval
+        Frobenius norm of the mean tangent kernel minus its limit, by that of the limit, off the diagonal. Falls like
+        one over the width.
+    fluctuation : Interval
+        Root mean square, over networks, of the Frobenius norm of the tangent kernel minus its mean, by that of the
+        limit. Falls like one over the square root of the width.
+    drift : Interval or None
+        Typical change of a network's tangent kernel under training, by the kernel; None where there were no targets.
+        Falls like one over the width, or nearly its square root where activations have kinks.
+    has_kinks : bool
+        Whether activations have.
+    widths : tuple of int
+        Of the layers before the last, one after another, where ``width`` is None.
+    law : str
+        That of the random weights, in words.
+    he_variance : float or None
+        The weight variance with which ReLU keeps the size of what it passes on, if weights have a smaller one.
+    """
+
+    width: int | None
+    num_networks: int
+    tolerance: float
+    bias: Interval
+    fluctuation: Interval
+    drift: Interval | None
+    has_kinks: bool = False
+    widths: tuple[int, ...] = ()
+    law: str = ""
+    he_variance: float | None = None
+
+    @property
+    def numbers(self) -> dict[str, Interval]:
+        """All that was measured, by name."""
+        found = {"bias": self.bias, "fluctuation": self.fluctuation}
+        return found if self.drift is None else found | {"drift": self.drift}
+
+    @property
+    def trusted(self) -> bool:
+        """Whether all numbers are below the tolerance, with their intervals."""
+        return all(number.upper <= self.tolerance for number in self.numbers.values())
+
+    @property
+    def rejected(self) -> bool:
+        """Whether a number is above the tolerance, with its interval."""
+        return any(number.lower > self.tolerance for number in self.numbers.values())
+
+    @property
+    def factor(self) -> float:
+        """How many times the width would bring all numbers to the tolerance, or at least one if they are below."""
+        powers = {"bias": 1.0, "fluctuation": 2.0, "drift": 2.0 if self.has_kinks else 1.0}
+        return max(1.0, *((number.value / self.tolerance) ** powers[name] for name, number in self.numbers.items()))
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: whether this width is in the kernel regime, what speaks against it, and what to do."""
+        width = "random networks of " + (f"width {self.width}" if self.width is not None else self._own_widths)
+        if self.trusted:
+            text = f"{width} are in the kernel regime: all of {', '.join(self.numbers)} are below {self.tolerance:g}"
+            return text if self.drift is not None else f"{text} (at initialisation; give y for the drift)"
+        large = [f"{name} {number}" for name, number in self.numbers.items() if number.lower > self.tolerance]
+        if large:
+            return (
+                f"{width} are not in the kernel regime: {', '.join(large)} above {self.tolerance:g}; about "
+                f"{_rounded(self.factor)} times the width would be{self._remedy}"
+            )
+        open_ones = [f"{name} {number}" for name, number in self.numbers.items() if number.upper > self.tolerance]
+        return f"{width} are undecided: {', '.join(open_ones)} about {self.tolerance:g}; take more networks"
+
+    @property
+    def _own_widths(self) -> str:
+        if not self.widths:
+            return "the module's own widths"
+        return f"the module's own width{'s' * (len(self.widths) > 1)} {', '.join(map(str, self.widths))}"
+
+    @property
+    def _remedy(self) -> str:
+        if self.he_variance is None or self.drift is None or self.drift.lower <= self.tolerance:
+            return ""
+        return (
+            f". The drift also shrinks with weight_variance={self.he_variance:g} (He), with which the kernel does not "
+            "get smaller from layer to layer"
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a number."""
+        rows = [{"number": name, **number._asdict()} for name, number in self.numbers.items()]
+        return pd.DataFrame(rows).set_index("number")
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the numbers with their 95 % intervals beside the tolerance; filled ones are below it.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default new axes.
+        """
+        from matplotlib.figure import Figure
+
+        from bayeskit.core.plots import BLUE, GREY, VERMILION
+
+        if ax is None:
+            ax = Figure(figsize=(5.6, 2.2), layout="constrained").subplots()
+        floor = 1e-2 * self.tolerance
+        for row, number in enumerate(self.numbers.values()):
+            small = number.upper <= self.tolerance
+            colour = BLUE if small else VERMILION
+            ends = [max(number.lower, floor), max(number.upper, floor)]
+            ax.plot(ends, [row, row], color=colour, linewidth=1.8)
+            value = max(number.value, floor)
+            ax.plot([value], [row], marker="o", color=colour, markerfacecolor=colour if small else "white")
+        ax.axvline(self.tolerance, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
+        ax.set_xscale("log")
+        ax.set_yticks(range(len(self.numbers)), list(self.numbers))
+        ax.set_ylim(len(self.numbers) - 0.5, -0.5)
+        ax.set_xlabel("relative to the tangent kernel")
+        ax.grid(axis="x", alpha=0.25)
+        return ax
+
+    def __repr__(self) -> str:
+        law = [f"  {self.law}; not the module's own weights"] if self.law else []
+        return "\n".join([self.verdict, *law, *(f"  {name} {number}" for name, number in self.numbers.items())])
+
+
+def kernel_regime(
+    kernel: InfiniteWidth | nn.Module,
+    x: Tensor,
+    y: Tensor | None = None,
+    *,
+    width: int | None = None,
+    weight_variance: Variance | None = None,
+    bias_variance: Variance | None = None,
+    tolerance: float = 0.1,
+    num_networks: int = 500,
+    num_trained: int = 32,
+    learning_rate: float | None = None,
+    num_steps: int = 100,
+    seed: int = 0,
+    num_jobs: int = 1,
+    progress: bool = True,
+) -> KernelRegime:
+    """Tell whether random networks of a given width behave as their tangent kernel of infinite width says.
+
+    They have the layers of a module and random weights of the law that is given here, not the module's own weights,
+    whatever law these have. Three things must hold: the mean of their kernels is the limit, each is close to the mean,
+    and training leaves it where it was.
+
+    Parameters
+    ----------
+    kernel : InfiniteWidth or torch.nn.Module
+        Networks have the law of ``kernel.network(width)``. A module is read by
+        :func:`~bayeskit.models.wide_networks.infinite_width`.
+    x : Tensor
+        Inputs, ``(n, ...)``, two at least. Networks are in its precision.
+    y : Tensor, optional
+        What outputs should be, ``(n, outputs)`` or ``(n,)``; without it nothing is trained.
+    width : int, optional
+        Of all layers but the last; by default the module's own widths.
+    weight_variance, bias_variance : float, Tensor or mapping, optional
+        As for :func:`~bayeskit.models.wide_networks.infinite_width`, times the number of inputs of a layer for weights;
+        by default those of the kernel, or 1 and 0 for a module. Before ReLU, 2 for weights (He) keeps variances as they
+        are from layer to layer.
+    tolerance : float, default 0.1
+        Below which relative numbers count as small.
+    num_networks : int, default 500
+        Random networks, for bias and fluctuation.
+    num_trained : int, default 32
+        Those that are trained, for the drift.
+    learning_rate, num_steps
+        Of training, see :func:`ntk_drift_against_width`.
+    seed : int, default 0
+    num_jobs : int, default 1
+        Processes for the random networks; results do not depend on it.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    KernelRegime
+        With the numbers, a verdict in words, and ``trusted``.
+
+    Raises
+    ------
+    SettingsError, ShapeError, DataError, ModelError
+        If settings, inputs, targets or the network do not fit.
+    LossError
+        If training diverges.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from bayeskit.models.wide_networks import infinite_width
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> kernel = infinite_width(network, weight_variance=2.0)
+    >>> x = torch.tensor([[1.0, 0.0], [0.5, 1.0], [-0.5, 1.0]])
+    >>> report = kernel_regime(kernel, x, x.sum(1), width=8)
+    >>> report.trusted, report.verdict.startswith("random networks of width 8 are not in the kernel regime")
+    (False, True)
+    """
+    if isinstance(kernel, nn.Module):
+        kernel = infinite_width(kernel)
+    if weight_variance is not None or bias_variance is not None:
+        kernel = kernel.with_variances(weight_variance, bias_variance)
+    if not isinstance(x, Tensor) or x.dim() < 2 or len(x) < 2:
+        raise ShapeError("x must hold two inputs at least, (n, ...): the bias is that of pairs")
+    width = None if width is None else whole_number("width", width, least=1)
+    tolerance = real_number("tolerance", tolerance, between=(0.0, math.inf))
+    num_networks = whole_number("num_networks", num_networks, least=2)
+    (moments,) = _kernel_moments(kernel, x, [width], num_networks, "ntk", seed, num_jobs, progress)
+    bias, fluctuation = _bias(moments), _fluctuation(moments)
+    drift = None
+    if y is not None:
+        trained = ntk_drift_against_width(
+            kernel, x, y, [width], num_trained, learning_rate=learning_rate, num_steps=num_steps, seed=seed
+        )
+        drift = _drift(trained)
+    return KernelRegime(
+        width,
+        num_networks,
+        tolerance,
+        bias,
+        fluctuation,
+        drift,
+        _has_kinks(kernel),
+        _widths(kernel),
+        _law(kernel),
+        _he_variance(kernel),
+    )
+
+
+def _has_kinks(kernel: InfiniteWidth) -> bool:
+    layers = [node.layer for node in kernel.graph.nodes]
+    functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
+    return any(isinstance(f, Step) or (isinstance(f, PiecewiseLinear) and f.left != f.right) for f in functions)
+
+
+def _widths(kernel: InfiniteWidth) -> tuple[int, ...]:
+    """Return the numbers of channels of layers with weights before the last."""
+    layers = [node.layer for node in kernel.graph.nodes]
+    channels = [x.channels if isinstance(x, Dense) else x.dense.channels for x in layers if isinstance(x, _Weighted)]
+    return tuple(channels[:-1])
+
+
+def _law(kernel: InfiniteWidth) -> str:
+    """Return the law of random weights, in words."""
+    weight, bias = (_numbers(x) for x in (kernel.variances.weight, kernel.variances.bias))
+    which = "NTK" if kernel.parameterization == "ntk" else kernel.parameterization
+    return f"weight variance {weight} over the number of inputs, bias variance {bias}, {which} parametrisation"
+
+
+def _numbers(variances: Mapping[str, float | Tensor]) -> str:
+    found = [f"{float(x):.3g}" for x in variances.values()]
+    return found[0] if len(set(found)) == 1 else f"({', '.join(found)})"
+
+
+def _he_variance(kernel: InfiniteWidth) -> float | None:
+    """Return the weight variance with which activations with a kink keep second moments, if one is smaller."""
+    layers = [node.layer for node in kernel.graph.nodes]
+    functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
+    slopes = {(f.left, f.right) for f in functions if isinstance(f, PiecewiseLinear) and f.left != f.right}
+    if len(slopes) != 1:
+        return None
+    left, right = slopes.pop()
+    wanted = 2 / (left**2 + right**2)
+    return wanted if min(float(x) for x in kernel.variances.weight.values()) < 0.99 * wanted else None
+
+
+def _rounded(factor: float) -> str:
+    """Return a number to one digit, or to two if it is below ten."""
+    return f"{factor:.2g}" if factor < 9.95 else f"{float(f'{factor:.0e}'):.0f}"
+
+
+def _bias(moments: Moments) -> Interval:
+    """Return the relative Frobenius norm of the bias off the diagonal.
+
+    The square of an estimated bias is too large by the variance of the estimate, which is taken off.
+    """
+    chosen = ~moments.is_diagonal
+    value = moments.bias[chosen]
+    error = moments.covariance[chosen][:, chosen] / moments.num_networks
+    rows, columns = _pairs_of(len(moments.limit))
+    size = float(moments.limit[rows, columns][chosen].square().sum())
+    if size == 0:
+        raise DataError("the tangent kernel is zero for all pairs of inputs, so that there is no relative bias")
+    square = float(value @ value - error.trace())
+    twice = 2 * float(error.square().sum())  # the variance of the square, if there is no bias at all
+    spread = math.sqrt(max(4 * float(value @ error @ value) - twice, twice))
+    return _root(square / size, norm.ppf(_LEVEL) * spread / size)
+
+
+def _fluctuation(moments: Moments) -> Interval:
+    """Return the relative root mean square of the deviation from the mean."""
+    error = moments.distance[1]
+    weight = torch.where(moments.is_diagonal, 1.0, 2.0).double()
+    size = float(moments.limit.square().sum())
+    spread = float(weight @ moments.covariance.diagonal())
+    # The error is that of the distance from the limit, which differs from the one of the mean by less than itself.
+    return _root(spread / size, norm.ppf(_LEVEL) * error / size)
+
+
+def _drift(trained: DriftAgainstWidth) -> Interval:
+    logarithms = trained.relative_change[0].log()
+    number = len(logarithms)
+    half = float(t.ppf(_LEVEL, number - 1) * logarithms.std()) / math.sqrt(number)
+    mean = float(logarithms.mean())
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def _root(square: float, half: float) -> Interval:
+    lower, value, upper = (math.sqrt(max(x, 0.0)) for x in (square - half, square, square + half))
+    return Interval(value, lower, upper)

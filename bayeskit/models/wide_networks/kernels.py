@@ -1,0 +1,650 @@
+"""The kernels of a network of infinite width, from the torch module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from numbers import Real
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayeskit.core.progress import progress_bar
+from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.wide_networks import covariance as tiles
+from bayeskit.models.wide_networks.covariance import (
+    Covariance,
+    Profile,
+    check_out,
+    check_paths,
+    new_matrix,
+    tracked,
+    visible,
+)
+from bayeskit.models.wide_networks.finite import finite_network
+from bayeskit.models.wide_networks.layers import (
+    Convolution,
+    Dense,
+    Flatten,
+    LayerNormalization,
+    Variances,
+    check_inputs,
+)
+from bayeskit.models.wide_networks.reader import INPUT, Graph, read, readable
+
+__all__ = ["InfiniteWidth", "KernelBlock", "Kernels", "Variance", "infinite_width", "weighted_layers"]
+
+# --------------------------------------------------------------------------------------------------
+# Kernels of a graph's output for pairs of inputs: what layers need of single inputs first, then block by block.
+# --------------------------------------------------------------------------------------------------
+
+_MARGIN = 1e-3  # of the largest number whose square there is: layers take products of variances times small factors
+
+
+class KernelBlock(NamedTuple):
+    """One block of both kernels.
+
+    Attributes
+    ----------
+    rows, columns : slice
+        Where it lies.
+    mirrored : bool
+        Whether its transpose is a block, too, which does not come by itself.
+    nngp : Tensor
+        The block of the covariance of outputs.
+    ntk : Tensor or None
+        That of the tangent kernel.
+    """
+
+    rows: slice
+    columns: slice
+    mirrored: bool
+    nngp: Tensor
+    ntk: Tensor | None
+
+
+class _Singles(NamedTuple):
+    """Inputs one by one: themselves, what layers need of them, and the output's covariance of each with itself."""
+
+    x: Tensor
+    profile: Profile
+    own: Covariance
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """Kernels of two sets of inputs, or of one with itself.
+
+    Attributes
+    ----------
+    graph, variances : Graph, Variances
+        The network.
+    first, second : Singles
+        Both sets.
+    symmetric : bool
+        Whether they are one.
+    ntk : bool
+        Whether the tangent kernel is wanted.
+    dtype : torch.dtype
+        Of results; they are computed in double precision where the range of another does not suffice.
+    """
+
+    graph: Graph
+    variances: Variances
+    first: _Singles
+    second: _Singles
+    symmetric: bool
+    ntk: bool
+    dtype: torch.dtype
+
+    def whole(self) -> tuple[Tensor, Tensor | None]:
+        """Return whole matrices at once, through which derivatives flow."""
+        profiles = self.first.profile, self.second.profile
+        found = self.graph.cross(self.first.x, self.second.x, profiles, self.variances, self.ntk)
+        nngp, ntk = found.nngp, found.ntk
+        if self.symmetric:
+            own = self.first.own
+            nngp = nngp.diagonal_scatter(own.nngp)
+            if ntk is not None and own.ntk is not None:
+                ntk = ntk.diagonal_scatter(own.ntk)
+        return nngp.to(self.dtype), None if ntk is None else ntk.to(self.dtype)
+
+    def fill(self, out: Sequence[Tensor | None]) -> None:
+        """Write matrices into tensors, block by block; both halves of symmetric ones from one."""
+        chosen = self._blocks()
+
+        def store(block: tiles.Block) -> None:
+            found = self._block(block)
+            for matrix, values in zip(out, (found.nngp, found.ntk), strict=False):
+                if matrix is None or values is None:
+                    continue
+                matrix[block.rows, block.columns] = values
+                if block.mirrored:
+                    matrix[block.columns, block.rows] = values.mT
+
+        with progress_bar("kernel", len(chosen)) as bar:
+            for i, _ in enumerate(tiles.each(store, chosen, self.first.x.device)):
+                bar.update(i + 1)
+
+    def blocks(self) -> Iterator[KernelBlock]:
+        """Yield both matrices block by block; of symmetric ones those on and above the diagonal."""
+        yield from tiles.each(self._block, self._blocks(), self.first.x.device)
+
+    def _blocks(self) -> list[tiles.Block]:
+        num_rows, num_columns = len(self.first.x), len(self.second.x)
+        sites = _pairs_of_sites(self.graph, self.first.x)
+        length = tiles.side(sites, tiles.shared_size(num_rows * num_columns * sites, self.first.x.device))
+        return list(tiles.blocks(num_rows, num_columns, self.symmetric, length))
+
+    @torch.no_grad()
+    def _block(self, block: tiles.Block) -> KernelBlock:
+        rows, columns, mirrored = block
+        first, second = self.first, self.second
+        profiles = first.profile.rows(rows), second.profile.rows(columns)
+        found = self.graph.cross(first.x[rows], second.x[columns], profiles, self.variances, self.ntk)
+        if self.symmetric and not mirrored:
+            for matrix, values in ((found.nngp, first.own.nngp), (found.ntk, first.own.ntk)):
+                if matrix is not None and values is not None:
+                    matrix.diagonal().copy_(values[rows])
+                    # Both halves of a block on the diagonal were computed; they may differ in the last digit.
+                    matrix.copy_(matrix.triu() + matrix.triu(1).mT)
+        ntk = None if found.ntk is None else found.ntk.to(self.dtype)
+        return KernelBlock(rows, columns, mirrored, found.nngp.to(self.dtype), ntk)
+
+
+def _evaluation(
+    graph: Graph, variances: Variances, x1: Tensor, x2: Tensor | None, ntk: bool, derivatives: bool
+) -> _Evaluation:
+    """Return the kernels of two sets of inputs, or of one with itself, to be computed.
+
+    Parameters
+    ----------
+    graph, variances : Graph, Variances
+        The network.
+    x1, x2 : Tensor
+        Inputs that have been checked; None for the same.
+    ntk : bool
+        Whether the tangent kernel is wanted.
+    derivatives : bool
+        Whether derivatives are to flow.
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    ShapeError
+        If there are no inputs.
+    DataError
+        If second moments leave the range of numbers.
+    """
+    with torch.set_grad_enabled(derivatives and torch.is_grad_enabled()):
+        first = _singles(graph, variances, x1, ntk)
+        second = first if x2 is None else _singles(graph, variances, x2, ntk)
+        if first.x.dtype != second.x.dtype:
+            assert x2 is not None
+            first, second = (_checked(graph, variances, x.double(), ntk, x.dtype) for x in (x1, x2))
+    return _Evaluation(graph, variances, first, second, x2 is None, ntk, x1.dtype)
+
+
+def _singles(graph: Graph, variances: Variances, x: Tensor, ntk: bool) -> _Singles:
+    """Return what layers need of single inputs, in double precision where the range of another does not suffice."""
+    if not len(x):
+        raise ShapeError("there must be at least one input")
+    try:
+        return _checked(graph, variances, x, ntk, x.dtype)
+    except DataError:
+        if x.dtype == torch.float64:
+            raise
+    return _checked(graph, variances, x.double(), ntk, x.dtype)
+
+
+def _checked(graph: Graph, variances: Variances, x: Tensor, ntk: bool, dtype: torch.dtype) -> _Singles:
+    """Return what layers need of single inputs, or say which layer's moments have lost their digits."""
+    x = _centred(graph, x)
+    result = _Singles(x, *_profile(graph, variances, x, ntk))
+    if all(visible(y) for y in result.profile.variance.values()) and visible(x):
+        _check_range(graph, result, dtype)
+    return result
+
+
+def _check_range(graph: Graph, found: _Singles, dtype: torch.dtype) -> None:
+    limits = torch.finfo(found.x.dtype)
+    least, most = math.sqrt(limits.tiny / limits.eps), _MARGIN * math.sqrt(limits.max)
+    output = graph.nodes[-1].name
+    moments = {name: x.detach().reshape(-1) for name, x in found.profile.variance.items() if name != output}
+    low, high = _extremes(torch.cat(list(moments.values())))
+    if not (least <= low and high <= most):
+        for name, variance in moments.items():
+            low, high = _extremes(variance)
+            if not high <= most:
+                raise _out_of_range(name, high, found.x.dtype, "down")
+            if low < least:
+                raise _out_of_range(name, low, found.x.dtype, "up")
+    if _vanished(found.x, found.profile.variance[INPUT].detach()):
+        raise _out_of_range(INPUT, 0.0, found.x.dtype, "up")
+    for own in (found.own.nngp, found.own.ntk):
+        largest = 0.0 if own is None else float(own.detach().max())
+        if not largest <= torch.finfo(dtype).max:
+            raise _out_of_range(output, largest, dtype, "down")
+
+
+def _extremes(x: Tensor) -> tuple[float, float]:
+    """Return the least number that is not zero, and the largest."""
+    low, high = torch.where(x == 0, 1, x).aminmax()
+    return float(low), float(high)
+
+
+def _vanished(x: Tensor, variance: Tensor) -> bool:
+    """Whether squares of inputs are zero that are not."""
+    if int(variance.count_nonzero()) == variance.numel():
+        return False
+    return bool(((variance == 0) & (x.detach() != 0).any(1)).any())
+
+
+def _out_of_range(name: str, value: float, dtype: torch.dtype, direction: str) -> DataError:
+    what = "the inputs" if name == INPUT else f"layer {name!r}"
+    return DataError(
+        f"second moments of {what} reach {value:.3g}, and their products leave the range of {dtype}; scale inputs, or "
+        f"variances of weights, {direction}"
+    )
+
+
+def _centred(graph: Graph, x: Tensor) -> Tensor:
+    """Return inputs without their mean if all that reads them takes it away: squares would lose the rest's digits."""
+    same, readers = {INPUT}, []
+    for node in graph.nodes:
+        if same.isdisjoint(node.inputs):
+            continue
+        if isinstance(node.layer, Flatten):
+            same.add(node.name)
+        else:
+            readers.append(isinstance(node.layer, LayerNormalization))
+    if not any(readers):
+        return x
+    if not all(readers):
+        return x.double()
+    axes = tuple(range(1, x.dim()))
+    for _ in range(2):  # once more for what rounding has left
+        x = x - x.mean(axes, keepdim=True)
+    return x
+
+
+def _profile(graph: Graph, variances: Variances, x: Tensor, ntk: bool) -> tuple[Profile, Covariance]:
+    """Return what layers need of single inputs, in pieces that fit into the cache."""
+    length = max(tiles.side(_pairs_of_sites(graph, x), tiles.SIZE) ** 2, 1)
+    if len(x) <= length or _derivatives_wanted(variances, x):
+        return graph.profile(x, variances, ntk)
+    parts = [graph.profile(piece, variances, ntk) for piece in x.split(length)]
+    profile = Profile(
+        {k: torch.cat([p.variance[k] for p, _ in parts]) for k in parts[0][0].variance},
+        {k: torch.cat([p.mean[k] for p, _ in parts]) for k in parts[0][0].mean},
+    )
+    own = parts[0][1].with_values(
+        torch.cat([c.nngp for _, c in parts]),
+        torch.cat([c.ntk for _, c in parts if c.ntk is not None]) if ntk else None,
+    )
+    return profile, own
+
+
+def _derivatives_wanted(variances: Variances, *x: Tensor) -> bool:
+    """Whether derivatives are wanted, of inputs or variances, or a transform of functions is under way."""
+    numbers = (*x, *variances.weight.values(), *variances.bias.values())
+    return tracked(*(y for y in numbers if isinstance(y, Tensor)))
+
+
+def _pairs_of_sites(graph: Graph, x: Tensor) -> int:
+    """Return how many covariances a pair of inputs has at the network's beginning."""
+    sites = x.shape[2:].numel()
+    return sites * sites if INPUT in graph.all_pairs else sites
+
+
+Variance = float | Tensor | Mapping[str, float | Tensor]
+_PARAMETERIZATIONS = ("ntk", "standard")
+
+
+class Kernels(NamedTuple):
+    """Both kernels of a network.
+
+    Attributes
+    ----------
+    nngp : Tensor
+        The covariance of its outputs at initialisation, ``(n1, n2)``.
+    ntk : Tensor
+        Products of gradients with respect to all parameters, ``(n1, n2)``.
+    """
+
+    nngp: Tensor
+    ntk: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class InfiniteWidth:
+    """A network of infinite width; made by :func:`infinite_width`.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The finite network it was read from.
+    graph : Graph
+        Its layers.
+    variances : Variances
+        Of weights and biases, by layer.
+    parameterization : str
+        ``"ntk"`` or ``"standard"``.
+    """
+
+    module: nn.Module
+    graph: Graph
+    variances: Variances
+    parameterization: str
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        weight, bias = (_range(x.values()) for x in (self.variances.weight, self.variances.bias))
+        return (
+            f"InfiniteWidth({len(self.variances.weight)} layers with weights, {self.parameterization} parametrisation, "
+            f"weight variance {weight}, bias variance {bias})"
+        )
+
+    def nngp(self, x1: Tensor, x2: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+        """Return the covariance of outputs of a network at initialisation.
+
+        Parameters
+        ----------
+        x1 : Tensor
+            Inputs, ``(n1, features)`` or ``(n1, channels, *grid)``.
+        x2 : Tensor, optional
+            Others, ``(n2, ...)``; by default the same.
+        out : Tensor, optional
+            Where to put the result, block by block; it may lie on another device, or be a file's memory. By default
+            a new tensor on the inputs' device. It must share no memory with inputs or another result.
+
+        Returns
+        -------
+        Tensor
+            ``(n1, n2)``, for each of the outputs, which are independent.
+
+        Raises
+        ------
+        ShapeError, DataError
+            If inputs do not fit the network, are not finite, or so large or small that numbers leave their range.
+        SettingsError
+            If ``out`` shares memory with inputs, itself or another result, or requires gradients.
+
+        Warns
+        -----
+        AccuracyWarning
+            If moments by quadrature may be off by more than 1e-6.
+        """
+        result = self._matrices(x1, x2, ntk=False, out=None if out is None else [out])[0]
+        assert result is not None
+        return result
+
+    def ntk(self, x1: Tensor, x2: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+        """Return the neural tangent kernel, products of gradients with respect to all parameters.
+
+        Parameters and errors are those of :meth:`nngp`.
+        """
+        result = self._matrices(x1, x2, ntk=True, out=(None, out) if out is not None else None)[1]
+        assert result is not None
+        return result
+
+    def both(self, x1: Tensor, x2: Tensor | None = None, *, out: tuple[Tensor, Tensor] | None = None) -> Kernels:
+        """Return both kernels, in one pass.
+
+        Parameters and errors are those of :meth:`nngp`, with a pair of tensors for ``out``.
+        """
+        if out is not None and not (
+            isinstance(out, tuple | list) and len(out) == 2 and all(isinstance(y, Tensor) for y in out)
+        ):
+            raise SettingsError(
+                "out must be a pair of tensors, for the nngp and the ntk; one kernel alone has its method"
+            )
+        nngp, ntk = self._matrices(x1, x2, ntk=True, out=out)
+        assert nngp is not None and ntk is not None
+        return Kernels(nngp, ntk)
+
+    def blocks(self, x1: Tensor, x2: Tensor | None = None, *, ntk: bool = True) -> Iterator[KernelBlock]:
+        """Yield both kernels block by block, without gradients; of symmetric ones those on and above the diagonal.
+
+        Parameters
+        ----------
+        x1, x2 : Tensor
+            As for :meth:`nngp`.
+        ntk : bool, default True
+            Whether the tangent kernel is wanted.
+
+        Yields
+        ------
+        KernelBlock
+            Each pair of inputs is in one, or in the transpose of one that is mirrored.
+        """
+        yield from self._evaluation(*self._checked_pair(x1, x2), ntk).blocks()
+
+    def save(
+        self, x1: Tensor, x2: Tensor | None = None, *, nngp: str | Path | None = None, ntk: str | Path | None = None
+    ) -> None:
+        """Write kernels to files that may be larger than the memory.
+
+        Parameters
+        ----------
+        x1, x2 : Tensor
+            As for :meth:`nngp`.
+        nngp, ntk : str or Path, optional
+            Files in NumPy's format, one for each kernel that is wanted; ``numpy.load(path, mmap_mode="r")`` reads
+            parts of them. A file that exists is replaced, once the new one is whole.
+
+        Raises
+        ------
+        OutputError
+            If a file cannot be written, or the disk has no space for it.
+        SettingsError
+            If no file is named, one is named twice, or its name does not end in ``.npy``.
+        """
+        if isinstance(x2, str | Path):
+            raise SettingsError(f"x2 is {str(x2)!r}, not a tensor; files have names: save(x, nngp=..., ntk=...)")
+        check_paths(nngp, ntk)
+        first, second = self._checked_pair(x1, x2)
+        shape = len(first), len(first if second is None else second)
+        with ExitStack() as stack, torch.no_grad():
+            out = [
+                None if path is None else stack.enter_context(new_matrix(path, shape, x1.dtype)) for path in (nngp, ntk)
+            ]
+            self._evaluation(first, second, ntk is not None).fill(out)
+
+    def nngp_diagonal(self, x: Tensor) -> Tensor:
+        """Return the variances of outputs at each input, ``(n,)``."""
+        return _singles(self.graph, self.variances, self._checked(x, "x"), ntk=False).own.nngp.to(x.dtype)
+
+    def ntk_diagonal(self, x: Tensor) -> Tensor:
+        """Return the squared lengths of gradients at each input, ``(n,)``."""
+        result = _singles(self.graph, self.variances, self._checked(x, "x"), ntk=True).own.ntk
+        assert result is not None
+        return result.to(x.dtype)
+
+    def with_variances(self, weight: Variance | None = None, bias: Variance | None = None) -> InfiniteWidth:
+        """Return the same network with other variances of weights or biases.
+
+        Parameters
+        ----------
+        weight, bias : float, Tensor or mapping, optional
+            For all layers, or by the names of layers; by default as they are. Gradients flow through tensors.
+        """
+        names = weighted_layers(self.graph)
+        return replace(
+            self,
+            variances=Variances(
+                self.variances.weight if weight is None else _by_layer("weight_variance", weight, names),
+                self.variances.bias if bias is None else _by_layer("bias_variance", bias, names),
+            ),
+        )
+
+    def network(self, width: int | None = None, *, seed: int | torch.Generator = 0) -> nn.Module:
+        """Return the finite network, with random weights of the law whose limit the kernels are.
+
+        Parameters
+        ----------
+        width : int, optional
+            Of all layers but the last, or of the widest of them where features are joined; by default the module's
+            own widths.
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        torch.nn.Module
+            With gradients in the parametrisation of the kernel.
+
+        Raises
+        ------
+        SettingsError
+            If the width does not keep the proportions of joined layers, or the network joins or adds its own input.
+        """
+        return finite_network(self.module, self.graph, self.variances, self.parameterization == "standard", width, seed)
+
+    def _checked(self, x: Tensor, name: str) -> Tensor:
+        return check_inputs(x, name, self.graph.num_axes)
+
+    def _checked_pair(self, x1: Tensor, x2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return both sets of inputs, the second as None if they are one."""
+        x1 = self._checked(x1, "x1")
+        if x2 is None or x2 is x1:
+            return x1, None
+        x2 = self._checked(x2, "x2")
+        if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype or x1.device != x2.device:
+            raise ShapeError(
+                f"x1 and x2 must have inputs of one shape, dtype and device, not {tuple(x1.shape)} {x1.dtype} "
+                f"{x1.device} and {tuple(x2.shape)} {x2.dtype} {x2.device}"
+            )
+        return x1, x2
+
+    def _matrices(
+        self, x1: Tensor, x2: Tensor | None, ntk: bool, out: Sequence[Tensor | None] | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        x1, x2 = self._checked_pair(x1, x2)
+        inputs = (x1,) if x2 is None else (x1, x2)
+        if _derivatives_wanted(self.variances, *inputs):
+            if out is not None:
+                raise SettingsError("out keeps no gradients, which inputs or variances require; use torch.no_grad()")
+            return self._evaluation(x1, x2, ntk, derivatives=True).whole()
+        shape = len(x1), len(inputs[-1])
+        if out is None:
+            out = [x1.new_empty(shape) for _ in range(2 if ntk else 1)]
+        else:
+            check_out(out, shape, inputs)
+        self._evaluation(x1, x2, ntk).fill(out)
+        return out[0], out[1] if ntk else None
+
+    def _evaluation(self, x1: Tensor, x2: Tensor | None, ntk: bool, derivatives: bool = False) -> _Evaluation:
+        return _evaluation(self.graph, self.variances, x1, x2, ntk, derivatives)
+
+
+def infinite_width(
+    module: nn.Module,
+    parameterization: str = "ntk",
+    weight_variance: Variance = 1.0,
+    bias_variance: Variance = 0.0,
+) -> InfiniteWidth:
+    r"""Read a torch module, and return its kernels in the limit of infinite width.
+
+    Weights have variance ``weight_variance`` over the number of inputs of their layer, biases ``bias_variance``. As
+    hidden layers grow, outputs become a Gaussian process with covariance :meth:`InfiniteWidth.nngp`, and products of
+    gradients settle at :meth:`InfiniteWidth.ntk`.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Of ``Linear``, ``Conv1d``, ``Conv2d``, elementwise functions, sums, concatenations of channels, ``Flatten``,
+        averages, ``LayerNorm`` and ``Dropout``; a ``Sequential``, or anything that ``torch.fx`` can trace. Its present
+        weights do not matter. Widths matter for concatenations and in the standard parametrisation. ``Dropout`` adds
+        its noise in training mode; parameters that do not require gradients are left out of the tangent kernel.
+    parameterization : {"ntk", "standard"}, default "ntk"
+        Whether gradients are with respect to weights of unit variance, scaled in the forward pass, or to weights as
+        they are. In the latter the tangent kernel grows with width, and is that of the module's own widths, to
+        leading order.
+    weight_variance, bias_variance : float, Tensor or mapping, default 1.0 and 0.0
+        For all layers, or by the names of layers. Gradients flow through tensors.
+
+    Returns
+    -------
+    InfiniteWidth
+
+    Raises
+    ------
+    ModelError
+        If a layer has no limit that is known, naming it and what to take instead.
+    ShapeError
+        If layers do not chain.
+    SettingsError
+        If variances are negative, or the parametrisation is unknown.
+
+    References
+    ----------
+    Lee, J., Bahri, Y., Novak, R., Schoenholz, S. S., Pennington, J., Sohl-Dickstein, J. (2018). Deep neural networks
+    as Gaussian processes. International Conference on Learning Representations.
+
+    Jacot, A., Gabriel, F., Hongler, C. (2018). Neural tangent kernel: convergence and generalization in neural
+    networks. Advances in Neural Information Processing Systems 31.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> network = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 1))
+    >>> kernel = infinite_width(network, weight_variance=2.0)
+    >>> x = torch.tensor([[1.0, 0.5, -0.3], [0.2, -1.0, 0.7]], dtype=torch.float64)
+    >>> kernel.nngp(x)
+    tensor([[0.8933, 0.1533],
+            [0.1533, 1.0200]], dtype=torch.float64)
+    """
+    if parameterization not in _PARAMETERIZATIONS:
+        raise SettingsError(f'parameterization must be "ntk" or "standard", not {parameterization!r}')
+    graph = read(module := readable(module), parameterization == "standard")
+    names = weighted_layers(graph)
+    variances = Variances(
+        _by_layer("weight_variance", weight_variance, names), _by_layer("bias_variance", bias_variance, names)
+    )
+    return InfiniteWidth(module, graph, variances, parameterization)
+
+
+def weighted_layers(graph: Graph) -> tuple[str, ...]:
+    """Return the names of layers with weights."""
+    return tuple(node.name for node in graph.nodes if isinstance(node.layer, Dense | Convolution))
+
+
+def _by_layer(name: str, variance: Variance, names: tuple[str, ...]) -> dict[str, float | Tensor]:
+    """Return one variance a layer."""
+    if isinstance(variance, Mapping):
+        if set(variance) != set(names):
+            raise SettingsError(f"{name} must have an entry for each of {list(names)}, not for {list(variance)}")
+        result = {key: _variance(f"{name}[{key!r}]", variance[key]) for key in names}
+    else:
+        value = _variance(name, variance)
+        result = {key: value for key in names}
+    return result
+
+
+def _range(variances: Iterable[float | Tensor]) -> str:
+    """Return one number in words, or the least and the largest of several."""
+    numbers = sorted(float(x) for x in variances if not isinstance(x, Tensor) or visible(x))
+    if not numbers:
+        return "unknown"
+    return f"{numbers[0]:g}" if numbers[0] == numbers[-1] else f"{numbers[0]:g} to {numbers[-1]:g}"
+
+
+def _variance(name: str, value: float | Tensor) -> float | Tensor:
+    if isinstance(value, Tensor):
+        if value.dim() or (visible(value) and not 0 <= float(value.detach()) < float("inf")):
+            raise SettingsError(f"{name} must be one number that is finite and not negative, not {value!r}")
+        return value
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise SettingsError(f"{name} must be a number, a tensor or a mapping of layers' names to such, not {value!r}")
+    number = float(value)
+    if not 0 <= number < float("inf"):
+        raise SettingsError(f"{name} must be finite and not negative, not {value!r}")
+    return number

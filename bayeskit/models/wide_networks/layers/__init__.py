@@ -1,1 +1,0 @@
-"""Layers of a network, as maps of covariances."""

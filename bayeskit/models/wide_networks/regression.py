@@ -1,0 +1,1668 @@
+"""Four predictions of one wide network that are easily mistaken for one another."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.errors import (
+    AccuracyWarning,
+    DataError,
+    JitterWarning,
+    KernelError,
+    ModelError,
+    SettingsError,
+    ShapeError,
+    UnknownNameError,
+)
+from bayeskit.models.wide_networks.kernels import InfiniteWidth, Kernels
+from bayeskit.models.wide_networks.layers import check_targets
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "CHUNK",
+    "Cholesky",
+    "Ensemble",
+    "GaussianProcess",
+    "GaussianProcessComparison",
+    "GradientDescent",
+    "GradientFlow",
+    "KernelRegression",
+    "Matrix",
+    "Posterior",
+    "PrecomputedKernel",
+    "ProcessPrediction",
+    "Spectrum",
+    "WideKernel",
+    "both",
+    "cholesky",
+    "compare_gaussian_processes",
+    "diagonal",
+    "last_layer_ensemble",
+    "mean_squares_rate",
+    "needed_jitter",
+    "nngp_posterior",
+    "ntk_ensemble",
+    "ntk_posterior",
+    "ntk_regression",
+    "refuse_module",
+    "relative_ridge",
+    "remaining_variance",
+    "spectrum",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What may be added to the diagonal of a kernel matrix, and how it is reported.
+# --------------------------------------------------------------------------------------------------
+
+_ROUNDING = 10  # machine precisions of the largest eigenvalue that rounding may leave of one that is zero
+_INACCURATE = 0.25  # power of the machine precision: share of the targets at which errors of a mean are worth a warning
+
+
+def _not_negative(name: str, value: float | Tensor) -> float:
+    """Return a number, or say that it must not be negative."""
+    number = real_number(name, value.detach() if isinstance(value, Tensor) else value)
+    if not number >= 0:
+        raise SettingsError(f"{name} must not be negative, but is {value!r}")
+    return number
+
+
+def _check_finite_matrix(matrix: Tensor, name: str) -> None:
+    """Refuse a kernel matrix with entries that are not finite."""
+    if not bool(torch.isfinite(matrix.detach()).all()):
+        raise DataError(f"the {name} matrix of the training inputs is not finite; make variances of weights smaller")
+
+
+def needed_jitter(
+    eigenvalues: Tensor, diagonal: Tensor, ridge: float, name: str, max_jitter: float | None = None
+) -> float:
+    """Return what rounding makes it necessary to add to a diagonal beside a ridge; mostly nothing.
+
+    Parameters
+    ----------
+    eigenvalues : Tensor
+        Of the kernel matrix without the ridge, ascending, ``(n,)``.
+    diagonal : Tensor
+        Of the same matrix, ``(n,)``.
+    ridge : float
+        What is added to the diagonal anyway.
+    name : str
+        Of the kernel, for errors and warnings.
+    max_jitter : float, optional
+        The most that may be added, in units of the diagonal's mean; by default the square root of the machine's
+        precision, or the rounding error of a zero eigenvalue where that is more.
+
+    Returns
+    -------
+    float
+        Zero, or a power of ten, or less where that is more than is allowed.
+
+    Raises
+    ------
+    KernelError
+        If more would be needed.
+    SettingsError
+        If ``max_jitter`` is negative.
+
+    Warns
+    -----
+    JitterWarning
+        If it is not zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> needed_jitter(torch.tensor([0.0, 2.0]), torch.ones(2), 0.1, "NNGP")
+    0.0
+    """
+    precision = torch.finfo(eigenvalues.dtype).eps
+    smallest, largest, scale = float(eigenvalues[0]), float(eigenvalues[-1]), float(diagonal.mean())
+    rounding = _ROUNDING * precision * max(largest, 0.0)
+    missing = rounding - (smallest + ridge)
+    if missing <= 0 and scale > 0:
+        return 0.0
+    if max_jitter is None:
+        # An eigenvalue that is zero may come out as far below zero as above.
+        allowed = max(precision**0.5 * scale, 2 * rounding)
+    else:
+        allowed = _not_negative("max_jitter", max_jitter) * scale
+    if not missing <= allowed or scale <= 0:
+        raise KernelError(
+            f"the {name} matrix of the training inputs is not positive definite to rounding: its smallest eigenvalue "
+            f"is {smallest:.3g}, its largest {largest:.3g}; beside a ridge or noise variance of {ridge:g}, "
+            f"{max(missing, 0.0):.3g} is missing on its diagonal, and {allowed:.3g} may be added. Look for repeated "
+            "inputs, give a ridge or noise variance, take float64, or raise max_jitter"
+        )
+    jitter = min(10.0 ** math.ceil(math.log10(missing)), allowed)
+    warnings.warn(
+        f"the {name} matrix of the training inputs is not positive definite to rounding; {jitter:.0e} was added to its "
+        "diagonal, as the attribute jitter tells. Look for repeated inputs, or give a ridge or noise variance",
+        JitterWarning,
+        stacklevel=5,  # of who asks for a posterior
+    )
+    return jitter
+
+
+def _check_accuracy(coefficients: Tensor, y: Tensor, largest: float, name: str) -> None:
+    """Warn where coefficients of a kernel's columns are so large that little is left of their sum.
+
+    Parameters
+    ----------
+    coefficients, y : Tensor
+        What the kernel matrix turns into targets, and these, both ``(n, outputs)``, or both rotated.
+    largest : float
+        Eigenvalue of the kernel matrix, or what bounds it.
+    name : str
+        Of the kernel.
+
+    Warns
+    -----
+    AccuracyWarning
+        If rounding errors of the mean may be more than the fourth root of the machine's precision, beside targets.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _check_accuracy(torch.tensor([[2.0]]), torch.tensor([[4.0]]), 2.0, "NNGP")
+    """
+    size = float(y.detach().norm())
+    precision = torch.finfo(y.dtype).eps
+    error = precision * largest * float(coefficients.detach().norm())
+    if not error <= precision**_INACCURATE * size:
+        warnings.warn(
+            f"means by the {name} matrix may be off by about {error / size:.0e} of the targets' size, for inputs that "
+            "are equal or nearly so have different targets and no noise to explain it. Give a ridge or noise variance, "
+            "or take float64 if they are not equal",
+            AccuracyWarning,
+            stacklevel=4,
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The Cholesky factor of the covariance of data, through which gradients flow.
+# --------------------------------------------------------------------------------------------------
+
+
+class Cholesky(NamedTuple):
+    """A covariance of data as the product of a triangle with its transpose.
+
+    Attributes
+    ----------
+    lower : Tensor
+        The triangle, ``(n, n)``.
+    jitter : float
+        What rounding made it necessary to add to the diagonal; mostly 0.
+    """
+
+    lower: Tensor
+    jitter: float = 0.0
+
+    def whitened(self, columns: Tensor) -> Tensor:
+        """Return columns ``(n, m)`` in units in which the data are independent and have variance one."""
+        return torch.linalg.solve_triangular(self.lower, columns, upper=False)
+
+    def solved(self, columns: Tensor) -> Tensor:
+        """Return the inverse of the covariance times columns ``(n, m)``."""
+        return torch.cholesky_solve(columns, self.lower)
+
+    def log_density(self, y: Tensor) -> Tensor:
+        """Return the log density of independent columns ``(n, outputs)`` with mean zero, together, ``()``."""
+        log_determinant = 2 * self.lower.diagonal().log().sum() + len(y) * math.log(2 * math.pi)
+        return -0.5 * (self.whitened(y).square().sum() + y.shape[1] * log_determinant)
+
+
+def cholesky(matrix: Tensor, ridge: float | Tensor, name: str, max_jitter: float | None = None) -> Cholesky:
+    """Return the Cholesky factor of a kernel matrix with a ridge on its diagonal.
+
+    Parameters
+    ----------
+    matrix : Tensor
+        Symmetric, ``(n, n)``.
+    ridge : float or Tensor
+        What is added to its diagonal.
+    name, max_jitter
+        As in :func:`~bayeskit.models.wide_networks.regression.needed_jitter`.
+
+    Returns
+    -------
+    Cholesky
+
+    Raises
+    ------
+    DataError
+        If the matrix is not finite.
+    KernelError
+        If it is not positive definite even with jitter.
+
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+
+    Examples
+    --------
+    >>> import torch
+    >>> cholesky(torch.tensor([[3.0, 2.0], [2.0, 4.0]]), 1.0, "NNGP")
+    Cholesky(lower=tensor([[2., 0.],
+            [1., 2.]]), jitter=0.0)
+    """
+    _check_finite_matrix(matrix, name)
+    diagonal = matrix.diagonal()
+    shifted = torch.diagonal_scatter(matrix, diagonal + ridge)
+    lower, failed = torch.linalg.cholesky_ex(shifted)
+    rounding = _ROUNDING * torch.finfo(matrix.dtype).eps * float(diagonal.detach().sum())
+    if not bool(failed) and float(lower.detach().diagonal().square().min()) > rounding:
+        return Cholesky(lower)
+    # No pivot is below the smallest eigenvalue: only here can that be too small.
+    eigenvalues = torch.linalg.eigvalsh(matrix.detach())
+    added = float(ridge.detach()) if isinstance(ridge, Tensor) else ridge
+    jitter = needed_jitter(eigenvalues, diagonal.detach(), added, name, max_jitter)
+    lower, failed = torch.linalg.cholesky_ex(torch.diagonal_scatter(matrix, diagonal + ridge + jitter))
+    if bool(failed):
+        raise KernelError(f"the {name} matrix of the training inputs has no Cholesky factor; take float64, or a ridge")
+    return Cholesky(lower, jitter)
+
+
+# --------------------------------------------------------------------------------------------------
+# What regression needs of a kernel, and kernels that are matrices already.
+# --------------------------------------------------------------------------------------------------
+
+CHUNK = 32  # inputs whose small square of covariances is computed for its diagonal
+
+Matrix = Callable[..., Tensor]
+"""``(x1, x2) -> (n1, n2)``, or ``x -> (n, n)``."""
+
+
+class WideKernel(Protocol):
+    """Anything with both kernels, such as :class:`~bayeskit.models.wide_networks.InfiniteWidth`.
+
+    Where only one of them is used, the other need not be there.
+    """
+
+    def nngp(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+        """Return the covariance of a network's outputs at initialisation, ``(n1, n2)``."""
+        ...
+
+    def ntk(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+        """Return products of gradients with respect to all trained parameters, ``(n1, n2)``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class PrecomputedKernel:
+    """Kernels that were computed before; inputs are the numbers of rows.
+
+    Parameters
+    ----------
+    nngp_matrix : Tensor
+        Of all inputs, for training and new ones, ``(n, n)``.
+    ntk_matrix : Tensor, optional
+        The same for the tangent kernel.
+
+    Raises
+    ------
+    ShapeError
+        If a matrix is not square, or they have different sizes.
+    DataError
+        If a matrix is not finite.
+    KernelError
+        If a matrix is not symmetric.
+
+    Examples
+    --------
+    >>> import torch
+    >>> matrix = torch.tensor([[2.0, 1.0, 0.5], [1.0, 2.0, 1.0], [0.5, 1.0, 2.0]])
+    >>> kernel = PrecomputedKernel(matrix)
+    >>> kernel.nngp(torch.tensor([2]), torch.tensor([0, 1]))
+    tensor([[0.5000, 1.0000]])
+    """
+
+    nngp_matrix: Tensor
+    ntk_matrix: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, matrix in (("nngp_matrix", self.nngp_matrix), ("ntk_matrix", self.ntk_matrix)):
+            if matrix is not None:
+                _check_matrix(name, matrix)
+        if self.ntk_matrix is not None and self.ntk_matrix.shape != self.nngp_matrix.shape:
+            raise ShapeError(
+                f"both matrices must have one shape, not {tuple(self.nngp_matrix.shape)} and "
+                f"{tuple(self.ntk_matrix.shape)}"
+            )
+
+    @classmethod
+    def of(cls, kernel: WideKernel, x: Tensor) -> PrecomputedKernel:
+        """Compute both matrices of all inputs, once."""
+        return cls(*both(kernel, x))
+
+    def nngp(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+        """Return rows ``x1`` and columns ``x2`` of the covariance, ``(n1, n2)``."""
+        return _chosen(self.nngp_matrix, x1, x2)
+
+    def ntk(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+        """Return rows ``x1`` and columns ``x2`` of the tangent kernel, ``(n1, n2)``."""
+        if self.ntk_matrix is None:
+            raise DataError("the tangent kernel is needed, and no ntk_matrix was given")
+        return _chosen(self.ntk_matrix, x1, x2)
+
+
+def both(kernel: WideKernel, x1: Tensor, x2: Tensor | None = None) -> Kernels:
+    """Return both kernels, in one pass where there is one."""
+    if isinstance(kernel, InfiniteWidth):
+        return kernel.both(x1, x2)
+    return Kernels(kernel.nngp(x1, x2), kernel.ntk(x1, x2))
+
+
+def refuse_module(kernel: object) -> None:
+    """Refuse a torch module where a kernel is wanted.
+
+    Raises
+    ------
+    ModelError
+        If it is one, and has no kernel as a method.
+    """
+    if isinstance(kernel, nn.Module) and not any(callable(getattr(kernel, name, None)) for name in ("nngp", "ntk")):
+        raise ModelError(
+            f"{type(kernel).__name__} is a torch module, and a kernel is wanted; wrap it: infinite_width(module, "
+            "weight_variance=..., bias_variance=...)"
+        )
+
+
+def diagonal(matrix: Matrix, x: Tensor) -> Tensor:
+    """Return a kernel of each input with itself, ``(n,)``."""
+    return torch.cat([matrix(part).diagonal() for part in x.split(CHUNK)])
+
+
+def _check_matrix(name: str, matrix: Tensor) -> None:
+    if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
+        raise DataError(f"{name} must be a tensor of floating-point numbers")
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ShapeError(f"{name} must be (n, n), not {tuple(matrix.shape)}")
+    if not bool(torch.isfinite(matrix).all()):
+        raise DataError(f"{name} has values that are not finite")
+    asymmetry = float((matrix - matrix.mT).abs().max()) if matrix.numel() else 0.0
+    if asymmetry > torch.finfo(matrix.dtype).eps ** 0.5 * float(matrix.abs().max()):
+        raise KernelError(f"{name} must be symmetric; entries differ from their mirror images by up to {asymmetry:.3g}")
+
+
+def _chosen(matrix: Tensor, x1: Tensor, x2: Tensor | None) -> Tensor:
+    x2 = x1 if x2 is None else x2
+    for name, x in (("x1", x1), ("x2", x2)):
+        if x.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool:
+            raise DataError(f"{name} must be the numbers of rows of the matrix, a vector of integers such as arange(4)")
+        if len(x) and not 0 <= int(x.min()) <= int(x.max()) < len(matrix):
+            raise ShapeError(f"{name} has numbers of rows outside 0 to {len(matrix) - 1}")
+    return matrix[x1[:, None], x2]
+
+
+# --------------------------------------------------------------------------------------------------
+# A Gaussian process over functions, as regression returns it.
+# --------------------------------------------------------------------------------------------------
+
+
+class GaussianProcess(ABC):
+    """A normal law of functions, given training data.
+
+    Outputs are independent and have one covariance. All of it is about the function itself; an observation's noise
+    comes on top.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    @abstractmethod
+    def random(self) -> str:
+        """What its variance is over, in words."""
+
+    @property
+    @abstractmethod
+    def trained(self) -> str:
+        """What was trained, in words."""
+
+    @abstractmethod
+    def prior_variance(self, x_new: Tensor) -> Tensor:
+        """Return the variance of each output at new inputs before any data, ``(n_new,)``."""
+
+    @abstractmethod
+    def mean(self, x_new: Tensor) -> Tensor:
+        """Return the mean at new inputs, ``(n_new, *outputs)`` for ``y`` of shape ``(n, *outputs)``."""
+
+    @abstractmethod
+    def covariance(self, x_new: Tensor) -> Tensor:
+        """Return the covariance of each output between new inputs, ``(n_new, n_new)``."""
+
+    @abstractmethod
+    def variance(self, x_new: Tensor) -> Tensor:
+        """Return the variance of each output at new inputs, ``(n_new,)``."""
+
+    def sample(self, x_new: Tensor, num_samples: int = 1, *, seed: int | torch.Generator = 0) -> Tensor:
+        """Return functions at new inputs.
+
+        Parameters
+        ----------
+        x_new : Tensor
+            Inputs, ``(n_new, ...)``.
+        num_samples : int, default 1
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        Tensor
+            ``(num_samples, n_new, *outputs)``.
+
+        Raises
+        ------
+        KernelError
+            If the covariance has negative eigenvalues beyond rounding.
+        """
+        count = whole_number("num_samples", num_samples, least=1)
+        mean = self.mean(x_new)
+        generator = new_generator(seed, mean.device, stream="Gaussian process")
+        noise = torch.randn(count, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+        factor = _root(self.covariance(x_new), float(self.prior_variance(x_new).max()))
+        return mean + torch.einsum("ij,sj...->si...", factor, noise)
+
+
+def _root(covariance: Tensor, scale: float) -> Tensor:
+    """Return a matrix whose product with its transpose is the covariance, which may be singular."""
+    values, vectors = torch.linalg.eigh(covariance)
+    # What data leave of a variance is a difference, whose rounding errors have the size of the prior's.
+    if float(values[0]) < -(torch.finfo(covariance.dtype).eps ** 0.5) * len(values) * scale:
+        raise KernelError(
+            f"the covariance at new inputs has the eigenvalue {float(values[0]):.3g}; take float64, or a kernel "
+            "that is positive definite on training and new inputs together"
+        )
+    return vectors * values.clamp_min(0).sqrt()
+
+
+def remaining_variance(prior: Tensor, change: Tensor) -> Tensor:
+    """Return the sum of variances before data and what data change, ``(n_new,)``; rounding leaves none below zero.
+
+    Raises
+    ------
+    KernelError
+        If one is negative beyond rounding.
+    """
+    result = prior + change
+    if not result.numel():
+        return result
+    smallest, scale = float(result.detach().min()), float(prior.detach().max())
+    if smallest < -(torch.finfo(result.dtype).eps ** 0.5) * scale:
+        raise KernelError(
+            f"the variance at a new input is {smallest:.3g}, beside {scale:.3g} before any data; take float64, or a "
+            "kernel that is positive definite on training and new inputs together"
+        )
+    return result.clamp_min(0)
+
+
+def _check_kernel(matrix: Tensor, x: Tensor, y: Tensor, name: str) -> Tensor:
+    """Return a kernel matrix of training inputs, or say what is wrong with it."""
+    if matrix.shape != (len(x), len(x)):
+        raise ShapeError(f"the {name} matrix of {len(x)} training inputs has shape {tuple(matrix.shape)}")
+    if matrix.dtype != y.dtype or matrix.device != y.device:
+        raise DataError(
+            f"the {name} matrix is {matrix.dtype} on {matrix.device}, y {y.dtype} on {y.device}; convert one of them"
+        )
+    return matrix
+
+
+# --------------------------------------------------------------------------------------------------
+# Bayes' rule with the kernel of a wide network as the covariance of the prior.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Posterior(GaussianProcess):
+    """A Gaussian-process prior given noisy observations; made by :func:`nngp_posterior` or :func:`ntk_posterior`.
+
+    Attributes
+    ----------
+    prior : str
+        ``"NNGP"`` or ``"NTK"``: whose kernel the prior's covariance is.
+    kernel : callable
+        That kernel.
+    x, y : Tensor
+        Training data, ``(n, ...)`` and ``(n, *outputs)``.
+    noise_variance : float or Tensor
+        Of observations.
+    cholesky : Cholesky
+        Of the covariance of observations.
+    """
+
+    prior: str
+    kernel: Matrix
+    x: Tensor
+    y: Tensor
+    noise_variance: float | Tensor
+    cholesky: Cholesky
+
+    @property
+    def jitter(self) -> float:
+        """What rounding made it necessary to add to the diagonal of the kernel matrix."""
+        return self.cholesky.jitter
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return f"{self.prior} posterior"
+
+    @property
+    def random(self) -> str:
+        """What its variance is over, in words."""
+        if self.prior == "NNGP":
+            return "all weights of a wide network, from their prior given the data"
+        return "the weights of a network linear in its gradients and zero at their prior's mean, given the data"
+
+    @property
+    def trained(self) -> str:
+        """What was trained, in words."""
+        return "nothing (Bayes' rule)"
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Log density of the targets, all outputs together; gradients flow through it, ``()``."""
+        return self.cholesky.log_density(self.y.reshape(len(self.y), -1))
+
+    def prior_variance(self, x_new: Tensor) -> Tensor:
+        """Return the variance of each output at new inputs before any data, ``(n_new,)``."""
+        return diagonal(self.kernel, x_new)
+
+    def mean(self, x_new: Tensor) -> Tensor:
+        """Return the mean at new inputs, ``(n_new, *outputs)``."""
+        y = self.cholesky.whitened(self.y.reshape(len(self.y), -1))
+        return (self._whitened(x_new).mT @ y).reshape(-1, *self.y.shape[1:])
+
+    def covariance(self, x_new: Tensor) -> Tensor:
+        """Return the covariance of each output between new inputs, ``(n_new, n_new)``."""
+        half = self._whitened(x_new)
+        return self.kernel(x_new) - half.mT @ half
+
+    def variance(self, x_new: Tensor) -> Tensor:
+        """Return the variance of each output at new inputs, ``(n_new,)``."""
+        return remaining_variance(self.prior_variance(x_new), -self._whitened(x_new).square().sum(0))
+
+    def _whitened(self, x_new: Tensor) -> Tensor:
+        """Return covariances of white observations with new values, ``(n, n_new)``."""
+        return self.cholesky.whitened(self.kernel(x_new, self.x).mT)
+
+    def __repr__(self) -> str:
+        used = f", jitter {self.jitter:g}" if self.jitter else ""
+        return f"{self.name} given {len(self.y)} observations, noise variance {self.noise_variance:g}{used}"
+
+
+def nngp_posterior(
+    kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float | Tensor = 0.0, *, max_jitter: float | None = None
+) -> Posterior:
+    """Return the posterior of an infinitely wide Bayesian network.
+
+    Weights have their normal prior, of which outputs are a Gaussian process with covariance ``kernel.nngp``, and
+    observations are outputs plus normal noise.
+
+    Parameters
+    ----------
+    kernel : WideKernel
+        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+    x : Tensor
+        Training inputs, ``(n, ...)``.
+    y : Tensor
+        Observations, ``(n,)`` or ``(n, outputs)``.
+    noise_variance : float or Tensor, default 0.0
+        Of observations; gradients flow through it, as through the variances of ``kernel``. See
+        :func:`relative_ridge` for a share of the kernel's diagonal.
+    max_jitter : float, optional
+        What may be added to the diagonal where rounding makes it necessary, in units of its mean; by default the
+        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
+        is the attribute ``jitter``.
+
+    Returns
+    -------
+    Posterior
+
+    Raises
+    ------
+    ShapeError, DataError
+        If data do not fit one another or the kernel.
+    SettingsError
+        If the noise variance is negative.
+    KernelError
+        If the kernel matrix is not positive definite; ``variance`` raises it where that of all inputs is not.
+    ModelError
+        If the kernel is a torch module.
+
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+    AccuracyWarning
+        If equal inputs, or nearly equal ones, have different targets without noise.
+
+    References
+    ----------
+    Lee, J., Bahri, Y., Novak, R., Schoenholz, S. S., Pennington, J., Sohl-Dickstein, J. (2018). Deep neural networks
+    as Gaussian processes. International Conference on Learning Representations.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.regression import PrecomputedKernel
+    >>> kernel = PrecomputedKernel(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))
+    >>> y = torch.tensor([4.0], dtype=torch.float64)
+    >>> posterior = nngp_posterior(kernel, torch.tensor([0]), y, noise_variance=2.0)
+    >>> posterior
+    NNGP posterior given 1 observations, noise variance 2
+    >>> posterior.mean(torch.tensor([1])), posterior.variance(torch.tensor([1]))
+    (tensor([1.], dtype=torch.float64), tensor([1.7500], dtype=torch.float64))
+    """
+    refuse_module(kernel)
+    return _posterior("NNGP", kernel.nngp, x, y, noise_variance, max_jitter)
+
+
+def ntk_posterior(
+    kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float | Tensor = 0.0, *, max_jitter: float | None = None
+) -> Posterior:
+    """Return the posterior of a Gaussian process whose prior has the tangent kernel as its covariance.
+
+    It is Bayesian linear regression on a network's gradients, with standard normal coefficients. No wide network, be
+    it trained or Bayesian, has this law: its mean is that of :func:`ntk_regression` with the noise variance as the
+    ridge, but its variance is neither that of :func:`ntk_ensemble` nor of :func:`nngp_posterior`.
+
+    Parameters and errors are those of :func:`nngp_posterior`.
+
+    Returns
+    -------
+    Posterior
+
+    References
+    ----------
+    He, B., Lakshminarayanan, B., Teh, Y. W. (2020). Bayesian deep ensembles via the neural tangent kernel. Advances in
+    Neural Information Processing Systems 33.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.regression import PrecomputedKernel
+    >>> nngp = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    >>> y = torch.tensor([4.0], dtype=torch.float64)
+    >>> ntk_posterior(PrecomputedKernel(nngp, 2 * nngp), torch.tensor([0]), y).variance(torch.tensor([1]))
+    tensor([3.], dtype=torch.float64)
+    """
+    refuse_module(kernel)
+    return _posterior("NTK", kernel.ntk, x, y, noise_variance, max_jitter)
+
+
+def _posterior(
+    prior: str, kernel: Matrix, x: Tensor, y: Tensor, noise_variance: float | Tensor, max_jitter: float | None
+) -> Posterior:
+    number = _not_negative("noise_variance", noise_variance)
+    y = check_targets(x, y)
+    matrix = _check_kernel(kernel(x), x, y, prior)
+    noise = noise_variance if isinstance(noise_variance, Tensor) else number
+    found = cholesky(matrix, noise, prior, max_jitter)
+    columns = y.detach().reshape(len(y), -1)
+    # The largest sum of a row is no smaller than the largest eigenvalue.
+    largest = float(matrix.detach().abs().sum(1).max())
+    _check_accuracy(found._replace(lower=found.lower.detach()).solved(columns), columns, largest, prior)
+    return Posterior(prior, kernel, x, y, noise, found)
+
+
+# --------------------------------------------------------------------------------------------------
+# The eigenvalues of a kernel matrix, computed once for all training times and noise variances.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """An eigendecomposition of a kernel matrix with what was added to its diagonal.
+
+    Attributes
+    ----------
+    eigenvalues : Tensor
+        Ascending, with the jitter, ``(n,)``.
+    eigenvectors : Tensor
+        As columns, ``(n, n)``.
+    jitter : float
+        What rounding made it necessary to add to the diagonal; mostly 0.
+    """
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+    jitter: float
+
+    def rotated(self, rows: Tensor) -> Tensor:
+        """Return rows of a matrix ``(m, n)`` in the basis of the eigenvectors, ``(m, n)``."""
+        return rows @ self.eigenvectors
+
+    def solved(self, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+        """Return coefficients that the matrix with a ridge turns into targets, and these, in the same basis."""
+        targets = self.rotated(y.reshape(len(y), -1).mT).mT
+        return targets / (self.eigenvalues + ridge)[:, None], targets
+
+
+def spectrum(matrix: Tensor, ridge: float, name: str, max_jitter: float | None = None) -> Spectrum:
+    """Return the eigendecomposition of a kernel matrix that a ridge makes positive definite.
+
+    Parameters
+    ----------
+    matrix : Tensor
+        Symmetric, ``(n, n)``.
+    ridge : float
+        What will be added to its diagonal. It is not part of the eigenvalues returned.
+    name, max_jitter
+        As in :func:`~bayeskit.models.wide_networks.regression.needed_jitter`.
+
+    Returns
+    -------
+    Spectrum
+
+    Raises
+    ------
+    DataError
+        If the matrix is not finite.
+    KernelError
+        If it is not positive definite even with jitter.
+
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+
+    Examples
+    --------
+    >>> import torch
+    >>> spectrum(torch.ones(2, 2, dtype=torch.float64), 0.1, "NNGP").jitter  # two equal inputs
+    0.0
+    """
+    _check_finite_matrix(matrix, name)
+    values, vectors = torch.linalg.eigh(matrix)
+    jitter = needed_jitter(values, matrix.diagonal(), ridge, name, max_jitter)
+    return Spectrum(values + jitter, vectors, jitter)
+
+
+# --------------------------------------------------------------------------------------------------
+# How far training has come in each direction: gradient flow and gradient descent.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    r"""Gradient descent with infinitely small steps.
+
+    Parameters :math:`\theta` move with velocity :math:`-\eta \nabla L`.
+
+    Attributes
+    ----------
+    learning_rate : float, default 1.0
+        :math:`\eta`.
+    time : float, default inf
+
+    Raises
+    ------
+    SettingsError
+        If the learning rate is not positive or time is negative.
+
+    Examples
+    --------
+    >>> import torch
+    >>> GradientFlow(0.1, time=20.0).learned(torch.tensor([0.0, 1.0]))
+    tensor([0.0000, 0.8647])
+    """
+
+    learning_rate: float = 1.0
+    time: float = math.inf
+
+    def __post_init__(self) -> None:
+        real_number("learning_rate", self.learning_rate, between=(0.0, math.inf))
+        _not_negative("time", self.time)
+
+    def learned(self, curvature: Tensor) -> Tensor:
+        """Return the share of the way that is behind, in directions of these curvatures of the loss, ``(n,)``."""
+        if math.isinf(self.time):
+            return torch.ones_like(curvature)
+        return -torch.expm1(-self.learning_rate * self.time * curvature)
+
+    def __str__(self) -> str:
+        end = "in the limit" if math.isinf(self.time) else f"to time {self.time:g}"
+        return f"gradient flow {end}, learning rate {self.learning_rate:g}"
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """A number of steps of full-batch gradient descent.
+
+    Attributes
+    ----------
+    learning_rate : float
+    num_steps : int
+
+    Raises
+    ------
+    SettingsError
+        If the learning rate is not positive or the number of steps negative.
+
+    Examples
+    --------
+    >>> import torch
+    >>> GradientDescent(0.1, num_steps=20).learned(torch.tensor([0.0, 1.0, 15.0]))
+    tensor([0.0000, 0.8784, 1.0000])
+    """
+
+    learning_rate: float
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        real_number("learning_rate", self.learning_rate, between=(0.0, math.inf))
+        whole_number("num_steps", self.num_steps, least=0)
+
+    def learned(self, curvature: Tensor) -> Tensor:
+        """Return the share of the way that is behind, in directions of these curvatures of the loss, ``(n,)``.
+
+        Raises
+        ------
+        SettingsError
+            If steps are so long that they diverge.
+        """
+        step = self.learning_rate * curvature
+        if float(step.max()) > 2:
+            raise SettingsError(
+                f"gradient descent diverges with learning rate {self.learning_rate:g}; it must be at most "
+                f"{2 / float(curvature.max()):.4g}, two over the largest curvature"
+            )
+        small = step < 0.5
+        slowly = -torch.expm1(self.num_steps * torch.log1p(-torch.where(small, step, 0)))
+        return torch.where(small, slowly, 1 - (1 - step) ** self.num_steps)
+
+    def __str__(self) -> str:
+        return f"{self.num_steps} steps of gradient descent, learning rate {self.learning_rate:g}"
+
+
+def mean_squares_rate(learning_rate: float, y: Tensor) -> float:
+    """Return the learning rate of half the sum of squares that trains as this one of ``torch.nn.MSELoss`` does.
+
+    Parameters
+    ----------
+    learning_rate : float
+        With which the mean of squares over all entries of ``y`` is minimised.
+    y : Tensor
+
+    Examples
+    --------
+    >>> import torch
+    >>> mean_squares_rate(0.5, torch.zeros(5, 2))
+    0.1
+    """
+    return 2 * real_number("learning_rate", learning_rate, between=(0.0, math.inf)) / y.numel()
+
+
+def relative_ridge(diagonal: Tensor, share: float) -> float:
+    """Return a ridge, or noise variance, as a share of the mean of a kernel's diagonal.
+
+    Parameters
+    ----------
+    diagonal : Tensor
+        Such as ``kernel.ntk_diagonal(x)``.
+    share : float
+
+    Examples
+    --------
+    >>> import torch
+    >>> relative_ridge(torch.tensor([1.0, 3.0]), 0.01)
+    0.02
+    """
+    return _not_negative("share", share) * float(diagonal.mean())
+
+
+# --------------------------------------------------------------------------------------------------
+# Ridge regression with the tangent kernel: one function, and no law.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelRegression:
+    """A function fitted by ridge regression with the tangent kernel; made by :func:`ntk_regression`.
+
+    Attributes
+    ----------
+    kernel : WideKernel
+    x, y : Tensor
+        Training data, ``(n, ...)`` and ``(n, *outputs)``.
+    ridge : float
+    spectrum : Spectrum
+        Of the kernel matrix of training inputs.
+    """
+
+    kernel: WideKernel
+    x: Tensor
+    y: Tensor
+    ridge: float
+    spectrum: Spectrum
+
+    name = "NTK regression"
+    random = "nothing"
+    trained = "all layers, of a network whose outputs were zero at initialisation"
+
+    @property
+    def jitter(self) -> float:
+        """What rounding made it necessary to add to the diagonal of the kernel matrix."""
+        return self.spectrum.jitter
+
+    def mean(self, x_new: Tensor) -> Tensor:
+        """Return the function at new inputs, ``(n_new, *outputs)``."""
+        coefficients, _ = self.spectrum.solved(self.y, self.ridge)
+        result = self.spectrum.rotated(self.kernel.ntk(x_new, self.x)) @ coefficients
+        return result.reshape(-1, *self.y.shape[1:])
+
+    def covariance(self, x_new: Tensor) -> NoReturn:
+        """Raise an error: a function has no covariance."""
+        _no_law("covariance")
+
+    def variance(self, x_new: Tensor) -> NoReturn:
+        """Raise an error: a function has no variance."""
+        _no_law("variance")
+
+    def sample(self, x_new: Tensor, num_samples: int = 1, *, seed: int = 0) -> NoReturn:
+        """Raise an error: there is nothing to draw from."""
+        _no_law("draws")
+
+    def __repr__(self) -> str:
+        used = f", jitter {self.jitter:g}" if self.jitter else ""
+        return f"{self.name} on {len(self.y)} inputs, ridge {self.ridge:g}{used}; a function, without a variance"
+
+
+def ntk_regression(
+    kernel: WideKernel, x: Tensor, y: Tensor, ridge: float = 0.0, *, max_jitter: float | None = None
+) -> KernelRegression:
+    """Return the function that ridge regression with the tangent kernel finds.
+
+    It is what a wide network becomes in the limit of training if its outputs are zero at initialisation, and the mean
+    of :func:`ntk_ensemble` if they are not. There is no variance: nothing is random.
+
+    Parameters
+    ----------
+    kernel : WideKernel
+        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+    x : Tensor
+        Training inputs, ``(n, ...)``.
+    y : Tensor
+        Targets, ``(n,)`` or ``(n, outputs)``.
+    ridge : float, default 0.0
+        What is added to the kernel's diagonal; see :func:`relative_ridge` for a share of it.
+    max_jitter : float, optional
+        What may be added beside it where rounding makes it necessary, in units of the diagonal's mean; by default the
+        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
+        is the attribute ``jitter``.
+
+    Returns
+    -------
+    KernelRegression
+
+    Raises
+    ------
+    ShapeError, DataError
+        If data do not fit one another or the kernel.
+    SettingsError
+        If the ridge is negative.
+    KernelError
+        If the kernel matrix is not positive definite.
+    ModelError
+        If the kernel is a torch module.
+
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+    AccuracyWarning
+        If equal inputs, or nearly equal ones, have different targets without a ridge.
+
+    References
+    ----------
+    Jacot, A., Gabriel, F., Hongler, C. (2018). Neural tangent kernel: convergence and generalization in neural
+    networks. Advances in Neural Information Processing Systems 31.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.regression import PrecomputedKernel
+    >>> ntk = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    >>> y = torch.tensor([4.0], dtype=torch.float64)
+    >>> fitted = ntk_regression(PrecomputedKernel(ntk, ntk), torch.tensor([0]), y)
+    >>> fitted
+    NTK regression on 1 inputs, ridge 0; a function, without a variance
+    >>> fitted.mean(torch.tensor([1]))
+    tensor([2.], dtype=torch.float64)
+    """
+    ridge = _not_negative("ridge", ridge)
+    refuse_module(kernel)
+    return _regression(kernel, x, y, ridge, max_jitter)
+
+
+def _regression(kernel: WideKernel, x: Tensor, y: Tensor, ridge: float, max_jitter: float | None) -> KernelRegression:
+    y = check_targets(x, y)
+    matrix = _check_kernel(kernel.ntk(x), x, y, "NTK")
+    found = spectrum(matrix, ridge, "NTK", max_jitter)
+    _check_accuracy(*found.solved(y, ridge), float(found.eigenvalues[-1]), "NTK")
+    return KernelRegression(kernel, x, y, ridge, found)
+
+
+def _no_law(what: str) -> NoReturn:
+    raise ModelError(
+        f"kernel regression finds one function, which has no {what}; take ntk_ensemble for the spread of trained "
+        "networks, nngp_posterior for that of a Bayesian network, or ntk_posterior"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The law of wide networks that gradient flow has trained from random weights.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ensemble(GaussianProcess):
+    """The law of trained networks; made by :func:`ntk_ensemble` or :func:`last_layer_ensemble`.
+
+    Attributes
+    ----------
+    kernel : WideKernel
+    x, y : Tensor
+        Training data, ``(n, ...)`` and ``(n, *outputs)``.
+    last_layer : bool
+        Whether only the last layer is trained.
+    training : GradientFlow or GradientDescent
+        How long, and at what rate.
+    ridge : float
+        Weight of half the squared distance from the initial weights, in the loss.
+    target_noise : float
+        Variance of the noise that each network's targets have of their own.
+    spectrum : Spectrum
+        Of the kernel that training follows.
+    initial : Tensor
+        Covariance of the initial outputs at training inputs, in the basis of the spectrum, ``(n, n)``.
+    """
+
+    kernel: WideKernel
+    x: Tensor
+    y: Tensor
+    last_layer: bool
+    training: GradientFlow | GradientDescent
+    ridge: float
+    target_noise: float
+    spectrum: Spectrum
+    initial: Tensor
+
+    @property
+    def jitter(self) -> float:
+        """What rounding made it necessary to add to the diagonal of the kernel matrix."""
+        return self.spectrum.jitter
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return "last-layer ensemble" if self.last_layer else "NTK ensemble"
+
+    @property
+    def random(self) -> str:
+        """What its variance is over, in words."""
+        return "the initial weights" + (" and the noise of targets" if self.target_noise else "")
+
+    @property
+    def trained(self) -> str:
+        """What was trained, in words."""
+        return f"{'the last layer' if self.last_layer else 'all layers'}, by {self.training}"
+
+    @property
+    def largest_learning_rate(self) -> float:
+        """The learning rate beyond which gradient descent diverges."""
+        return 2 / float(self._curvature()[-1])
+
+    def at(self, time: float) -> Ensemble:
+        """Return the networks at another time of gradient flow; nothing is decomposed again."""
+        return replace(self, training=GradientFlow(self.training.learning_rate, time))
+
+    def after(self, num_steps: int) -> Ensemble:
+        """Return the networks after some steps of gradient descent at their learning rate, which is exact, too.
+
+        Raises
+        ------
+        SettingsError
+            If the learning rate is above :attr:`largest_learning_rate`.
+        """
+        descent = GradientDescent(self.training.learning_rate, num_steps)
+        descent.learned(self._curvature())
+        return replace(self, training=descent)
+
+    def prior_variance(self, x_new: Tensor) -> Tensor:
+        """Return the variance of each output at new inputs before training, ``(n_new,)``."""
+        return diagonal(self.kernel.nngp, x_new)
+
+    def mean(self, x_new: Tensor) -> Tensor:
+        """Return the mean at new inputs, ``(n_new, *outputs)``."""
+        cross = self.kernel.nngp(x_new, self.x) if self.last_layer else self.kernel.ntk(x_new, self.x)
+        y = self.spectrum.rotated(self.y.reshape(len(self.y), -1).mT)
+        return (self._smoother(cross) @ y.mT).reshape(-1, *self.y.shape[1:])
+
+    def covariance(self, x_new: Tensor) -> Tensor:
+        """Return the covariance of each output between new inputs, ``(n_new, n_new)``."""
+        smoother, initial = self._both(x_new)
+        half = smoother @ (0.5 * self._noisy_initial() @ smoother.mT - initial.mT)
+        return self.kernel.nngp(x_new) + half + half.mT
+
+    def variance(self, x_new: Tensor) -> Tensor:
+        """Return the variance of each output at new inputs, ``(n_new,)``."""
+        smoother, initial = self._both(x_new)
+        change = (smoother * (smoother @ self._noisy_initial() - 2 * initial)).sum(1)
+        return remaining_variance(self.prior_variance(x_new), change)
+
+    def training_loss(self, times: Tensor) -> Tensor:
+        """Return the expected loss of a network on its targets along gradient flow, without the ridge's term.
+
+        Parameters
+        ----------
+        times : Tensor
+            ``(T,)``; not negative, inf is fine.
+
+        Returns
+        -------
+        Tensor
+            Half the sum of squared errors over all training data and outputs, ``(T,)``.
+
+        Raises
+        ------
+        SettingsError
+            If a time is negative.
+        """
+        y = self.y.reshape(len(self.y), -1)
+        start = self.spectrum.rotated(y.mT).square().sum(0) + y.shape[1] * self._noisy_initial().diagonal()
+        if bool((times < 0).any()):
+            raise SettingsError("times must not be negative")
+        curvature = self._curvature()
+        remaining = torch.exp(-self.training.learning_rate * times.to(curvature)[:, None] * curvature)
+        # The ridge, and the jitter that acts as one, keep networks from their targets for ever.
+        error = remaining + (self.ridge + self.jitter) / curvature * (1 - remaining)
+        return 0.5 * error.square() @ start
+
+    def _curvature(self) -> Tensor:
+        return self.spectrum.eigenvalues + self.ridge
+
+    def _noisy_initial(self) -> Tensor:
+        return self.initial + self.target_noise * torch.eye(len(self.y), dtype=self.y.dtype, device=self.y.device)
+
+    def _smoother(self, cross: Tensor) -> Tensor:
+        """Return what each direction of the targets adds to new outputs, ``(n_new, n)``."""
+        curvature = self._curvature()
+        return self.spectrum.rotated(cross) * (self.training.learned(curvature) / curvature)
+
+    def _both(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smoother, and covariances of initial outputs with those at training inputs, ``(n_new, n)``."""
+        if self.last_layer:
+            nngp = ntk = self.kernel.nngp(x_new, self.x)
+        else:
+            nngp, ntk = both(self.kernel, x_new, self.x)
+        return self._smoother(ntk), self.spectrum.rotated(nngp)
+
+    def __repr__(self) -> str:
+        parts = [f"{self.name} on {len(self.y)} inputs: {self.training}"]
+        parts += [f"ridge {self.ridge:g}"] if self.ridge else []
+        parts += [f"target noise {self.target_noise:g}"] if self.target_noise else []
+        parts += [f"jitter {self.jitter:g}"] if self.jitter else []
+        return ", ".join(parts)
+
+
+def ntk_ensemble(
+    kernel: WideKernel,
+    x: Tensor,
+    y: Tensor,
+    *,
+    learning_rate: float = 1.0,
+    time: float = math.inf,
+    ridge: float = 0.0,
+    target_noise: float = 0.0,
+    max_jitter: float | None = None,
+) -> Ensemble:
+    r"""Return the law of infinitely wide networks after training.
+
+    Each network has initial weights :math:`\theta_0` of its own, and gradient flow
+    :math:`\dot\theta = -\eta\, \nabla L` minimises half the sum of squares over training data and outputs,
+
+    .. math:: L(\theta) = \tfrac12 \sum_i |f_\theta(x_i) - y_i|^2 + \tfrac\rho2 |\theta - \theta_0|^2.
+
+    With the tangent kernel :math:`\Theta`, outputs at a new input are those at initialisation plus
+    :math:`A\,(y - f_{\theta_0}(x))`, where :math:`A = \Theta_{*x} (\Theta + \rho)^{-1} (1 - e^{-\eta (\Theta + \rho)
+    t})`, so that they stay normal. Their law is no posterior. For a mean of squares, see :func:`mean_squares_rate`.
+
+    Parameters
+    ----------
+    kernel : WideKernel
+        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+    x : Tensor
+        Training inputs, ``(n, ...)``.
+    y : Tensor
+        Targets, ``(n,)`` or ``(n, outputs)``.
+    learning_rate : float, default 1.0
+        :math:`\eta`; only its product with time matters.
+    time : float, default inf
+        Other times, and steps of gradient descent, are had from the result: :meth:`Ensemble.at`,
+        :meth:`Ensemble.after`.
+    ridge : float, default 0.0
+        :math:`\rho`; see :func:`relative_ridge` for a share of the kernel's diagonal.
+    target_noise : float, default 0.0
+        Variance of normal noise that is added to each network's targets, drawn once a network.
+    max_jitter : float, optional
+        What may be added to the diagonal where rounding makes it necessary, in units of its mean; by default the
+        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
+        is the attribute ``jitter``.
+
+    Returns
+    -------
+    Ensemble
+
+    Raises
+    ------
+    ShapeError, DataError
+        If data do not fit one another or the kernel.
+    SettingsError
+        If the learning rate is not positive, or time, ridge or noise are negative.
+    KernelError
+        If the matrix of the tangent kernel is not positive definite; ``variance`` raises it where that of all inputs
+        is not.
+    ModelError
+        If the kernel is a torch module.
+
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+    AccuracyWarning
+        If equal inputs, or nearly equal ones, have different targets without a ridge, and training has no end.
+
+    References
+    ----------
+    Lee, J., Xiao, L., Schoenholz, S. S., Bahri, Y., Novak, R., Sohl-Dickstein, J., Pennington, J. (2019). Wide neural
+    networks of any depth evolve as linear models under gradient descent. Advances in Neural Information Processing
+    Systems 32. Equations 14 to 16.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from bayeskit.models.wide_networks import infinite_width
+    >>> kernel = infinite_width(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)), bias_variance=0.1)
+    >>> x = torch.tensor([[-1.0], [0.5], [1.0]], dtype=torch.float64)
+    >>> ensemble = ntk_ensemble(kernel, x, torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64))
+    >>> ensemble
+    NTK ensemble on 3 inputs: gradient flow in the limit, learning rate 1
+    >>> ensemble.mean(x).round(decimals=9).abs()  # they interpolate
+    tensor([1.0000, 0.0000, 0.5000], dtype=torch.float64)
+    >>> ensemble.at(0.0).variance(x) == kernel.nngp_diagonal(x)
+    tensor([True, True, True])
+    """
+    flow = GradientFlow(learning_rate, time)
+    return _ensemble(kernel, x, y, False, flow, ridge, target_noise, max_jitter)
+
+
+def last_layer_ensemble(
+    kernel: WideKernel,
+    x: Tensor,
+    y: Tensor,
+    *,
+    learning_rate: float = 1.0,
+    time: float = math.inf,
+    ridge: float = 0.0,
+    target_noise: float = 0.0,
+    max_jitter: float | None = None,
+) -> Ensemble:
+    """Return the law of infinitely wide networks of which only the last layer is trained.
+
+    In the NTK parametrisation, gradients with respect to the last layer have the covariance of the outputs as their
+    products. Trained without end, with ``target_noise`` equal to ``ridge``, networks are draws of
+    :func:`nngp_posterior` with that noise variance.
+
+    Parameters and errors are those of :func:`ntk_ensemble`.
+
+    Returns
+    -------
+    Ensemble
+
+    Raises
+    ------
+    ModelError
+        Also if the kernel is in the standard parametrisation, where products of gradients grow with the width.
+
+    References
+    ----------
+    Matthews, A. G. de G., Hron, J., Turner, R. E., Ghahramani, Z. (2017). Sample-then-optimize posterior sampling for
+    Bayesian linear models. NeurIPS Workshop on Advances in Approximate Bayesian Inference.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.regression import PrecomputedKernel
+    >>> kernel = PrecomputedKernel(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))
+    >>> old, new = torch.tensor([0]), torch.tensor([1])
+    >>> y = torch.tensor([4.0], dtype=torch.float64)
+    >>> last_layer_ensemble(kernel, old, y, ridge=2.0, target_noise=2.0).variance(new)
+    tensor([1.7500], dtype=torch.float64)
+    """
+    if isinstance(kernel, InfiniteWidth) and kernel.parameterization != "ntk":
+        raise ModelError(
+            f"the kernel is in the {kernel.parameterization} parametrisation, in which the last layer's products of "
+            'gradients grow with the width; take infinite_width(module, "ntk", ...)'
+        )
+    flow = GradientFlow(learning_rate, time)
+    return _ensemble(kernel, x, y, True, flow, ridge, target_noise, max_jitter)
+
+
+def _ensemble(
+    kernel: WideKernel,
+    x: Tensor,
+    y: Tensor,
+    last_layer: bool,
+    flow: GradientFlow,
+    ridge: float,
+    target_noise: float,
+    max_jitter: float | None,
+) -> Ensemble:
+    ridge, target_noise = _not_negative("ridge", ridge), _not_negative("target_noise", target_noise)
+    refuse_module(kernel)
+    y = check_targets(x, y)
+    nngp, ntk = (kernel.nngp(x), None) if last_layer else both(kernel, x)
+    nngp = _check_kernel(nngp, x, y, "NNGP")
+    followed = nngp if ntk is None else _check_kernel(ntk, x, y, "NTK")
+    name = "NNGP" if last_layer else "NTK"
+    found = spectrum(followed, ridge, name, max_jitter)
+    if math.isinf(flow.time):
+        _check_accuracy(*found.solved(y, ridge), float(found.eigenvalues[-1]), name)
+    initial = found.eigenvectors.mT @ nngp @ found.eigenvectors
+    return Ensemble(kernel, x, y, last_layer, flow, ridge, target_noise, found, initial)
+
+
+# --------------------------------------------------------------------------------------------------
+# The four Gaussian processes of a wide network on the same data.
+# --------------------------------------------------------------------------------------------------
+
+_BAND = "2 standard deviations"
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessPrediction:
+    """What one of the four says of new inputs.
+
+    Attributes
+    ----------
+    name : str
+    random : str
+        What its variance is over, in words.
+    trained : str
+        What was trained, in words.
+    mean : Tensor
+        ``(n_new, *outputs)``.
+    variance : Tensor or None
+        ``(n_new,)``, of each output; None for kernel regression, which has no law.
+    jitter : float
+        What rounding made it necessary to add to the diagonal of the kernel matrix.
+    """
+
+    name: str
+    random: str
+    trained: str
+    mean: Tensor
+    variance: Tensor | None
+    jitter: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GaussianProcessComparison:
+    """Predictions of the four Gaussian processes of a wide network at the same new inputs.
+
+    Attributes
+    ----------
+    predictions : dict of ProcessPrediction
+        By name.
+    x, y : Tensor
+        Training data, ``(n, ...)`` and ``(n, *outputs)``.
+    x_new : Tensor
+        ``(n_new, ...)``.
+    noise_variance : float
+        Of both posteriors, and the ridge of the ensemble and of kernel regression.
+    """
+
+    predictions: dict[str, ProcessPrediction]
+    x: Tensor
+    y: Tensor
+    x_new: Tensor
+    noise_variance: float
+
+    def __getitem__(self, name: str) -> ProcessPrediction:
+        if name not in self.predictions:
+            raise UnknownNameError(f"there is no {name!r}; known are: {', '.join(self.predictions)}")
+        return self.predictions[name]
+
+    def __iter__(self) -> Iterator[ProcessPrediction]:
+        return iter(self.predictions.values())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a process, new input and output: mean and standard deviation (NaN where there is none)."""
+        tables = []
+        for one in self:
+            mean = one.mean.reshape(len(one.mean), -1)
+            variance = torch.full_like(mean[:, 0], math.nan) if one.variance is None else one.variance
+            points, outputs = mean.shape
+            columns = {
+                "process": one.name,
+                "point": torch.arange(points).repeat_interleave(outputs).numpy(),
+                "output": torch.arange(outputs).repeat(points).numpy(),
+                "mean": mean.reshape(-1).cpu().numpy(),
+                "standard_deviation": variance.sqrt().repeat_interleave(outputs).cpu().numpy(),
+            }
+            tables.append(pd.DataFrame(columns))
+        return pd.concat(tables, ignore_index=True)
+
+    def summary(self) -> pd.DataFrame:
+        """Return one row a process: what is random, what was trained, and how its numbers compare.
+
+        ``distance`` is the root mean square difference between its mean and the NNGP posterior's,
+        ``standard_deviation`` the root mean variance.
+        """
+        first = next(iter(self)).mean
+        rows = [
+            {
+                "process": one.name,
+                "random": one.random,
+                "trained": one.trained,
+                "distance": float((one.mean - first).square().mean().sqrt()),
+                "standard_deviation": math.nan if one.variance is None else float(one.variance.mean().sqrt()),
+                "jitter": one.jitter,
+            }
+            for one in self
+        ]
+        return pd.DataFrame(rows)
+
+    def distances(self) -> pd.DataFrame:
+        """Return root mean square differences between the means of all pairs, ``(4, 4)``."""
+        means = torch.stack([one.mean.reshape(-1) for one in self])
+        gaps = (means[:, None] - means).square().mean(-1).sqrt()
+        names = list(self.predictions)
+        return pd.DataFrame(gaps.cpu().numpy(), index=names, columns=names)
+
+    def plot(self, output: int = 0, axes: list[Axes] | None = None) -> Figure | None:
+        """Plot the mean of one output with a band of two standard deviations to either side, a panel a process.
+
+        Where inputs are single numbers they are the horizontal axis, otherwise new inputs stand in the order of the
+        NNGP posterior's mean.
+
+        Parameters
+        ----------
+        output : int, default 0
+            If there are several.
+        axes : list of Axes, optional
+            One for each of the four; by default a new figure, which is returned.
+
+        Raises
+        ------
+        ShapeError
+            If there is no such output, or not four axes.
+        """
+        from matplotlib.figure import Figure
+
+        outputs = self.y.reshape(len(self.y), -1).shape[1]
+        if not 0 <= output < outputs:
+            raise ShapeError(f"output must be 0 to {outputs - 1}, not {output}")
+        figure = None
+        if axes is None:
+            figure = Figure(figsize=(3.1 * len(self.predictions), 3.0), layout="constrained")
+            axes = list(figure.subplots(1, len(self.predictions), sharey=True, squeeze=False)[0])
+        if len(axes) != len(self.predictions):
+            raise ShapeError(f"there must be {len(self.predictions)} axes, not {len(axes)}")
+        for one, ax in zip(self, axes, strict=True):
+            self._panel(one, output, ax)
+        axes[0].set_ylabel("output" if outputs == 1 else f"output {output}")
+        axes[0].legend(frameon=False, fontsize="small")
+        return figure
+
+    def _panel(self, one: ProcessPrediction, output: int, ax: Axes) -> None:
+        from bayeskit.core.plots import BLUE, VERMILION
+
+        line = self.x_new.dim() == 2 and self.x_new.shape[1] == 1
+        first = next(iter(self)).mean.reshape(len(self.x_new), -1)[:, output]
+        order = (self.x_new[:, 0] if line else first).argsort().cpu()
+        place = (self.x_new[:, 0].cpu()[order] if line else torch.arange(len(order))).numpy()
+        mean = one.mean.reshape(len(self.x_new), -1)[:, output].cpu()[order].numpy()
+        ax.plot(place, mean, color=BLUE, linewidth=1.5, label="mean")
+        if one.variance is not None:
+            spread = 2 * one.variance.sqrt().cpu()[order].numpy()
+            ax.fill_between(place, mean - spread, mean + spread, color=BLUE, alpha=0.2, linewidth=0, label=_BAND)
+        if line:
+            targets = self.y.reshape(len(self.y), -1)[:, output]
+            x = self.x[:, 0].cpu().numpy()
+            ax.plot(x, targets.cpu().numpy(), "o", markersize=4, color=VERMILION, label="data")
+        ax.set_xlabel("input" if line else "new inputs, in order")
+        ax.set_title(one.name + ("\n(one function, nothing random)" if one.variance is None else ""), fontsize="medium")
+        ax.grid(alpha=0.25)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{len(self.x_new)} new inputs from {len(self.y)}; noise variance, or ridge, {self.noise_variance:g}",
+            f"  {'':16}{'distance':>10}{'sd':>10}",
+        ]
+        for row in self.summary().itertuples():
+            spread = "-" if math.isnan(row.standard_deviation) else f"{row.standard_deviation:.4g}"
+            used = f"; jitter {row.jitter:g}" if row.jitter else ""
+            lines.append(f"  {row.process:16}{row.distance:10.4g}{spread:>10}{used}")
+            lines.append(f"      random: {row.random}")
+            lines.append(f"      trained: {row.trained}")
+        return "\n".join(lines)
+
+
+def compare_gaussian_processes(
+    kernel: WideKernel,
+    x: Tensor,
+    y: Tensor,
+    x_new: Tensor,
+    *,
+    noise_variance: float = 0.0,
+    learning_rate: float = 1.0,
+    time: float = math.inf,
+    max_jitter: float | None = None,
+) -> GaussianProcessComparison:
+    """Predict with the four Gaussian processes of a wide network, side by side.
+
+    They are the posterior of a Bayesian network (NNGP), the law of networks that gradient flow has trained (NTK
+    ensemble), the function of kernel regression, and the posterior with the tangent kernel as its prior. The last
+    three share one mean once training has come to its end, and have three different variances: that of the initial
+    weights, none, and that of a posterior which belongs to no wide network.
+
+    Parameters
+    ----------
+    kernel : WideKernel
+        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+    x : Tensor
+        Training inputs, ``(n, ...)``.
+    y : Tensor
+        Targets, ``(n,)`` or ``(n, outputs)``.
+    x_new : Tensor
+        New inputs, ``(n_new, ...)``. Kernels are computed once, for training and new inputs together.
+    noise_variance : float, default 0.0
+        Of both posteriors, and the ridge of the ensemble and of kernel regression.
+    learning_rate, time : float, default 1.0 and inf
+        Of the ensemble; see :func:`ntk_ensemble`.
+    max_jitter : float, optional
+        What may be added to diagonals where rounding makes it necessary, in units of their mean; by default the square
+        root of the machine's precision, or rounding errors of eigenvalues where these are more.
+
+    Returns
+    -------
+    GaussianProcessComparison
+
+    Raises
+    ------
+    ShapeError, DataError
+        If data do not fit one another or the kernel.
+    SettingsError
+        If the noise variance or time is negative, or the learning rate not positive.
+    KernelError
+        If a kernel matrix is not positive definite.
+    ModelError
+        If the kernel is a torch module.
+
+    Warns
+    -----
+    JitterWarning
+        If jitter was added.
+    AccuracyWarning
+        If equal inputs, or nearly equal ones, have different targets without noise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from bayeskit.models.wide_networks import infinite_width
+    >>> kernel = infinite_width(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)), bias_variance=1.0)
+    >>> x = torch.tensor([[-1.0], [0.5], [1.0]], dtype=torch.float64)
+    >>> y = torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)
+    >>> table = compare_gaussian_processes(kernel, x, y, torch.tensor([[0.0], [2.0]], dtype=torch.float64))
+    >>> table.summary()[["process", "distance", "standard_deviation"]].round(3)
+              process  distance  standard_deviation
+    0  NNGP posterior     0.000               0.191
+    1    NTK ensemble     0.515               0.275
+    2  NTK regression     0.515                 NaN
+    3   NTK posterior     0.515               0.673
+    """
+    refuse_module(kernel)
+    check_targets(x, y)
+    if x.dtype != x_new.dtype or x.device != x_new.device:
+        raise DataError(f"x is {x.dtype} on {x.device}, x_new {x_new.dtype} on {x_new.device}; convert one of them")
+    if x.shape[1:] != x_new.shape[1:]:
+        raise ShapeError(f"x and x_new must have inputs of one shape, not {tuple(x.shape)} and {tuple(x_new.shape)}")
+    shared = PrecomputedKernel.of(kernel, torch.cat([x, x_new]))
+    rows = torch.arange(len(x) + len(x_new), device=x.device)
+    old, new = rows[: len(x)], rows[len(x) :]
+    ensemble = ntk_ensemble(
+        shared, old, y, learning_rate=learning_rate, time=time, ridge=noise_variance, max_jitter=max_jitter
+    )
+    found = (
+        nngp_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
+        ensemble,
+        KernelRegression(shared, old, y, ensemble.ridge, ensemble.spectrum),  # whose eigenvalues are the same
+        ntk_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
+    )
+    return GaussianProcessComparison({one.name: _predict(one, new) for one in found}, x, y, x_new, noise_variance)
+
+
+def _predict(one: Posterior | Ensemble | KernelRegression, new: Tensor) -> ProcessPrediction:
+    variance = None if isinstance(one, KernelRegression) else one.variance(new)
+    return ProcessPrediction(one.name, one.random, one.trained, one.mean(new), variance, one.jitter)

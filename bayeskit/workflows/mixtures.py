@@ -1,0 +1,521 @@
+"""Mixtures meet inference: evidence that label switching cannot fool, and the number of components."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import whole_number
+from bayeskit.core.randomness import derived_seed, new_generator
+from bayeskit.core.statistics import effective_sample_size, mean_error
+from bayeskit.draws import Draws
+from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence import Evidence, bridge_sampling, smc
+from bayeskit.inference.evidence.bridge import MAX_ITERATIONS, iterate, terms
+from bayeskit.inference.evidence.checks import (
+    MIN_DRAWS,
+    MIN_EFFECTIVE,
+    belongs,
+    finite_chains,
+    posterior_problems,
+    with_rounding,
+)
+from bayeskit.inference.samplers import sample_smc
+from bayeskit.logdensity.target import Target
+from bayeskit.models.discrete.inputs import prior_probabilities_of
+from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, MixturePrior, aligned
+from bayeskit.models.discrete.mixtures.gaussian_mixture import Covariance, as_observations
+from bayeskit.workflows.bayes_factors import ModelComparison
+
+__all__ = [
+    "CHUNK",
+    "SymmetricProposal",
+    "TemperingBudget",
+    "compare_num_components",
+    "mixture_evidence",
+    "symmetrised_bridge",
+]
+
+# --------------------------------------------------------------------------------------------------
+# A proposal for the posterior of a mixture: fitted about one labelling, then averaged over all of them.
+# --------------------------------------------------------------------------------------------------
+
+_EM_STEPS = 40
+_DRAWS_A_PARAMETER = 4
+_WIDENED = 1.3
+_WIDE_WEIGHT, _WIDE_FACTOR = 0.1, 4.0
+_FITTED = 3000
+CHUNK = 2_000_000
+
+
+class SymmetricProposal:
+    """Create a mixture of normal distributions fitted to aligned draws, averaged over the labellings.
+
+    A tenth of it is four times as wide, in standard deviations, so that its tails hold those of the posterior.
+
+    Parameters
+    ----------
+    draws : Tensor
+        Aligned, shape ``(n, d)``.
+    labels : Labels
+    num_parts : int
+        Number of normal distributions; fewer where there are too few draws for so many.
+    generator : torch.Generator
+
+    Raises
+    ------
+    DrawsError
+        If a coordinate does not move, or there are fewer than ``2 * d`` draws.
+    """
+
+    def __init__(self, draws: Tensor, labels: Labels, num_parts: int, generator: torch.Generator) -> None:
+        n, d = draws.shape
+        if n < 2 * d:
+            raise DrawsError(f"{n} draws are too few to fit a {d}-dimensional proposal; give at least {4 * d} in all")
+        self.labels = labels
+        num_parts = max(1, min(num_parts, n // (_DRAWS_A_PARAMETER * d)))
+        weight, mean, tril = _fitted(draws, num_parts, generator)
+        tril = math.sqrt(_WIDENED) * tril
+        self._log_weight = torch.cat([weight * (1 - _WIDE_WEIGHT), weight * _WIDE_WEIGHT]).log()
+        self._mean = torch.cat([mean, mean])
+        self._tril = torch.cat([tril, _WIDE_FACTOR * tril])
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw about the one labelling, shape ``(num_draws, d)``; what is symmetric does not see the difference."""
+        part = torch.multinomial(self._log_weight.exp(), num_draws, replacement=True, generator=generator)
+        noise = torch.randn(num_draws, self._mean.shape[1], generator=generator, dtype=self._mean.dtype)
+        noise = noise.to(self._mean.device)
+        return self._mean[part] + (self._tril[part] @ noise.unsqueeze(-1)).squeeze(-1)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Return the log density averaged over the labellings, ``(*batch, d) -> (*batch)``."""
+        permutations = self.labels.permutations()
+        flat = u.reshape(-1, u.shape[-1])
+        rows = max(1, CHUNK // (len(permutations) * u.shape[-1] * len(self._mean)))
+        parts = []
+        for start in range(0, len(flat), rows):
+            each = self.labels.permute(flat[start : start + rows].unsqueeze(1), permutations)
+            parts.append(self._log_prob(each).logsumexp(-1) - math.log(len(permutations)))
+        return torch.cat(parts).reshape(u.shape[:-1])
+
+    def _log_prob(self, u: Tensor) -> Tensor:
+        return _log_joint(u, self._log_weight, self._mean, self._tril).logsumexp(-1)
+
+
+def _log_joint(u: Tensor, log_weight: Tensor, mean: Tensor, tril: Tensor) -> Tensor:
+    """Return the log weight and density of each part, ``(*batch, d) -> (*batch, parts)``."""
+    d = u.shape[-1]
+    inverse = torch.linalg.solve_triangular(tril, torch.eye(d, dtype=u.dtype, device=u.device), upper=False)
+    terms = []
+    for part in range(len(mean)):
+        white = (u - mean[part]) @ inverse[part].T
+        constant = inverse[part].diagonal().log().sum() - 0.5 * d * math.log(2 * math.pi)
+        terms.append(constant + log_weight[part] - 0.5 * white.square().sum(-1))
+    return torch.stack(terms, -1)
+
+
+def _fitted(draws: Tensor, num_parts: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit a mixture of normal distributions by expectation-maximisation: weights, means, Cholesky factors."""
+    n, d = draws.shape
+    whole = torch.cov(draws.T).reshape(d, d)
+    tril = _factor(whole)
+    weight = draws.new_full((num_parts,), 1 / num_parts)
+    if num_parts == 1:
+        return weight, draws.mean(0, keepdim=True), tril.unsqueeze(0)
+    order = torch.randperm(n, generator=generator).to(draws.device)
+    mean, draws = draws[order[:num_parts]], draws[order[:_FITTED]]
+    tril = tril.expand(num_parts, d, d)
+    for _ in range(_EM_STEPS):
+        share = _log_joint(draws, weight.log(), mean, tril).softmax(-1)
+        size = share.sum(0)
+        weight = (size + 1) / (size + 1).sum()
+        mean = (share.T @ draws + draws.mean(0)) / (size + 1).unsqueeze(-1)
+        deviation = draws.unsqueeze(1) - mean
+        scatter = torch.einsum("nj,njd,nje->jde", share, deviation, deviation)
+        # A prior worth a few draws a dimension keeps small parts from collapsing.
+        covariance = (scatter + _DRAWS_A_PARAMETER * d * whole / num_parts) / (size + _DRAWS_A_PARAMETER * d)[
+            :, None, None
+        ]
+        tril = torch.stack([_factor(one) for one in covariance])
+    return weight, mean, tril
+
+
+def _factor(covariance: Tensor) -> Tensor:
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if bool(failed) or not bool(factor.isfinite().all()):
+        raise DrawsError(
+            "the covariance of the draws is singular: a coordinate does not move, or two move as one; check the chains "
+            "and the model"
+        )
+    return factor
+
+
+# --------------------------------------------------------------------------------------------------
+# The evidence of a mixture, whatever the labels of its components do.
+# --------------------------------------------------------------------------------------------------
+
+_MIN_HALF = 8
+_MAX_DISAGREEMENT = 4.0
+
+
+def symmetrised_bridge(
+    draws: Draws, labels: Labels, *, num_parts: int = 4, num_proposals: int | None = None, seed: int = 0
+) -> Evidence:
+    """Bridge between the posterior of a mixture and a proposal that is as symmetric as it is.
+
+    The posterior of exchangeable components has ``K!`` equal modes. A sampler that stays in one of them is no worse
+    for that, but an estimator that fits its proposal there takes the one for all, and its log evidence is too low by
+    up to ``log K!``. Here the draws are aligned to one labelling, a mixture of normal distributions is fitted to them,
+    and its density averaged over all permutations of the components. Posterior over proposal is then a function that
+    no permutation changes, so that it does not matter which modes the draws visited, nor how often.
+
+    Not cured is a sampler stuck in modes that differ by more than labels; chains that disagree after alignment say so.
+
+    Parameters
+    ----------
+    draws : Draws
+        From the posterior; the first half of each chain fits the proposal, the second enters the bridge.
+    labels : Labels
+    num_parts : int, default 4
+        Number of normal distributions in the proposal.
+    num_proposals : int, optional
+        By default as many as posterior draws evaluated.
+    seed : int, default 0
+
+    Returns
+    -------
+    Evidence
+        ``diagnostics["labellings"]`` is the number of permutations among which the draws were spread.
+
+    Raises
+    ------
+    DrawsError
+        If the draws come from another target, or are too few.
+    SettingsError
+        If there are more than seven components.
+
+    References
+    ----------
+    Fruehwirth-Schnatter, S. (2004). Estimating marginal likelihoods for mixture and Markov switching models using
+    bridge sampling techniques. Econometrics Journal 7, 143-167.
+
+    Neal, R. M. (1999). Erroneous results in "Marginal likelihood from the Gibbs output". University of Toronto.
+
+    Lee, J. E., Robert, C. P. (2016). Importance sampling schemes for evidence approximation in mixture models. Bayesian
+    Analysis 11, 573-597.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, MixturePrior, exact_log_evidence
+    >>> from bayeskit.workflows.mixtures import symmetrised_bridge
+    >>> y = torch.tensor([-2.1, -1.9, -1.4, 1.6, 2.0, 2.5], dtype=torch.float64)
+    >>> mixture = GaussianMixture(y, 2, MixturePrior.conjugate(0.0, 0.1, 3.0, 0.5))
+    >>> target = bk.Target.from_pyro(mixture)
+    >>> start = target.sample_prior(1000)
+    >>> start = start[target.log_density(start).argmax()]  # all chains in one mode, which is good for adaptation
+    >>> draws = bk.sample(target, 4, 100, 200, initial=start, progress=False)
+    >>> z = symmetrised_bridge(draws, Labels(target, mixture.exchangeable))
+    >>> abs(z.log_evidence - exact_log_evidence(mixture)) < 4 * z.standard_error
+    True
+    """
+    target = labels.target
+    belongs(draws, target)
+    num_parts = whole_number("num_parts", num_parts, 1)
+    count = None if num_proposals is None else whole_number("num_proposals", num_proposals, 1)
+    draws, chosen = _aligned_draws(finite_chains(draws), labels)
+    half = draws.num_draws // 2
+    if half < _MIN_HALF:
+        raise DrawsError(f"chains of {draws.num_draws} draws are too few; give at least {2 * _MIN_HALF}")
+    generator = new_generator(seed, stream="symmetrised bridge")
+    proposal = SymmetricProposal(draws.unconstrained[:, :half].flatten(0, 1), labels, num_parts, generator)
+    x, log_density = draws.unconstrained[:, half:], draws.log_density[:, half:]
+    y = proposal.sample(count or log_density.numel(), generator)
+    posterior_ratio = (log_density - proposal.log_prob(x)).to(torch.float64)  # (chains, draws)
+    proposal_ratio = (target.log_density(y) - proposal.log_prob(y)).to(torch.float64)
+    proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
+    effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
+    log_z, converged, iterations = iterate(posterior_ratio, proposal_ratio, effective)
+    numerator, denominator = terms(posterior_ratio, proposal_ratio, log_z, effective)
+    variance = float(numerator.var() / numerator.mean().square()) / len(y)
+    variance += float((mean_error(denominator) / denominator.mean()).square())
+
+    problems, diagnostics = posterior_problems(draws)
+    if not converged:
+        problems.append(f"the bridge did not converge in {MAX_ITERATIONS} iterations: use more draws")
+    overlap = float(numerator.sum().square() / numerator.square().sum())
+    if overlap < MIN_EFFECTIVE:
+        problems.append(
+            f"posterior and proposal hardly overlap ({overlap:.0f} effective proposals): use mixture_evidence"
+        )
+    diagnostics |= {
+        "iterations": float(iterations),
+        "effective_proposals": overlap,
+        "labellings": float(len(chosen.unique(dim=0))),
+        "log_num_permutations": labels.log_num_permutations,
+    }
+    return Evidence(
+        "symmetrised_bridge",
+        log_z,
+        with_rounding(math.sqrt(variance), log_density),
+        draws.num_gradients + len(y),
+        tuple(problems),
+        diagnostics,
+    )
+
+
+def mixture_evidence(
+    target: Target,
+    exchangeable: Sequence[str] = (),
+    *,
+    num_particles: int = 64,
+    num_replicates: int = 16,
+    ess_threshold: float = 0.8,
+    seed: int = 0,
+    progress: bool = True,
+) -> Evidence:
+    """Estimate the evidence of a mixture by tempering and by a symmetrised bridge, which check each other.
+
+    Tempered particles start at the prior, which has the symmetry of the posterior, so that they reach all modes, those
+    that differ by labels and those that do not; their estimate needs no other remedy. The particles that arrive at the
+    posterior then feed :func:`symmetrised_bridge`, which is usually the more precise one. Of the trusted estimates the
+    one with the smaller error is returned, and where neither is trusted the tempered one, whose particles feed the
+    other. Nor is any trusted where they differ by more than four standard errors, or no bridge can be built.
+
+    Parameters
+    ----------
+    target : Target
+        Such as ``Target.from_pyro(GaussianMixture(...))``.
+    exchangeable : sequence of str
+        Sites whose first dimension is the component, such as :attr:`GaussianMixture.exchangeable`. Where there are
+        none, the bridge is a plain one; with more than seven components tempering stands alone.
+    num_particles, num_replicates : int, default 64 and 16
+    ess_threshold : float, default 0.8
+        Of :func:`~bayeskit.inference.samplers.sample_smc`.
+    seed : int, default 0
+    progress : bool, default True
+
+    Returns
+    -------
+    Evidence
+        ``method`` says which of the two it is; ``diagnostics`` have both.
+
+    Raises
+    ------
+    UnknownNameError, ModelError
+        If ``exchangeable`` are not exchangeable sites of the target.
+    SettingsError
+        If there are fewer than eight particles, or a setting lies outside its domain.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, exact_log_evidence
+    >>> from bayeskit.workflows.mixtures import mixture_evidence
+    >>> y = torch.tensor([-2.1, -1.9, -1.4, 1.6, 2.0, 2.5], dtype=torch.float64)
+    >>> mixture = GaussianMixture(y, 2, MixturePrior.conjugate(0.0, 0.1, 3.0, 0.5))
+    >>> size = {"num_particles": 48, "num_replicates": 10, "ess_threshold": 0.7}
+    >>> z = mixture_evidence(bk.Target.from_pyro(mixture), mixture.exchangeable, **size, progress=False)
+    >>> abs(z.log_evidence - exact_log_evidence(mixture)) < 4 * z.standard_error
+    True
+    """
+    num_particles = whole_number("num_particles", num_particles, MIN_DRAWS)
+    started = time.monotonic()
+    labels = Labels(target, exchangeable) if exchangeable else None
+    run = sample_smc(target, num_particles, num_replicates, seed, ess_threshold=ess_threshold, progress=progress)
+    tempered = smc(target, run, seed=seed)
+    estimates = [tempered]
+    draws = _halves_of_replicates(run.draws)
+    try:
+        if labels is None:
+            estimates.append(bridge_sampling(target, draws, seed=seed))
+        elif labels.listable:
+            estimates.append(symmetrised_bridge(draws, labels, seed=seed))
+    except DrawsError as error:
+        problem = f"no bridge checks this estimate ({error}): raise num_particles"
+        estimates = [replace(tempered, warnings=(*tempered.warnings, problem))]
+    return replace(_reconciled(estimates), seconds=time.monotonic() - started)
+
+
+def _halves_of_replicates(draws: Draws) -> Draws:
+    """Join replicates in pairs, so that a bridge fits to one half of them and is evaluated on the other.
+
+    Particles of one replicate share ancestors, those of two do not.
+    """
+    pairs = draws.num_chains // 2
+    if pairs == 0:
+        return draws
+
+    def joined(x: Tensor) -> Tensor:
+        return torch.cat([x[:pairs], x[pairs : 2 * pairs]], 1)
+
+    return replace(
+        draws,
+        unconstrained=joined(draws.unconstrained),
+        log_prior=joined(draws.log_prior),
+        log_likelihood=joined(draws.log_likelihood),
+        beta=draws.beta[:pairs],
+        sample_stats={},
+    )
+
+
+def _reconciled(estimates: Sequence[Evidence]) -> Evidence:
+    """Return the better one of one or two estimates, with a warning where they contradict each other."""
+    chosen = min((z for z in estimates if z.trusted), key=lambda z: z.standard_error, default=estimates[0])
+    facts, problems = dict(chosen.diagnostics), list(chosen.warnings)
+    for z in estimates:
+        facts |= {f"{z.method}.log_evidence": z.log_evidence, f"{z.method}.standard_error": z.standard_error}
+    one, other = estimates[0], estimates[-1]
+    difference = abs(one.log_evidence - other.log_evidence)
+    error = math.hypot(one.standard_error, other.standard_error)
+    if not difference <= _MAX_DISAGREEMENT * error:
+        problems.append(
+            f"{one.method} and {other.method} differ by {difference:.2f} nats where their error is {error:.2g}: raise "
+            "ess_threshold and num_particles"
+        )
+    return replace(
+        chosen,
+        num_evaluations=max(z.num_evaluations for z in estimates),
+        warnings=tuple(problems),
+        diagnostics=facts,
+    )
+
+
+def _aligned_draws(draws: Draws, labels: Labels) -> tuple[Draws, Tensor]:
+    """Return the draws with one labelling, under which chains can be compared, and the permutations taken."""
+    flat = draws.unconstrained.flatten(0, 1)
+    u, chosen = aligned(flat, labels, flat[int(draws.log_density.flatten().argmax())])
+    return replace(draws, unconstrained=u.reshape(draws.unconstrained.shape)), chosen
+
+
+# --------------------------------------------------------------------------------------------------
+# How many components: by the evidence of each number.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TemperingBudget:
+    """What each number of components may spend; see :func:`~bayeskit.inference.samplers.sample_smc`."""
+
+    num_particles: int = 64
+    num_replicates: int = 16
+    ess_threshold: float = 0.8
+
+    def larger(self) -> TemperingBudget:
+        """Return what to spend where this was too little, about four times as much.
+
+        Examples
+        --------
+        >>> TemperingBudget().larger()
+        TemperingBudget(num_particles=64, num_replicates=32, ess_threshold=0.9)
+        """
+        return TemperingBudget(
+            max(TemperingBudget.num_particles, self.num_particles),
+            2 * self.num_replicates,
+            round(1 - (1 - self.ess_threshold) / 2, 4),
+        )
+
+
+def compare_num_components(
+    y: Tensor,
+    num_components: Sequence[int] = range(1, 7),
+    prior: MixturePrior | None = None,
+    *,
+    covariance: Covariance = "diagonal",
+    equal_scales: bool = False,
+    prior_probabilities: Mapping[int, float] | None = None,
+    budget: TemperingBudget | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> ModelComparison:
+    """Estimate the evidence of each number of components, and turn it into their posterior.
+
+    With the default budget and 100 observations in one dimension that takes a core about 1, 12, 14 and 23 seconds for 1
+    to 4 components, and 44 for six with the 82 galaxies; log evidences are then right to a tenth of a nat or so.
+    Where one is not to be trusted, its warnings name a larger budget.
+
+    Parameters
+    ----------
+    y : Tensor or array
+        Observations, shape ``(n,)`` or ``(n, D)``.
+    num_components : sequence of int, default 1 to 6
+        At least two.
+    prior : MixturePrior, optional
+        Of all models; by default Richardson and Green's.
+    covariance, equal_scales
+        Of :class:`~bayeskit.models.discrete.mixtures.GaussianMixture`.
+    prior_probabilities : mapping of int to float, optional
+        Of each number, adding up to one after scaling; by default equal.
+    budget : TemperingBudget, optional
+    seed : int, default 0
+    progress : bool, default True
+
+    Returns
+    -------
+    ModelComparison
+        The models are called ``"1"``, ``"2"`` and so on.
+
+    Raises
+    ------
+    DataError, ShapeError
+        As :class:`~bayeskit.models.discrete.mixtures.GaussianMixture`.
+    SettingsError
+        If there are fewer than two numbers, one is given twice, ``prior_probabilities`` are of others or not finite
+        and nonnegative, or ``budget`` is no :class:`TemperingBudget`.
+
+    References
+    ----------
+    Richardson, S., Green, P. J. (1997). On Bayesian analysis of mixtures with an unknown number of components. Journal
+    of the Royal Statistical Society B 59, 731-792.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, exact_log_evidence
+    >>> from bayeskit.workflows.mixtures import TemperingBudget, compare_num_components
+    >>> y = torch.tensor([-2.1, -1.9, -1.4, 1.6, 2.0, 2.5], dtype=torch.float64)
+    >>> prior = MixturePrior.conjugate(0.0, 0.1, 3.0, 0.5)
+    >>> comparison = compare_num_components(y, [1, 2], prior, budget=TemperingBudget(48, 10, 0.7), progress=False)
+    >>> exact = [exact_log_evidence(GaussianMixture(y, k, prior)) for k in (1, 2)]
+    >>> factor, error = comparison.log_bayes_factor("2", "1")
+    >>> comparison.best, abs(factor - (exact[1] - exact[0])) < 4 * error
+    ('2', True)
+    """
+    y, sizes, seed = as_observations(y), _sizes(num_components), whole_number("seed", seed)
+    chances = prior_probabilities_of(sizes, prior_probabilities)
+    budget = TemperingBudget() if budget is None else budget
+    if not isinstance(budget, TemperingBudget):
+        raise SettingsError(f"budget must be a TemperingBudget such as {TemperingBudget()}, not {budget!r}")
+    prior = MixturePrior.richardson_green(y) if prior is None else prior
+    results: dict[str, Evidence] = {}
+    for size in sizes:
+        mixture = GaussianMixture(y, size, prior, covariance=covariance, equal_scales=equal_scales)
+        # The error of a Bayes factor takes the two estimates for independent.
+        own_seed = derived_seed(seed, f"{size} components")
+        z = mixture_evidence(
+            Target.from_pyro(mixture), mixture.exchangeable, **vars(budget), seed=own_seed, progress=progress
+        )
+        remedy = () if z.trusted else (f"where more particles help, give budget={budget.larger()}",)
+        results[str(size)] = replace(z, warnings=z.warnings + remedy)
+    return ModelComparison(
+        results,
+        {str(size): chance for size, chance in chances.items()},
+        {"method": "mixture_evidence", "seed": seed} | vars(budget),
+    )
+
+
+def _sizes(num_components: Sequence[int]) -> list[int]:
+    try:
+        given: list[Any] = list(num_components)
+    except TypeError:  # one number
+        given = [num_components]
+    sizes = [whole_number("num_components", size, 1) for size in given]
+    if len(sizes) < 2 or len(set(sizes)) < len(sizes):
+        raise SettingsError(f"give at least two numbers of components, each once, such as range(1, 4), not {sizes}")
+    return sizes

@@ -1,0 +1,1454 @@
+"""Variational inference over topologies and branch lengths."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, get_args
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+import xarray as xr
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from bayeskit.core.compatibility import as_inference_data, to_datasets, zuko
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import global_stream, new_generator, one_thread
+from bayeskit.core.statistics import (
+    log_mean_exp,
+    pareto_shape,
+    stratified_log_mean_exp_error,
+    weight_effective_sample_size,
+)
+from bayeskit.core.storage import decode, encode, load_tensors, qualified_name, save_tensors
+from bayeskit.errors import BayeskitError, CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
+from bayeskit.inference.evidence import Evidence
+from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, with_rounding, without_nan
+from bayeskit.inference.gradients.score_function import importance_weighted_estimate
+from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep, Schedule
+from bayeskit.inference.objectives.objective import log_mean_weight
+from bayeskit.inference.objectives.reweighted_wake_sleep import reweighted_estimate
+from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Records, drive, say_early
+from bayeskit.inference.training.fitting import described
+from bayeskit.models.phylogenetics import (
+    GTR,
+    HKY85,
+    JC69,
+    K80,
+    Alignment,
+    GammaDirichlet,
+    GammaRates,
+    InvariantSites,
+    SiteRates,
+    SubsplitBayesianNetwork,
+    Topologies,
+    Tree,
+    TreeSample,
+)
+from bayeskit.models.phylogenetics.branch_length_priors import (
+    check_branch_length_prior,
+    in_double_precision,
+    log_prior_of_lengths,
+)
+from bayeskit.models.phylogenetics.distributions import Estimate
+from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
+from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
+from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
+from bayeskit.models.phylogenetics.substitution import SubstitutionModel
+from bayeskit.models.phylogenetics.trees import check_same_taxa
+from bayeskit.workflows.phylogenetics.topology_comparison import (
+    check_models,
+    defended_draws,
+    defended_log_prob,
+    unrooted_topologies,
+)
+
+__all__ = [
+    "DrawnTrees",
+    "FlowLengths",
+    "Found",
+    "LearningRates",
+    "LengthFamily",
+    "Lengths",
+    "LogDensities",
+    "LogNormalLengths",
+    "Places",
+    "Training",
+    "TrainingState",
+    "TreeFamily",
+    "TreeTarget",
+    "VariationalPosterior",
+    "WeighedTrees",
+    "variational_inference",
+]
+
+# --------------------------------------------------------------------------------------------------
+# Distributions of branch lengths whose parameters topologies share.
+# --------------------------------------------------------------------------------------------------
+
+_HALF_LOG_TWO_PI = 0.9189385332046727
+
+
+class Lengths(NamedTuple):
+    """Branch lengths `(topologies, edges)` and their log density `(topologies,)`."""
+
+    value: Tensor
+    log_prob: Tensor
+
+
+class LengthFamily(Protocol):
+    """A family of distributions of branch lengths, given the features of edges; given these, edges are independent."""
+
+    @property
+    def with_pairs(self) -> bool:
+        """Whether primary subsplit pairs are features."""
+
+    def start(self, num_features: int, generator: torch.Generator) -> Tensor:
+        """Return the first parameters, a vector."""
+
+    def rsample(self, parameters: Tensor, features: Tensor, generator: torch.Generator) -> Lengths:
+        """Draw lengths that are differentiable by the parameters, features `(topologies, edges, features of one)`."""
+
+    def log_prob(self, parameters: Tensor, features: Tensor, lengths: Tensor) -> Tensor:
+        """Return the log density of lengths `(topologies, edges)`, shape `(topologies,)`."""
+
+
+@dataclass(frozen=True)
+class LogNormalLengths:
+    """Independent log-normal branch lengths.
+
+    Mean and log standard deviation of the logarithm of a length are sums over the features of its edge: a pair of
+    parameters for its split and, on request, one for each primary subsplit pair, the split together with how one side
+    of it is split further. Topologies that are alike around an edge share its parameters.
+
+    Parameters
+    ----------
+    with_pairs : bool, default True
+        Whether primary subsplit pairs count, or splits only.
+    location, scale : float, default -3.0 and 1.0
+        Mean and standard deviation of the logarithm at the start.
+
+    Raises
+    ------
+    SettingsError
+        If `scale` is not positive.
+
+    References
+    ----------
+    Zhang, C., Matsen, F. A. (2019). Variational Bayesian phylogenetic inference. ICLR.
+
+    Examples
+    --------
+    >>> family, generator = LogNormalLengths(with_pairs=False), torch.Generator().manual_seed(0)
+    >>> parameters, features = family.start(7, generator), torch.zeros(2, 5, 1, dtype=torch.int64)
+    >>> lengths = family.rsample(parameters, features, generator)
+    >>> torch.allclose(family.log_prob(parameters, features, lengths.value), lengths.log_prob)
+    True
+    """
+
+    with_pairs: bool = True
+    location: float = -3.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        real_number("location", self.location)
+        if not real_number("scale", self.scale) > 0:
+            raise SettingsError(f"scale must be positive, not {self.scale}")
+
+    def start(self, num_features: int, generator: torch.Generator) -> Tensor:
+        """Return the first parameters: all zero, relative to `location` and `scale`."""
+        return torch.zeros(2 * num_features, dtype=torch.float64)
+
+    def rsample(self, parameters: Tensor, features: Tensor, generator: torch.Generator) -> Lengths:
+        """Draw lengths; see `LengthFamily`."""
+        location, log_scale = self._moments(parameters, features)
+        noise = torch.randn(location.shape, generator=generator, dtype=location.dtype)
+        log_length = location + log_scale.exp() * noise
+        density = -(log_length + log_scale).sum(-1) - _standard(noise)
+        return Lengths(log_length.exp(), density)
+
+    def log_prob(self, parameters: Tensor, features: Tensor, lengths: Tensor) -> Tensor:
+        """Return log densities; see `LengthFamily`."""
+        location, log_scale = self._moments(parameters, features)
+        log_length = lengths.log()
+        noise = (log_length - location) * (-log_scale).exp()
+        return -(log_length + log_scale).sum(-1) - _standard(noise)
+
+    def _moments(self, parameters: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation of the logarithms, `(topologies, edges)` each."""
+        sums = _sum_features(parameters.reshape(-1, 2), features)
+        start = parameters.new_tensor([self.location, self.scale])
+        return sums[..., 0] + start[0], sums[..., 1] + start[1].log()
+
+
+def _sum_features(table: Tensor, features: Tensor) -> Tensor:
+    """Add up the rows of each edge's features; one past the last row counts as zero.
+
+    Examples
+    --------
+    >>> _sum_features(torch.tensor([[1.0], [2.0]]), torch.tensor([[[0, 1], [1, 2]]]))
+    tensor([[[3.],
+             [2.]]])
+    """
+    padded = torch.cat([table, table.new_zeros(1, table.shape[1])])
+    flat = functional.embedding_bag(features.flatten(0, -2), padded, mode="sum", padding_idx=len(table))
+    return flat.reshape(*features.shape[:-1], -1)
+
+
+def _standard(noise: Tensor) -> Tensor:
+    """Return minus the log density of standard normal noise, `(*batch, edges) -> (*batch)`."""
+    return 0.5 * noise.square().sum(-1) + noise.shape[-1] * _HALF_LOG_TWO_PI
+
+
+# --------------------------------------------------------------------------------------------------
+# Branch lengths with a normalizing flow on top.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FlowLengths:
+    """Branch lengths whose logarithms are normal noise, bent by a neural spline and then moved and scaled.
+
+    All edges share the spline, whose shape depends on a few numbers that belong to the features of an edge, as location
+    and scale do. Given the topology, edges are independent.
+
+    Parameters
+    ----------
+    with_pairs : bool, default True
+        Whether primary subsplit pairs count, or splits only.
+    location, scale : float, default -3.0 and 1.0
+        As in `LogNormalLengths`.
+    context : int, default 3
+        How many numbers of each feature the spline depends on.
+    bins : int, default 6
+        Of the spline.
+    hidden : int, default 16
+        Units of the layer between them.
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain.
+
+    References
+    ----------
+    Zhang, C. (2020). Improved variational Bayesian phylogenetic inference with normalizing flows. NeurIPS 33.
+
+    Durkan, C., Bekasov, A., Murray, I., Papamakarios, G. (2019). Neural spline flows. NeurIPS 32.
+
+    Examples
+    --------
+    >>> family, generator = FlowLengths(), torch.Generator().manual_seed(0)
+    >>> parameters, features = family.start(7, generator), torch.tensor([[[0, 1, 7], [2, 3, 4]]])
+    >>> lengths = family.rsample(parameters, features, generator)
+    >>> torch.allclose(family.log_prob(parameters, features, lengths.value), lengths.log_prob)
+    True
+    """
+
+    with_pairs: bool = True
+    location: float = -3.0
+    scale: float = 1.0
+    context: int = 3
+    bins: int = 6
+    hidden: int = 16
+
+    def __post_init__(self) -> None:
+        real_number("location", self.location)
+        if not real_number("scale", self.scale) > 0:
+            raise SettingsError(f"scale must be positive, not {self.scale}")
+        for name, least in (("context", 1), ("bins", 2), ("hidden", 1)):
+            whole_number(name, getattr(self, name), least)
+
+    def start(self, num_features: int, generator: torch.Generator) -> Tensor:
+        """Return the first parameters: the numbers of features are zero, the network is as zuko starts it."""
+        with global_stream(generator):
+            flow = self._flow()
+        weights = torch.nn.utils.parameters_to_vector(flow.parameters()).detach()
+        return torch.cat([weights, weights.new_zeros(num_features * (2 + self.context))])
+
+    def rsample(self, parameters: Tensor, features: Tensor, generator: torch.Generator) -> Lengths:
+        """Draw lengths; see `LengthFamily`."""
+        location, log_scale, transform = self._conditional(parameters, features)
+        noise = torch.randn(location.shape, generator=generator, dtype=location.dtype)
+        bent, log_slope = transform.inv.call_and_ladj(noise[..., None])
+        log_length = location + log_scale.exp() * bent[..., 0]
+        density = -0.5 * noise.square() - _HALF_LOG_TWO_PI - log_slope - log_scale - log_length
+        return Lengths(log_length.exp(), density.sum(-1))
+
+    def log_prob(self, parameters: Tensor, features: Tensor, lengths: Tensor) -> Tensor:
+        """Return log densities; see `LengthFamily`."""
+        location, log_scale, transform = self._conditional(parameters, features)
+        log_length = lengths.log()
+        bent = (log_length - location) * (-log_scale).exp()
+        noise, log_slope = transform.call_and_ladj(bent[..., None])
+        density = -0.5 * noise[..., 0].square() - _HALF_LOG_TWO_PI + log_slope - log_scale - log_length
+        return density.sum(-1)
+
+    def _flow(self) -> nn.Module:
+        hidden = (self.hidden,)
+        flow = zuko.flows.NSF(1, self.context, transforms=1, bins=self.bins, hidden_features=hidden)
+        return flow.double()
+
+    @cached_property
+    def _frame(self) -> nn.Module:
+        """A network whose parameters are replaced by those of the family."""
+        with torch.random.fork_rng(devices=[]):
+            return self._flow()
+
+    def _conditional(self, parameters: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """Return location and log scale of each edge, `(topologies, edges)`, and the transform to noise."""
+        flow = self._frame
+        values, used = {}, 0
+        for name, parameter in flow.named_parameters():
+            values[name] = parameters[used : used + parameter.numel()].reshape(parameter.shape)
+            used += parameter.numel()
+        sums = _sum_features(parameters[used:].reshape(-1, 2 + self.context), features)
+        start = parameters.new_tensor([self.location, self.scale])
+        transform = functional_call(flow, values, (sums[..., 2:],)).transform
+        return sums[..., 0] + start[0], sums[..., 1] + start[1].log(), transform
+
+
+# --------------------------------------------------------------------------------------------------
+# Where topologies stand in a subsplit Bayesian network, kept for those that are drawn again.
+# --------------------------------------------------------------------------------------------------
+
+#: Size of what is kept, in bytes.
+_MEMORY = 2**26
+_KINDS = 6
+#: What is kept of a topology takes about so many times the room of its children.
+_COLUMN = 10
+
+
+class Found(NamedTuple):
+    """Where some topologies stand.
+
+    Attributes
+    ----------
+    choices : EveryRoot
+        The options of the network that make them, for `log_prob_of_choices`.
+    features : Tensor
+        The features of every edge, `(topologies, edges, features of an edge)`, int64: its split and, on request, the
+        primary subsplit pairs on both sides of it. `Places.num_features` stands for a side that has none, a tip.
+    """
+
+    choices: EveryRoot
+    features: Tensor
+
+
+class Places:
+    """Look topologies up in a network, each distinct one once.
+
+    A primary subsplit pair is the split of an edge together with how one side of it is split further. Both are options
+    of the network: with its root on the edge, the split is a root split, and the pairs are those of the root's
+    children. So every topology that the network can draw has features that trees of its support have, too.
+
+    Parameters
+    ----------
+    network : SubsplitBayesianNetwork
+        Over unrooted topologies.
+    with_pairs : bool
+        Whether primary subsplit pairs are features.
+
+    Attributes
+    ----------
+    num_features : int
+        Number of different features.
+
+    Raises
+    ------
+    TreeError
+        If the network is over rooted topologies.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics import all_topologies
+    >>> topologies = all_topologies("ABCD")
+    >>> places = Places(SubsplitBayesianNetwork.from_topologies(topologies), with_pairs=True)
+    >>> places.num_features, places.look_up(topologies).features.shape
+    (25, torch.Size([3, 5, 3]))
+    """
+
+    def __init__(self, network: SubsplitBayesianNetwork, with_pairs: bool) -> None:
+        if not network.graph.of_rootings:
+            raise TreeError(
+                "The support is a network over rooted topologies. Remedy: give a sample of unrooted ones, such as "
+                "sample.unrooted(), or the network made from it."
+            )
+        self._network = SubsplitBayesianNetwork(network.graph)
+        self._kinds = [ROOT, BELOW, ABOVE] if with_pairs else [ROOT]
+        self._feature_of, self.num_features = _features(network.graph, with_pairs)
+        self._nodes = 2 * len(network.taxa) - 2
+        # The first taxon's edge is that above the last node.
+        self._edges = np.array([self._nodes - 1, *range(1, self._nodes - 1)])
+        self._known: dict[bytes, np.ndarray] = {}
+
+    def look_up(self, topologies: Topologies) -> Found:
+        """Find topologies of the network's support.
+
+        Parameters
+        ----------
+        topologies : Topologies
+            Over the same taxa in the same order.
+
+        Returns
+        -------
+        Found
+            Their options and features.
+
+        Raises
+        ------
+        TreeError
+            If an edge of a topology is in no tree of the support.
+        """
+        width = topologies.children[0].nbytes
+        text = np.ascontiguousarray(topologies.children).tobytes()
+        keys = [text[start : start + width] for start in range(0, len(text), width)]
+        new = {key: place for place, key in enumerate(keys) if key not in self._known}
+        if new:
+            if width * _COLUMN * (len(self._known) + len(new)) > _MEMORY:
+                self._known = {key: self._known[key] for key in keys if key in self._known}
+            self._learn(list(new), topologies[list(new.values())])
+        return self._assemble(np.stack([self._known[key] for key in keys], axis=-1).astype(np.int64))
+
+    def _learn(self, keys: list[bytes], topologies: Topologies) -> None:
+        """Keep a column of numbers for each topology, from which `_assemble` makes arrays for any number of them."""
+        choices = self._network.choices(topologies)
+        if not isinstance(choices, EveryRoot):
+            raise TypeError("a network of rootings has options of every rooting")
+        count = len(topologies)
+        parts = [choices.slots, *(one // count for one in (choices.parent, choices.sibling, choices.children))]
+        columns = np.concatenate([part.reshape(-1, count) for part in parts]).astype(np.int32).T
+        self._known.update(zip(keys, np.ascontiguousarray(columns), strict=True))
+
+    def _assemble(self, columns: Numbers) -> Found:
+        count, nodes = columns.shape[1], self._nodes
+        slots, parent, sibling, children = np.split(columns, np.cumsum([_KINDS * nodes, nodes, nodes]))
+        slots = slots.reshape(_KINDS, nodes, count)
+        position = np.arange(count)
+        choices = EveryRoot(
+            slots,
+            children.reshape(-1, 2, count) * count + position,
+            parent * count + position,
+            sibling * count + position,
+            self._network.graph.num_options,
+        )
+        features = self._feature_of[slots[self._kinds][:, self._edges]]
+        if (features[0] == self.num_features).any():
+            raise TreeError("A topology has an edge that no tree of the support has. Remedy: give the support it.")
+        return Found(choices, torch.from_numpy(np.ascontiguousarray(features.transpose(2, 1, 0))))
+
+
+def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
+    """Return the feature that each option of a graph is, `(options + 2,)`, and the number of features."""
+    everything = graph.clades[-1]
+    root = graph.group_sister < 0
+    # The two children of a root make up all taxa.
+    pair = ~root & ((graph.clades[graph.group_clade] | graph.clades[graph.group_sister]) == everything).all(axis=-1)
+    used = np.flatnonzero((root | pair if with_pairs else root)[graph.group_of])
+    table = np.full(graph.num_options + 2, len(used))
+    table[used] = np.arange(len(used))
+    return table, len(used)
+
+
+# --------------------------------------------------------------------------------------------------
+# The approximation of a posterior of trees, and what it is compared with.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TreeTarget:
+    """The joint density of data, branch lengths and topology, all topologies equally probable before the data.
+
+    Parameters
+    ----------
+    likelihood : ForestLikelihood
+    branch_length_prior : TorchDistribution
+        Over one branch length or over the vector of all.
+    """
+
+    likelihood: ForestLikelihood
+    branch_length_prior: dist.TorchDistribution
+
+    def log_densities(self, topologies: Topologies, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood `(topologies,)` of trees with branch lengths `(topologies, edges)`."""
+        log_prior = log_prior_of_lengths(self.branch_length_prior, lengths)
+        log_likelihood = self.likelihood.log_likelihood(topologies, lengths)
+        return log_prior - log_num_topologies(topologies.num_taxa), log_likelihood
+
+
+class DrawnTrees(NamedTuple):
+    """Trees drawn from an approximation.
+
+    Attributes
+    ----------
+    topologies : Topologies
+    lengths : Tensor
+        Shape `(trees, edges)`.
+    log_topology, log_lengths : Tensor
+        Log probability of each topology, and log density of its branch lengths: `(trees,)`.
+    part : Tensor
+        Which part of a mixture each tree is from, `(trees,)`; zero where there is no mixture.
+    """
+
+    topologies: Topologies
+    lengths: Tensor
+    log_topology: Tensor
+    log_lengths: Tensor
+    part: Tensor
+
+
+class TreeFamily:
+    """A subsplit Bayesian network with branch lengths given the topology, all parameters in one vector.
+
+    Parameters
+    ----------
+    network : SubsplitBayesianNetwork
+        The support, and the logits at the start.
+    lengths : LengthFamily
+        The distributions of branch lengths.
+
+    Attributes
+    ----------
+    num_logits : int
+        How many of the parameters, the first ones, are logits of the network.
+    """
+
+    def __init__(self, network: SubsplitBayesianNetwork, lengths: LengthFamily) -> None:
+        self.network, self.lengths = network, lengths
+        self.places = Places(network, lengths.with_pairs)
+        self.num_logits = network.graph.num_options
+
+    def start(self, generator: torch.Generator) -> Tensor:
+        """Return the first parameters, a vector."""
+        logits = self.network.logits.detach().to("cpu", torch.float64)
+        return torch.cat([logits, self.lengths.start(self.places.num_features, generator)])
+
+    def topologies(self, parameters: Tensor) -> SubsplitBayesianNetwork:
+        """Return the distribution of topologies."""
+        return SubsplitBayesianNetwork(self.network.graph, parameters[: self.num_logits])
+
+    def draw(
+        self, parameters: Tensor, num_trees: int, generator: torch.Generator, *, reparameterized: bool = True
+    ) -> DrawnTrees:
+        """Draw trees.
+
+        Parameters
+        ----------
+        parameters : Tensor
+        num_trees : int
+        generator : torch.Generator
+        reparameterized : bool, default True
+            Whether branch lengths are differentiable by the parameters. If not, their density is, as that of given
+            numbers.
+
+        Returns
+        -------
+        DrawnTrees
+        """
+        network = self.topologies(parameters)
+        topologies = network.sample(num_trees, seed=generator)
+        choices, features = self.places.look_up(topologies)
+        log_topology = network.log_prob_of_choices(choices)
+        if reparameterized:
+            lengths = self.lengths.rsample(parameters[self.num_logits :], features, generator)
+        else:
+            with torch.no_grad():
+                value = self.lengths.rsample(parameters[self.num_logits :], features, generator).value
+            lengths = Lengths(value, self.lengths.log_prob(parameters[self.num_logits :], features, value))
+        part = torch.zeros(num_trees, dtype=torch.int64, device=log_topology.device)
+        return DrawnTrees(topologies, lengths.value, log_topology, lengths.log_prob, part)
+
+    def draw_defended(
+        self, prior: dist.TorchDistribution, parameters: Tensor, num_trees: int, generator: torch.Generator
+    ) -> DrawnTrees:
+        """Draw trees with a little of the prior and of a heavy tail in branch lengths, for importance sampling.
+
+        Parameters
+        ----------
+        prior : TorchDistribution
+            Of one branch length or of the vector of all.
+        parameters : Tensor
+        num_trees : int
+        generator : torch.Generator
+
+        Returns
+        -------
+        DrawnTrees
+            Whose densities are those of the mixture.
+        """
+        network, of_lengths = self.topologies(parameters), parameters[self.num_logits :]
+        topologies = network.sample(num_trees, seed=generator)
+        choices, features = self.places.look_up(topologies)
+        lengths, part = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, prior, generator)
+        # Edges are independent, so that the density of one is that of a tree with no other.
+        alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
+        log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths, prior)
+        return DrawnTrees(topologies, lengths, network.log_prob_of_choices(choices), log_lengths, part)
+
+
+#: Log prior and log likelihood of trees, given topologies and branch lengths.
+LogDensities = Callable[[Topologies, Tensor], tuple[Tensor, Tensor]]
+
+
+# --------------------------------------------------------------------------------------------------
+# What a fitted approximation is made of, as data of a file.
+# --------------------------------------------------------------------------------------------------
+
+_KIND, _VERSION = "VariationalPosterior", 1
+#: Priors of one branch length, or of several that are independent, and of all together.
+_PRIORS = (
+    *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
+    *(dist.HalfNormal, dist.HalfCauchy, dist.Uniform, GammaDirichlet),
+)
+
+
+class _Prior(NamedTuple):
+    """A distribution by the name of its class.
+
+    Attributes
+    ----------
+    name : str
+    parameters : dict of str to Tensor
+    event_dims : int
+        How many of its batch dimensions are one event.
+    """
+
+    name: str
+    parameters: dict[str, Any]
+    event_dims: int
+
+
+_STORED = (
+    *(Alignment, SubsplitGraph, _Prior, JC69, K80, HKY85, GTR),
+    *(GammaRates, InvariantSites, LogNormalLengths, FlowLengths),
+)
+_TYPES = {qualified_name(kind): kind for kind in _STORED}
+
+
+class _Contents(NamedTuple):
+    """What a file holds.
+
+    Attributes
+    ----------
+    family : TreeFamily
+    target : TreeTarget
+    parameters, bounds : Tensor
+    ending : Ending
+    seconds : float
+    settings : dict
+    """
+
+    family: TreeFamily
+    target: TreeTarget
+    parameters: Tensor
+    bounds: Tensor
+    ending: Ending
+    seconds: float
+    settings: dict[str, Any]
+
+
+def _write(path: str | Path, contents: _Contents) -> None:
+    """Write a file, whole or not at all.
+
+    Raises
+    ------
+    SettingsError
+        If the model or the family is of a class that a file cannot name.
+    OutputError
+        If the file cannot be written.
+    """
+    network, likelihood = contents.family.network, contents.target.likelihood
+    data = {
+        "alignment": likelihood.alignment,
+        "substitution": likelihood.substitution,
+        "site_rates": likelihood.site_rates,
+        "prior": _stored_prior(contents.target.branch_length_prior),
+        "graph": network.graph,
+        "logits": network.logits.detach(),
+        "lengths": contents.family.lengths,
+        **{name: getattr(contents, name) for name in ("parameters", "bounds", "ending", "seconds", "settings")},
+    }
+    tensors: dict[str, Tensor] = {}
+    try:
+        coded = encode(data, tensors, _TYPES, "the approximation")
+    except CheckpointError as error:
+        raise SettingsError(
+            f"{path}: the approximation cannot be saved, as it holds something that is not of bayeskit ({error}). "
+            "Remedy: fit with `checkpoint`, with which the same call returns the same approximation again."
+        ) from error
+    save_tensors(path, tensors, {"kind": _KIND, "version": _VERSION, "data": coded})
+
+
+def _read(path: str | Path) -> _Contents:
+    """Read a file; reading runs no code.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, truncated, or holds something else.
+    """
+    tensors, facts = load_tensors(path)
+    if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
+        raise CheckpointError(f"{path} holds {facts.get('kind')}, not a {_KIND} of this version; load it as what it is")
+    try:
+        return _restored(decode(facts["data"], tensors, _TYPES))
+    except (BayeskitError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its contents do not fit together ({error}); write it again") from error
+
+
+def _prior_parameters(prior: dist.TorchDistribution) -> dict[str, Any]:
+    """Return what tells a distribution from others of its class: its parameters, or those of what it is made of.
+
+    Examples
+    --------
+    >>> _prior_parameters(dist.LogNormal(torch.tensor([-2.0, -3.0]), 1.0).to_event(1))["base_dist"]
+    ['LogNormal', {'loc': tensor([-2., -3.]), 'scale': tensor([1., 1.])}]
+    """
+    if isinstance(prior, torch.distributions.Independent):
+        base = prior.base_dist
+        return {
+            "base_dist": [type(base).__name__, _prior_parameters(base)],
+            "event_dims": prior.reinterpreted_batch_ndims,
+        }
+    # Some parameters follow from others, and are kept once they were asked for.
+    given = (name for name in sorted(prior.arg_constraints) if name in vars(prior) or _is_property(prior, name))
+    return {name: getattr(prior, name) for name in given}
+
+
+def _is_property(item: object, name: str) -> bool:
+    return isinstance(getattr(type(item), name, None), property)
+
+
+def _stored_prior(prior: dist.TorchDistribution) -> _Prior:
+    event_dims = 0
+    while isinstance(prior, torch.distributions.Independent):
+        event_dims, prior = event_dims + prior.reinterpreted_batch_ndims, prior.base_dist
+    name = type(prior).__name__
+    # A distribution of torch itself is as good as Pyro's.
+    if not any(kind.__name__ == name and issubclass(kind, type(prior)) for kind in _PRIORS):
+        raise SettingsError(
+            f"branch_length_prior: {name} cannot be saved. Remedy: use one of "
+            f"{', '.join(kind.__name__ for kind in _PRIORS)}."
+        )
+    return _Prior(name, _prior_parameters(prior), event_dims)
+
+
+def _restored_prior(stored: _Prior) -> dist.TorchDistribution:
+    kind = next((kind for kind in _PRIORS if kind.__name__ == stored.name), None)
+    if kind is None:
+        raise CheckpointError(f"there is no prior {stored.name}")
+    prior = kind(**stored.parameters)
+    return prior.to_event(stored.event_dims) if stored.event_dims else prior
+
+
+def _restored(data: dict[str, Any]) -> _Contents:
+    likelihood = ForestLikelihood(data["alignment"], data["substitution"], site_rates=data["site_rates"])
+    network = SubsplitBayesianNetwork(data["graph"], data["logits"])
+    family = TreeFamily(network, data["lengths"])
+    parameters, bounds, ending = data["parameters"], data["bounds"], data["ending"]
+    expected = family.start(torch.Generator().manual_seed(0)).shape
+    if parameters.shape != expected or parameters.dtype != torch.float64 or bounds.dim() != 1:
+        raise CheckpointError(f"parameters of shape {tuple(parameters.shape)} for a family with {tuple(expected)}")
+    if ending not in get_args(Ending):
+        raise CheckpointError(f"a run does not end as {ending!r}")
+    target = TreeTarget(likelihood, _restored_prior(data["prior"]))
+    return _Contents(family, target, parameters, bounds, ending, float(data["seconds"]), dict(data["settings"]))
+
+
+# --------------------------------------------------------------------------------------------------
+# A fitted approximation of a posterior of trees.
+# --------------------------------------------------------------------------------------------------
+
+#: Trees that are drawn at a time.
+_AT_ONCE = 500
+
+
+class WeighedTrees(NamedTuple):
+    """Trees drawn from an approximation, and what they weigh.
+
+    Attributes
+    ----------
+    topologies : Topologies
+        One for each tree.
+    lengths : Tensor
+        Shape `(trees, edges)`.
+    log_prior, log_likelihood : Tensor
+        Shape `(trees,)`.
+    log_weight : Tensor
+        Log of the joint density over that which the trees were drawn from, `(trees,)`.
+    part : Tensor
+        Which part of the mixture each tree was drawn from, `(trees,)`: all branch lengths from the prior, half of them,
+        or else; zero where all are from the approximation itself.
+    """
+
+    topologies: Topologies
+    lengths: Tensor
+    log_prior: Tensor
+    log_likelihood: Tensor
+    log_weight: Tensor
+    part: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class VariationalPosterior:
+    """A posterior of topologies and branch lengths, approximated by `variational_inference`.
+
+    Attributes
+    ----------
+    family : TreeFamily
+        Network and branch lengths.
+    target : TreeTarget
+        What was approximated.
+    parameters : Tensor
+        Of the family, a vector.
+    bounds : Tensor
+        Estimate of the bound at each step, the likelihood at its full weight, shape `(steps,)`.
+    ending : str
+        `"finished"`, `"time budget"` or `"interrupted"`.
+    seconds : float
+    settings : dict
+    """
+
+    family: TreeFamily = field(repr=False)
+    target: TreeTarget = field(repr=False)
+    parameters: Tensor = field(repr=False)
+    bounds: Tensor = field(repr=False)
+    ending: Ending
+    seconds: float
+    settings: dict[str, Any]
+
+    @cached_property
+    def topologies(self) -> SubsplitBayesianNetwork:
+        """The approximate posterior of the topology."""
+        return self.family.topologies(self.parameters)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps taken."""
+        return len(self.bounds)
+
+    def weighed_trees(self, num_draws: int, seed: int = 0, *, defended: bool = True) -> WeighedTrees:
+        """Draw trees, and weigh them by the joint density over that which they were drawn from.
+
+        Parameters
+        ----------
+        num_draws : int
+        seed : int, default 0
+        defended : bool, default True
+            Whether one tree in ten has all branch lengths from the prior, another one half of them, and one in five
+            of the others one or more from a heavy tail, without which a weight could be of any size; or all are from
+            the approximation itself.
+
+        Returns
+        -------
+        WeighedTrees
+        """
+        return self._weighed(num_draws, seed, "weighed" if defended else "drawn", defended=defended)
+
+    def _weighed(self, num_draws: int, seed: int, purpose: str, *, defended: bool) -> WeighedTrees:
+        """Draw and weigh trees; those for one purpose are independent of those for another."""
+        num_draws = whole_number("num_draws", num_draws, 1)
+        generator = new_generator(seed, stream=f"trees of a variational posterior, {purpose}")
+        draw = partial(self.family.draw_defended, self.target.branch_length_prior) if defended else self.family.draw
+        children, columns = [], []
+        with torch.no_grad(), one_thread():
+            for first in range(0, num_draws, _AT_ONCE):
+                drawn = draw(self.parameters, min(_AT_ONCE, num_draws - first), generator)
+                log_prior, log_likelihood = self.target.log_densities(drawn.topologies, drawn.lengths)
+                log_weight = log_prior + log_likelihood - drawn.log_topology - drawn.log_lengths
+                children.append(torch.from_numpy(drawn.topologies.children))
+                columns.append((drawn.lengths, log_prior, log_likelihood, log_weight, drawn.part))
+        topologies = Topologies(self.topologies.taxa, torch.cat(children).numpy())
+        return WeighedTrees(topologies, *(torch.cat(column) for column in zip(*columns, strict=True)))
+
+    def sample(self, num_draws: int, seed: int = 0, *, weighted: bool = False) -> TreeSample:
+        """Draw trees with branch lengths.
+
+        Parameters
+        ----------
+        num_draws : int
+        seed : int, default 0
+        weighted : bool, default False
+            Whether trees have importance weights, so that the sample is one of the exact posterior as far as the
+            network's support reaches; or equal ones, those of the approximation.
+
+        Returns
+        -------
+        TreeSample
+            Its `weights` are the probabilities of the topologies, `credible_set(0.95)` has the most probable ones, and
+            `to_file("posterior.trees")` writes all trees.
+
+        Warns
+        -----
+        SamplingWarning
+            If the weights are not to be trusted.
+        """
+        drawn = self.weighed_trees(num_draws, seed, defended=weighted)
+        weights = _trusted_weights(drawn.log_weight) if weighted else None
+        return TreeSample.from_topologies(drawn.topologies, weights, drawn.lengths)
+
+    def lower_bound(self, num_particles: int = 1, num_draws: int = 1000, seed: int = 0) -> Estimate:
+        """Estimate the lower bound of the log evidence, the expected log of the mean of some weights.
+
+        Parameters
+        ----------
+        num_particles : int, default 1
+            How many weights.
+        num_draws : int, default 1000
+            How many times so many; at least two.
+        seed : int, default 0
+
+        Returns
+        -------
+        Estimate
+            The bound in nats and its standard error.
+        """
+        count, repeats = whole_number("num_particles", num_particles, 1), whole_number("num_draws", num_draws, 2)
+        drawn = self._weighed(count * repeats, seed, "lower bound", defended=False)
+        bounds = drawn.log_weight.reshape(repeats, count).logsumexp(1) - math.log(count)
+        return Estimate(float(bounds.mean()), float(bounds.std()) / math.sqrt(repeats))
+
+    def log_evidence(self, num_draws: int = 10_000, seed: int = 0) -> Evidence:
+        """Estimate the log evidence by importance sampling, with a little of the prior and of a heavy tail.
+
+        Parameters
+        ----------
+        num_draws : int, default 10,000
+            At least two.
+        seed : int, default 0
+
+        Returns
+        -------
+        Evidence
+            In nats, with what its weights say against it. Topologies outside the network's support are left out: their
+            share of the posterior is missing from the evidence.
+        """
+        begin = time.monotonic()
+        drawn = self._weighed(whole_number("num_draws", num_draws, 2), seed, "evidence", defended=True)
+        log_weight, problems, facts = _checked(drawn.log_weight)
+        error = with_rounding(float(stratified_log_mean_exp_error(log_weight, drawn.part)), drawn.log_likelihood)
+        return Evidence(
+            "variational_importance_sampling",
+            float(log_mean_exp(log_weight[None])),
+            error,
+            num_draws,
+            tuple(problems),
+            facts,
+            time.monotonic() - begin,
+        )
+
+    def to_arviz(self, num_draws: int = 1000, seed: int = 0, *, weighted: bool = False) -> Any:
+        """Return draws for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
+
+        Parameters
+        ----------
+        num_draws : int, default 1000
+        seed : int, default 0
+        weighted : bool, default False
+            Whether draws are resampled by their importance weights, so that all count the same in the exact posterior,
+            as far as the network's support reaches, and some stand more than once; or are those of the approximation.
+
+        Returns
+        -------
+        InferenceData or DataTree
+            Group `posterior` holds one chain of `tree_length`, the sum of all branch lengths, and `topology`, the rank
+            of the topology by its share of the draws; group `sample_stats` the log joint density `lp` and, of draws
+            that were not resampled, `log_weight`; group `constant_data` the Newick text of each topology, `newick`, by
+            its rank. The trees are those of `sample` with the same seed.
+
+        Warns
+        -----
+        SamplingWarning
+            If the weights are not to be trusted.
+        """
+        drawn = self.weighed_trees(num_draws, seed, defended=weighted)
+        rows = torch.arange(num_draws)
+        if weighted:
+            weights = _trusted_weights(drawn.log_weight)
+            uniform = torch.rand((), generator=new_generator(seed, stream="resampled trees"), dtype=torch.float64)
+            # Systematically: each as often as its weight says, rounded up or down.
+            rows = torch.searchsorted(weights.cumsum(0), (rows + uniform) / num_draws).clamp(max=num_draws - 1)
+        sample = TreeSample.from_topologies(drawn.topologies[rows.numpy()])
+        order = sample.top(len(sample.topologies))
+        rank = torch.from_numpy(order).argsort()
+        stats = {"lp": drawn.log_prior + drawn.log_likelihood, "log_weight": drawn.log_weight}
+        if weighted:
+            del stats["log_weight"]
+        tree_length, topology = drawn.lengths.sum(-1), rank[torch.from_numpy(sample.index)]
+        chains: dict[str, dict[str, Tensor]] = {
+            "posterior": {"tree_length": tree_length[None, rows], "topology": topology[None]},
+            "sample_stats": {name: value[None, rows] for name, value in stats.items()},
+        }
+        facts = {"seconds": self.seconds, "ending": self.ending, "num_steps": self.num_steps, "seed_of_draws": seed}
+        data = to_datasets(chains, facts | {"settings": json.dumps(self.settings)})
+        data["constant_data"] = xr.Dataset(
+            {"newick": ("topology_rank", [sample.topologies.to_newick(place) for place in order.tolist()])}
+        )
+        return as_inference_data(data)
+
+    def save(self, path: str | Path) -> None:
+        """Write the approximation with data and model to one safetensors file.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file, replaced if there.
+
+        Raises
+        ------
+        SettingsError
+            If substitution model, site rates, prior or branch lengths are of a class of the user's own.
+        OutputError
+            If the file cannot be written.
+        """
+        _write(path, _Contents(**{name: getattr(self, name) for name in _Contents._fields}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; reading runs no code.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        VariationalPosterior
+            Whose draws are those of the one that was saved, bit for bit.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is missing, truncated, or holds something else.
+        """
+        return cls(*_read(path))
+
+
+def _checked(log_weight: Tensor) -> tuple[Tensor, list[str], dict[str, float]]:
+    """Return log weights without NaN, what is wrong with them, and the numbers behind that."""
+    usable, problems = without_nan(log_weight)
+    shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
+    if not shape <= MAX_PARETO_SHAPE:
+        problems.append(f"the largest weights dominate (Pareto k {shape:.2f} > {MAX_PARETO_SHAPE}): train longer")
+    if not effective >= MIN_EFFECTIVE:
+        problems.append(f"only {effective:.0f} effective weights: draw more trees, or train longer")
+    return usable, problems, {"pareto_shape": shape, "effective_draws": effective}
+
+
+def _trusted_weights(log_weight: Tensor) -> Tensor:
+    """Return weights that add up to one; warn if they are not to be trusted."""
+    usable, problems, _ = _checked(log_weight)
+    if problems:
+        warnings.warn(
+            f"the importance weights are not to be trusted: {'; '.join(problems)}", SamplingWarning, stacklevel=3
+        )
+    return usable.softmax(0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Training of a variational approximation: gradients of its bound, and Adam, as an algorithm of the one loop.
+# --------------------------------------------------------------------------------------------------
+
+#: Adam's averages and what keeps its steps finite.
+_FIRST_DECAY, _SECOND_DECAY, _FLOOR = 0.9, 0.999, 1e-8
+#: Steps whose bounds the bar averages.
+_SHOWN = 200
+#: Stands for the log weight of a draw that the prior excludes.
+_IMPOSSIBLE = -1e6
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """Step sizes of Adam, lowered by a factor now and again.
+
+    Parameters
+    ----------
+    topologies, branch_lengths : float, default 0.001
+        Of the logits of the network, and of the parameters of branch lengths.
+    factor : float, default 0.75
+        What both are multiplied by, above 0 and at most 1.
+    every : int, default 20,000
+        After how many steps, each time.
+
+    Raises
+    ------
+    SettingsError
+        If a number lies outside its domain.
+
+    Examples
+    --------
+    >>> LearningRates(0.01, 0.02, factor=0.5, every=10)(25)
+    (0.0025, 0.005)
+    """
+
+    topologies: float = 1e-3
+    branch_lengths: float = 1e-3
+    factor: float = 0.75
+    every: int = 20_000
+
+    def __post_init__(self) -> None:
+        for name in ("topologies", "branch_lengths"):
+            if not 0 <= real_number(name, getattr(self, name)) < float("inf"):
+                raise SettingsError(f"learning rates: {name}={getattr(self, name)}. Remedy: give such as 0.001.")
+        if not 0 < real_number("factor", self.factor) <= 1:
+            raise SettingsError(f"learning rates: factor={self.factor} lies outside (0, 1]. Remedy: give such as 0.75.")
+        whole_number("every", self.every, 1)
+
+    def __call__(self, step: int) -> tuple[float, float]:
+        """Return both at a step counted from zero."""
+        scale = self.factor ** (step // self.every)
+        return self.topologies * scale, self.branch_lengths * scale
+
+
+class TrainingState(NamedTuple):
+    """Parameters and Adam's averages of the gradient and its square, vectors of the same length."""
+
+    parameters: Tensor
+    first: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Ascent of the expected bound of a family; an algorithm of `drive`.
+
+    Parameters
+    ----------
+    family : TreeFamily
+    log_densities : callable
+        Log prior and log likelihood of trees.
+    objective : IWAE or ReweightedWakeSleep
+    learning_rates : LearningRates
+    annealing : Schedule
+        Inverse temperature of the likelihood at each step.
+    num_steps : int
+    identity : dict
+        What a checkpoint must agree with, as JSON.
+    """
+
+    family: TreeFamily
+    log_densities: LogDensities
+    objective: IWAE | ReweightedWakeSleep
+    learning_rates: LearningRates
+    annealing: Schedule
+    num_steps: int
+    identity: dict[str, Any] = field(default_factory=dict)
+    description: str = "fitting trees"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint must agree with."""
+        return self.identity
+
+    def start(self, generator: torch.Generator) -> TrainingState:
+        """Return the first state."""
+        parameters = self.family.start(generator)
+        return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters))
+
+    def estimate(
+        self, parameters: Tensor, inverse_temperature: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return an estimate of the tempered bound, whose gradient drives the parameters, and that of the bound itself.
+
+        Parameters
+        ----------
+        parameters : Tensor
+            Requires a gradient.
+        inverse_temperature : float
+        generator : torch.Generator
+
+        Returns
+        -------
+        value, bound : Tensor
+            Scalars.
+        """
+        wake = isinstance(self.objective, ReweightedWakeSleep)
+        drawn = self.family.draw(parameters, self.objective.num_particles, generator, reparameterized=not wake)
+        log_guide = drawn.log_topology + drawn.log_lengths
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not wake):
+            log_prior, log_likelihood = self.log_densities(drawn.topologies, drawn.lengths)
+        log_weight = log_prior + inverse_temperature * log_likelihood - log_guide
+        if isinstance(self.objective, ReweightedWakeSleep):
+            value = reweighted_estimate(log_weight, log_guide, self.objective.wake_phi)
+        else:
+            # A draw outside the support of the prior must not give others an infinite advantage.
+            possible = torch.where(log_weight.isneginf(), _IMPOSSIBLE, log_weight)
+            value = importance_weighted_estimate(possible, drawn.log_topology)
+        return value, log_mean_weight((log_prior + log_likelihood - log_guide).detach())
+
+    def advance(
+        self, state: TrainingState, iteration: int, generator: torch.Generator
+    ) -> tuple[TrainingState, Mapping[str, Tensor]]:
+        """Take one step."""
+        with torch.enable_grad():
+            leaf = state.parameters.detach().requires_grad_(True)
+            value, bound = self.estimate(leaf, self.annealing(iteration), generator)
+            (gradient,) = torch.autograd.grad(value, leaf)
+        if not bool(torch.isfinite(value.detach() + gradient.sum())):
+            raise LossError(
+                f"the bound or its gradient is not finite at step {iteration}. Remedy: lower the learning rates, or "
+                "let the inverse temperature of the likelihood rise more slowly."
+            )
+        return self._ascend(state, gradient, iteration), {"bound": bound}
+
+    def _ascend(self, state: TrainingState, gradient: Tensor, iteration: int) -> TrainingState:
+        """Take a step of Adam uphill."""
+        count = iteration + 1
+        first = torch.lerp(state.first, gradient, 1 - _FIRST_DECAY)
+        second = torch.lerp(state.second, gradient.square(), 1 - _SECOND_DECAY)
+        step = first / ((second / (1 - _SECOND_DECAY**count)).sqrt_() + _FLOOR)
+        for_topologies, for_lengths = self.learning_rates(iteration)
+        correction = 1 - _FIRST_DECAY**count
+        step[: self.family.num_logits] *= for_topologies / correction
+        step[self.family.num_logits :] *= for_lengths / correction
+        return TrainingState(state.parameters + step, first, second)
+
+    def ending(self, state: TrainingState, iteration: int, records: Records) -> Ending | None:
+        """Say whether to end."""
+        return "finished" if iteration >= self.num_steps else None
+
+    def note(self, state: TrainingState, iteration: int, records: Records) -> str:
+        """Return what is shown behind the bar."""
+        return f"bound {float(records['bound'][-_SHOWN:].mean()):.2f}"
+
+
+#: Inverse temperature of the likelihood at the first step.
+_HOTTEST = 0.001
+#: Points at which two priors are compared.
+_PROBES = 64
+
+
+def variational_inference(
+    alignment: Alignment,
+    support: TreeSample | Topologies | Sequence[Tree] | SubsplitBayesianNetwork,
+    *,
+    substitution: SubstitutionModel | None = None,
+    site_rates: SiteRates | None = None,
+    branch_length_prior: dist.TorchDistribution | None = None,
+    lengths: LengthFamily | None = None,
+    objective: IWAE | ReweightedWakeSleep | None = None,
+    num_steps: int = 200_000,
+    learning_rates: LearningRates | None = None,
+    annealing: Schedule | None = None,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
+    progress: bool = True,
+) -> VariationalPosterior:
+    r"""Approximate the posterior of topology and branch lengths by a subsplit Bayesian network.
+
+    The network gives topologies their probabilities, :math:`Q(\tau)`; branch lengths have a distribution
+    :math:`Q(q \mid \tau)` whose parameters topologies share where they are alike. Both ascend the expected log of the
+    mean of several weights
+
+    .. math:: w = \frac{p(D \mid \tau, q)^\beta \, p(q) \, p(\tau)}{Q(\tau) \, Q(q \mid \tau)},
+
+    with :math:`p(\tau) = 1 / (2n-5)!!`, or follow reweighted wake-sleep.
+
+    Parameters
+    ----------
+    alignment : Alignment
+    support : TreeSample, Topologies, sequence of Tree, or SubsplitBayesianNetwork
+        Topologies, such as those of a short run of MCMC, of which the approximation can make every
+        recombination: training starts with all options equally probable. Or a network, whose probabilities are the
+        start. Rooted topologies are unrooted.
+    substitution : SubstitutionModel, optional
+        With values for all of its parameters; Jukes-Cantor by default.
+    site_rates : SiteRates, optional
+        How the rate varies over sites, with values for all of its parameters; by default it does not vary.
+    branch_length_prior : TorchDistribution, optional
+        Over one positive branch length; or over the vector of all in the order of edges of `Topologies`, the branches
+        to the tips first, in the alignment's order of taxa. Exponential with rate 10 by default.
+    lengths : LengthFamily, optional
+        `LogNormalLengths()` by default.
+    objective : IWAE or ReweightedWakeSleep, optional
+        Which gradient, and of how many particles. `IWAE(10)` by default: draws of branch lengths are reparameterised,
+        those of topologies have the score function with each one's leave-one-out baseline (VIMCO).
+    num_steps : int, default 200,000
+        On one core of 2025 they take about twenty minutes for 27 taxa and 1,949 sites (DS1), and less for smaller data.
+    learning_rates : LearningRates, optional
+        Of Adam; `LearningRates()` by default.
+    annealing : Schedule, optional
+        Inverse temperature of the likelihood at each step, above 0; by default it rises from 0.001 to one over the
+        first half of the steps. A checkpoint tells functions apart by their names only.
+    seed : int, default 0
+    checkpoint : path, optional
+        File to write the state to and, if it exists, to resume from, bit for bit.
+    checkpoint_seconds : float, default 10
+        Seconds between two checkpoints; 0 writes one at every step.
+    time_budget : float, optional
+        Seconds after which the run ends with what it has, as it does on Ctrl-C.
+    progress : bool, default True
+        Show a bar on anything over two seconds.
+
+    Returns
+    -------
+    VariationalPosterior
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain, or the prior of branch lengths is none.
+    TreeError
+        If the support has other taxa than the alignment, or is a network over rooted topologies.
+    LossError
+        If the bound or its gradient is not finite, naming the step.
+    CheckpointError
+        If the checkpoint is damaged or belongs to another run.
+
+    Warns
+    -----
+    SamplingWarning
+        If the run ended early; it says how much of the likelihood counted by then.
+    ConversionWarning
+        Once, if the topologies of the support are rooted.
+
+    References
+    ----------
+    Zhang, C., Matsen, F. A. (2019). Variational Bayesian phylogenetic inference. ICLR.
+
+    Mnih, A., Rezende, D. (2016). Variational inference for Monte Carlo objectives. ICML.
+
+    Bornschein, J., Bengio, Y. (2015). Reweighted wake-sleep. ICLR.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics import all_topologies
+    >>> alignment = Alignment.from_sequences({"A": "AACCAGT", "B": "AACCAGT", "C": "AGCTAGA", "D": "AGCTACA"})
+    >>> support = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD"))
+    >>> rates = LearningRates(0.02, 0.02)
+    >>> posterior = variational_inference(alignment, support, num_steps=300, learning_rates=rates, progress=False)
+    >>> posterior.topologies.most_probable_tree().to_newick(0)
+    '(A,B,(C,D));'
+    >>> posterior.log_evidence(1000).trusted
+    True
+    """
+    substitution = check_models(alignment, substitution, site_rates)
+    if isinstance(support, SubsplitBayesianNetwork):
+        network = support
+        check_same_taxa(alignment.taxa, network.taxa, "the alignment", "the support")
+    else:
+        network = SubsplitBayesianNetwork.from_topologies(unrooted_topologies(support, alignment))
+    num_steps = whole_number("num_steps", num_steps, 1)
+    objective = _checked_settings(IWAE(10) if objective is None else objective)
+    default_annealing = annealing is None
+    annealing = Linear(max(1, num_steps // 2), start=_HOTTEST) if annealing is None else annealing
+    learning_rates = LearningRates() if learning_rates is None else learning_rates
+    lengths = LogNormalLengths() if lengths is None else lengths
+    _check_options(learning_rates, annealing, lengths)
+    prior = branch_length_prior
+    if prior is None:
+        prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
+    _check_prior(prior, alignment, network)
+    prior = in_double_precision(prior)
+    target = TreeTarget(ForestLikelihood(alignment, substitution, site_rates=site_rates), prior)
+    family = TreeFamily(network, lengths)
+    settings = {
+        "objective": type(objective).__name__,
+        "num_particles": objective.num_particles,
+        "learning_rates": described(learning_rates),
+        "annealing": described(annealing),
+        "lengths": described(family.lengths),
+        "seed": whole_number("seed", seed),
+    }
+    if isinstance(objective, ReweightedWakeSleep):
+        settings["wake_phi"] = objective.wake_phi
+    model = _fingerprint(target, network)
+    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
+    training = Training(
+        family, target.log_densities, objective, learning_rates, annealing, num_steps, {"model": model, **settings}
+    )
+    try:
+        outcome = drive(training, control, new_generator(settings["seed"], stream="variational inference over trees"))
+    except CheckpointError as error:
+        if default_annealing and "annealing" in str(error):
+            raise CheckpointError(
+                f"{error}. By default the likelihood is annealed over half of num_steps. Remedy: resume with the "
+                f"num_steps of before, or give annealing=Linear(half of them, start={_HOTTEST})."
+            ) from error
+        raise
+    done = f"after {outcome.num_iterations} of {num_steps} steps"
+    if outcome.num_iterations and (weight := annealing(outcome.num_iterations - 1)) < 1:
+        done += f", with {100 * weight:.2g} % of the log likelihood: the trees are not yet those of the posterior"
+    say_early(outcome.ending, control, "variational inference", done)
+    bounds = outcome.records["bound"].clone() if "bound" in outcome.records else torch.zeros(0, dtype=torch.float64)
+    return VariationalPosterior(
+        family, target, outcome.state.parameters, bounds, outcome.ending, outcome.seconds, settings
+    )
+
+
+def _check_options(learning_rates: object, annealing: object, lengths: object) -> None:
+    """Refuse what has another type than the settings need."""
+    if not isinstance(learning_rates, LearningRates):
+        raise SettingsError(
+            f"learning_rates: {learning_rates!r:.80} is none. Remedy: give LearningRates(0.001, 0.001)."
+        )
+    if not callable(annealing):
+        raise SettingsError(
+            f"annealing: {annealing!r:.80} is no schedule. Remedy: give such as Linear(1000, start=0.01)."
+        )
+    if isinstance(lengths, type) or not hasattr(lengths, "rsample"):
+        raise SettingsError(f"lengths: {lengths!r:.80} is no object of a family. Remedy: give LogNormalLengths().")
+
+
+def _check_prior(prior: dist.TorchDistribution, alignment: Alignment, network: SubsplitBayesianNetwork) -> None:
+    """Refuse a prior of something else, and one of all edges where the order of taxa leaves it open which is which."""
+    num_edges = 2 * alignment.num_taxa - 3
+    check_branch_length_prior(prior, num_edges)
+    tips = [alignment.taxa.index(taxon) for taxon in network.taxa]
+    probes = _probes(num_edges)
+    moved = log_prior_of_lengths(prior, probes[:, [*tips, *range(alignment.num_taxa, num_edges)]])
+    # A sum in another order rounds otherwise.
+    if not torch.allclose(log_prior_of_lengths(prior, probes), moved, rtol=1e-9, atol=1e-9):
+        raise SettingsError(
+            "branch_length_prior tells taxa apart, but the support has them in another order than the alignment. "
+            "Remedy: make the network of topologies.with_taxa(alignment.taxa)[0], or give these topologies."
+        )
+
+
+def _probes(num_edges: int) -> Tensor:
+    """Return branch lengths from very short to very long, `(probes, edges)`, no two edges alike."""
+    generator = new_generator(0, stream="probes of a prior")
+    return (-4.0 + 3.0 * torch.randn(_PROBES, num_edges, generator=generator, dtype=torch.float64)).exp()
+
+
+def _checked_settings(objective: IWAE | ReweightedWakeSleep) -> IWAE | ReweightedWakeSleep:
+    if not isinstance(objective, (IWAE, ReweightedWakeSleep)):
+        raise SettingsError(f"objective: {objective!r:.80} has no trees. Remedy: give IWAE or ReweightedWakeSleep.")
+    if objective.num_particles < 2:
+        raise SettingsError(
+            f"objective: num_particles={objective.num_particles} leaves nothing to compare a topology with. Remedy: "
+            "give at least 2, such as 10."
+        )
+    if isinstance(objective, ReweightedWakeSleep) and objective.sleep_phi:
+        raise SettingsError("objective: there is no sleep update of trees. Remedy: leave sleep_phi at 0.")
+    return objective
+
+
+def _fingerprint(target: TreeTarget, network: SubsplitBayesianNetwork) -> object:
+    """Return data, support and model as JSON that differs where they do."""
+    graph, likelihood, prior = network.graph, target.likelihood, target.branch_length_prior
+    arrays = [graph.clades.view("int64"), graph.group_clade, graph.group_sister, graph.starts, graph.parts]
+    parts = [
+        list(likelihood.alignment.taxa),
+        likelihood.alignment.patterns,
+        likelihood.alignment.weights,
+        list(network.taxa),
+        [torch.from_numpy(array) for array in arrays],
+        network.logits,
+        likelihood.substitution,
+        type(prior).__name__,
+        # Whatever a prior is made of, its density tells it from others.
+        log_prior_of_lengths(prior, _probes(2 * len(network.taxa) - 3)),
+    ]
+    return described(parts if likelihood.site_rates is None else [*parts, likelihood.site_rates])

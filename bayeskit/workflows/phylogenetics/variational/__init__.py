@@ -1,1 +1,0 @@
-"""Variational inference over topologies and branch lengths."""
