@@ -32,14 +32,42 @@ PARTS = {
     ),
 }
 
+#: Modules that are rooms by themselves. Any other module serves the packages above it, which show what is public.
+MODULES = {
+    f"bayeskit.{name}"
+    for name in (
+        "inference.generalized.martingale",
+        "inference.generalized.prior",
+        "inference.generalized.variational",
+        "inference.kernel_discrepancy",
+        "models.discrete.autoencoders",
+        "models.discrete.belief_network",
+        "models.discrete.block_model",
+        "models.discrete.genotypes",
+        "models.discrete.ising",
+        "models.discrete.rendering_mixture",
+        "models.discrete.spike_and_slab",
+        "models.discrete.topic_model",
+        "models.phylogenetics.substitution",
+        "models.wide_networks.activations",
+        "models.wide_networks.curvature",
+        "models.wide_networks.empirical_kernels",
+        "models.wide_networks.finite_width",
+        "models.wide_networks.regression",
+        "exact.generated",
+        "workflows.mixtures",
+    )
+}
+
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return what a room offers: its ``__all__``, or the functions and classes it defines.
+    """Return what a room offers: its ``__all__``, of a module without the functions that serve other modules.
 
-    A module that a package offers as a whole is there for its classes, which its functions serve.
+    Those have no example. A module that a package offers as a whole is there for its classes.
     """
     if hasattr(module, "__all__"):
-        return sorted(module.__all__)
+        names = sorted(module.__all__)
+        return names if hasattr(module, "__path__") else [n for n in names if serves_users(module, n)]
     return sorted(
         name
         for name, thing in vars(module).items()
@@ -47,6 +75,13 @@ def public_names(module: ModuleType) -> list[str]:
         and (inspect.isclass(thing) or (inspect.isfunction(thing) and not is_offered_whole(module)))
         and thing.__module__ == module.__name__
     )
+
+
+def serves_users(module: ModuleType, name: str) -> bool:
+    """Tell whether a name of a module is for users: a class, a function with an example, or from elsewhere."""
+    thing = getattr(module, name)
+    shown = inspect.isfunction(thing) and ("Examples\n---" in (inspect.getdoc(thing) or ""))
+    return inspect.isclass(thing) or shown or getattr(thing, "__module__", module.__name__) != module.__name__
 
 
 def packages_above(module: ModuleType) -> list[ModuleType]:
@@ -73,16 +108,9 @@ def rooms_below(name: str) -> list[str]:
             if any(part.startswith("_") for part in child.name.split(".")):
                 continue
             room = importlib.import_module(child.name)
-            says = hasattr(room, "__all__") or is_offered_whole(room)
-            if says and (child.ispkg or names_of_its_own(room)):
+            if (child.ispkg and public_names(room)) or child.name in MODULES or is_offered_whole(room):
                 found.append(child.name)
     return sorted(found)
-
-
-def names_of_its_own(module: ModuleType) -> list[str]:
-    """Return what a module says is public and no package above it offers; only such a module is a room."""
-    offered = {id(getattr(package, name)) for package in packages_above(module) for name in public_names(package)}
-    return [name for name in public_names(module) if id(getattr(module, name)) not in offered]
 
 
 def returned_classes(thing: Any) -> Iterator[type]:

@@ -3,16 +3,19 @@
 import functools
 import importlib
 import inspect
-import pkgutil
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
-import bayeskit
 from bayeskit import errors, gallery
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "_extensions"))
+
+import reference  # noqa: E402
 
 LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src", "video": "src"}
 
@@ -92,17 +95,12 @@ def test_every_public_name_has_its_place(site):
     described |= {anchor for path in (site / "api").glob("*.html") for anchor in read(path).anchors}
     assert {"bayeskit.Target", "bayeskit.sample", "bayeskit.inference.evidence.compare"} <= described
     places: dict[int, set[str]] = {}
-    rooms = [module.name for module in pkgutil.walk_packages(bayeskit.__path__, "bayeskit.") if "._" not in module.name]
-    for room in ("bayeskit", *(name for name in rooms if not name.endswith("__main__"))):
+    for room in (room for roots in reference.PARTS.values() for root in roots for room in reference.rooms_below(root)):
         module = importlib.import_module(room)
-        for name in getattr(module, "__all__", ()):
+        for name in reference.public_names(module):
             thing = getattr(module, name)
             where = places.setdefault(id(thing), set())
             where.add(thing.__name__ if inspect.ismodule(thing) else f"{room}.{name}")
-            # A module without __all__ that is offered as a whole is there for its classes: likelihoods.Bernoulli.
-            for own, kind in vars(thing).items() if inspect.ismodule(thing) and not hasattr(thing, "__all__") else ():
-                if inspect.isclass(kind) and kind.__module__ == thing.__name__ and not own.startswith("_"):
-                    places.setdefault(id(kind), set()).add(f"{thing.__name__}.{own}")
     assert len(places) > 500
     assert not [min(where) for where in places.values() if not where & described]
     # What functions return is described too, though nobody makes it by name.

@@ -1,0 +1,109 @@
+"""The structure of the package: what a module exports, who imports whom, and no circle at any depth."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bayeskit
+
+ROOT = Path(bayeskit.__file__).parent
+Modules = dict[str, ast.Module]
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def modules(root: Path) -> Modules:
+    """Parse every module below a folder, by its dotted name."""
+    found = {}
+    for path in root.rglob("*.py"):
+        name = ".".join((root.name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def exported(tree: ast.Module) -> set[str]:
+    """Return the names in ``__all__``."""
+    for node in tree.body:
+        names = [getattr(t, "id", "") for t in getattr(node, "targets", [getattr(node, "target", None)])]
+        if "__all__" in names:
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def unmarked(trees: Modules) -> list[str]:
+    """Return functions and classes that are neither exported nor private."""
+    return [
+        f"{name}.{node.name}"
+        for name, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, DEFINITIONS) and not node.name.startswith("_") and node.name not in exported(tree)
+    ]
+
+
+def imports(trees: Modules, name: str) -> Iterator[str]:
+    """Yield the modules of the package that one imports, anywhere in it."""
+    for node in ast.walk(trees[name]):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            places = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            places = [(alias.name,) for alias in node.names]
+        else:
+            continue
+        for place in places:
+            yield from [p for p in place if p in trees and p != name][:1]
+
+
+def circles(trees: Modules) -> list[list[str]]:
+    """Return chains of imports that end where they begin, the first that is met on each way."""
+    edges = {name: sorted(set(imports(trees, name))) for name in trees}
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def follow(name: str, way: list[str]) -> None:
+        if name in way:
+            found.append([*way[way.index(name) :], name])
+        elif name not in done:
+            for other in edges[name]:
+                follow(other, [*way, name])
+            done.add(name)
+
+    for name in trees:
+        follow(name, [])
+    return found
+
+
+def test_what_is_not_exported_is_private():
+    assert unmarked(modules(ROOT)) == []
+
+
+def test_no_circle_of_imports_at_any_depth():
+    assert circles(modules(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "stranger"),
+    [
+        ("bayeskit.models", "bayeskit.inference"),
+        ("bayeskit.inference", "bayeskit.models"),
+        ("bayeskit.core", "bayeskit.models"),
+        ("bayeskit.logdensity", "bayeskit.inference"),
+        ("bayeskit.logdensity", "bayeskit.models"),
+        ("bayeskit", "bayeskit.cli"),
+    ],
+)
+def test_rooms_that_do_not_know_each_other(room, stranger):
+    trees = modules(ROOT)
+    inside = [name for name in trees if name.startswith(room) and not name.startswith(stranger)]
+    assert len(inside) > 1
+    assert [(name, other) for name in inside for other in imports(trees, name) if other.startswith(stranger)] == []
+
+
+def test_defects_of_structure_are_seen(tmp_path):
+    house = tmp_path / "house"
+    house.mkdir()
+    (house / "__init__.py").write_text("")
+    (house / "cellar.py").write_text("def stairs():\n    from house.attic import roof\n    return roof\n")
+    (house / "attic.py").write_text("from house import cellar\n\n__all__ = ['roof']\n\n\ndef roof(): ...\n")
+    assert unmarked(modules(house)) == ["house.cellar.stairs"]
+    assert len(circles(modules(house))) == 1
