@@ -81,7 +81,8 @@ def serves_users(module: ModuleType, name: str) -> bool:
     """Tell whether a name of a module is for users: a class, a function with an example, or from elsewhere."""
     thing = getattr(module, name)
     shown = inspect.isfunction(thing) and ("Examples\n---" in (inspect.getdoc(thing) or ""))
-    return inspect.isclass(thing) or shown or getattr(thing, "__module__", module.__name__) != module.__name__
+    is_class = inspect.isclass(thing) and not hasattr(thing, "__origin__")  # list[int] counts as one
+    return is_class or shown or getattr(thing, "__module__", module.__name__) != module.__name__
 
 
 def packages_above(module: ModuleType) -> list[ModuleType]:
