@@ -82,7 +82,8 @@ def serves_users(module: ModuleType, name: str) -> bool:
     thing = getattr(module, name)
     shown = inspect.isfunction(thing) and ("Examples\n---" in (inspect.getdoc(thing) or ""))
     is_class = inspect.isclass(thing) and not hasattr(thing, "__origin__")  # list[int] counts as one
-    return is_class or shown or getattr(thing, "__module__", module.__name__) != module.__name__
+    home = getattr(thing, "__module__", None) or ""
+    return is_class or shown or (home.startswith("bayeskit.") and home != module.__name__)
 
 
 def packages_above(module: ModuleType) -> list[ModuleType]:
