@@ -115,12 +115,13 @@ def of_doctest(module: str) -> Record:
     for test in doctest.DocTestFinder(exclude_empty=True).find(found, module):
         seeded()
         name = test.name.removeprefix(module).strip(".") or module.rpartition(".")[2]
-        before = set(test.globs)
+        before = dict(test.globs)
         shown: list[Any] = []
         # Examples are run as if typed: what an expression gives is handed to this hook.
+        runner = doctest.DocTestRunner(verbose=False)
         with mock.patch.object(sys, "__displayhook__", shown.append):
-            doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None, clear_globs=False)
-        left = {key: value for key, value in test.globs.items() if key not in before}
+            runner.run(test, out=lambda text: None, clear_globs=False)
+        left = {key: value for key, value in test.globs.items() if before.get(key, runner) is not value}
         if test.examples:
             record |= variables(left | {"shown": shown}, f"doctest {name}")
     return record
