@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["answer_to_old_paths"]
+__all__ = ["answer_to_old_paths", "present_names"]
 
 
 class _Moved(ModuleType):
@@ -31,9 +32,29 @@ class _Moved(ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
-def answer_to_old_paths() -> None:
-    """Let old paths be imported; a line of ``moved_modules.txt`` has the new modules, a colon, and the old ones."""
+@functools.cache
+def _places() -> dict[str, list[str]]:
+    """Read ``moved_modules.txt``: a line has the new modules, a colon, and the old ones."""
+    places: dict[str, list[str]] = {}
     for line in Path(__file__).with_name("moved_modules.txt").read_text(encoding="utf-8").splitlines():
         new, old = (["bayeskit." + name for name in part.split()] for part in line.split(":"))
-        for name in old:
-            sys.modules.setdefault(name, _Moved(name, new))
+        places |= dict.fromkeys(old, new)
+    return places
+
+
+def present_names(name: str) -> list[str]:
+    """Return what an old name, module included, may be called now, private names last; nothing is imported.
+
+    Examples
+    --------
+    >>> present_names("bayeskit.target.Target")
+    ['bayeskit.logdensity.target.Target', 'bayeskit.logdensity.target._Target']
+    """
+    module, _, last = name.rpartition(".")
+    return [f"{place}.{found}" for found in (last, f"_{last}") for place in _places().get(module, ())]
+
+
+def answer_to_old_paths() -> None:
+    """Let old paths of modules be imported."""
+    for name, places in _places().items():
+        sys.modules.setdefault(name, _Moved(name, places))

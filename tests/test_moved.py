@@ -9,6 +9,9 @@ import pytest
 
 import bayeskit
 from bayeskit import _moved
+from bayeskit.core.storage import decode, encode, qualified_name
+from bayeskit.errors import CheckpointError
+from bayeskit.models.phylogenetics import GammaRates, SiteRates
 
 LINES = Path(bayeskit.__file__).with_name("moved_modules.txt").read_text(encoding="utf-8").splitlines()
 OLD = {f"bayeskit.{old}": line.split(":")[0].split() for line in LINES for old in line.split(":")[1].split()}
@@ -47,6 +50,16 @@ def test_a_name_that_has_become_private_is_found():
             assert moved.quarter_period == 1.5
         finally:
             del sys.modules["bayeskit.inference.samplers.example"]
+
+
+def test_results_that_were_stored_under_an_old_name_are_read():
+    types = {qualified_name(SiteRates): SiteRates}
+    stored = {"type": "bayeskit.models.phylogenetics.substitution.site_rates.GammaRates", "fields": {}}
+    with pytest.raises(CheckpointError, match=r"site_rates\.GammaRates; name it"):
+        decode(stored, {}, types)
+    fields = encode(GammaRates(num_categories=3), {}, {qualified_name(GammaRates): GammaRates})["fields"]
+    found = decode(stored | {"fields": fields}, {}, types | {qualified_name(GammaRates): GammaRates})
+    assert isinstance(found, GammaRates) and found.num_categories == 3
 
 
 def test_what_never_was_is_not_there():

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from bayeskit._moved import present_names
 from bayeskit.errors import CheckpointError, OutputError
 
 __all__ = [
@@ -287,9 +288,10 @@ def decode(node: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) 
         case {"tuple": items}:
             return tuple(decode(v, tensors, types) for v in items)
         case {"type": name, "fields": fields}:
-            if name not in types:
+            kind = next((types[known] for known in (name, *present_names(name)) if known in types), None)
+            if kind is None:
                 raise CheckpointError(f"a stored result is of type {name}; name it in result_types to have it loaded")
-            return types[name](**{k: decode(v, tensors, types) for k, v in fields.items()})
+            return kind(**{k: decode(v, tensors, types) for k, v in fields.items()})
     raise CheckpointError(f"a stored result has an unknown part: {str(node)[:80]}; delete the folder to start anew")
 
 
