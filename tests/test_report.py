@@ -8,9 +8,10 @@ import torch
 from matplotlib.figure import Figure
 
 import bayeskit as bk
-from bayeskit.core.plots import plot_calibration, plot_evidence, plot_rank, plot_trace
+from bayeskit.core.plots import plot_rank, plot_trace
 from bayeskit.errors import OutputError, ShapeError
 from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore
+from bayeskit.inference.evidence.plots import plot_calibration, plot_evidence
 from bayeskit.report import posterior_summary, write_report
 
 GOOD = Evidence("bridge_sampling", -94.083, 0.004, 8000)

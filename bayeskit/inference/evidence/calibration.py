@@ -174,7 +174,7 @@ class Calibration:
         ----------
         ax : Axes, optional
         """
-        from bayeskit.core.plots import plot_calibration
+        from bayeskit.inference.evidence.plots import plot_calibration
 
         z = {method: self.z(method) for method in self.estimates}
         failed = {method: np.isnan(estimate) for method, estimate in self.estimates.items()}

@@ -565,7 +565,7 @@ class EvidenceComparison:
             An exact or published value to draw as a line.
         ax : Axes, optional
         """
-        from bayeskit.core.plots import plot_evidence
+        from bayeskit.inference.evidence.plots import plot_evidence
 
         return plot_evidence(list(self), reference, ax)
 
