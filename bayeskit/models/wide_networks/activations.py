@@ -316,15 +316,47 @@ class Polynomial(Activation):
 
 
 def monomial(degree: int) -> Polynomial:
-    """Return ``x**degree``."""
+    """Return the activation ``x**degree``.
+
+    Parameters
+    ----------
+    degree : int
+        At least 0.
+
+    Raises
+    ------
+    SettingsError
+        If it is not, or exceeds 150.
+
+    Examples
+    --------
+    >>> import torch
+    >>> monomial(3)(torch.tensor(2.0)).item()
+    8.0
+    """
     degree = whole_number("degree", degree, least=0)
     return Polynomial((0.0,) * degree + (1.0,))
 
 
 def hermite(degree: int) -> Polynomial:
-    """Return the probabilists' Hermite polynomial, divided so that its second moment is one at variance one.
+    """Return the probabilists' Hermite polynomial, scaled to a second moment of one under the standard normal law.
 
-    Its degree is 40 at most; powers of higher ones cancel, and with them their digits.
+    Parameters
+    ----------
+    degree : int
+        From 0 to 40; the powers of higher degrees cancel, and with them their digits.
+
+    Raises
+    ------
+    SettingsError
+        If it lies outside of that.
+
+    Examples
+    --------
+    >>> import torch
+    >>> one = torch.tensor(1.0, dtype=torch.float64)
+    >>> round(hermite(3).moments(0.5 * one, one, one).nngp.item(), 12)  # 0.5**3
+    0.125
     """
     degree = whole_number("degree", degree, least=0)
     if degree > _LARGEST_HERMITE:

@@ -142,6 +142,14 @@ def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLa
     Returns
     -------
     PowerLaw
+
+    Examples
+    --------
+    >>> import torch
+    >>> widths = torch.tensor([8.0, 16.0, 32.0], dtype=torch.float64)
+    >>> error = 1e-4 * torch.eye(1, dtype=torch.float64).expand(3, 1, 1)
+    >>> round(fit_power_law(widths, (3 / widths.square())[:, None], error).rate, 4)
+    2.0
     """
     # Against the middle of the widths, amplitudes have the size of the values.
     middle = widths.log().mean()
