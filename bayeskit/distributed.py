@@ -6,6 +6,7 @@ Start the processes with ``torchrun --nproc-per-node N script.py``; started plai
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.errors import SettingsError, WorkerError
+from bayeskit.errors import SettingsError, SlowModelWarning, WorkerError
 
 __all__ = ["Ranks", "global_stream", "process_group"]
 
@@ -147,7 +148,7 @@ def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterato
     Parameters
     ----------
     backend : str, optional
-        "nccl" where each process has a CUDA device, otherwise "gloo".
+        "nccl" where each process of this machine has a CUDA device of its own, otherwise "gloo", on the CPU.
     timeout : float, default 300
         Seconds to wait for the others.
 
@@ -160,6 +161,11 @@ def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterato
     WorkerError
         If the other processes do not join in time.
 
+    Warns
+    -----
+    SlowModelWarning
+        If this machine has CUDA devices, but fewer than processes.
+
     Examples
     --------
     >>> from bayeskit.distributed import process_group
@@ -168,7 +174,15 @@ def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterato
     1
     """
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    cuda = torch.cuda.is_available() and backend != "gloo"
+    cards, here = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cuda = cards >= here and backend != "gloo"
+    if 0 < cards < here and backend != "gloo":
+        warnings.warn(
+            f"{here} processes share {cards} CUDA device{'s' if cards > 1 else ''}, so that all compute on the CPU; "
+            f"start at most {cards} a machine, or say backend='gloo'",
+            SlowModelWarning,
+            stacklevel=3,
+        )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     with pyro.settings.context(module_local_params=True):
         if world_size == 1:

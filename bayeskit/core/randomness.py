@@ -84,16 +84,26 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
 
 @contextmanager
 def _cuda_stream(generator: torch.Generator) -> Iterator[None]:
-    if not torch.cuda.is_available():
+    """Start CUDA's stream from ``generator``, which is not moved on: draws are the same where there is no such device.
+
+    Where nothing has used CUDA yet, nothing is done: starting it takes seconds, and a forked process cannot.
+    """
+    if not torch.cuda.is_initialized():
         yield
         return
     before = torch.cuda.get_rng_state()
-    seed = int(torch.randint(2**62, (), generator=generator))
+    seed = int(torch.randint(2**62, (), generator=_copy_of(generator)))
     torch.cuda.set_rng_state(new_generator(seed, torch.device("cuda")).get_state())
     try:
         yield
     finally:
         torch.cuda.set_rng_state(before)
+
+
+def _copy_of(generator: torch.Generator) -> torch.Generator:
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return copy
 
 
 def new_generator(seed: int | torch.Generator, device: torch.device | str = "cpu", stream: str = "") -> torch.Generator:

@@ -64,7 +64,7 @@ def gather(parts: list[Any], batch: torch.Size) -> Any:
     return tuple(join([p[i] for p in parts]) for i in range(len(parts[0])))
 
 
-_GRADIENT_STEP, _MAX_GAP, _MAX_NAMED = 0.03, 0.05, 3
+_GRADIENT_STEP, _NUM_DIRECTIONS, _MAX_GAP, _MAX_NAMED = 0.03, 3, 0.05, 3
 
 
 class Density(Protocol):
@@ -193,19 +193,28 @@ def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
 def warn_if_gradient_is_wrong(density: Density, evaluate: Evaluator, u: Tensor) -> None:
     """Warn of sites whose gradient is not the derivative of the log density.
 
-    The integral of the gradient over a short interval around ``u``, by Simpson's rule, must be the difference of the
-    log density at its ends. Nothing is said where rounding or the curvature make that comparison unsure, and nothing
+    The integral of the gradient over a short interval, by Simpson's rule, must be the difference of the log density at
+    its ends. Intervals lie around ``u`` and ``-u``, in a few directions: in one alone a wrong part may cancel, or be
+    small beside the others. Nothing is said where rounding or the curvature make the comparison unsure, and nothing
     where it holds half-way to the origin: values there are not rounded to the end of an interval, which makes jumps.
     """
-    size = _GRADIENT_STEP * torch.ones_like(u)
-    if not (_is_wrong(evaluate, u, size) and _is_wrong(evaluate, u / 2, size)):
+    signs = torch.randint(2, (_NUM_DIRECTIONS, len(u)), generator=torch.Generator().manual_seed(0)).to(u) * 2 - 1
+    steps = _GRADIENT_STEP * torch.cat([torch.ones_like(u).unsqueeze(0), signs])
+    centres = torch.stack([u, u / 2, -u, -u / 2])
+    wrong = _are_wrong(evaluate, centres, steps)
+    wrong_twice = wrong[0::2] & wrong[1::2]
+    if not bool(wrong_twice.any()):
         return
-    names: list[str] = []
-    for site in density.sites:
-        along = torch.zeros_like(u)
+    sites = torch.zeros(len(density.sites), len(u), dtype=u.dtype, device=u.device)
+    for along, site in zip(sites, density.sites, strict=True):
         along[site.start : site.stop] = _GRADIENT_STEP
-        if len(names) < _MAX_NAMED and _is_wrong(evaluate, u, along):
-            names.append(f"'{site.name}'")
+    names: list[str] = []
+    for centre in centres[0::2][wrong_twice.any(1)]:
+        for site, along in zip(density.sites, sites, strict=True):
+            if len(names) < _MAX_NAMED and bool(_are_wrong(evaluate, centre.unsqueeze(0), along.unsqueeze(0))):
+                names.append(f"'{site.name}'")
+        if names:
+            break
     where = f" with respect to {', '.join(names)}" if names else ""
     warnings.warn(
         f"the gradient{where} is not the derivative of the log density; the model may call .detach(), .item() or "
@@ -216,11 +225,15 @@ def warn_if_gradient_is_wrong(density: Density, evaluate: Evaluator, u: Tensor) 
     )
 
 
-def _is_wrong(evaluate: Evaluator, u: Tensor, step: Tensor) -> bool:
-    points = torch.stack([u - step, u, u + step])
-    found = evaluate(points, torch.ones_like(points[:, 0]))
-    value, slope = found.log_density.detach().double(), (found.gradient.double() @ step.double()).detach()
-    rise, expected, straight = value[2] - value[0], (slope[0] + 4 * slope[1] + slope[2]) / 3, slope[0] + slope[2]
-    size = rise.abs() + slope.abs().sum()
-    unsure = (expected - straight).abs() + 100 * torch.finfo(u.dtype).eps * value.abs().max()
-    return bool((rise - expected).abs() > _MAX_GAP * size) and bool(unsure < 0.1 * _MAX_GAP * size)
+def _are_wrong(evaluate: Evaluator, centres: Tensor, steps: Tensor) -> Tensor:
+    """Tell for ``centres`` of shape ``(c, d)`` and ``steps`` ``(s, d)`` where the gradient is wrong: ``(c, s)``."""
+    points = centres[:, None, None] + steps[:, None] * centres.new_tensor([-1.0, 0.0, 1.0])[:, None]
+    flat = points.flatten(0, 2)
+    found = evaluate(flat, torch.ones_like(flat[:, 0]))
+    value = found.log_density.detach().double().reshape(points.shape[:-1])
+    gradient = found.gradient.detach().double().reshape(points.shape)
+    first, middle, last = (gradient * steps[:, None].double()).sum(-1).unbind(-1)
+    rise, expected, straight = value[..., 2] - value[..., 0], (first + 4 * middle + last) / 3, first + last
+    size = rise.abs() + first.abs() + middle.abs() + last.abs()
+    unsure = (expected - straight).abs() + 100 * torch.finfo(centres.dtype).eps * value.abs().amax(-1)
+    return ((rise - expected).abs() > _MAX_GAP * size) & (unsure < 0.1 * _MAX_GAP * size)

@@ -204,8 +204,12 @@ TEN_SITES = Alignment.from_sequences({"A": "AAACCGTTAC", "B": "AAACCGTAAC", "C":
 UP_TO_TEN = (-51.1626, -54.1734, -54.0337)
 
 
+@pytest.mark.filterwarnings("ignore:the evidence of:bayeskit.errors.SamplingWarning")
 def test_branches_that_are_all_long_together(limit):
-    """Most of the prior, and .3 of the evidence in nats, is where sites are random whatever the tree is."""
+    """Most of the prior, and .3 of the evidence in nats, is where sites are random whatever the tree is.
+
+    An estimate whose largest weights dominate says so, with some seeds; its error has to be right then, too.
+    """
     topologies = Topologies.from_trees(
         [Tree.from_newick(f"((A,{x[0]}),{x[1]},{x[2]});") for x in ("BCD", "CBD", "DBC")]
     )

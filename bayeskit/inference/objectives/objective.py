@@ -137,7 +137,7 @@ class Draw:
 
         # Tensor arguments tell on which devices the random stream has to be repeated; data may be on none of them.
         seen = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             seen.append(torch.empty(0, device="cuda"))
         result = checkpoint(tensors, *seen, use_reentrant=False)
         return found[0].with_tensors(result)

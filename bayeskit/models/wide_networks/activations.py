@@ -979,14 +979,19 @@ def _activation_of(function: Activation | Callable[[Tensor], Tensor]) -> Activat
 @torch.no_grad()
 def _check_elementwise(function: Callable[[Tensor], Tensor]) -> None:
     """Refuse functions that mix the entries of a tensor, or are random."""
-    x = torch.tensor(_PROBES, dtype=torch.float64)
+    # Repeated: noise of two values would agree by chance on few entries.
+    x = torch.tensor(_PROBES, dtype=torch.float64).repeat(8)
+    part = len(x) - 4
     try:
         with global_stream(new_generator(0)):  # in case there is noise
-            values, reversed_part = function(x.clone()), function(x[:4].flip(0))
+            values, reversed_part = function(x.clone()), function(x[:part].flip(0))
     except RuntimeError:  # of tensors that it keeps on another device, say, where the data may be, too
         return
     alike = isinstance(values, Tensor) and values.shape == x.shape
-    if not (alike and torch.allclose(reversed_part.double().flip(0), values[:4].double(), rtol=1e-9, equal_nan=True)):
+    if alike:
+        again = reversed_part.double().flip(0)
+        alike = torch.allclose(again, values[:part].double(), rtol=1e-9, equal_nan=True)
+    if not alike:
         raise ModelError(
             "an activation must be elementwise, a function of each number by itself; this one mixes a tensor's "
             "entries, or is random: softmax, normalization and dropout are layers of their own"
