@@ -49,7 +49,8 @@ def launch(folder, num_processes):
         address = ["--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
         run = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_processes), *address]
         command = [sys.executable, *run, *command[1:]]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # On the processor, where one process and two draw alike.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return [load_file(folder / f"rank{rank}") for rank in range(num_processes)]

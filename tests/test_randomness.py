@@ -19,7 +19,6 @@ def work(_):
 if __name__ == "__main__":
     here = work(0)
     assert not torch.cuda.is_initialized()
-    torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.map(work, [0]) == [here]
 """

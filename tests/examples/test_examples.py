@@ -14,6 +14,7 @@ from bayeskit import gallery
 HERE = Path(__file__).parent
 PAGES = gallery.pages()
 ENVIRONMENT = os.environ | {"BAYESKIT_SMALL_EXAMPLES": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT["CUDA_VISIBLE_DEVICES"] = ""  # forked processes can use no device that torch has looked for before
 HEADINGS = ("The model", "Before the data", "An exact twin", "The fit", "What it says")
 """What every page has, but for those on sampling, which teach how runs are made."""
 
