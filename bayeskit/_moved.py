@@ -1,4 +1,4 @@
-"""Old import paths, which answer for one release with a warning that names the new one."""
+"""Old import paths and names, which answer for one release with a warning that names the new one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import functools
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["answer_to_old_paths", "present_names"]
+__all__ = ["answer_to_old_names", "answer_to_old_paths", "present_names"]
 
 
 class _Moved(ModuleType):
@@ -24,7 +25,7 @@ class _Moved(ModuleType):
         if not name.startswith("__"):  # whoever looks through all modules asks for such names, and uses nothing
             for place in self.__dict__["_places"]:
                 module = importlib.import_module(place)
-                for found in (name, f"_{name}"):
+                for found in (name, f"_{name}", _renamed().get((place, name), name)):
                     if hasattr(module, found):
                         message = f"{self.__name__} has moved; import {found} from {place}"
                         warnings.warn(message, DeprecationWarning, stacklevel=2)
@@ -42,6 +43,28 @@ def _places() -> dict[str, list[str]]:
     return places
 
 
+@functools.cache
+def _renamed() -> dict[tuple[str, str], str]:
+    """Read ``renamed_names.txt``: a line has the module that defines a name, its old name, and its new one."""
+    lines = Path(__file__).with_name("renamed_names.txt").read_text(encoding="utf-8").splitlines()
+    return {(f"bayeskit.{module}", old): new for module, old, new in map(str.split, lines)}
+
+
+def answer_to_old_names(module: str) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a module, or for a package that exports names of the modules inside."""
+
+    def __getattr__(name: str) -> Any:
+        here = sys.modules[module]
+        for (place, old), new in _renamed().items():
+            if old == name and (place == module or place.startswith(f"{module}.")) and new in vars(here):
+                message = f"{name} is called {new} now; import {new} from {module}"
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                return vars(here)[new]
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return __getattr__
+
+
 def present_names(name: str) -> list[str]:
     """Return what an old name, module included, may be called now, private names last; nothing is imported.
 
@@ -51,7 +74,9 @@ def present_names(name: str) -> list[str]:
     ['bayeskit.logdensity.target.Target', 'bayeskit.logdensity.target._Target']
     """
     module, _, last = name.rpartition(".")
-    return [f"{place}.{found}" for found in (last, f"_{last}") for place in _places().get(module, ())]
+    places = _places().get(module, [])
+    renamed = [f"{place}.{_renamed()[place, last]}" for place in [module, *places] if (place, last) in _renamed()]
+    return [*renamed, *(f"{place}.{found}" for found in (last, f"_{last}") for place in places)]
 
 
 def answer_to_old_paths() -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``bayeskit evidence``, ``run``, ``exam`` and ``list``."""
+"""The command line: ``bayeskit evidence``, ``run_model_or_page``, ``exam`` and ``list``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
     "exam",
     "main",
     "print_generated_exam",
-    "run",
+    "run_model_or_page",
 ]
 
 
@@ -379,7 +379,7 @@ def evidence(
     if jobs > 1 and replicates == 1:
         raise SettingsError("--jobs says how many replicates are under way at a time; give --replicates as well")
     from bayeskit.core.storage import as_output_folder
-    from bayeskit.gallery import get, is_page, tree_target
+    from bayeskit.gallery import get_model, is_page, tree_target
     from bayeskit.inference.evidence import compare, select
     from bayeskit.inference.evidence.comparison import by_reason
     from bayeskit.workflows import evidence_in_folder
@@ -390,7 +390,7 @@ def evidence(
     select(chosen)
     if name is not None and is_page(name):
         raise SettingsError(f"{name!r} is a page of the gallery, no model; it runs by 'bayeskit run {name} --out DIR'")
-    entry = None if name is None else get(name)
+    entry = None if name is None else get_model(name)
     if out is not None:
         as_output_folder(out)  # said before a model is built, let alone run
     budget = _budget(
@@ -450,7 +450,7 @@ def evidence(
 
 
 @_command("run")
-def run(
+def run_model_or_page(
     name: Annotated[str, typer.Argument(help="A model or a page of 'bayeskit list'.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for what is written.")],
     seed: Annotated[int | None, typer.Option(help="Seed; 0 by default.")] = None,
@@ -488,7 +488,7 @@ def run(
         return
     if small:
         raise SettingsError(f"--small is for pages of the gallery; {name!r} takes --chains, --warmup and --samples")
-    entry = gallery.get(name)
+    entry = gallery.get_model(name)
     as_output_folder(out)
     draws = posterior_in_folder(
         entry.build(),

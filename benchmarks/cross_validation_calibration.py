@@ -22,7 +22,7 @@ import bayeskit as bk
 from bayeskit.inference.generalized.cross_validation import (
     cross_validation_evidence,
     enumerated_cross_validation,
-    prequential,
+    prequential_score,
 )
 
 PRIOR_SD = 3.0
@@ -71,7 +71,7 @@ def runs(name: str, model: object, evidence: object, y: Tensor, replicates: int)
         rows.append({"problem": name, "method": method, "z": z, "standard_error": error, "trusted": trusted})
 
     for seed in range(replicates):
-        curve = prequential(target, seed=seed)
+        curve = prequential_score(target, seed=seed)
         add("prequential", curve.log_evidence, curve.log_evidence_standard_error, whole, curve.trusted)
         orders = cross_validation_evidence(target, seed=seed)
         add("orders", orders.log_evidence, orders.log_evidence_standard_error, whole, orders.trusted)

@@ -107,14 +107,14 @@ def table(replicates: int) -> None:
     for name, (distribution, f) in problems().items():
         count = TIMES.get(name, 1) * replicates
         chosen = estimators("bits" in name)
-        found = gradients.compare(distribution, f, chosen, num_replicates=count)
+        found = gradients.compare_estimators(distribution, f, chosen, num_replicates=count)
         print(f"\n{name}: {found}", flush=True)
         judged = [x.judged for x in found.results.values()]
         few += sum(int((~x).sum()) for x in judged)
         total += sum(x.numel() for x in judged)
         for estimator, x in zip(chosen, found.results.values(), strict=True):
             if not abs(x.largest_z) < 4:
-                again = gradients.compare(distribution, f, estimator, num_replicates=10 * count, seed=1)
+                again = gradients.compare_estimators(distribution, f, estimator, num_replicates=10 * count, seed=1)
                 fresh = next(iter(again.results.values())).largest_z
                 print(f"{estimator}: {x.largest_z:.2f}, and {fresh:.2f} on {10 * count} fresh draws", flush=True)
                 x = next(iter(again.results.values()))

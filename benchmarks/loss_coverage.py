@@ -34,7 +34,7 @@ from bayeskit.inference.generalized.calibrate import (
     weighted_likelihood_bootstrap_matching,
 )
 from bayeskit.inference.generalized.coverage import BatchSelector, CoverageReport, coverage_report
-from bayeskit.inference.generalized.minimizer import curvature, influence, minimize
+from bayeskit.inference.generalized.minimizer import hessian_of_loss, influence, minimize
 from bayeskit.parallel import map_tasks
 
 DOUBLE = torch.float64
@@ -80,7 +80,7 @@ def information_weights(posterior: GibbsPosterior, data: Any) -> Tensor:
     position = minimize(posterior, data=data).position
 
     def one(u: Tensor, x: Any) -> Tensor:
-        each, hessian = influence(posterior, u, x), curvature(posterior, u, x)
+        each, hessian = influence(posterior, u, x), hessian_of_loss(posterior, u, x)
         away = each - each.mean(0)
         covariance = away.mT @ away / len(each)
         ratio = hessian @ torch.linalg.solve(covariance, hessian)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bayeskit.inference.held_out import annealed_importance_sampling, importance_sampling
 from bayeskit.inference.objectives import ELBO, GECO, IWAE, SUMO, VCD, DReG, Objective, ReciprocalTail
-from bayeskit.inference.objectives.constrained import NegativeLogLikelihood
+from bayeskit.inference.objectives.constrained import LogLikelihoodConstraint
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.training import fit
 from bayeskit.models.vae import binarize, load_mnist5000, mlp_vae
@@ -37,7 +37,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "beta 0.5": lambda: ELBO(kl_weight=0.5),
     "beta 2": lambda: ELBO(kl_weight=2.0),
     # The constraint starts hundreds of nats off, so that its multiplier may only move slowly.
-    "GECO 80 nats": lambda: GECO(NegativeLogLikelihood("x", 80.0), rate=1e-5),
+    "GECO 80 nats": lambda: GECO(LogLikelihoodConstraint("x", 80.0), rate=1e-5),
     "IWAE-5": lambda: IWAE(5),
     "IWAE-50": lambda: IWAE(50),
     "DReG-50": lambda: DReG(50),

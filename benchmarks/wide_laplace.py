@@ -18,7 +18,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bayeskit.models.wide_networks.curvature import Categorical, Gaussian, Likelihood, find_mode, laplace_posterior
+from bayeskit.models.wide_networks.curvature import (
+    Categorical,
+    GaussianOutputs,
+    OutputLikelihood,
+    find_parameter_mode,
+    laplace_posterior,
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Problem:
 
     name: str
     sizes: tuple[int, ...]
-    likelihood: Likelihood
+    likelihood: OutputLikelihood
     prior_precision: float
     num_data: int
 
@@ -56,9 +62,9 @@ class Problem:
 
 
 PROBLEMS = (
-    Problem("regression", (2, 6, 2), Gaussian(0.09), 0.7, 40),
+    Problem("regression", (2, 6, 2), GaussianOutputs(0.09), 0.7, 40),
     Problem("classification", (2, 6, 3), Categorical(), 0.7, 40),
-    Problem("regression, through the dual", (2, 16, 16, 1), Gaussian(0.09), 2.0, 40),
+    Problem("regression, through the dual", (2, 16, 16, 1), GaussianOutputs(0.09), 2.0, 40),
     Problem("classification, through the dual", (3, 24, 24, 3), Categorical(), 1.0, 60),
 )
 
@@ -66,7 +72,7 @@ PROBLEMS = (
 def compare(problem: Problem, python: str) -> dict[str, object]:
     x, y = problem.data()
     at = problem.inputs(10, phase=0.5)
-    mode = find_mode(problem.module(), problem.likelihood, x, y, problem.prior_precision)
+    mode = find_parameter_mode(problem.module(), problem.likelihood, x, y, problem.prior_precision)
     posterior = laplace_posterior(mode, problem.likelihood, x, y, problem.prior_precision)
     found = posterior.predict(at)
     described = {

@@ -239,7 +239,7 @@ def test_the_error_of_a_reference_is_said(monkeypatch):
     from bayeskit import gallery
     from bayeskit.gallery import registry
 
-    build = gallery.get("beta_binomial").build
+    build = gallery.get_model("beta_binomial").build
     entry = gallery.Entry("coin", "a coin", build, -2.3979, reference_error=0.004)
     monkeypatch.setitem(registry._ENTRIES, "coin", entry)
     result = call("evidence", "coin", "--methods", "laplace_importance_sampling", "--quiet", "--replicates", 2)
@@ -247,7 +247,7 @@ def test_the_error_of_a_reference_is_said(monkeypatch):
     assert cli._problem(entry, None, None, "JC69").standard_error == 0.004
     shown = call("evidence", "coin", "--methods", "laplace_importance_sampling")
     assert "reference -2.3979 ± 0.0040" in shown.stdout
-    assert gallery.get("primates").reference_error == 0.004
+    assert gallery.get_model("primates").reference_error == 0.004
 
 
 def test_methods_that_do_not_apply_leave_the_others_in_place_and_none_is_no_answer():

@@ -41,6 +41,16 @@ def unmarked(trees: Modules) -> list[str]:
     ]
 
 
+def defined_twice(trees: Modules) -> dict[str, set[str]]:
+    """Return public functions and classes that several modules define, with these modules."""
+    places: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, DEFINITIONS) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(module)
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
 def imports(trees: Modules, name: str) -> Iterator[str]:
     """Yield the modules of the package that one imports, anywhere in it."""
     for node in ast.walk(trees[name]):
@@ -75,6 +85,12 @@ def circles(trees: Modules) -> list[list[str]]:
 
 def test_what_is_not_exported_is_private():
     assert unmarked(modules(ROOT)) == []
+
+
+def test_no_name_stands_for_two_things():
+    assert defined_twice(modules(ROOT)) == {}
+    twice = {"a": ast.parse("def run(): pass"), "b": ast.parse("class run: pass"), "c": ast.parse("def _run(): pass")}
+    assert defined_twice(twice) == {"run": {"a", "b"}}
 
 
 def test_no_circle_of_imports_at_any_depth():

@@ -41,6 +41,45 @@ def test_an_old_name_is_the_new_one(old, name, new):
     assert scope[name] is getattr(importlib.import_module(new), name)
 
 
+RENAMED = Path(bayeskit.__file__).with_name("renamed_names.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_every_renamed_name_has_its_new_one():
+    for module, old, new in map(str.split, RENAMED):
+        found = vars(importlib.import_module(f"bayeskit.{module}"))
+        assert new in found and old not in found, (module, old, new)
+
+
+@pytest.mark.parametrize(
+    ("room", "old", "new"),
+    [
+        ("bayeskit.inference.gradients", "compare", "compare_estimators"),
+        ("bayeskit.inference.objectives", "Schedule", "WeightSchedule"),
+        ("bayeskit.inference.samplers", "Schedule", "SMCSchedule"),
+        ("bayeskit.inference.generalized", "prequential", "prequential_score"),
+        ("bayeskit.inference.generalized.variational", "Renyi", "RenyiDivergence"),
+        ("bayeskit.models.wide_networks.gaussian_processes", "Fit", "VarianceFit"),
+        ("bayeskit.models.wide_networks.curvature", "Gaussian", "GaussianOutputs"),
+        ("bayeskit.gallery", "get", "get_model"),
+    ],
+)
+def test_an_old_name_answers_with_its_new_one(room, old, new):
+    module = importlib.import_module(room)
+    with pytest.warns(DeprecationWarning, match=f"{old} is called {new} now"):
+        assert getattr(module, old) is getattr(module, new)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_an_old_path_knows_the_new_name():
+    with pytest.warns(DeprecationWarning, match="import StepSizeSchedule from"):
+        scope: dict[str, object] = {}
+        exec("from bayeskit.inference.samplers.stochastic_gradient.schedules import Schedule", scope)
+    assert "bayeskit.inference.samplers.stochastic_gradient.StepSizeSchedule" in _moved.present_names(
+        "bayeskit.inference.samplers.stochastic_gradient.schedules.Schedule"
+    )
+
+
 def test_a_name_that_has_become_private_is_found():
     with pytest.warns(DeprecationWarning, match="import _quarter_period from bayeskit.inference.samplers.example"):
         sys.modules["bayeskit.inference.samplers.example"] = module = type(sys)("bayeskit.inference.samplers.example")

@@ -15,7 +15,7 @@ from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import ImproperPosteriorError, ModelError, SettingsError, ShapeError, UnknownNameError
-from bayeskit.logdensity.pyro_runs import Choices, Replay, ReplayedModel, choices_of
+from bayeskit.logdensity.pyro_runs import DiscreteValues, Replay, ReplayedModel, choices_of
 from bayeskit.logdensity.tracing import UNTRACEABLE
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ class _Path:
     """The values chosen on the way to one assignment, and how to get to the next."""
 
     def __init__(self) -> None:
-        self.choices: list[Choices] = []
+        self.choices: list[DiscreteValues] = []
         self._left: list[Iterator[Tensor]] = []
         self._values: list[Tensor] = []
         self._depth = 0
@@ -409,7 +409,7 @@ class _Path:
         return False
 
 
-def _values_of(choice: Choices) -> Iterator[Tensor]:
+def _values_of(choice: DiscreteValues) -> Iterator[Tensor]:
     """Yield every possible value of a site, shape ``(*elements, *event)``."""
     elements = choice.elements.numel()
     possible = choice.possible.reshape(len(choice.values), elements)
@@ -419,16 +419,16 @@ def _values_of(choice: Choices) -> Iterator[Tensor]:
         yield picked.reshape(choice.elements + choice.values.shape[1:])
 
 
-def _count(choices: Mapping[str, Choices]) -> int:
+def _count(choices: Mapping[str, DiscreteValues]) -> int:
     count = 1
     for choice in choices.values():
         count *= choice.num_assignments
     return count
 
 
-def _looks_fixed(replayed: ReplayedModel, choices: Mapping[str, Choices]) -> bool:
+def _looks_fixed(replayed: ReplayedModel, choices: Mapping[str, DiscreteValues]) -> bool:
     """Run the model with the last value of every element, and see whether its sites and their values are the same."""
-    path: dict[str, Choices] = {}
+    path: dict[str, DiscreteValues] = {}
 
     def supply(name: str, fn: Any) -> Tensor:
         choice = path[name] = choices_of(name, fn)
@@ -450,7 +450,7 @@ def _too_many(count: str, limit: int) -> SettingsError:
 
 
 def _visit_in_batches(
-    replayed: ReplayedModel, choices: Mapping[str, Choices], count: int, progress: bool
+    replayed: ReplayedModel, choices: Mapping[str, DiscreteValues], count: int, progress: bool
 ) -> EnumeratedPosterior | None:
     """Visit a joint space that does not depend on values; None where the model cannot be batched or it does."""
     parts = []
@@ -469,7 +469,7 @@ def _visit_in_batches(
 
 
 def _batch(
-    replayed: ReplayedModel, choices: Mapping[str, Choices], number: Tensor
+    replayed: ReplayedModel, choices: Mapping[str, DiscreteValues], number: Tensor
 ) -> tuple[dict[str, Tensor], Tensor, Tensor] | None:
     """Return the possible ones of some assignments, log priors and log likelihoods; None as for all of them."""
     assignment = _assignments(choices, number)
@@ -484,7 +484,7 @@ def _batch(
     return {name: value[possible] for name, value in assignment.items()}, log_prior[possible], log_likelihood[possible]
 
 
-def _assignments(choices: Mapping[str, Choices], number: Tensor) -> dict[str, Tensor]:
+def _assignments(choices: Mapping[str, DiscreteValues], number: Tensor) -> dict[str, Tensor]:
     """Return the assignments of these numbers, counting as an odometer does, ``{site: (B, *elements, *event)}``."""
     result = {}
     for name, choice in reversed(list(choices.items())):

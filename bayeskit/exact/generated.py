@@ -36,7 +36,6 @@ __all__ = [
     "Family",
     "GammaPoisson",
     "HalfCauchyScale",
-    "HiddenMarkov",
     "IntervalLocation",
     "InverseGammaNormal",
     "LocalLevel",
@@ -51,6 +50,7 @@ __all__ = [
     "SeveralCoefficients",
     "SinglePrecision",
     "TwoMeans",
+    "TwoStateMarkov",
     "UniformWall",
     "WishartNormal",
     "generate",
@@ -765,7 +765,7 @@ def _hidden_model(y: Tensor, a: Tensor, b: Tensor, prior: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class HiddenMarkov(Family):
+class TwoStateMarkov(Family):
     """A hidden chain of two states, summed out; the probability to stay and the height of the states are unknown."""
 
     a: float
@@ -774,7 +774,7 @@ class HiddenMarkov(Family):
     y: Numbers
 
     @classmethod
-    def random(cls, rng: np.random.Generator) -> HiddenMarkov:
+    def random(cls, rng: np.random.Generator) -> TwoStateMarkov:
         """Draw hyper-parameters and a series."""
         n = int(rng.integers(2, 7))
         y = wide(rng, 0.3, 3) * np.where(rng.random(n) < 0.3, -1, 1).cumprod() + rng.standard_normal(n)
@@ -1365,7 +1365,7 @@ FAMILIES: tuple[type[Family], ...] = (
     BetaBinomialGroups,
     LocalLevel,
     Autoregression,
-    HiddenMarkov,
+    TwoStateMarkov,
     SinglePrecision,
 )
 

@@ -5,17 +5,18 @@ the package; besides, the pages of the gallery, scripts of one idea each. Nothin
 asked for.
 """
 
-from bayeskit.gallery.registry import Entry, entries, get, names
+from bayeskit._moved import answer_to_old_names
+from bayeskit.gallery.registry import Entry, entries, get_model, names
 from bayeskit.gallery.scripts import GROUPS, Page, is_page, is_small, page, pages, run_page
 from bayeskit.gallery.trees import SUBSTITUTION_MODELS, tree_target
 
 __all__ = [
-    "GROUPS",
-    "SUBSTITUTION_MODELS",
     "Entry",
+    "GROUPS",
     "Page",
+    "SUBSTITUTION_MODELS",
     "entries",
-    "get",
+    "get_model",
     "is_page",
     "is_small",
     "names",
@@ -24,3 +25,5 @@ __all__ = [
     "run_page",
     "tree_target",
 ]
+
+__getattr__ = answer_to_old_names(__name__)

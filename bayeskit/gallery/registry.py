@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bayeskit.exact import ExactCase
     from bayeskit.logdensity.target import Target
 
-__all__ = ["Entry", "entries", "get", "names"]
+__all__ = ["Entry", "entries", "get_model", "names"]
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def names() -> tuple[str, ...]:
 
 def entries() -> tuple[Entry, ...]:
     """Return all models; their targets are not built yet."""
-    return tuple(get(name) for name in names())
+    return tuple(get_model(name) for name in names())
 
 
-def get(name: str) -> Entry:
+def get_model(name: str) -> Entry:
     """Return the model of that name.
 
     Parameters

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figures_in", "main", "set_style"]
+__all__ = ["figures_in", "run_and_save", "set_style"]
 
 
 def set_style() -> None:
@@ -36,7 +36,7 @@ def figures_in(variables: Mapping[str, Any]) -> list[Figure]:
     return list({id(value): value for value in variables.values() if isinstance(value, Figure)}.values())
 
 
-def main(script: str, folder: str) -> None:
+def run_and_save(script: str, folder: str) -> None:
     """Run ``script`` and save its figures in ``folder``, in place of those of an earlier run."""
     set_style()
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -50,4 +50,4 @@ def main(script: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_and_save(*sys.argv[1:])

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from bayeskit.core.randomness import one_thread
 
-__all__ = ["Curvature", "Objective", "Place", "ascent", "climb", "spread"]
+__all__ = [
+    "ClimbObjective",
+    "InverseHessian",
+    "Place",
+    "ascent",
+    "climb",
+    "quartile_distance",
+]
 
 _MEMORY = 12
 #: Of a step that led nowhere, the part that is tried next; a gain that ends a climb; the share of a slope that counts.
@@ -21,7 +28,7 @@ _FIRST_STEP = 0.1
 
 
 @dataclass(frozen=True)
-class Objective:
+class ClimbObjective:
     """A function of the unconstrained vector that a search makes as large as possible.
 
     Attributes
@@ -39,7 +46,7 @@ class Objective:
     cost: int = 1
 
 
-class Curvature(NamedTuple):
+class InverseHessian(NamedTuple):
     """What the last steps of each climb showed of the inverse ``H`` of the negative Hessian, in scaled coordinates.
 
     ``H`` is a diagonal matrix, changed by one BFGS update a pair, the oldest first.
@@ -48,9 +55,9 @@ class Curvature(NamedTuple):
     diagonal: Tensor  # (n, d), or (n, 1) where it is one number; zero where nothing is known
     pairs: tuple[tuple[Tensor, Tensor, Tensor], ...]  # step (n, d), change of slope (n, d), 1 / their product (n,) or 0
 
-    def of(self, rows: Tensor) -> Curvature:
+    def of(self, rows: Tensor) -> InverseHessian:
         """Return that of some of the climbs."""
-        return Curvature(self.diagonal[rows], tuple((s[rows], b[rows], w[rows]) for s, b, w in self.pairs))
+        return InverseHessian(self.diagonal[rows], tuple((s[rows], b[rows], w[rows]) for s, b, w in self.pairs))
 
     def times(self, vector: Tensor) -> Tensor:
         """Return ``H vector``, ``(*batch, n, d) -> (*batch, n, d)``, by the two-loop recursion."""
@@ -99,11 +106,11 @@ class Place(NamedTuple):
     value: Tensor  # (n,)
     slope: Tensor  # (n, d), with respect to scaled coordinates
     moved: Tensor  # (n,), bool: the step was accepted
-    curvature: Curvature
+    curvature: InverseHessian
     num_evaluations: int
 
 
-def climb(objective: Objective, start: Tensor, max_iterations: int = 80) -> tuple[Tensor, Tensor, int]:
+def climb(objective: ClimbObjective, start: Tensor, max_iterations: int = 80) -> tuple[Tensor, Tensor, int]:
     """Climb from all points together by L-BFGS; good for finding hills, not for measuring their tops.
 
     Parameters
@@ -126,7 +133,7 @@ def climb(objective: Objective, start: Tensor, max_iterations: int = 80) -> tupl
     Examples
     --------
     >>> import torch
-    >>> hill = Objective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
+    >>> hill = ClimbObjective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
     >>> ends, _, _ = climb(hill, torch.tensor([[1.0, 300.0], [-2.0, 5.0]], dtype=torch.float64))
     >>> bool(ends.abs().max() < 0.1)
     True
@@ -136,14 +143,14 @@ def climb(objective: Objective, start: Tensor, max_iterations: int = 80) -> tupl
     return last.position, last.value, last.num_evaluations
 
 
-def spread(points: Tensor) -> Tensor:
+def quartile_distance(points: Tensor) -> Tensor:
     """Return the distance of the quartiles of each coordinate, ``(n, d) -> (d,)``, or one where there is none."""
     low, high = points.quantile(points.new_tensor([0.25, 0.75]), 0)
     return torch.where((high > low) & (high - low).isfinite(), high - low, torch.ones_like(low))
 
 
 def ascent(
-    objective: Objective, start: Tensor, max_iterations: int, scale: Tensor | None = None, memory: int = _MEMORY
+    objective: ClimbObjective, start: Tensor, max_iterations: int, scale: Tensor | None = None, memory: int = _MEMORY
 ) -> Iterator[Place]:
     """Climb as :func:`climb` does; yield the start, and then where the climbs are after each gradient.
 
@@ -158,7 +165,7 @@ def ascent(
     memory : int, default 12
         Steps that are remembered.
     """
-    scale = spread(start) if scale is None else scale
+    scale = quartile_distance(start) if scale is None else scale
 
     def evaluate(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         value, slope = objective.value_and_gradient(start + scale * z)
@@ -173,7 +180,7 @@ def ascent(
     direction = slope / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
     ratio, diagonal = torch.zeros_like(value), torch.zeros_like(z)
-    yield Place(start, value, slope, torch.zeros_like(climbing), Curvature(diagonal, ()), count)
+    yield Place(start, value, slope, torch.zeros_like(climbing), InverseHessian(diagonal, ()), count)
     for _ in range(max_iterations):
         expected = length * (direction * slope).sum(-1)
         climbing = climbing & (expected > 0)
@@ -195,8 +202,8 @@ def ascent(
         z = torch.where(accepted[:, None], tried, z)
         value, slope = torch.where(accepted, reached, value), torch.where(accepted[:, None], new_slope, slope)
         diagonal = torch.where(curved.unsqueeze(-1), _updated(diagonal, step, bend, weight, ratio), diagonal)
-        yield Place(start + scale * z, value, slope, accepted, Curvature(diagonal, tuple(pairs)), count)
-        newton = Curvature(ratio.unsqueeze(-1), tuple(pairs)).times(slope)
+        yield Place(start + scale * z, value, slope, accepted, InverseHessian(diagonal, tuple(pairs)), count)
+        newton = InverseHessian(ratio.unsqueeze(-1), tuple(pairs)).times(slope)
         uphill = (newton * slope).sum(-1) > 0
         known = uphill & (ratio > 0)
         # Where nothing is known of the curvature, as far again as this step led, and further.

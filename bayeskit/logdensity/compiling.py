@@ -56,8 +56,8 @@ __all__ = [
     "run_natively",
     "settle",
     "tempered",
-    "trace",
     "trace_call",
+    "trace_density",
     "with_gradient",
     "with_gradient_loop",
 ]
@@ -682,7 +682,7 @@ def _is_foldable(node: Node) -> bool:
     return node.op == "call_function" and not random and not _is_mutable(node)
 
 
-def trace(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:
+def trace_density(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:
     """Trace value and gradient of ``joint`` for ``num_vectors`` vectors."""
     u = torch.zeros(num_vectors, dim, dtype=dtype, device=device)
     return trace_call(with_gradient(joint), u, torch.ones_like(u[:, 0]))

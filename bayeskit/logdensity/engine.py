@@ -161,7 +161,7 @@ class Engine:
         return call if same else _evaluation.compile_graph(graph, u, beta)
 
     def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
-        graph = _evaluation.trace(self._joint, num_vectors, self._dim, self._dtype, self._device)
+        graph = _evaluation.trace_density(self._joint, num_vectors, self._dim, self._dtype, self._device)
         _evaluation.fold_constants(graph)
         return graph
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bayeskit.errors import ModelError
 
-__all__ = ["Enumeration", "Factor", "Label", "align", "couplings", "eliminate", "pack", "sum_product"]
+__all__ = ["EnumeratedDimensions", "Factor", "Label", "align", "couplings", "eliminate", "pack", "sum_product"]
 
 Label = str | int
 
@@ -40,7 +40,7 @@ class Factor:
         return frozenset(label for label in self.labels if isinstance(label, int))
 
 
-class Enumeration(EnumMessenger):
+class EnumeratedDimensions(EnumMessenger):
     """Pyro's allocation of a dimension to each enumerated site, without the ``.data`` that vmap refuses."""
 
     def _pyro_post_sample(self, msg: Any) -> None:

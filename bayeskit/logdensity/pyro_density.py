@@ -21,8 +21,8 @@ from torch import Tensor
 from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
-from bayeskit.logdensity.enumeration import Enumeration, Factor, align, couplings, eliminate, pack, sum_product
-from bayeskit.logdensity.pyro_distributions import AugmentedAssignment, batchable_distributions, draw
+from bayeskit.logdensity.enumeration import EnumeratedDimensions, Factor, align, couplings, eliminate, pack, sum_product
+from bayeskit.logdensity.pyro_distributions import AugmentedAssignment, batchable_distributions, draw_values
 from bayeskit.logdensity.pyro_runs import (
     Constants,
     Coordinate,
@@ -38,8 +38,8 @@ from bayeskit.logdensity.pyro_runs import (
     tensors_in,
     unsteady,
 )
-from bayeskit.logdensity.supports import draw as draw_coordinate
-from bayeskit.logdensity.supports import log_density
+from bayeskit.logdensity.supports import coordinate_log_density
+from bayeskit.logdensity.supports import draw_coordinates as draw_coordinate
 from bayeskit.logdensity.tracing import UNTRACEABLE
 from bayeskit.logdensity.transforms import bijection, inside, is_misdeclared, support_of
 
@@ -314,7 +314,7 @@ class PyroDensity:
     def _call(self, supply: Supply, enumerate_sites: bool = True) -> tuple[dict[str, Record], Any]:
         reader = Reader(supply, self._constants)
         enumerating = self._enumerates and enumerate_sites
-        outer = Enumeration(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
+        outer = EnumeratedDimensions(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         augmented = AugmentedAssignment() if self._augments else nullcontext()
         with self._globals(validate=False), batchable_distributions(), outer, reader, augmented:
             returned = self._model(*self._args, **self._kwargs)
@@ -339,7 +339,7 @@ class PyroDensity:
             excess = jacobian.dim() - (len(site.shape) - fn.event_dim)
             if excess > 0:
                 jacobian = jacobian.flatten(-excess).sum(-1)
-            return value, Coordinate(jacobian, log_density(fn, x))
+            return value, Coordinate(jacobian, coordinate_log_density(fn, x))
 
         return supply
 
@@ -518,7 +518,7 @@ class PyroDensity:
 
     def _draw(self, fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
         # A module may hold priors made before the dtype of the data was known.
-        return draw(fn, shape).to(self.dtype)
+        return draw_values(fn, shape).to(self.dtype)
 
     def _draw_with_coordinate(self, fn: Any, shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw values and their unconstrained coordinates, in which none is rounded to an end of the support."""
@@ -992,7 +992,7 @@ def _draw_like(name: str, fn: Any, value: Any) -> Tensor:
     value = torch.as_tensor(value)
     batch = torch.broadcast_shapes(fn.batch_shape, value.shape[: value.dim() - fn.event_dim])
     try:
-        drawn = draw(fn if batch == fn.batch_shape else fn.expand(batch))
+        drawn = draw_values(fn if batch == fn.batch_shape else fn.expand(batch))
     except NotImplementedError as error:
         raise UnsupportedSiteError(
             f"the distribution {type(fn).__name__} of the observed site {name!r} cannot be drawn from; "

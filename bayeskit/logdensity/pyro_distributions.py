@@ -26,7 +26,15 @@ from torch.overrides import TorchFunctionMode
 from bayeskit.logdensity.tracing import UNTRACEABLE
 from bayeskit.logdensity.transforms import bijection
 
-__all__ = ["AugmentedAssignment", "MaskedFill", "MendedDraws", "batchable_distributions", "draw", "mended", "naming"]
+__all__ = [
+    "AugmentedAssignment",
+    "MaskedFill",
+    "MendedDraws",
+    "batchable_distributions",
+    "draw_values",
+    "mended",
+    "naming",
+]
 
 # --------------------------------------------------------------------------------------------------
 # Distributions that ``torch.func.vmap`` refuses as they are written, in forms that it takes.
@@ -247,7 +255,7 @@ def naming(name: str, fn: Any) -> Iterator[None]:
 _FLAT_DRAWS = 2.0
 
 
-def draw(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
+def draw_values(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
     """Draw from a distribution with the global stream, shape ``(*shape, *batch, *event)``, without gradient.
 
     The correlation matrices of torch 2.13 and before, and with them those of Pyro, do not follow their density from

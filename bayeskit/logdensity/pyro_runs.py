@@ -28,13 +28,13 @@ from bayeskit.core.inputs import as_numbers
 from bayeskit.core.randomness import defaults, global_stream, new_generator
 from bayeskit.errors import BayeskitError, DataError, ModelError, UnsupportedSiteError
 from bayeskit.logdensity.exact_probabilities import unclamped
-from bayeskit.logdensity.pyro_distributions import MaskedFill, batchable_distributions, draw, naming
+from bayeskit.logdensity.pyro_distributions import MaskedFill, batchable_distributions, draw_values, naming
 from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = [
-    "Choices",
     "Constants",
     "Coordinate",
+    "DiscreteValues",
     "DomainCheck",
     "Reader",
     "Record",
@@ -50,11 +50,11 @@ __all__ = [
     "globals_kept",
     "is_deterministic",
     "is_enumerated",
-    "listed",
     "own_words",
     "place_of",
     "tensors_in",
     "unsteady",
+    "values_of_element",
 ]
 
 # --------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class Reader(Messenger):
                 f"observed site {name!r} holds {int(bad.sum())} NaN, the first at index {first}; "
                 "drop or impute missing data, or mask them with poutine.mask"
             )
-        self.constants.observed[name] = torch.where(bad, draw(fn).to(value.dtype), value)
+        self.constants.observed[name] = torch.where(bad, draw_values(fn).to(value.dtype), value)
 
     def _pyro_post_sample(self, msg: Any) -> None:
         self.constants.looped.update(f.name for f in msg["cond_indep_stack"] if not f.vectorized)
@@ -478,7 +478,7 @@ UNIT_MASS = {torch.float64: 1e-10}
 _ROUNDED_MASS = 1e-4
 
 
-class Choices(NamedTuple):
+class DiscreteValues(NamedTuple):
     """What a discrete site can be: each of its elements takes one of ``K`` values."""
 
     name: str
@@ -565,7 +565,7 @@ def _elements_of(fn: Any) -> torch.Size:
     return whole[: len(whole) - len(base_of(fn).event_shape)]
 
 
-def choices_of(name: str, fn: Any) -> Choices:
+def choices_of(name: str, fn: Any) -> DiscreteValues:
     """List the values of a discrete site.
 
     Raises
@@ -576,7 +576,7 @@ def choices_of(name: str, fn: Any) -> Choices:
         If their probabilities do not add up to one.
     """
     base, elements = base_of(fn), _elements_of(fn)
-    values = listed(name, base)
+    values = values_of_element(name, base)
     ones = (1,) * len(elements)
     spread = values.reshape(len(values), *ones, *base.event_shape).expand(len(values), *elements, *base.event_shape)
     log_prob = unclamped(base.expand(elements)).log_prob(spread)
@@ -586,10 +586,10 @@ def choices_of(name: str, fn: Any) -> Choices:
         raise ModelError(
             f"the probabilities of site {name!r} add up to {wrong:.6g} instead of one; mend its parameters"
         )
-    return Choices(name, values, elements, log_prob > -torch.inf)
+    return DiscreteValues(name, values, elements, log_prob > -torch.inf)
 
 
-def listed(name: str, base: Any) -> Tensor:
+def values_of_element(name: str, base: Any) -> Tensor:
     """Return the values of one element of a discrete site, ``(K, *event)``."""
     if base.has_enumerate_support:
         try:
@@ -638,7 +638,7 @@ class ReplayedModel:
             raise ModelError(f"running the model failed {place}{culprit(error)}: {error}") from error
         return replay
 
-    def run_batch(self, values: Mapping[str, Tensor], choices: Mapping[str, Choices]) -> tuple[Tensor, Tensor]:
+    def run_batch(self, values: Mapping[str, Tensor], choices: Mapping[str, DiscreteValues]) -> tuple[Tensor, Tensor]:
         """Run the model once for a batch of assignments, by ``vmap``; return log prior and log likelihood, ``(B,)``.
 
         Raises one of ``UNTRACEABLE`` where the model cannot be batched, or the values of a site depend on others.
@@ -647,7 +647,7 @@ class ReplayedModel:
         def one(assignment: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             def supply(name: str, fn: Any) -> Tensor:
                 # Listing the values again fails where they depend on batched ones.
-                if listed(name, base_of(fn)).shape != choices[name].values.shape:
+                if values_of_element(name, base_of(fn)).shape != choices[name].values.shape:
                     raise RuntimeError(f"the values of site {name!r} change")
                 return assignment[name]
 

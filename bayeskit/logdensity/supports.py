@@ -24,7 +24,7 @@ from torch.nn.functional import logsigmoid
 
 from bayeskit.logdensity.transforms import LogSimplex, LowerTriangle, is_whole, support_of
 
-__all__ = ["Draw", "draw", "log_density"]
+__all__ = ["Draw", "coordinate_log_density", "draw_coordinates"]
 
 _LOG_2 = math.log(2.0)
 _SMALL = -30.0
@@ -42,7 +42,7 @@ class _Form(NamedTuple):
     draw: Draw
 
 
-def log_density(fn: Any, x: Tensor) -> Tensor | None:
+def coordinate_log_density(fn: Any, x: Tensor) -> Tensor | None:
     """Return the log density of the coordinate, Jacobian included; None where ``fn`` is not known.
 
     Parameters
@@ -58,18 +58,18 @@ def log_density(fn: Any, x: Tensor) -> Tensor | None:
         Shape ``(*batch)``.
     """
     if isinstance(fn, plain.Independent):
-        inner = log_density(fn.base_dist, x)
+        inner = coordinate_log_density(fn.base_dist, x)
         return None if inner is None else _sum_rightmost(inner, fn.reinterpreted_batch_ndims)
     if isinstance(fn, dist.ExpandedDistribution) or _is_unmasked(fn):
-        return log_density(fn.base_dist, x)
+        return coordinate_log_density(fn.base_dist, x)
     form = _form(fn)
     return None if form is None else form.log_density(fn, x)
 
 
-def draw(fn: Any, shape: torch.Size) -> Tensor | None:
+def draw_coordinates(fn: Any, shape: torch.Size) -> Tensor | None:
     """Draw coordinates with the global stream, ``(*shape, *batch, *event)``; None where ``fn`` is not known."""
     if isinstance(fn, plain.Independent) or _is_unmasked(fn):
-        return draw(fn.base_dist, shape)
+        return draw_coordinates(fn.base_dist, shape)
     form = _form(fn)
     if form is None or not (_is_library(fn, "sample") and _is_library(fn, "rsample")):
         return None
@@ -398,13 +398,13 @@ def _mixture(fn: Any, x: Tensor) -> Tensor | None:
     components = fn.component_distribution
     if _has_own_bounds(components):
         return None
-    inner = log_density(components, x.unsqueeze(-1 - len(components.event_shape)))
+    inner = coordinate_log_density(components, x.unsqueeze(-1 - len(components.event_shape)))
     return None if inner is None else (inner + fn.mixture_distribution.logits.log_softmax(-1)).logsumexp(-1)
 
 
 def _mixture_draw(fn: Any, shape: torch.Size) -> Tensor | None:
     components = fn.component_distribution
-    x = None if _has_own_bounds(components) else draw(components, shape)
+    x = None if _has_own_bounds(components) else draw_coordinates(components, shape)
     if x is None:
         return None
     index = fn.mixture_distribution.sample(shape)
@@ -435,12 +435,12 @@ def _transformed(fn: Any, x: Tensor) -> Tensor | None:
         w, log_slope = _before_softplus(x)
         return before.log_prob(w) + _sum_rightmost(log_slope, fn.event_dim)  # type: ignore[no-any-return]
     if _is_back(last, before):
-        return log_density(before, x)
+        return coordinate_log_density(before, x)
     line = _line(fn, last, before)
     if line is None:
         return None
     slope, shift = (torch.as_tensor(part, dtype=x.dtype, device=x.device) for part in line)
-    inner = log_density(before, (x - shift) / slope)
+    inner = coordinate_log_density(before, (x - shift) / slope)
     log_slope = slope.abs().log().expand_as(x)
     return None if inner is None else inner - _sum_rightmost(log_slope, fn.event_dim)
 
@@ -456,9 +456,9 @@ def _transformed_draw(fn: Any, shape: torch.Size) -> Tensor | None:
         # Far below zero log(1 + exp(w)) is exp(w).
         return torch.where(w < _SMALL, w, _softplus(w.clamp(min=_SMALL)).log())
     if _is_back(last, before):
-        return draw(before, shape)
+        return draw_coordinates(before, shape)
     line = _line(fn, last, before)
-    x = None if line is None else draw(before, shape)
+    x = None if line is None else draw_coordinates(before, shape)
     return None if line is None or x is None else line[0] * x + line[1]
 
 
@@ -537,7 +537,7 @@ _FORMS: tuple[_Form, ...] = (
     _Form(plain.FisherSnedecor, _fisher_snedecor, _fisher_snedecor_draw),
     _Form(dist.FoldedDistribution, _folded, _folded_draw),
     _Form(plain.Beta, _beta, _beta_draw),
-    _Form(dist.AffineBeta, _affine_beta, lambda fn, n: draw(fn.base_dist, n)),
+    _Form(dist.AffineBeta, _affine_beta, lambda fn, n: draw_coordinates(fn.base_dist, n)),
     _Form(plain.Uniform, _uniform, _uniform_draw),
     _Form(plain.Kumaraswamy, _kumaraswamy, _kumaraswamy_draw),
     _Form(dist.TruncatedPolyaGamma, _truncated_polya_gamma, _truncated_polya_gamma_draw),

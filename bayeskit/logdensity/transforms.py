@@ -21,7 +21,7 @@ from torch.distributions.transforms import (
 from torch.nn.functional import logsigmoid
 
 __all__ = [
-    "Exponential",
+    "BoundedExponential",
     "LogSimplex",
     "LowerTriangle",
     "bijection",
@@ -192,7 +192,7 @@ class _CorrelationCholesky(CorrCholeskyTransform):
         return (weight * _log_sech_square(x)).sum(-1)
 
 
-class Exponential(ExpTransform):
+class BoundedExponential(ExpTransform):
     """The exponential function, held within what a number can be, so that a positive value is never zero."""
 
     def _call(self, x: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def _exact(transform: Transform) -> Transform:
 
 
 _EXACT: dict[type, type] = {
-    ExpTransform: Exponential,
+    ExpTransform: BoundedExponential,
     SigmoidTransform: _Sigmoid,
     StickBreakingTransform: LogSimplex,
     CorrCholeskyTransform: _CorrelationCholesky,

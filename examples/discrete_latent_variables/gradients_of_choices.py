@@ -110,7 +110,7 @@ estimators = [
     gradients.GumbelSoftmax(1.0, num_samples=4),
 ]
 bits = dist.Bernoulli(logits=torch.full((15,), -3.0, dtype=torch.float64)).to_event(1)
-table = gradients.compare(
+table = gradients.compare_estimators(
     bits, log_likelihood, estimators, num_replicates=5_000 if is_small() else 50_000, progress=False
 )
 print(table.to_pandas().set_index("estimator")[["largest_z", "variance", "num_evaluations"]].abs().to_string())

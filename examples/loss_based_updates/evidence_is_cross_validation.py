@@ -21,7 +21,7 @@ from torch import Tensor
 import bayeskit as bk
 from bayeskit.exact import radiata_pine
 from bayeskit.gallery import is_small
-from bayeskit.inference.generalized import cross_validation_evidence, enumerated_cross_validation, prequential
+from bayeskit.inference.generalized import cross_validation_evidence, enumerated_cross_validation, prequential_score
 from bayeskit.report import posterior_summary
 
 # %%
@@ -105,7 +105,7 @@ most = 2 if is_small() else 10
 scores, curves = {}, {}
 for name, case in cases.items():
     target = case.target()
-    curves[name] = curve = prequential(target, orders, seed=1, **size)
+    curves[name] = curve = prequential_score(target, orders, seed=1, **size)
     off = (curve.log_evidence - case.log_evidence) / curve.log_evidence_standard_error
     print(f"{name}: by prediction {curve.log_evidence:.3f} +- {curve.log_evidence_standard_error:.3f}")
     assert curve.trusted and abs(off) < 4.5

@@ -25,10 +25,10 @@ import bayeskit as bk
 from bayeskit.gallery import is_small
 from bayeskit.inference.evidence import bridge_sampling
 from bayeskit.models.wide_networks.curvature import (
-    Gaussian,
+    GaussianOutputs,
     Poisson,
     empirical_fisher,
-    find_mode,
+    find_parameter_mode,
     fisher,
     laplace_posterior,
 )
@@ -104,8 +104,8 @@ assert gap < 1e-9
 # evidence is the density of four data under the model, which needs no curvature.
 
 values = y[:4].log1p()
-mode = find_mode(line, Gaussian(0.5), x[:4], values, PRECISION)
-small = laplace_posterior(mode, Gaussian(0.5), x[:4], values, PRECISION)
+mode = find_parameter_mode(line, GaussianOutputs(0.5), x[:4], values, PRECISION)
+small = laplace_posterior(mode, GaussianOutputs(0.5), x[:4], values, PRECISION)
 covariance = (design[:4] @ design[:4].mT / PRECISION + 0.5 * torch.eye(4)).numpy()
 exact = float(multivariate_normal([0] * 4, covariance).logpdf(values))
 print(f"four normal data: log evidence {small.log_evidence:.10f}, exactly {exact:.10f}")
@@ -123,7 +123,7 @@ effective = bridge.diagnostics["effective_draws"]
 print(f"{bridge}; R-hat {bridge.diagnostics['r_hat']:.3f}, {effective:.0f} effective draws")
 assert bridge.trusted and bridge.diagnostics["r_hat"] < 1.01 and effective > 400
 
-mode = find_mode(line, Poisson(), x, y, PRECISION)
+mode = find_parameter_mode(line, Poisson(), x, y, PRECISION)
 posterior = laplace_posterior(mode, Poisson(), x, y, PRECISION)
 print(f"{posterior}, {posterior.distance:.1e} standard deviations from the mode")
 assert posterior.distance < 1e-6

@@ -368,7 +368,7 @@ def test_mutations_are_caught(monkeypatch):
         patch.setattr(module, "UNIT_MASS", math.inf)
         assert abs(enumerate_latents(fixed, DATA[:3]).log_evidence - truth) > 0.1
     with monkeypatch.context() as patch:
-        listed = replay.listed
-        patch.setattr(replay, "listed", lambda name, base: listed(name, base)[:-1])
+        listed = replay.values_of_element
+        patch.setattr(replay, "values_of_element", lambda name, base: listed(name, base)[:-1])
         with pytest.raises(ModelError, match="add up to 0.5 instead of one"):
             enumerate_latents(fixed, DATA[:3])

@@ -89,7 +89,7 @@ def test_a_missing_observation_against_a_multivariate_normal_density():
 
 
 def test_hidden_states_against_enumeration():
-    problem = generated.HiddenMarkov(2.0, 1.5, 0.5, (0.4, -1.0, 1.3))
+    problem = generated.TwoStateMarkov(2.0, 1.5, 0.5, (0.4, -1.0, 1.3))
     paths = np.array(list(itertools.product((-1, 1), repeat=3)))
 
     t, log_height = (grid.ravel() for grid in np.meshgrid(np.linspace(-25, 25, 501), np.linspace(-5, 5, 401)))

@@ -23,7 +23,7 @@ def start(script: str, folder: str, output: str, errors: str) -> None:
     for path, number in ((os.devnull, 0), (output, 1), (errors, 2)):
         os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.path[0] = os.path.dirname(script)
-    run_script.main(script, folder)
+    run_script.run_and_save(script, folder)
     sys.exit(0)  # as any script ends: what was registered for the end runs, and an exception has its traceback
 
 

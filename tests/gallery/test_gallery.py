@@ -13,7 +13,7 @@ def test_every_exact_case_and_the_primates_are_in_the_gallery():
 
 @pytest.mark.parametrize("name", gallery.names())
 def test_every_entry_builds_a_target_with_a_finite_density(name):
-    entry = gallery.get(name)
+    entry = gallery.get_model(name)
     assert entry.name == name and entry.description and "\n" not in entry.description
     target = entry.build()
     assert math.isfinite(float(target.log_density(torch.zeros(target.dim, dtype=target.dtype))))
@@ -22,7 +22,7 @@ def test_every_entry_builds_a_target_with_a_finite_density(name):
 
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'eight_schools'"):
-        gallery.get("Eight-Schools")
+        gallery.get_model("Eight-Schools")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import bayeskit as bk
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import UnsupportedSiteError
 from bayeskit.logdensity import supports as _unconstrained
-from bayeskit.logdensity.supports import draw, log_density
+from bayeskit.logdensity.supports import coordinate_log_density, draw_coordinates
 from bayeskit.logdensity.transforms import bijection
 
 FAILURE_RATE = 1e-5
@@ -183,7 +183,7 @@ def test_density_and_gradient_in_double_precision(name):
         exact = [mpf(p) for p in parameters]
         for u in COORDINATES:
             x = number(u).requires_grad_()
-            found = log_density(fn, x)
+            found = coordinate_log_density(fn, x)
             (slope,) = torch.autograd.grad(found, x)
             h = mpf(10) ** -20
             true_slope = (formula(u + h, *exact) - formula(u - h, *exact)) / (2 * h)
@@ -198,7 +198,7 @@ def test_density_in_single_precision(name):
         rounded = [number(p, torch.float32) for p in parameters]
         for u in (0.0, 1.0, -7.25, 16.0, -16.0, 30.0, -30.0, 80.0, -80.0):
             exact = float(formula(mpf(u), *(mpf(float(p)) for p in rounded)))
-            found = log_density(family(*rounded), number(u, torch.float32))
+            found = coordinate_log_density(family(*rounded), number(u, torch.float32))
             assert found.dtype == torch.float32
             if abs(exact) < 1e30:  # a number of single precision
                 # Four roundings of the largest term, log Gamma(200) = 858.
@@ -245,7 +245,10 @@ def test_simplices(scale):
                 a = [mpf(c) for c in concentration]
                 exact = sum((c - 1) * v for c, v in zip(a, logs, strict=True)) + log_jacobian
                 exact += mp.loggamma(sum(a)) - sum(mp.loggamma(c) for c in a)
-                assert relative(float(log_density(dist.Dirichlet(number(concentration)), x)), float(exact)) < 1e-12
+                assert (
+                    relative(float(coordinate_log_density(dist.Dirichlet(number(concentration)), x)), float(exact))
+                    < 1e-12
+                )
             values = bijection(constraints.simplex)(x).tolist()
             for value, piece in zip(values, pieces, strict=True):
                 assert value == pytest.approx(float(piece), rel=1e-12, abs=1e-307)
@@ -271,7 +274,7 @@ def test_correlation_matrices(scale):
                 )
                 exact = float(powers - normalizer + log_jacobian)
                 for fn in (dist.LKJCholesky(n, number(eta)), dist.LKJ(n, number(eta))):
-                    assert relative(float(log_density(fn, x)), exact) < 1e-12
+                    assert relative(float(coordinate_log_density(fn, x)), exact) < 1e-12
         if scale <= 10:
             torch.testing.assert_close(transform.inv(value), x, rtol=1e-13, atol=1e-13)
 
@@ -282,7 +285,7 @@ def test_covariance_matrices_have_the_density_of_torch_where_that_is_right():
     x = coordinates_of(6, 1)
     value = transform(x)
     theirs = fn.log_prob(value) + transform.log_abs_det_jacobian(x, value)
-    torch.testing.assert_close(log_density(fn, x), theirs, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(coordinate_log_density(fn, x), theirs, rtol=1e-10, atol=1e-10)
 
 
 SQUARE = [dist.transforms.PowerTransform(number(2.0))]
@@ -306,12 +309,14 @@ def test_transforms_of_one_event_have_the_density_of_its_elements(name):
     value = transform(x)
     theirs = together.log_prob(value) + transform.log_abs_det_jacobian(x, value)
     assert theirs.shape == (3,)
-    torch.testing.assert_close(log_density(together, x), theirs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(coordinate_log_density(together, x), theirs, rtol=1e-9, atol=1e-9)
     far = coordinates_of(3, 100)
-    alone = sum(log_density(dist.TransformedDistribution(base(p), chain), far[:, i]) for i, p in enumerate(THREE))
-    torch.testing.assert_close(log_density(together, far), alone, rtol=1e-13, atol=1e-13)
+    alone = sum(
+        coordinate_log_density(dist.TransformedDistribution(base(p), chain), far[:, i]) for i, p in enumerate(THREE)
+    )
+    torch.testing.assert_close(coordinate_log_density(together, far), alone, rtol=1e-13, atol=1e-13)
     with global_stream(new_generator(0)):
-        assert draw(together, torch.Size([5])).shape == (5, 3)
+        assert draw_coordinates(together, torch.Size([5])).shape == (5, 3)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +331,7 @@ def test_transforms_of_one_event_have_the_density_of_its_elements(name):
 def test_a_power_of_what_is_not_all_positive_numbers_is_refused(base):
     """The support of its powers is declared as all positive numbers."""
     fn = dist.TransformedDistribution(base, SQUARE)
-    assert log_density(fn, number(0.3)) is None and draw(fn, torch.Size([2])) is None
+    assert coordinate_log_density(fn, number(0.3)) is None and draw_coordinates(fn, torch.Size([2])) is None
 
     def model():
         value = pyro.sample("value", fn)
@@ -338,7 +343,7 @@ def test_a_power_of_what_is_not_all_positive_numbers_is_refused(base):
 
 def test_partial_transforms_of_an_unbounded_distribution_do_not_mislead():
     """A Gumbel variable is the negative logarithm of that of a uniform one, of which the inner covers a half-line."""
-    assert log_density(dist.Gumbel(number(2.0), number(3.0)), number(0.3)) is None
+    assert coordinate_log_density(dist.Gumbel(number(2.0), number(3.0)), number(0.3)) is None
 
 
 def test_parameters_of_a_continuous_bernoulli_are_not_held_away_from_the_ends():
@@ -346,20 +351,20 @@ def test_parameters_of_a_continuous_bernoulli_are_not_held_away_from_the_ends():
         x = number([-50.0, 0.3, 50.0])
         flat = [log_sigmoid(mpf(t)) + log_sigmoid(-mpf(t)) for t in x.tolist()]
         exact = [continuous_bernoulli(mpf(t), mpf(-logit)) for t in x.tolist()] if logit else flat
-        found = log_density(dist.ContinuousBernoulli(logits=number(logit)), x)
+        found = coordinate_log_density(dist.ContinuousBernoulli(logits=number(logit)), x)
         assert found.tolist() == pytest.approx([float(e) for e in exact], rel=1e-12)
     fn = dist.ContinuousBernoulli(probs=number(0.3))
-    before = log_density(fn, number(1.0))
+    before = coordinate_log_density(fn, number(1.0))
     fn.log_prob(number(0.2))  # which computes the logits, too
-    assert log_density(fn, number(1.0)) == before
+    assert coordinate_log_density(fn, number(1.0)) == before
 
 
 def test_a_mask_that_leaves_all_leaves_the_density():
     fn, x = dist.Beta(number(0.05), number(0.05)), number([60.0, -60.0])
-    assert torch.equal(log_density(fn.mask(True), x), log_density(fn, x))
+    assert torch.equal(coordinate_log_density(fn.mask(True), x), coordinate_log_density(fn, x))
     masked = pyro.poutine.mask(beta_bernoulli, mask=True)
     target = bk.Target.from_pyro(masked, number([1.0]), 0.05, compile=False)
-    assert torch.equal(target.log_prior(x.unsqueeze(-1)), log_density(fn, x))
+    assert torch.equal(target.log_prior(x.unsqueeze(-1)), coordinate_log_density(fn, x))
 
 
 # -- draws --------------------------------------------------------------------------------------------------------
@@ -376,14 +381,14 @@ DRAWN = {
 def probability_of_draws(fn, num_draws=20_000, change=lambda x: x):
     """Compare draws of one coordinate with the integral of the density, by Kolmogorov and Smirnov; the p-value."""
     with global_stream(new_generator(0)):
-        x = draw(fn, torch.Size([num_draws]))
+        x = draw_coordinates(fn, torch.Size([num_draws]))
     if x is None:
         return None
     column, width = x.dim() > 1, float(x.max() - x.min())
     around = torch.linspace(float(x.min()) - width, float(x.max()) + width, 400_001, dtype=F64)
     x = change(x).reshape(-1)
     grid = torch.cat([around, x]).sort().values
-    density = log_density(fn, grid.unsqueeze(-1) if column else grid).exp()
+    density = coordinate_log_density(fn, grid.unsqueeze(-1) if column else grid).exp()
     below = torch.cat([number([0.0]), (0.5 * (density[1:] + density[:-1]) * grid.diff()).cumsum(0)])
     assert float(below[-1]) == pytest.approx(1.0, abs=5e-3)
     return kstest(np.interp(x.numpy(), grid.numpy(), (below / below[-1]).numpy()), "uniform").pvalue
@@ -407,7 +412,7 @@ def test_draws_follow_the_density(name):
 def test_draws_of_covariances_have_the_mean_determinant(df):
     covariance, n = number([[2.0, 0.5], [0.5, 1.0]]), 4000
     with global_stream(new_generator(0)):
-        x = draw(dist.Wishart(number(df), covariance_matrix=covariance), torch.Size([n]))
+        x = draw_coordinates(dist.Wishart(number(df), covariance_matrix=covariance), torch.Size([n]))
     log_det = 2 * x[:, :2].sum(-1)
     exact = 2 * math.log(2) + math.log(1.75) + sum(float(mp.digamma(mpf(df - i) / 2)) for i in range(2))
     assert abs(float(log_det.mean()) - exact) < 4.42 * float(log_det.std()) / math.sqrt(n)
@@ -478,8 +483,8 @@ def test_a_density_or_draws_of_the_users_own_are_kept():
             return torch.full(sample_shape, 0.5, dtype=F64)
 
     x = torch.zeros((), dtype=F64)
-    assert log_density(Own(number(2.0), number(3.0)), x) is None
-    assert draw(Drawn(number(2.0), number(3.0)), torch.Size([2])) is None
+    assert coordinate_log_density(Own(number(2.0), number(3.0)), x) is None
+    assert draw_coordinates(Drawn(number(2.0), number(3.0)), torch.Size([2])) is None
 
 
 def test_a_lost_term_is_noticed(monkeypatch):

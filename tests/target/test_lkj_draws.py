@@ -15,7 +15,7 @@ from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import ConstantsWarning
 from bayeskit.inference.evidence import bridge_sampling, naive_monte_carlo
 from bayeskit.logdensity.pyro_density import simulate
-from bayeskit.logdensity.pyro_distributions import MendedDraws, draw, mended
+from bayeskit.logdensity.pyro_distributions import MendedDraws, draw_values, mended
 
 F64 = torch.float64
 FAILURE_RATE = 1e-5
@@ -29,7 +29,7 @@ def eta(value, dtype=F64):
 
 def drawn(fn, num_draws, seed=0):
     with global_stream(new_generator(seed)):
-        return draw(fn, (num_draws,))
+        return draw_values(fn, (num_draws,))
 
 
 def correlations(factor):
@@ -157,7 +157,7 @@ def test_other_distributions_are_left_alone():
     ):
         assert mended(law) is law
     with global_stream(new_generator(3)):
-        mine = draw(dist.Normal(0.0, 1.0), (4,))
+        mine = draw_values(dist.Normal(0.0, 1.0), (4,))
     with global_stream(new_generator(3)):
         assert mine.equal(dist.Normal(0.0, 1.0).sample((4,)))
 
@@ -179,7 +179,9 @@ def test_the_stream_decides():
 def test_draws_are_batched():
     concentration = torch.tensor([0.7, 3.0], dtype=F64).repeat_interleave(10_000)
     with global_stream(new_generator(0)):
-        one = torch.func.vmap(lambda c: draw(dist.LKJCholesky(3, c, validate_args=False)), randomness="different")
+        one = torch.func.vmap(
+            lambda c: draw_values(dist.LKJCholesky(3, c, validate_args=False)), randomness="different"
+        )
         factor = one(concentration)
     for rows, c in zip(factor.split(10_000), (0.7, 3.0), strict=True):
         assert agree(correlations(rows), 3, c, 6)

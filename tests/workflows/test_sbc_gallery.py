@@ -34,7 +34,7 @@ def narrowed(draws, target):
 
 @pytest.fixture(scope="module")
 def eight_schools():
-    return gallery.get("eight_schools").build()
+    return gallery.get_model("eight_schools").build()
 
 
 def test_hamiltonian_monte_carlo_on_eight_schools_and_draws_that_are_too_narrow(eight_schools):
@@ -56,7 +56,7 @@ def test_hamiltonian_monte_carlo_on_eight_schools_and_draws_that_are_too_narrow(
 def test_the_default_sampler_gives_the_same_ranks_in_one_process_and_in_two(monkeypatch):
     # Too few to judge uniformity by, which is not the question here.
     monkeypatch.setattr(simulation_based_calibration, "MIN_REPLICATES", 3)
-    target = gallery.get("beta_binomial").build()
+    target = gallery.get_model("beta_binomial").build()
     first, second = (study(target, None, num_replicates=3, num_jobs=jobs) for jobs in (1, 2))
     assert list(first.ranks) == list(second.ranks) == ["p", "log_likelihood"]
     for name, ranks in first.ranks.items():
@@ -83,4 +83,4 @@ def test_a_target_is_its_model_with_its_arguments(eight_schools):
 
 def test_a_likelihood_without_a_simulator_is_named():
     with pytest.raises(UnsupportedSiteError, match=r"factor 'alignment'.*simulate="):
-        study(gallery.get("primates").build(), short)
+        study(gallery.get_model("primates").build(), short)

@@ -29,7 +29,7 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.workflows.phylogenetics import compare_topologies, topology_comparison
 from bayeskit.workflows.phylogenetics import topology_comparison as defence
-from bayeskit.workflows.phylogenetics.topology_comparison import Proposal, share_of_tail
+from bayeskit.workflows.phylogenetics.topology_comparison import BranchLengthProposal, share_of_tail
 
 DOUBLE = torch.float64
 SEQUENCES = {
@@ -102,8 +102,8 @@ def test_rates_with_a_prior_are_sampled_by_other_methods_only():
 
 def test_a_proposal_that_is_not_what_was_drawn_from_is_noticed(limit, monkeypatch):
     """The mutation: draws 8 % longer than their density says."""
-    original = Proposal.sample
-    monkeypatch.setattr(Proposal, "sample", lambda *args: (1.08 * original(*args)[0], original(*args)[1]))
+    original = BranchLengthProposal.sample
+    monkeypatch.setattr(BranchLengthProposal, "sample", lambda *args: (1.08 * original(*args)[0], original(*args)[1]))
     truth = log_evidence(FOUR, all_topologies(FOUR.taxa))
     found = compared(FOUR, num_draws=20_000, seed=1)
     assert ((found.log_evidence - truth) / found.standard_error).abs().max() > limit(3)
@@ -112,7 +112,7 @@ def test_a_proposal_that_is_not_what_was_drawn_from_is_noticed(limit, monkeypatc
 def test_the_proposal_is_a_distribution(limit):
     """Weights of a known density have mean one, and a bound although its tail is heavier than the gamma's."""
     shape, rate = torch.tensor([[1.0, 3.0]], dtype=DOUBLE), torch.tensor([[20.0, 8.0]], dtype=DOUBLE)
-    proposal = Proposal(shape, rate, dist.Exponential(torch.tensor(100.0, dtype=DOUBLE)))
+    proposal = BranchLengthProposal(shape, rate, dist.Exponential(torch.tensor(100.0, dtype=DOUBLE)))
     x, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
     log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
     weights = log_weights.exp()
@@ -129,12 +129,12 @@ def test_a_proposal_finds_gamma_distributions_from_draws():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         draws = x.sample((100_000,))
-    start = Proposal(torch.ones(1, 2, dtype=DOUBLE), torch.ones(1, 2, dtype=DOUBLE), dist.Exponential(10.0))
+    start = BranchLengthProposal(torch.ones(1, 2, dtype=DOUBLE), torch.ones(1, 2, dtype=DOUBLE), dist.Exponential(10.0))
     found = start.refitted(draws, torch.zeros(100_000, 1, dtype=DOUBLE))
     # The variance of a logarithm errs by a few thousandths.
     assert (found.shape / shape - 1).abs().max() < 0.05 and (found.rate / rate - 1).abs().max() < 0.1
     wide = torch.tensor([[[1e-3, 1e-3]], [[1e90, 1e-3]]], dtype=DOUBLE)
-    kept = Proposal(shape, rate, start.prior).refitted(wide, torch.tensor([[-800.0], [0.0]], dtype=DOUBLE))
+    kept = BranchLengthProposal(shape, rate, start.prior).refitted(wide, torch.tensor([[-800.0], [0.0]], dtype=DOUBLE))
     assert kept.shape.isfinite().all() and (kept.rate > 0).all()
 
 
@@ -239,7 +239,9 @@ def test_a_prior_without_draws_is_refused():
 def test_lengths_of_one_prior_for_all_have_their_density(limit):
     """Weights of a known density have mean one where lengths depend on each other, and the prior draws them whole."""
     numbers = torch.tensor([[1.0, 3.0, 2.0]], dtype=DOUBLE)
-    proposal = Proposal(numbers, 10 * numbers, GammaDirichlet(numbers[0], length_shape=2.0, length_rate=1.0))
+    proposal = BranchLengthProposal(
+        numbers, 10 * numbers, GammaDirichlet(numbers[0], length_shape=2.0, length_rate=1.0)
+    )
     x, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
     log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
     weights = log_weights.exp()

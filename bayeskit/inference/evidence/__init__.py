@@ -43,7 +43,6 @@ from bayeskit.inference.evidence.variational import (
 )
 
 __all__ = [
-    "METHODS",
     "Budget",
     "Calibration",
     "ConjugateBlock",
@@ -51,6 +50,7 @@ __all__ = [
     "Evidence",
     "EvidenceComparison",
     "FittedFlow",
+    "METHODS",
     "Material",
     "MeanField",
     "Method",

@@ -17,7 +17,7 @@ from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
-from bayeskit.inference.evidence.modes import curvature
+from bayeskit.inference.evidence.modes import negative_hessian
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
 
@@ -56,7 +56,7 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
     spent = 0
     if d > _FEW_DIMENSIONS and d * (d + 3) > 4 * _MAX_LOSS * len(flat):
         centre = flat.mean(0)
-        precision, spent = curvature(target, centre)
+        precision, spent = negative_hessian(target, centre)
         if bool(precision.isfinite().all() & (flat.var(0) > 0).all()):
             factor, failed = torch.linalg.cholesky_ex(_corrected(flat - centre, precision))
             if not bool(failed) and bool(factor.isfinite().all()):

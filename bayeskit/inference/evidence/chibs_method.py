@@ -28,10 +28,10 @@ from bayeskit.inference.evidence.conditionals import (
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.samplers.starts import from_prior
+from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
 
-__all__ = ["chib", "refuses"]
+__all__ = ["chib", "chib_refusal"]
 
 _NUM_CHECKS = 8
 _SWEEPS_BEFORE_CHECK = 5
@@ -223,7 +223,7 @@ def _of_blocks(blocks: Blocks, which: Sequence[int], point: Values, batch: int) 
 
 def _dispersed(target: Target, count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Return values to start from: draws from the prior or, where there are none to be had, standard normal vectors."""
-    start = from_prior(target, count, generator)
+    start = prior_positions(target, count, generator)
     if start is not None:
         return target.constrain(start)
     like = {"generator": generator, "device": generator.device, "dtype": target.dtype}
@@ -294,13 +294,13 @@ def _disagreement(values: Values) -> float:
     return float(r_hat(moving.to(torch.float64)).max()) if len(moving) else 1.0
 
 
-def refuses(target: Target, blocks: Sequence[ConjugateBlock] | None = None) -> str | None:
+def chib_refusal(target: Target, blocks: Sequence[ConjugateBlock] | None = None) -> str | None:
     """Return why Chib's method does not apply to a target, or None if it does.
 
     Examples
     --------
     >>> from bayeskit import exact
-    >>> refuses(exact.get("pima_m1").target())
+    >>> chib_refusal(exact.get("pima_m1").target())
     'it needs the full conditionals of all blocks, which a model does not tell: pass blocks=[ConjugateBlock(...)]'
     """
     chosen = blocks or blocks_of(target)

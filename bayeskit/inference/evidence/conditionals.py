@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.logdensity.pyro_density import Site
-from bayeskit.logdensity.pyro_distributions import draw
+from bayeskit.logdensity.pyro_distributions import draw_values
 from bayeskit.logdensity.target import Target
 
 __all__ = ["Blocks", "Conditional", "ConjugateBlock", "Values", "blocks_of", "check_conditionals", "log_volume"]
@@ -133,7 +133,7 @@ class Blocks:
     def draw(self, index: int, values: Values) -> dict[str, Tensor]:
         """Return values with those of one block drawn anew from its conditional, by torch's global stream."""
         fn, batch = self._distribution(index, values)
-        return {**values, **self.split(index, draw(fn).to(self.target.dtype), batch)}
+        return {**values, **self.split(index, draw_values(fn).to(self.target.dtype), batch)}
 
     def log_prob(self, index: int, values: Values, point: Values | None = None) -> Tensor:
         """Return the log density of one block at its values, or at another point, given the others', ``(batch,)``."""

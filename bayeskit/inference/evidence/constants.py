@@ -13,8 +13,8 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import pareto_shape, weight_effective_sample_size
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
-from bayeskit.inference.evidence.improper_priors import listed
-from bayeskit.inference.evidence.modes import curvature, find_modes
+from bayeskit.inference.evidence.improper_priors import first_five
+from bayeskit.inference.evidence.modes import find_modes, negative_hessian
 from bayeskit.logdensity.pyro_density import Part, PyroDensity, log_normaliser, parts_of
 from bayeskit.logdensity.target import Target
 
@@ -22,7 +22,7 @@ __all__ = [
     "ConstantsReport",
     "Integral",
     "LogPrior",
-    "Reference",
+    "StudentReference",
     "WIDTHS",
     "bridge",
     "check_constants",
@@ -66,7 +66,7 @@ _UNKNOWN = Integral(math.nan, math.nan, False)
 _ONE = Integral(0.0, 0.0, True)
 
 
-class Reference:
+class StudentReference:
     """Independent Student-t variables, correlated by a factor: ``x = location + factor @ t``.
 
     Parameters
@@ -81,7 +81,7 @@ class Reference:
         self.location, self.factor, self.df = location, factor, degrees_of_freedom
 
     @classmethod
-    def fit(cls, draws: Tensor, degrees_of_freedom: Tensor) -> Reference:
+    def fit(cls, draws: Tensor, degrees_of_freedom: Tensor) -> StudentReference:
         """Fit by quantiles, which heavy tails do not move; ``draws`` has shape ``(n, d)``."""
         low, middle, high = (draws.quantile(q, 0) for q in (0.16, 0.5, 0.84))
         scale = (0.5 * (high - low)).clamp(min=1e-12)
@@ -119,7 +119,7 @@ class Reference:
 class _Mixture:
     """Several references, each with a share of the draws."""
 
-    def __init__(self, references: list[Reference], shares: list[float]) -> None:
+    def __init__(self, references: list[StudentReference], shares: list[float]) -> None:
         self.references, self.shares = references, torch.tensor(shares, dtype=torch.float64)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -176,7 +176,7 @@ def bridge(at_draws: Tensor, at_reference: Tensor) -> Integral:
     return Integral(low, math.sqrt(variance), effective >= MIN_EFFECTIVE and overlap > 0.02)
 
 
-def _misfit(draws: Tensor, points: Tensor, log_weights: Tensor, reference: Reference) -> float:
+def _misfit(draws: Tensor, points: Tensor, log_weights: Tensor, reference: StudentReference) -> float:
     """Return the largest ``|z|`` between the draws' and the density's means of bounded functions of each coordinate.
 
     Needs no constant: the density enters by self-normalised weights.
@@ -240,7 +240,9 @@ def tails(prior: LogPrior, centre: Tensor, scale: Tensor) -> Tensor:
     return (power.nan_to_num(nan=math.inf).amin(0) - 1).clamp(0.3, 5.0)
 
 
-def _outgrown(prior: LogPrior, near: Reference, reference: Reference | _Mixture, log_weights: Tensor) -> bool:
+def _outgrown(
+    prior: LogPrior, near: StudentReference, reference: StudentReference | _Mixture, log_weights: Tensor
+) -> bool:
     """Whether weights grow beyond any that was seen on the way out: the reference has the lighter tails."""
     steps = torch.tensor((30.0, 1e3, 1e5), dtype=torch.float64)
     directions = _directions_of(near.factor)
@@ -295,7 +297,7 @@ class _Peaks:
     """A reference at each mode of the prior that was found, the highest first."""
 
     def __init__(self, target: Target, prior: LogPrior) -> None:
-        self.found: list[Reference] = []
+        self.found: list[StudentReference] = []
         self.count = 0  # of evaluations by the searches
         self._prior = prior
         self._alone = Target.from_functions(
@@ -318,9 +320,9 @@ class _Peaks:
             if not known and len(self.found) < _MAX_PEAKS:
                 self.found.append(self._at(end))
 
-    def _at(self, end: Tensor) -> Reference:
+    def _at(self, end: Tensor) -> StudentReference:
         with torch.enable_grad():
-            precision, differences = curvature(self._alone, end)
+            precision, differences = negative_hessian(self._alone, end)
         self.count += differences
         values, vectors = torch.linalg.eigh(precision.cpu().double())
         # Where there is no curvature, as in a box, the first guess is a unit; the pilots find the rest.
@@ -328,10 +330,12 @@ class _Peaks:
         covariance = (vectors / values) @ vectors.T
         centre = end.cpu().double()
         df = tails(self._prior, centre, covariance.diagonal().sqrt())
-        return Reference(centre, torch.linalg.cholesky(covariance), df)
+        return StudentReference(centre, torch.linalg.cholesky(covariance), df)
 
 
-def _refitted(prior: LogPrior, reference: Reference, num_draws: int, generator: torch.Generator) -> Reference:
+def _refitted(
+    prior: LogPrior, reference: StudentReference, num_draws: int, generator: torch.Generator
+) -> StudentReference:
     """Return the reference after rounds of fits to its own weighted draws."""
     df = reference.df
     for _ in range(_PILOTS):
@@ -342,17 +346,17 @@ def _refitted(prior: LogPrior, reference: Reference, num_draws: int, generator: 
             break
         chosen = torch.multinomial(torch.softmax(log_weights, 0), num_draws, True, generator=generator)
         try:
-            reference = Reference.fit(points[chosen], df)
+            reference = StudentReference.fit(points[chosen], df)
         except torch.linalg.LinAlgError:
             break
     return reference
 
 
 def _mixed(
-    prior: LogPrior, fitted: Reference, peaks: list[Reference], num_draws: int, generator: torch.Generator
+    prior: LogPrior, fitted: StudentReference, peaks: list[StudentReference], num_draws: int, generator: torch.Generator
 ) -> Integral:
     """Return the integral by a mixture of the fit and, in case it missed something, all peaks and wider ones."""
-    wider = [Reference(p.location, width * p.factor, p.df) for p in peaks for width in WIDTHS]
+    wider = [StudentReference(p.location, width * p.factor, p.df) for p in peaks for width in WIDTHS]
     mixture = _Mixture([fitted, *wider], [0.5, *[0.5 / len(wider)] * len(wider)])
     points = mixture.sample(num_draws, generator)
     log_weights = prior(points) - mixture.log_prob(points)
@@ -366,7 +370,7 @@ def _with_draws(target: Target, draws: Tensor, seed: int) -> _PriorCheck:
     fitted, held_out = draws[:n], draws[n : 2 * n]
     low, centre, high = (fitted.quantile(q, 0) for q in (0.16, 0.5, 0.84))
     try:
-        reference = Reference.fit(fitted, tails(prior, centre, (0.5 * (high - low)).clamp(min=1e-12)))
+        reference = StudentReference.fit(fitted, tails(prior, centre, (0.5 * (high - low)).clamp(min=1e-12)))
     except torch.linalg.LinAlgError:
         return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, None, prior.count)
     index = _ray(prior, reference.location, _directions_of(reference.factor))
@@ -569,8 +573,8 @@ def _of_parts(parts: list[Part]) -> tuple[list[str], list[str]]:
     if factors:
         many = len(factors) > 1
         notes.append(
-            f"the likelihood has the factor{'s' if many else ''} {listed(factors)}: the evidence is relative to the "
-            f"constants in {'them' if many else 'it'}; nothing can show one that was left out (if none was, name "
+            f"the likelihood has the factor{'s' if many else ''} {first_five(factors)}: the evidence is relative to "
+            f"the constants in {'them' if many else 'it'}; nothing can show one that was left out (if none was, name "
             f"{'them' if many else 'it'} in an attribute normalised_factors of the model)"
         )
     for part in observed:

@@ -10,7 +10,7 @@ from bayeskit.logdensity.pyro_density import Part, PyroDensity, parts_of
 from bayeskit.logdensity.pyro_runs import base_of
 from bayeskit.logdensity.target import Target
 
-__all__ = ["improper", "listed"]
+__all__ = ["first_five", "improper"]
 
 
 def improper(target: Target) -> str | None:
@@ -48,7 +48,7 @@ def improper(target: Target) -> str | None:
         return None
     where = "the prior"
     if found:
-        where += f" of the site{'s' if len(found) > 1 else ''} {listed([repr(name) for name in sorted(found)])}"
+        where += f" of the site{'s' if len(found) > 1 else ''} {first_five([repr(name) for name in sorted(found)])}"
     return f"{where} is improper, so that no marginal likelihood exists; give it a proper one, such as a wide normal"
 
 
@@ -65,7 +65,7 @@ def _require_proper(target: Target) -> None:
         raise SettingsError(reason)
 
 
-def listed(names: list[str]) -> str:
+def first_five(names: list[str]) -> str:
     """Name the first five."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 

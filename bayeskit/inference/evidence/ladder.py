@@ -43,7 +43,7 @@ from bayeskit.logdensity.combinators import RebasedTarget
 from bayeskit.logdensity.target import Target
 
 __all__ = [
-    "Curve",
+    "IntegrandCurve",
     "SplitStudentT",
     "curve",
     "fit_reference",
@@ -63,7 +63,7 @@ _MAX_GAP = 0.5  # in Monte Carlo errors: a bias of more would take |z| above 3 t
 _MIN_INTERVALS = 4  # of which every second temperature can be left out, and a rule remains
 
 
-class Curve(NamedTuple):
+class IntegrandCurve(NamedTuple):
     """What a ladder says about the integrand, from the first temperature above the prior upwards.
 
     Attributes
@@ -154,7 +154,7 @@ class Curve(NamedTuple):
         return abs(fine - coarse.trapezoid - float(coarse.corrections.sum())) / 15
 
 
-def curve(target: Target, ladder: Ladder) -> Curve:
+def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
     """Read the integrand off a ladder, with what its diagnostics object to.
 
     Under a heavy-tailed prior the log likelihood has no moments, so the first interval, which a ladder keeps
@@ -183,7 +183,7 @@ def curve(target: Target, ladder: Ladder) -> Curve:
             f"a ladder of {len(ladder.beta) - 1} steps has too few temperatures to see the discretisation: use at "
             f"least {_MIN_INTERVALS + 1}"
         )
-    return Curve(
+    return IntegrandCurve(
         start,
         terms,
         ladder.beta[1:],
@@ -250,7 +250,7 @@ _LEAST_INTERVALS = 6
 _WIDEST_RATIO = 2.0  # of neighbouring temperatures, where a pilot did not look
 
 
-def temperatures(path: Curve, ladder: Ladder, gap: float, most: int) -> Tensor:
+def temperatures(path: IntegrandCurve, ladder: Ladder, gap: float, most: int) -> Tensor:
     """Return a ladder whose integral would miss about ``gap``, or less, in at most ``most`` steps.
 
     Half of the temperatures go where the rule's estimated error asks for them, so that it becomes equal in
@@ -644,15 +644,17 @@ def thermodynamic_integration(
     return with_missed_peak(z, target, current.draws)
 
 
-def _settled(path: Curve, tolerance: float) -> bool:
+def _settled(path: IntegrandCurve, tolerance: float) -> bool:
     return path.first_step_holds and path.has_enough_intervals and _gap(path) <= tolerance
 
 
-def _gap(path: Curve) -> float:
+def _gap(path: IntegrandCurve) -> float:
     return abs(float(path.gaps.sum()))
 
 
-def _estimate(target: Target, ladder: Ladder, path: Curve, tolerance: float, spent: int, rounds: int) -> Evidence:
+def _estimate(
+    target: Target, ladder: Ladder, path: IntegrandCurve, tolerance: float, spent: int, rounds: int
+) -> Evidence:
     monte_carlo = path.error(ladder, corrected=True)
     gap = float(path.gaps.sum())
     value = path.trapezoid + float(path.corrections.sum())

@@ -40,17 +40,17 @@ from bayeskit.inference.evidence.missed_mass import (
 )
 from bayeskit.inference.evidence.modes import (
     Mode,
-    curvature,
     find_mode,
     find_modes,
     likelihood,
+    negative_hessian,
     not_a_maximum,
     posterior,
     posterior_of_values,
     require_draws,
 )
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.logdensity.climbing import Objective
+from bayeskit.logdensity.climbing import ClimbObjective
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -705,7 +705,7 @@ def maximum_posterior(
 def _maximised(
     name: str,
     target: Target,
-    objective_of: Callable[[Target], Objective],
+    objective_of: Callable[[Target], ClimbObjective],
     draws: Draws | None,
     mode: Mode | None,
     seed: int,
@@ -719,7 +719,7 @@ def _maximised(
     if _is_positive(target):
         end, value, spent = _towards_zero(objective, end, value)
         count += spent
-    precision, differences = curvature(target, end, objective)
+    precision, differences = negative_hessian(target, end, objective)
     problems, probes = not_a_maximum(target, objective, end, precision)
     count += (
         1
@@ -741,7 +741,7 @@ def _is_positive(target: Target) -> bool:
     return True
 
 
-def _towards_zero(objective: Objective, end: Tensor, value: float) -> tuple[Tensor, float, int]:
+def _towards_zero(objective: ClimbObjective, end: Tensor, value: float) -> tuple[Tensor, float, int]:
     """Go on from the end of a search in the positive coordinates, some of which may be largest at zero.
 
     Returns the new end in unconstrained space, the value there, and evaluations spent.

@@ -30,10 +30,10 @@ from bayeskit.logdensity.target import Target
 __all__ = [
     "BetaPrime",
     "F",
+    "MixtureProposal",
     "Modes",
     "PositiveDensity",
     "PositiveMode",
-    "Proposal",
     "SHORTEST",
     "ValueAndGradient",
     "beta_prime_laplus",
@@ -831,7 +831,7 @@ _POINTS, _REACH = 41, 50.0
 _MARGIN = 0.1
 
 
-class Proposal:
+class MixtureProposal:
     """A mixture of products, over the coordinates, of a gamma distribution and a log-Student-t one.
 
     A gamma distribution falls off faster than any power of the coordinate, as few posteriors of scales and variances
@@ -849,7 +849,7 @@ class Proposal:
     --------
     >>> import torch
     >>> one = torch.ones(1, dtype=torch.float64)
-    >>> proposal = Proposal(Gamma(3 * one, 2 * one), 0.5)
+    >>> proposal = MixtureProposal(Gamma(3 * one, 2 * one), 0.5)
     >>> x = torch.linspace(-30, 30, 6001, dtype=torch.float64).exp().unsqueeze(-1)
     >>> bool(abs((proposal.log_prob(x).exp() * x[:, 0]).sum() * 0.01 - 1) < 1e-4)
     True
@@ -895,7 +895,7 @@ class Proposal:
         return torch.logaddexp(few, many)
 
 
-def beyond_reach(density: PositiveDensity, proposal: Proposal, largest: float) -> tuple[float, int]:
+def beyond_reach(density: PositiveDensity, proposal: MixtureProposal, largest: float) -> tuple[float, int]:
     """Look along each coordinate, the others at their centres, for weights larger than any that was drawn.
 
     Parameters
@@ -1008,7 +1008,7 @@ def gamma_laplus_importance_sampling(
     count = mode.num_evaluations + looked + fit.num_evaluations
     if fit.problems:
         return Evidence("gamma_laplus_importance_sampling", math.nan, math.nan, count, (*mode.problems, *fit.problems))
-    proposal = Proposal(fit.distribution, tail_share)
+    proposal = MixtureProposal(fit.distribution, tail_share)
     generator = new_generator(seed, target.device, stream="gamma Laplus importance sampling")
     # A draw that rounds to zero has no logarithm; the smallest number stands for it.
     x = _within(proposal.sample(num_draws, generator), target.dtype)

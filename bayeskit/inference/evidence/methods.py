@@ -11,7 +11,7 @@ from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.bridge import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
 from bayeskit.inference.evidence.chibs_method import chib
-from bayeskit.inference.evidence.chibs_method import refuses as chib_refuses
+from bayeskit.inference.evidence.chibs_method import chib_refusal as chib_refuses
 from bayeskit.inference.evidence.flows import flow_importance_sampling, learned_harmonic_mean
 from bayeskit.inference.evidence.ladder import (
     generalised_stepping_stone,
@@ -37,9 +37,9 @@ from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, naive_
 from bayeskit.inference.evidence.material import Budget, Material
 from bayeskit.inference.evidence.nested_evidence import nested_sampling
 from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates, pointwise_predictive_density
-from bayeskit.inference.evidence.predictive import refuses as predictive_refuses
+from bayeskit.inference.evidence.predictive import scores_refusal as predictive_refuses
 from bayeskit.inference.evidence.prequential_evidence import prequential
-from bayeskit.inference.evidence.prequential_evidence import refuses as prequential_refuses
+from bayeskit.inference.evidence.prequential_evidence import prequential_refusal as prequential_refuses
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import adaptive_smc, smc
 from bayeskit.inference.evidence.variational import evidence_lower_bound, variational_importance_sampling

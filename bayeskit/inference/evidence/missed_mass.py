@@ -30,7 +30,7 @@ from bayeskit.inference.evidence.modes import (
 )
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, learn_metric
-from bayeskit.inference.samplers.starts import from_prior
+from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.climbing import climb
 from bayeskit.logdensity.target import Target
 
@@ -559,7 +559,7 @@ def _search(target: Target, draws: Draws) -> Peaks:
 def _look_at_prior(target: Target) -> _Prior:
     start, spent = starts_from_prior(target, _SEED, needed=False)
     start = start[:STARTS_BESIDE_DRAWS]
-    draws = from_prior(target, num_looks(target), new_generator(_SEED, stream="peaks"))
+    draws = prior_positions(target, num_looks(target), new_generator(_SEED, stream="peaks"))
     if draws is not None:
         start = torch.cat([start, draws[:_PRIOR_STARTS].to(start)])
     ends, cost = _climbed(target, start)

@@ -17,7 +17,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
-from bayeskit.logdensity.climbing import Objective, spread
+from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
 from bayeskit.logdensity.engine import Engine
 from bayeskit.logdensity.target import Target
 
@@ -27,12 +27,12 @@ __all__ = [
     "Peak",
     "STARTS_BESIDE_DRAWS",
     "best_of",
-    "curvature",
     "divided_by_valleys",
     "find_mode",
     "find_modes",
     "is_missed",
     "likelihood",
+    "negative_hessian",
     "not_a_maximum",
     "num_looks",
     "posterior",
@@ -176,7 +176,7 @@ def _refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
 
     Only close to a maximum: a search that ended elsewhere should be told of.
     """
-    precision, spent = curvature(target, end)
+    precision, spent = negative_hessian(target, end)
     value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
     spent += 1
     for _ in range(_MAX_STEPS):
@@ -192,7 +192,7 @@ def _refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
         if not float(reached) > float(value):
             break
         end, value, gradient = end + step, reached, slope
-        precision, differences = curvature(target, end)
+        precision, differences = negative_hessian(target, end)
         spent += differences
     return end, float(value), precision, spent
 
@@ -202,7 +202,7 @@ def find_modes(
     *,
     seed: int = 0,
     draws: Draws | None = None,
-    objective: Objective | None = None,
+    objective: ClimbObjective | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, int]:
     """Find the modes reachable from a few starting points by L-BFGS.
@@ -237,7 +237,7 @@ def find_modes(
         start = torch.cat([best_of(draws).to(start), start[:STARTS_BESIDE_DRAWS]])
 
     # In units of the spread of the starting points, or a search would depend on what coordinates are measured in.
-    unit = spread(start).double().cpu().numpy() if len(start) > 1 else np.ones(target.dim)
+    unit = quartile_distance(start).double().cpu().numpy() if len(start) > 1 else np.ones(target.dim)
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
@@ -309,7 +309,7 @@ def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor,
     x, log_density = x[order], log_density[order]
     if len(x) < 2:
         return x, spent
-    nearest = _nearest_before(x / spread(x))
+    nearest = _nearest_before(x / quartile_distance(x))
     between = target.log_density(torch.lerp(x[1:], x[nearest], _PLACE)).nan_to_num(nan=-torch.inf)
     divided = between < log_density[1:] - _VALLEY
     return torch.cat([x[:1], x[1:][divided]])[:at_most], spent + len(x) - 1
@@ -347,7 +347,7 @@ def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, 
         return torch.empty(0, target.dim, dtype=target.dtype, device=target.device), 4 * CANDIDATES
 
 
-def curvature(target: Target, mode: Tensor, objective: Objective | None = None) -> tuple[Tensor, int]:
+def negative_hessian(target: Target, mode: Tensor, objective: ClimbObjective | None = None) -> tuple[Tensor, int]:
     """Negative Hessian at ``mode``, ``(d, d)``, by central differences of the exact gradient.
 
     Of the log posterior density, or of another ``objective``; returned with the evaluations spent. Each coordinate's
@@ -372,7 +372,7 @@ def curvature(target: Target, mode: Tensor, objective: Objective | None = None) 
     return precision, spent
 
 
-def _differences(climbed: Objective, mode: Tensor, step: Tensor) -> Tensor:
+def _differences(climbed: ClimbObjective, mode: Tensor, step: Tensor) -> Tensor:
     d, offsets = len(mode), torch.diag(step)
     upper, lower = mode + offsets, mode - offsets
     _, gradient = climbed.value_and_gradient(torch.cat([upper, lower]))
@@ -381,7 +381,7 @@ def _differences(climbed: Objective, mode: Tensor, step: Tensor) -> Tensor:
     return -0.5 * (hessian + hessian.T)
 
 
-def not_a_maximum(target: Target, objective: Objective, end: Tensor, precision: Tensor) -> tuple[list[str], int]:
+def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precision: Tensor) -> tuple[list[str], int]:
     """Ask whether a step leads higher, up the gradient or Newton's, or a coordinate is on its way to infinity.
 
     Parameters
@@ -426,12 +426,12 @@ def not_a_maximum(target: Target, objective: Objective, end: Tensor, precision: 
     return [problem], spent
 
 
-def posterior(target: Target) -> Objective:
+def posterior(target: Target) -> ClimbObjective:
     """Log of prior times likelihood as a density over unconstrained space."""
-    return Objective(target.log_density, target.value_and_grad)
+    return ClimbObjective(target.log_density, target.value_and_grad)
 
 
-def posterior_of_values(target: Target) -> Objective:
+def posterior_of_values(target: Target) -> ClimbObjective:
     """Log of prior times likelihood as a density of the constrained values, the Jacobian taken out."""
     stretch = _log_jacobian_and_gradient(target)
 
@@ -439,7 +439,7 @@ def posterior_of_values(target: Target) -> Objective:
         (value, gradient), (jacobian, slope) = target.value_and_grad(u), stretch(u)
         return value - jacobian, gradient - slope
 
-    return Objective(lambda u: target.log_density(u) - target.log_jacobian(u), value_and_gradient)
+    return ClimbObjective(lambda u: target.log_density(u) - target.log_jacobian(u), value_and_gradient)
 
 
 def _log_jacobian_and_gradient(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -469,7 +469,7 @@ def _with_gradient(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Ten
     return value.detach(), gradient
 
 
-def likelihood(target: Target) -> Objective:
+def likelihood(target: Target) -> ClimbObjective:
     """Log likelihood."""
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -479,7 +479,7 @@ def likelihood(target: Target) -> Objective:
         found = target.evaluator(2 * n)(torch.cat([u, u]), powers)
         return found.log_likelihood[:n], found.gradient[:n] - found.gradient[n:]
 
-    return Objective(target.log_likelihood, value_and_gradient, cost=2)
+    return ClimbObjective(target.log_likelihood, value_and_gradient, cost=2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -549,7 +549,7 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
     >>> abs(peak.log_mass - math.log(0.9 * 2 * math.pi)) < 5 * peak.relative_error
     True
     """
-    precision, spent = curvature(target, mode)
+    precision, spent = negative_hessian(target, mode)
     factor, failed = torch.linalg.cholesky_ex(precision)
     if bool(failed) or not bool(factor.isfinite().all()):
         return None, spent

@@ -34,10 +34,10 @@ __all__ = [
     "Observations",
     "SITE_REMEDY",
     "TAILS_AT_A_TIME",
-    "check_sum",
+    "check_terms_add_up",
     "conditional_predictive_ordinates",
     "pointwise_predictive_density",
-    "refuses",
+    "scores_refusal",
 ]
 
 # --------------------------------------------------------------------------------------------------
@@ -90,7 +90,9 @@ class Observations:
         probe = probe.to(target.device)
         terms, counts = self._evaluate(probe)
         self.counts = torch.cat(counts)
-        check_sum(torch.cat(terms, -1).to(torch.float64) @ self.counts, target.log_likelihood(probe), SITE_REMEDY)
+        check_terms_add_up(
+            torch.cat(terms, -1).to(torch.float64) @ self.counts, target.log_likelihood(probe), SITE_REMEDY
+        )
 
     def log_likelihood(self, u: Tensor) -> Tensor:
         """Return the log likelihood of one observation of each term, ``(m, d) -> (m, n)``, float64."""
@@ -111,7 +113,7 @@ class Observations:
         return terms, counts
 
 
-def refuses(target: Target) -> str | None:
+def scores_refusal(target: Target) -> str | None:
     """Return why the observations of ``target`` cannot be scored one by one, or None where they can."""
     try:
         Observations(target)
@@ -151,7 +153,7 @@ def _refuse_loss(target: Target) -> None:
         )
 
 
-def check_sum(total: Tensor, expected: Tensor, remedy: str, names: Iterable[str] = ()) -> None:
+def check_terms_add_up(total: Tensor, expected: Tensor, remedy: str, names: Iterable[str] = ()) -> None:
     """Refuse terms of a likelihood that do not add up to it.
 
     Parameters

@@ -20,7 +20,7 @@ from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import (
     PLANNED_CALLS,
-    Moves,
+    PopulationMoves,
     average,
     crossed_metrics,
     finished_run,
@@ -28,14 +28,21 @@ from bayeskit.inference.evidence.sequential import (
     next_step,
     weigh,
 )
-from bayeskit.inference.samplers.smc import SMCInfo, SMCState, count_distinct, effective_share, resample, start
+from bayeskit.inference.samplers.smc import (
+    SMCInfo,
+    SMCState,
+    count_distinct,
+    effective_share,
+    resample,
+    start_populations,
+)
 from bayeskit.logdensity.compiling import Evaluation, Evaluator
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PrequentialEvidence", "prequential", "refuses"]
+__all__ = ["PrequentialEvidence", "prequential", "prequential_refusal"]
 
 
 _MOVE_BELOW = 0.5
@@ -182,7 +189,9 @@ def prequential(
     with one_thread(), torch.no_grad():
         data = _Data(target, site)
         come = _as_order(order, data)
-        populations = _Populations(data, start(target, num_replicates, num_particles, generator), ess_threshold)
+        populations = _Populations(
+            data, start_populations(target, num_replicates, num_particles, generator), ess_threshold
+        )
         with progress_bar("prequential", len(come), progress) as bar:
             for done, datum in enumerate(come):
                 populations.take_in(datum, generator)
@@ -207,13 +216,13 @@ def prequential(
     )
 
 
-def refuses(target: Target) -> str | None:
+def prequential_refusal(target: Target) -> str | None:
     """Return why the prequential identity does not apply to a target, or None if it does.
 
     Examples
     --------
     >>> from bayeskit import exact
-    >>> refuses(exact.get("beta_binomial").target()) is None
+    >>> prequential_refusal(exact.get("beta_binomial").target()) is None
     True
     """
     if not target.can_sample_prior:
@@ -298,7 +307,7 @@ class _Populations:
     """Particles that take in one observation after the other, and what has happened to them."""
 
     def __init__(self, data: _Data, particles: SMCState, ess_threshold: float) -> None:
-        self._data, self._threshold, self._moves = data, ess_threshold, Moves()
+        self._data, self._threshold, self._moves = data, ess_threshold, PopulationMoves()
         self.particles, self._step_size = particles, first_step_size(particles)
         self._pointwise = data.at(particles.position)
         like = {"dtype": torch.float64, "device": particles.position.device}

@@ -40,7 +40,7 @@ from bayeskit.inference.samplers.smc import (
     next_temperature,
     resample,
     sample_smc,
-    start,
+    start_populations,
 )
 from bayeskit.logdensity.compiling import Evaluation, Evaluator
 from bayeskit.logdensity.target import Target
@@ -49,16 +49,16 @@ __all__ = [
     "AdaptivePopulations",
     "AdaptiveState",
     "MIN_REPLICATES",
-    "Moved",
-    "Moves",
+    "MovedPopulations",
     "PLANNED_CALLS",
+    "PopulationMoves",
     "adaptive_smc",
     "average",
     "crossed_metrics",
     "finished_run",
     "first_step_size",
     "next_step",
-    "refuses",
+    "sequential_refusal",
     "smc",
     "weigh",
 ]
@@ -222,7 +222,7 @@ _WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
 _MAX_SEARCH = 200  # gradient calls, in one stage, for step sizes that are accepted at all
 
 
-class Moved(NamedTuple):
+class MovedPopulations(NamedTuple):
     """Populations after their moves."""
 
     particles: SMCState
@@ -235,7 +235,7 @@ class Moved(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moves:
+class PopulationMoves:
     """How populations move: each by its own step size, all by the same number of trajectories.
 
     A metric must not be learnt on the very particles that it moves: they are led to where they were, and the evidence
@@ -260,12 +260,12 @@ class Moves:
     --------
     >>> import torch
     >>> from bayeskit import exact
-    >>> from bayeskit.inference.samplers.smc import start
+    >>> from bayeskit.inference.samplers.smc import start_populations
     >>> target = exact.get("beta_binomial").target()
     >>> generator = torch.Generator().manual_seed(0)
-    >>> particles = start(target, 4, 64, generator)
+    >>> particles = start_populations(target, 4, 64, generator)
     >>> metric, step_size = crossed_metrics(particles), first_step_size(particles)
-    >>> moved = Moves().run(target.evaluator(256), particles, metric, step_size, generator)
+    >>> moved = PopulationMoves().run(target.evaluator(256), particles, metric, step_size, generator)
     >>> moved.particles.position.shape, moved.step_size.shape, 1 <= moved.num_moves <= 20
     (torch.Size([4, 64, 1]), torch.Size([4]), True)
     """
@@ -281,7 +281,7 @@ class Moves:
 
     def run(
         self, evaluate: Evaluator, particles: SMCState, metric: Metric, step_size: Tensor, generator: torch.Generator
-    ) -> Moved:
+    ) -> MovedPopulations:
         """Move until little is left of where the particles were; tune the step sizes meanwhile.
 
         Parameters
@@ -320,7 +320,7 @@ class Moves:
             # A coordinate that is held where it is, as by two modes, is not worth more moves.
             busy = bool(((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any())
             moves, correlation = moves + 1, now
-        return Moved(
+        return MovedPopulations(
             particles._replace(
                 position=chains.position.reshape(r, n, d),
                 log_prior=chains.log_prior.reshape(r, n),
@@ -549,7 +549,7 @@ def adaptive_smc(
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted
     (True, True)
     """
-    moves = Moves(max_correlation, max_moves, target_acceptance)
+    moves = PopulationMoves(max_correlation, max_moves, target_acceptance)
     populations = AdaptivePopulations(target, num_particles, num_replicates, ess_threshold, moves, seed)
     generator = new_generator(populations.seed, target.device, populations.stream)
     outcome = drive(populations, Control(checkpoint, progress=progress), generator, target.device)
@@ -573,7 +573,7 @@ class AdaptivePopulations:
     num_particles: int
     num_replicates: int
     ess_threshold: float
-    moves: Moves
+    moves: PopulationMoves
     seed: int
 
     description = "adaptive tempering"
@@ -594,7 +594,7 @@ class AdaptivePopulations:
 
     def start(self, generator: torch.Generator) -> AdaptiveState:
         """Draw from the prior."""
-        particles = start(self.target, self.num_replicates, self.num_particles, generator)
+        particles = start_populations(self.target, self.num_replicates, self.num_particles, generator)
         particles = particles._replace(beta=torch.zeros_like(particles.log_weight[:, :1]))
         return AdaptiveState(particles, first_step_size(particles))
 
@@ -650,13 +650,13 @@ class AdaptivePopulations:
         return tempered
 
 
-def refuses(target: Target) -> str | None:
+def sequential_refusal(target: Target) -> str | None:
     """Return why sequential Monte Carlo does not apply to a target, or None if it does.
 
     Examples
     --------
     >>> from bayeskit import exact
-    >>> refuses(exact.get("beta_binomial").target()) is None
+    >>> sequential_refusal(exact.get("beta_binomial").target()) is None
     True
     """
     if target.can_sample_prior:

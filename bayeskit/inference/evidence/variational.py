@@ -26,9 +26,9 @@ from bayeskit.inference.evidence.checks import (
 )
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
-from bayeskit.inference.evidence.modes import curvature, find_modes
+from bayeskit.inference.evidence.modes import find_modes, negative_hessian
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.samplers.starts import from_prior
+from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -399,7 +399,7 @@ def _entropy(dim: int) -> float:
 
 def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
     """Return locations and scales: the modes by their curvature, then the prior; and the evaluations spent."""
-    prior = from_prior(target, _PRIOR_DRAWS, generator)
+    prior = prior_positions(target, _PRIOR_DRAWS, generator)
     if prior is not None:
         prior = prior.double()
         low, centre, high = (prior.quantile(q, 0).cpu().numpy() for q in (0.25, 0.5, 0.75))
@@ -412,7 +412,7 @@ def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list
         end = mode.double().cpu().numpy()
         if len(starts) == _MAX_STARTS or any((np.abs(end - other) < 0.1 * scale).all() for other, scale in starts):
             continue
-        precision, count = curvature(target, mode)
+        precision, count = negative_hessian(target, mode)
         spent += count
         diagonal = precision.diagonal().double().cpu().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -698,7 +698,7 @@ def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
     Along an eigenvector of the curvature, in units of the mean field, the weight is
     ``exp((1 - eigenvalue) z^2 / 2)`` with ``z`` normal.
     """
-    precision, spent = curvature(target, q.location)
+    precision, spent = negative_hessian(target, q.location)
     if not bool(precision.isfinite().all()):
         return math.inf, spent
     return 1 - float(torch.linalg.eigvalsh(q.scale.unsqueeze(-1) * precision * q.scale).min()), spent

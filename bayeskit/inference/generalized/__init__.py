@@ -1,5 +1,6 @@
 """Updating beliefs by a loss instead of a likelihood."""
 
+from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.generalized import calibrate, losses
 from bayeskit.inference.generalized import variational as divergences
 from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap, posterior_bootstrap
@@ -30,7 +31,7 @@ from bayeskit.inference.generalized.cross_validation import (
     Prequential,
     cross_validation_evidence,
     enumerated_cross_validation,
-    prequential,
+    prequential_score,
 )
 from bayeskit.inference.generalized.exact import (
     BetaPosterior,
@@ -51,7 +52,7 @@ from bayeskit.inference.generalized.martingale import (
     martingale_posterior,
     normal_location,
 )
-from bayeskit.inference.generalized.minimizer import Information, Minimum, information, minimize
+from bayeskit.inference.generalized.minimizer import InformationMatrices, Minimum, information, minimize
 from bayeskit.inference.generalized.posterior import DeepSets, GibbsPosterior, Max, Mean, Pooling, Sum
 from bayeskit.inference.generalized.prior import Flat
 from bayeskit.inference.generalized.variational import GVI
@@ -71,7 +72,7 @@ __all__ = [
     "GaussianPosterior",
     "GibbsPosterior",
     "GridPosterior",
-    "Information",
+    "InformationMatrices",
     "MartingalePosterior",
     "Max",
     "Mean",
@@ -105,9 +106,11 @@ __all__ = [
     "minimize",
     "normal_location",
     "posterior_bootstrap",
-    "prequential",
+    "prequential_score",
     "propriety_check",
     "quadratic_coefficients",
     "replicate_posteriors",
     "residual_mismatch",
 ]
+
+__getattr__ = answer_to_old_names(__name__)

@@ -20,19 +20,19 @@ from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeErro
 from bayeskit.inference.generalized.losses.loss import Data, columns
 from bayeskit.inference.generalized.minimizer import Minimum, minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooling
-from bayeskit.logdensity.pyro_distributions import draw
+from bayeskit.logdensity.pyro_distributions import draw_values
 
 __all__ = [
     "BLOCK",
     "Centring",
-    "as_draws",
-    "blocks",
     "dirichlet",
     "joined",
     "loss_likelihood_bootstrap",
-    "mixed",
+    "minima_as_draws",
     "numbers_of",
+    "pooled_data",
     "posterior_bootstrap",
+    "replicate_batches",
 ]
 
 # --------------------------------------------------------------------------------------------------
@@ -117,12 +117,12 @@ def loss_likelihood_bootstrap(
     begin, n, found = time.monotonic(), posterior.num_data, []
     first = minimize(posterior, prior_weight=prior_weight, seed=seed).position
     with progress_bar("loss-likelihood bootstrap", count, progress) as bar:
-        for size in blocks(count, n):
+        for size in replicate_batches(count, n):
             weights = n * dirichlet(torch.full((size, n), shape, dtype=torch.float64), generator)
             found.append(minimize(posterior, weights=weights.to(first), prior_weight=prior_weight, start=first))
             bar.update(sum(len(part.value) for part in found))
     settings = {"method": "loss_likelihood_bootstrap", "concentration": shape, "seed": seed}
-    return as_draws(posterior, joined(found), time.monotonic() - begin, settings)
+    return minima_as_draws(posterior, joined(found), time.monotonic() - begin, settings)
 
 
 def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
@@ -148,12 +148,12 @@ def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
     return logarithm.masked_fill(concentration <= 0, -math.inf).softmax(-1)
 
 
-def blocks(count: int, numbers: int) -> list[int]:
+def replicate_batches(count: int, numbers: int) -> list[int]:
     """Divide ``count`` replicates of so many numbers each into batches that fit into memory.
 
     Examples
     --------
-    >>> blocks(5, 2**20)
+    >>> replicate_batches(5, 2**20)
     [2, 2, 1]
     """
     size = max(1, BLOCK // max(numbers, 1))
@@ -176,7 +176,7 @@ def joined(parts: list[Minimum]) -> Minimum:
     return Minimum(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, settings: dict[str, Any]) -> Draws:
+def minima_as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, settings: dict[str, Any]) -> Draws:
     """Return minima as one chain of draws, and warn of those that are none.
 
     Raises
@@ -321,9 +321,11 @@ def posterior_bootstrap(
         concentrations = torch.cat([concentrations, torch.full((extra,), c / extra, dtype=torch.float64)])
     numbers = numbers_of(posterior.data) * len(concentrations) // n
     with progress_bar("posterior bootstrap", count, progress) as bar:
-        for size in blocks(count, numbers):
+        for size in replicate_batches(count, numbers):
             weights = (n + c) * dirichlet(concentrations.expand(size, -1), generator).to(first)
-            data = mixed(posterior, _pseudo_samples(posterior, centring, size, extra, generator)) if c > 0 else None
+            data = (
+                pooled_data(posterior, _pseudo_samples(posterior, centring, size, extra, generator)) if c > 0 else None
+            )
             starts = [first.expand(size, -1)]
             starts += [posterior.prior.start(size, generator).to(first) for _ in range(restarts)]
             found.append(_best([minimize(posterior, weights=weights, data=data, start=start) for start in starts]))
@@ -331,7 +333,7 @@ def posterior_bootstrap(
     settings = {"method": "posterior_bootstrap", "concentration": c, "num_restarts": restarts, "seed": seed}
     if c > 0:
         settings["num_pseudo_samples"] = extra
-    return as_draws(posterior, joined(found), time.monotonic() - begin, settings)
+    return minima_as_draws(posterior, joined(found), time.monotonic() - begin, settings)
 
 
 def _pseudo_samples(
@@ -350,7 +352,7 @@ def _pseudo_samples(
     """
     if isinstance(centring, Distribution):
         with global_stream(generator):
-            drawn: Any = draw(centring, (replicates, count))
+            drawn: Any = draw_values(centring, (replicates, count))
     elif callable(centring):
         drawn = centring(replicates, count, generator)
     else:
@@ -368,7 +370,7 @@ def _pseudo_samples(
     return tuple(x.to(y) for x, y in zip(given, own, strict=True))
 
 
-def mixed(posterior: GibbsPosterior, pseudo: tuple[Tensor, ...]) -> Data:
+def pooled_data(posterior: GibbsPosterior, pseudo: tuple[Tensor, ...]) -> Data:
     """Return the posterior's data followed by others, for each replicate: ``(R, n + T, ...)``."""
     both = tuple(
         torch.cat([x.expand(len(y), *x.shape), y], 1) for x, y in zip(columns(posterior.data), pseudo, strict=True)

@@ -26,16 +26,16 @@ from bayeskit.inference.generalized.losses.densities import Model, law_of
 from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, columns, taken
 from bayeskit.inference.generalized.minimizer import (
-    Information,
-    curvature,
+    InformationMatrices,
+    hessian_of_loss,
     influence,
     information,
     minimize,
     residual_spread,
     smooth_total,
 )
-from bayeskit.inference.generalized.posterior import GibbsPosterior, check_sum
-from bayeskit.logdensity.pyro_distributions import draw
+from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooled_by_sum
+from bayeskit.logdensity.pyro_distributions import draw_values
 
 __all__ = [
     "Curve",
@@ -183,7 +183,7 @@ def _pointwise_loss(posterior: GibbsPosterior) -> PointwiseLoss:
     ------
     SettingsError
     """
-    check_sum(posterior)
+    check_pooled_by_sum(posterior)
     if not isinstance(posterior.loss, PointwiseLoss):
         raise SettingsError(
             f"{type(posterior.loss).__name__} looks at all data at once, so that no datum has a loss of its own; take "
@@ -202,7 +202,7 @@ def _few_data(posterior: GibbsPosterior) -> tuple[str, ...]:
     )
 
 
-def _ill_conditioned(information: Information) -> tuple[str, ...]:
+def _ill_conditioned(information: InformationMatrices) -> tuple[str, ...]:
     """Return warnings where a direction is all but undetermined."""
     found = []
     for name, matrix in (
@@ -278,7 +278,7 @@ def _check_minimizers_vary(posterior: GibbsPosterior, position: Tensor, covarian
     """
     with one_thread(), validation_kept():
         torch.distributions.Distribution.set_default_validate_args(False)
-        each, hessian = influence(posterior, position), curvature(posterior, position)
+        each, hessian = influence(posterior, position), hessian_of_loss(posterior, position)
     centred = each - each.mean(0)
     lower, failed = torch.linalg.cholesky_ex(centred.mT @ centred / len(each))
     if int(failed):  # gradients that do not vary in some direction have nothing to say of it
@@ -595,7 +595,7 @@ def bootstrap_score_matching(
     >>> round(bootstrap_score_matching(posterior, resamples=all_resamples(4)).weight, 6)
     0.105263
     """
-    check_sum(posterior)
+    check_pooled_by_sum(posterior)
     if resamples is None:
         num_replicates = whole_number("num_replicates", num_replicates, least=2)
         weights = resampled(posterior.num_data, num_replicates, new_generator(seed, stream="bootstrap score matching"))
@@ -893,7 +893,7 @@ def _simulated(
     law, outcomes = law_of(model, posterior.prior.parameter(position), posterior.data)
     shape = outcomes.shape[: outcomes.dim() - len(law.event_shape)]
     with global_stream(generator):
-        new = draw(law.expand(shape), (num_sets,)).to(outcomes)
+        new = draw_values(law.expand(shape), (num_sets,)).to(outcomes)
     return (*(x.expand(num_sets, *x.shape) for x in columns(posterior.data)[:-1]), new)
 
 
@@ -968,7 +968,7 @@ def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) ->
     >>> round(chosen.weight, 6)
     0.25
     """
-    check_sum(posterior)
+    check_pooled_by_sum(posterior)
     found = information(posterior, at)
     hessian, covariance = found.mean_hessian, found.gradient_covariance
     if not bool((torch.linalg.eigvalsh(covariance) > 0).all()):
@@ -1074,7 +1074,7 @@ def posterior_coverage(
             f"cover, not {len(number.names)}"
         )
     region = "highest-posterior-density regions" if number is None else f"equal-tailed intervals of {number.names[0]}"
-    check_sum(posterior)
+    check_pooled_by_sum(posterior)
     found = information(posterior)
     counts = bootstrap_counts(posterior, num_replicates, seed)
     weight = _first_guess(found.mean_hessian, found.gradient_covariance)
@@ -1348,7 +1348,7 @@ def weighted_likelihood_bootstrap_matching(
     >>> abs(chosen.weight - 41 / 40 / 9.5) < 5 * chosen.standard_error  # (n + 1) / n / variance
     True
     """
-    check_sum(posterior)
+    check_pooled_by_sum(posterior)
     if criterion not in ("trace", "determinant"):
         raise SettingsError(f"criterion must be 'trace' or 'determinant', not {criterion!r:.80}")
     num_replicates = whole_number("num_replicates", num_replicates, least=posterior.dim + 2)

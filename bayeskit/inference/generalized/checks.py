@@ -14,7 +14,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import DataError, ImproperPosteriorError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, num_data, taken
-from bayeskit.inference.generalized.minimizer import Information, information
+from bayeskit.inference.generalized.minimizer import InformationMatrices, information
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 __all__ = [
@@ -567,7 +567,7 @@ def residual_mismatch(
     *,
     covariance: Tensor | None = None,
     level: float = 0.95,
-    found: Information | None = None,
+    found: InformationMatrices | None = None,
 ) -> ResidualMismatch:
     r"""Compare the covariance of a posterior with that of the loss minimiser under repeated sampling.
 

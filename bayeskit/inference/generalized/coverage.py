@@ -20,7 +20,7 @@ from bayeskit.core.randomness import new_generator, one_thread, student_points, 
 from bayeskit.core.statistics import pareto_smoothed, weight_effective_sample_size
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, as_data, columns
-from bayeskit.inference.generalized.minimizer import curvature, minimize
+from bayeskit.inference.generalized.minimizer import hessian_of_loss, minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior, Sum
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ __all__ = [
     "as_functional",
     "binomial_band",
     "coverage_report",
-    "pareto_shape",
     "replicate_posteriors",
+    "row_pareto_shapes",
 ]
 
 
@@ -185,7 +185,7 @@ def _quadratic_fits(
     with one_thread(), validation_kept(), torch.no_grad():
         torch.distributions.Distribution.set_default_validate_args(False)
         mean_hessian = vmap(
-            lambda u, w, x: curvature(posterior, u, x, w),
+            lambda u, w, x: hessian_of_loss(posterior, u, x, w),
             in_dims=(0, None if weights is None else 0, None if data is None else 0),
         )(position, weights, data)
         score = vmap(grad(posterior.prior.log_density))(position)
@@ -350,7 +350,7 @@ def _in_chunks(function: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
     return flat.unflatten(0, points.shape[:2])
 
 
-def pareto_shape(log_ratio: Tensor) -> Tensor:
+def row_pareto_shapes(log_ratio: Tensor) -> Tensor:
     """Return Pareto ``k`` of importance weights, ``(R, S) -> (R,)``, a bounded number of rows at a time."""
     return torch.cat([pareto_smoothed(rows)[1] for rows in log_ratio.split(_ROWS_AT_ONCE)]).to(log_ratio)
 
@@ -379,7 +379,7 @@ def _score(points: Points, weight: Tensor) -> Tensor:
     """Return the share of effective draws, below zero where even that cannot be relied on, ``(R,)``."""
     log_ratio = points.log_ratio(weight)
     share = (weight_effective_sample_size(log_ratio) / log_ratio.shape[-1]).nan_to_num(0.0)
-    return torch.where(pareto_shape(log_ratio) <= MAX_SHAPE, share, share - 1)
+    return torch.where(row_pareto_shapes(log_ratio) <= MAX_SHAPE, share, share - 1)
 
 
 def _moments(points: Points, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -463,7 +463,7 @@ class ReplicatePosteriors:
 
     def pareto_shape_at(self, weight: float | Tensor) -> Tensor:
         """Return Pareto ``k`` of the importance weights that lead to other learning rates, ``(R,)``."""
-        return pareto_shape(self.points.log_ratio(self._weight(weight)))
+        return row_pareto_shapes(self.points.log_ratio(self._weight(weight)))
 
     def taken(self, rows: Tensor) -> ReplicatePosteriors:
         """Return some of the replicates."""

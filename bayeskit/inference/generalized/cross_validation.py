@@ -23,7 +23,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
 from bayeskit.inference.evidence.predictive import SITE_REMEDY as REMEDY
-from bayeskit.inference.evidence.predictive import check_sum
+from bayeskit.inference.evidence.predictive import check_terms_add_up
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc import (
@@ -46,10 +46,10 @@ __all__ = [
     "BLOCK",
     "Carriage",
     "CrossValidation",
+    "DataParticles",
     "MAX_TYPICAL_SHAPE",
     "PartTarget",
-    "Particles",
-    "Predictive",
+    "PredictiveDensity",
     "Prequential",
     "ROWS",
     "WeightedData",
@@ -59,11 +59,11 @@ __all__ = [
     "at",
     "cross_validation_evidence",
     "enumerated_cross_validation",
-    "from_prior",
     "predict",
-    "prequential",
+    "prequential_score",
+    "prior_populations",
     "sampled_sets",
-    "spread",
+    "widened_standard_error",
 ]
 
 
@@ -231,7 +231,7 @@ class WeightedData:
         probe = probe.to(target.device)
         entries = {name: x.reshape(len(x), -1) for name, x in target.pointwise_log_likelihood(probe).items()}
         together = torch.cat(list(entries.values()), 1)
-        check_sum(together.sum(1), target.log_likelihood(probe), REMEDY, entries)
+        check_terms_add_up(together.sum(1), target.log_likelihood(probe), REMEDY, entries)
         assignment = None if groups is None else _assignment(groups, together.shape[1]).to(target.device)
         self.num_data = together.shape[1] if assignment is None else int(assignment.max()) + 1
         self._density = _WeightedDensity(target._density, assignment, self.num_data)
@@ -473,7 +473,7 @@ _RESAMPLE_BELOW = 0.9
 _LOWEST = -1e30  # stands for minus infinity, where differences must stay numbers
 
 
-class Particles(NamedTuple):
+class DataParticles(NamedTuple):
     """``r`` populations of ``N`` weighted particles, each population given its own part of ``n`` data."""
 
     position: Tensor  # (r, N, d)
@@ -524,8 +524,8 @@ class Carriage:
         object.__setattr__(self, "num_moves", whole_number("num_moves", self.num_moves, 1))
 
     def carry(
-        self, data: WeightedData, state: Particles, weights: Tensor, generator: torch.Generator
-    ) -> tuple[Particles, Tensor]:
+        self, data: WeightedData, state: DataParticles, weights: Tensor, generator: torch.Generator
+    ) -> tuple[DataParticles, Tensor]:
         """Carry each population in a straight line to other weights of the data.
 
         Parameters
@@ -559,7 +559,7 @@ class Carriage:
                 state = self.rejuvenate(data, state, generator)
         return state, total
 
-    def rejuvenate(self, data: WeightedData, state: Particles, generator: torch.Generator) -> Particles:
+    def rejuvenate(self, data: WeightedData, state: DataParticles, generator: torch.Generator) -> DataParticles:
         """Resample populations of uneven weights, and move all particles."""
         metric = _shared_metric(state)
         state = _resampled(state, generator)
@@ -587,7 +587,9 @@ class Carriage:
         )
 
 
-def from_prior(data: WeightedData, num_populations: int, num_particles: int, generator: torch.Generator) -> Particles:
+def prior_populations(
+    data: WeightedData, num_populations: int, num_particles: int, generator: torch.Generator
+) -> DataParticles:
     """Draw populations from the prior: none of the data count.
 
     Raises
@@ -606,11 +608,11 @@ def from_prior(data: WeightedData, num_populations: int, num_particles: int, gen
     return state
 
 
-def at(data: WeightedData, position: Tensor, count: float) -> Particles:
+def at(data: WeightedData, position: Tensor, count: float) -> DataParticles:
     """Return equally weighted particles at ``position (r, N, d)``, every datum counting ``count`` times."""
     r, n, _ = position.shape
     like = {"dtype": torch.float64, "device": position.device}
-    return Particles(
+    return DataParticles(
         position,
         _pointwise(data, position),
         torch.full((r, n), -math.log(n), **like),  # type: ignore[call-overload]
@@ -621,7 +623,7 @@ def at(data: WeightedData, position: Tensor, count: float) -> Particles:
     )
 
 
-def _merged(state: Particles, copies: int) -> Particles:
+def _merged(state: DataParticles, copies: int) -> DataParticles:
     """Make one population of each ``copies`` neighbours, which are given the same data."""
     return state._replace(
         position=state.position.unflatten(0, (-1, copies)).flatten(1, 2),
@@ -631,7 +633,7 @@ def _merged(state: Particles, copies: int) -> Particles:
     )
 
 
-class Predictive(NamedTuple):
+class PredictiveDensity(NamedTuple):
     """The log predictive density of data, given what each population has seen."""
 
     log_density: Tensor  # (r, n), with the bias of the logarithm removed to first order
@@ -639,7 +641,7 @@ class Predictive(NamedTuple):
     influence: Tensor  # (r, N, n), of each particle on the log density
 
 
-def predict(state: Particles) -> Predictive:
+def predict(state: DataParticles) -> PredictiveDensity:
     """Predict every datum, seen or not."""
     log_weight = state.log_weight.unsqueeze(-1)
     log_density = (log_weight + state.pointwise).logsumexp(1)
@@ -647,7 +649,7 @@ def predict(state: Particles) -> Predictive:
     influence = log_weight.exp() * (relative - 1)
     effective = 1 / (2 * (log_weight + relative.log())).exp().sum(1)
     # E log X is below log E X by half the relative variance of X.
-    return Predictive(log_density + influence.square().sum(1) / 2, effective, influence)
+    return PredictiveDensity(log_density + influence.square().sum(1) / 2, effective, influence)
 
 
 def _kernel(step_size: float, metric: Metric, num_populations: int) -> PopulationHMC:
@@ -656,7 +658,7 @@ def _kernel(step_size: float, metric: Metric, num_populations: int) -> Populatio
     return replace(kernel, num_populations=num_populations)
 
 
-def _shared_metric(state: Particles) -> Metric:
+def _shared_metric(state: DataParticles) -> Metric:
     """Learn the covariance within populations, which differ in where they are more than in how wide."""
     weight = state.log_weight.exp().to(state.position.dtype).unsqueeze(-1)
     centred = state.position - (weight * state.position).sum(1, keepdim=True)
@@ -664,7 +666,7 @@ def _shared_metric(state: Particles) -> Metric:
     return learn_metric(centred.flatten(0, 1), log_weight.flatten())
 
 
-def _resampled(state: Particles, generator: torch.Generator) -> Particles:
+def _resampled(state: DataParticles, generator: torch.Generator) -> DataParticles:
     needed = (effective_share(state.log_weight) < _RESAMPLE_BELOW).unsqueeze(-1)
     n = state.log_weight.shape[-1]
     index = torch.where(needed, systematic(state.log_weight, generator), torch.arange(n, device=needed.device))
@@ -727,7 +729,7 @@ class Prequential:
     >>> from bayeskit.inference.generalized import GibbsPosterior, losses
     >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     >>> posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x, weight=0.5)
-    >>> curve = prequential(posterior, orders=2, num_replicates=4, num_particles=64)
+    >>> curve = prequential_score(posterior, orders=2, num_replicates=4, num_particles=64)
     >>> curve.log_predictive.shape, abs(curve.log_evidence + 3.258145) < 5 * curve.log_evidence_standard_error
     (torch.Size([2, 3]), True)
     """
@@ -818,7 +820,7 @@ class Prequential:
         )
 
 
-def prequential(
+def prequential_score(
     target: Target,
     orders: int | Tensor = 4,
     *,
@@ -885,7 +887,7 @@ def prequential(
     ...     with pyro.plate("data", len(y)):
     ...         pyro.sample("y", dist.Bernoulli(share), obs=y)
     >>> target = bk.Target.from_pyro(model, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
-    >>> result = prequential(target, orders=torch.arange(4), num_replicates=8, num_particles=128)
+    >>> result = prequential_score(target, orders=torch.arange(4), num_replicates=8, num_particles=128)
     >>> abs(result.log_evidence - torch.tensor(1 / 20).log().item()) < 5 * result.log_evidence_standard_error
     True
     """
@@ -898,7 +900,7 @@ def prequential(
     chosen = _as_orders(orders, data.num_data, generator).to(target.device)
     rows = chosen.repeat_interleave(num_replicates, 0)
     increments = torch.zeros(rows.shape, dtype=torch.float64, device=target.device)
-    state = from_prior(data, len(rows), num_particles, generator)
+    state = prior_populations(data, len(rows), num_particles, generator)
     with progress_bar("prequential", data.num_data, progress) as bar:
         for k in range(data.num_data):
             state, increments[:, k] = _admit(data, state, rows[:, k], carriage, generator)
@@ -907,8 +909,8 @@ def prequential(
 
 
 def _admit(
-    data: WeightedData, state: Particles, datum: Tensor, carriage: Carriage, generator: torch.Generator
-) -> tuple[Particles, Tensor]:
+    data: WeightedData, state: DataParticles, datum: Tensor, carriage: Carriage, generator: torch.Generator
+) -> tuple[DataParticles, Tensor]:
     """Let population ``r`` take in ``datum[r]``; return its log predictive density, ``(r,)``, too."""
     weights = state.data_weights.scatter(1, datum.unsqueeze(1), 1.0)
     return carriage.carry(data, state, weights, generator)
@@ -936,7 +938,9 @@ def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor
     return rows.long()
 
 
-def _summarise(orders: Tensor, increments: Tensor, state: Particles, num_particles: int, seconds: float) -> Prequential:
+def _summarise(
+    orders: Tensor, increments: Tensor, state: DataParticles, num_particles: int, seconds: float
+) -> Prequential:
     """Average populations: those of one order on its curve, all of them on the evidence.
 
     ``increments`` are ``(q * replicates, n)``.
@@ -966,7 +970,7 @@ def _summarise(orders: Tensor, increments: Tensor, state: Particles, num_particl
     )
 
 
-def _of_totals(totals: Tensor, increments: Tensor, state: Particles) -> Evidence:
+def _of_totals(totals: Tensor, increments: Tensor, state: DataParticles) -> Evidence:
     """Average what populations, whatever their order, say of the evidence, ``(populations,)``."""
     log_evidence = float(totals.logsumexp(0)) - math.log(len(totals))
     error, spread = replicates_log_mean_error((totals - log_evidence).unsqueeze(0))
@@ -1059,7 +1063,7 @@ class _LeaveOut:
         """Let a population see the data in each of so many random orders, and predict those it has not seen yet."""
         data, device = self.data, self.data.target.device
         orders = _as_orders(num_orders, data.num_data, self.generator).to(device)
-        state = from_prior(data, num_orders, self.num_particles, self.generator)
+        state = prior_populations(data, num_orders, self.num_particles, self.generator)
         score = torch.empty(num_orders, len(self.sizes), dtype=torch.float64, device=device)
         increments = torch.empty_like(score)
         surprising = torch.zeros(len(self.sizes), dtype=torch.bool)
@@ -1081,9 +1085,11 @@ class _LeaveOut:
             rows[:, column], doubt[column], score[column] = 0.0, 0.0, scored.score.mean()
             own[column] = scored.variance.sum() / len(scored.score) ** 2
             count[column], spent = len(scored.score), spent + scored.num_evaluations
-        error = (spread(rows).square() + doubt.square() + own).sqrt()
+        error = (widened_standard_error(rows).square() + doubt.square() + own).sqrt()
         # What a kind of data that was never held out would add, it would add to every size.
-        cumulative_error = (spread(rows.cumsum(1)).square() + doubt.cumsum(0).square() + own.cumsum(0)).sqrt()
+        cumulative_error = (
+            widened_standard_error(rows.cumsum(1)).square() + doubt.cumsum(0).square() + own.cumsum(0)
+        ).sqrt()
         if len(self.sizes) == data.num_data:
             sums = _of_totals(increments.sum(1), increments, state)
             problems += [x for x in sums.warnings if x not in problems]
@@ -1110,7 +1116,7 @@ class _LeaveOut:
                     found[size] = scored
         return found
 
-    def _controls(self, orders: Tensor, state: Particles, first_only: Tensor) -> tuple[Tensor, Tensor]:
+    def _controls(self, orders: Tensor, state: DataParticles, first_only: Tensor) -> tuple[Tensor, Tensor]:
         """Return how well the held-out data of each order and size are predicted by all data, and the mean of that.
 
         Some data are hard to predict whatever one has seen. Of how well all data predict a datum the mean is known,
@@ -1193,7 +1199,7 @@ class _LeaveOut:
             control = (held.to(each) @ each) / size
             rows, doubt = adjusted(score.unsqueeze(1), control.unsqueeze(1), each.mean())
             score = rows.squeeze(1)
-            variance = variance + (missing * spread(rows).square() + doubt.square()).squeeze()
+            variance = variance + (missing * widened_standard_error(rows).square() + doubt.square()).squeeze()
         return _OfSize(score.mean(), influence, variance, len(held), pareto_k.max(), rerun)
 
     def _scored(self, held: Tensor, draws: Tensor | None, copies: int = 1) -> _SetScores:
@@ -1208,7 +1214,7 @@ class _LeaveOut:
     def _chunk(self, held: Tensor, draws: Tensor | None, copies: int) -> _SetScores:
         rows = held.repeat_interleave(copies, 0)
         if draws is None:
-            state = from_prior(self.data, len(rows), self.num_particles, self.generator)
+            state = prior_populations(self.data, len(rows), self.num_particles, self.generator)
         else:
             like = {"generator": self.generator, "device": draws.device}
             chosen = torch.randint(len(draws), (len(rows), self.num_particles), **like)  # type: ignore[call-overload]
@@ -1236,7 +1242,7 @@ def _mask(rows: Tensor, num_data: int) -> Tensor:
     return torch.zeros(len(rows), num_data, dtype=torch.float64, device=rows.device).scatter(1, rows, 1.0)
 
 
-def _held_out_mean(state: Particles, held: Tensor) -> tuple[Tensor, Tensor]:
+def _held_out_mean(state: DataParticles, held: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean log predictive density of held-out data, and the share of them that rest on few particles."""
     predictive = predict(state)
     share = held / held.sum(1, keepdim=True)
@@ -1275,7 +1281,7 @@ def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> tuple[Tensor, Te
     return score - slope * (control - centre), torch.where(kinds < _LEAST_KINDS, _DOUBT * shift, 0.0)
 
 
-def spread(values: Tensor) -> Tensor:
+def widened_standard_error(values: Tensor) -> Tensor:
     """Return the standard error of the mean of regressed rows, ``(r, m) -> (m,)``, widened where they are few."""
     r = len(values)
     if r < 3:

@@ -21,11 +21,11 @@ from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
-from bayeskit.inference.generalized.bootstrap import as_draws, blocks, joined, numbers_of
+from bayeskit.inference.generalized.bootstrap import joined, minima_as_draws, numbers_of, replicate_batches
 from bayeskit.inference.generalized.losses.loss import Data, num_data
 from bayeskit.inference.generalized.minimizer import Minimum, minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooling
-from bayeskit.logdensity.pyro_distributions import draw
+from bayeskit.logdensity.pyro_distributions import draw_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,11 +41,11 @@ __all__ = [
     "ScoreState",
     "UrnState",
     "conditional",
+    "law_without_data",
     "log_copula_density",
     "martingale_posterior",
     "normal_location",
     "rate",
-    "start",
 ]
 
 
@@ -167,7 +167,7 @@ class ScoreDriven(Predictive):
         The parameter after the observed data, ``(k,)``, such as that of maximum likelihood.
     information : Tensor, optional
         ``I``, ``(k, k)``, positive definite; by default the mean outer product of the observed data's scores at
-        ``start``.
+        ``law_without_data``.
 
     Raises
     ------
@@ -222,7 +222,7 @@ class ScoreDriven(Predictive):
     def step(self, state: ScoreState, *, generator: torch.Generator) -> ScoreState:
         """Draw at the present parameters and move these along the score."""
         with global_stream(generator):
-            drawn = draw(self.family(state.parameter))
+            drawn = draw_values(self.family(state.parameter))
         if drawn.shape != state.data[:, 0].shape:
             raise ShapeError(
                 f"family draws data of shape {tuple(drawn.shape)} instead of {tuple(state.data[:, 0].shape)}"
@@ -426,7 +426,7 @@ class CopulaUpdate(Predictive):
         """Return the law after all data on the grid, ``(M, C, G)``, and their joint log density, ``(M, C)``."""
         generator = new_generator(self.seed, stream="orders of the data")
         orders = torch.stack([torch.randperm(len(data), generator=generator) for _ in range(self.num_permutations)])
-        mean, scale = start(data)
+        mean, scale = law_without_data(data)
         places = torch.cat([data[orders], grid.expand(len(orders), -1)], 1)
         standard = ((places - mean) / scale)[:, None]
         rho = correlations[:, None]
@@ -442,13 +442,13 @@ class CopulaUpdate(Predictive):
         return cdf[..., len(data) :], total
 
 
-def start(data: Tensor) -> tuple[Tensor, Tensor]:
+def law_without_data(data: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the normal law without data, ``(n,) -> (), ()``.
 
     Examples
     --------
     >>> import torch
-    >>> mean, scale = start(torch.cat([torch.linspace(-1, 1, 101), torch.tensor([1e4])]))
+    >>> mean, scale = law_without_data(torch.cat([torch.linspace(-1, 1, 101), torch.tensor([1e4])]))
     >>> round(mean.item(), 3), round(scale.item(), 3)
     (0.01, 0.749)
     """
@@ -459,7 +459,7 @@ def start(data: Tensor) -> tuple[Tensor, Tensor]:
 
 def _grid(data: Tensor, count: int) -> Tensor:
     """Return points over all data whose distance grows with that from the median, where this exceeds the scale."""
-    mean, scale = start(data)
+    mean, scale = law_without_data(data)
     ends = torch.stack([(data.min() - mean) / scale - _REACH, (data.max() - mean) / scale + _REACH]).asinh()
     share = torch.linspace(0, 1, count, dtype=data.dtype, device=data.device)
     return mean + scale * (ends[0] + share * (ends[1] - ends[0])).sinh()
@@ -633,7 +633,7 @@ def martingale_posterior(
     horizons = tuple(sorted({max(1, last // 2**k) for k in range(_CHECKPOINTS)}))
     generator = new_generator(seed, stream="martingale posterior")
     begin, first = time.monotonic(), minimize(posterior, seed=seed).position
-    sizes = blocks(count, numbers_of(posterior.data) * (n + last) // n)
+    sizes = replicate_batches(count, numbers_of(posterior.data) * (n + last) // n)
     paths: list[list[Minimum]] = []
     with progress_bar("predictive resampling", len(sizes) * last, progress) as bar:
         for number, size in enumerate(sizes):
@@ -641,7 +641,7 @@ def martingale_posterior(
             paths.append(_followed(posterior, futures, first.expand(size, -1)))
     ends = joined([path[-1] for path in paths])
     settings = {"method": "martingale_posterior", "predictive": type(rule).__name__, "horizon": last, "seed": seed}
-    draws = as_draws(posterior, ends, time.monotonic() - begin, settings)
+    draws = minima_as_draws(posterior, ends, time.monotonic() - begin, settings)
     path = torch.cat([torch.stack([minimum.position for minimum in path]) for path in paths], 1)
     result = MartingalePosterior(draws, horizons, path, n)
     share = float(result.remaining.nan_to_num(0.0).max())

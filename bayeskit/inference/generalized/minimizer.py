@@ -15,15 +15,15 @@ from torch.func import grad, grad_and_value, jacrev, vmap
 from bayeskit.core.randomness import one_thread, validation_kept
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, FunctionLoss, Loss, columns
-from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooling, check_sum
+from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooled_by_sum, check_pooling
 
 __all__ = [
     "BANDWIDTH",
-    "Information",
+    "InformationMatrices",
     "Minimum",
     "Total",
     "WIDTHS",
-    "curvature",
+    "hessian_of_loss",
     "influence",
     "information",
     "minimize",
@@ -337,7 +337,7 @@ BANDWIDTH = 0.75
 _NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal variable
 
 
-class Information(NamedTuple):
+class InformationMatrices(NamedTuple):
     """Curvature and gradient covariance of a loss at its minimiser, for each datum, in unconstrained coordinates.
 
     Attributes
@@ -393,7 +393,7 @@ def influence(posterior: GibbsPosterior, position: Tensor, data: Data | None = N
     return result.mT
 
 
-def curvature(
+def hessian_of_loss(
     posterior: GibbsPosterior, position: Tensor, data: Data | None = None, weights: Tensor | None = None
 ) -> Tensor:
     """Return the mean Hessian of the loss of a datum, ``(d, d)``.
@@ -437,7 +437,7 @@ def smooth_total(posterior: GibbsPosterior, position: Tensor, data: Data | None 
     return lambda u, weights=None: (4 * narrow(u, weights) - wide(u, weights)) / 3
 
 
-def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Information:
+def information(posterior: GibbsPosterior, at: Tensor | None = None) -> InformationMatrices:
     r"""Return curvature and gradient covariance of the loss at its minimiser.
 
     The minimiser has the asymptotic covariance :math:`J^{-1} I J^{-1} / n`, the posterior of weight one
@@ -479,14 +479,14 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
     >>> found.mean_hessian.item(), round(found.gradient_covariance.item(), 4)  # one, and the variance of the data
     (1.0, 4.6667)
     """
-    check_sum(posterior, "curvature and gradient covariance are")
+    check_pooled_by_sum(posterior, "curvature and gradient covariance are")
     if at is None:
         at = minimize(posterior).position
     if tuple(at.shape) != (posterior.dim,):
         raise ShapeError(f"at must be ({posterior.dim},), not {tuple(at.shape)}")
     with one_thread(), validation_kept():
         torch.distributions.Distribution.set_default_validate_args(False)
-        each, mean_hessian = influence(posterior, at), curvature(posterior, at)
+        each, mean_hessian = influence(posterior, at), hessian_of_loss(posterior, at)
     centred = each - each.mean(0)
     if not bool((torch.linalg.eigvalsh(mean_hessian) > 0).all()):
         raise DataError(
@@ -499,7 +499,7 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
             "direction undetermined or the search ended on a plateau of a bounded loss; look at propriety_check, or "
             "give at=minimize(posterior, start=...).position"
         )
-    return Information(at, centred.mT @ centred / len(each), mean_hessian, len(each))
+    return InformationMatrices(at, centred.mT @ centred / len(each), mean_hessian, len(each))
 
 
 def _total(posterior: GibbsPosterior, loss: Loss, data: Any) -> Total:

@@ -47,8 +47,8 @@ __all__ = [
     "Sum",
     "as_loss",
     "as_pooling",
+    "check_pooled_by_sum",
     "check_pooling",
-    "check_sum",
 ]
 
 # --------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any) -> Poolin
     raise SettingsError(f"pooling must be 'sum', 'mean', 'max' or an object such as DeepSets(...), not {pooling!r:.80}")
 
 
-def check_sum(posterior: GibbsPosterior, what: str = "a learning rate is calibrated") -> None:
+def check_pooled_by_sum(posterior: GibbsPosterior, what: str = "a learning rate is calibrated") -> None:
     """Refuse losses that are pooled by anything but their sum.
 
     Raises

@@ -13,6 +13,7 @@ from pyro.distributions import Delta
 from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, Normal
 
+from bayeskit._moved import answer_to_old_names
 from bayeskit.core.inputs import real_number
 from bayeskit.errors import GuideError, SettingsError
 from bayeskit.inference.objectives.drawing import Particles, Site, unwrapped
@@ -24,19 +25,21 @@ __all__ = [
     "Alpha",
     "Divergence",
     "GVI",
-    "Gaussian",
     "KullbackLeibler",
-    "Renyi",
+    "NormalLaw",
+    "RenyiDivergence",
     "ReverseKullbackLeibler",
     "SquaredWasserstein",
 ]
+
+__getattr__ = answer_to_old_names(__name__)
 
 # --------------------------------------------------------------------------------------------------
 # Divergences: how far beliefs may go from the prior, as the second of the three choices of generalized variation.
 # --------------------------------------------------------------------------------------------------
 
 
-class Gaussian(NamedTuple):
+class NormalLaw(NamedTuple):
     """A normal law: mean ``(d,)`` and the lower triangular factor of its covariance, ``(d, d)``."""
 
     mean: Tensor
@@ -80,7 +83,7 @@ class Divergence(ABC):
         object.__setattr__(self, "weight", real_number("weight", self.weight, between=(0.0, math.inf)))
 
     @abstractmethod
-    def between(self, guide: Gaussian, prior: Gaussian) -> Tensor:
+    def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
         """Return the divergence of two normal laws, a scalar, weight included; infinite where it does not exist."""
 
     @abstractmethod
@@ -114,13 +117,13 @@ class KullbackLeibler(Divergence):
     --------
     >>> import torch
     >>> one = torch.ones(1, 1)
-    >>> KullbackLeibler(weight=2.0).between(Gaussian(torch.ones(1), one), Gaussian(torch.zeros(1), one)).item()
+    >>> KullbackLeibler(weight=2.0).between(NormalLaw(torch.ones(1), one), NormalLaw(torch.zeros(1), one)).item()
     1.0
     """
 
     adds_up: ClassVar[bool] = True
 
-    def between(self, guide: Gaussian, prior: Gaussian) -> Tensor:
+    def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
         """Return the divergence of two normal laws."""
         return self.weight * _kullback_leibler(guide, prior)
 
@@ -144,12 +147,12 @@ class ReverseKullbackLeibler(Divergence):
     Examples
     --------
     >>> import torch
-    >>> narrow, wide = (Gaussian(torch.zeros(1), torch.tensor([[sd]])) for sd in (1.0, 2.0))
+    >>> narrow, wide = (NormalLaw(torch.zeros(1), torch.tensor([[sd]])) for sd in (1.0, 2.0))
     >>> round(ReverseKullbackLeibler().between(narrow, wide).item(), 4)
     0.8069
     """
 
-    def between(self, guide: Gaussian, prior: Gaussian) -> Tensor:
+    def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
         """Return the divergence of two normal laws."""
         return self.weight * _kullback_leibler(prior, guide)
 
@@ -159,7 +162,7 @@ class ReverseKullbackLeibler(Divergence):
 
 
 @dataclass(frozen=True)
-class Renyi(Divergence):
+class RenyiDivergence(Divergence):
     r"""Renyi's, :math:`\frac{w}{\alpha - 1} \log E_q[(q / \pi)^{\alpha - 1}]`.
 
     Parameters
@@ -187,7 +190,7 @@ class Renyi(Divergence):
     --------
     >>> import torch
     >>> one = torch.ones(1, 1)
-    >>> Renyi(alpha=0.5).between(Gaussian(torch.ones(1), one), Gaussian(torch.zeros(1), one)).item()
+    >>> RenyiDivergence(alpha=0.5).between(NormalLaw(torch.ones(1), one), NormalLaw(torch.zeros(1), one)).item()
     0.25
     """
 
@@ -197,7 +200,7 @@ class Renyi(Divergence):
         super().__post_init__()
         object.__setattr__(self, "alpha", real_number("alpha", self.alpha, between=(0.0, math.inf)))
 
-    def between(self, guide: Gaussian, prior: Gaussian) -> Tensor:
+    def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
         """Return the divergence of two normal laws."""
         return self.weight * _renyi(guide, prior, self.alpha)
 
@@ -232,7 +235,7 @@ class Alpha(Divergence):
     --------
     >>> import torch
     >>> one = torch.ones(1, 1)
-    >>> far = Gaussian(torch.tensor([100.0]), one), Gaussian(torch.zeros(1), one)
+    >>> far = NormalLaw(torch.tensor([100.0]), one), NormalLaw(torch.zeros(1), one)
     >>> Alpha(alpha=0.5).between(*far).item()
     4.0
     """
@@ -245,7 +248,7 @@ class Alpha(Divergence):
         if self.alpha == 1:
             raise SettingsError("alpha of Alpha must not be one, where it is Kullback and Leibler's: KullbackLeibler()")
 
-    def between(self, guide: Gaussian, prior: Gaussian) -> Tensor:
+    def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
         """Return the divergence of two normal laws."""
         power = (self.alpha - 1) * _renyi(guide, prior, self.alpha)
         return self.weight / (self.alpha * (self.alpha - 1)) * power.expm1()
@@ -272,12 +275,12 @@ class SquaredWasserstein(Divergence):
     Examples
     --------
     >>> import torch
-    >>> narrow, wide = (Gaussian(torch.full((1,), sd), torch.tensor([[sd]])) for sd in (1.0, 3.0))
+    >>> narrow, wide = (NormalLaw(torch.full((1,), sd), torch.tensor([[sd]])) for sd in (1.0, 3.0))
     >>> SquaredWasserstein().between(narrow, wide).item()
     8.0
     """
 
-    def between(self, guide: Gaussian, prior: Gaussian) -> Tensor:
+    def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
         """Return the divergence of two normal laws."""
         # Singular values of the product of the factors are the roots of the eigenvalues of that of the covariances.
         cross = torch.linalg.svdvals(guide.scale_tril.mT @ prior.scale_tril).sum()
@@ -292,12 +295,12 @@ class SquaredWasserstein(Divergence):
         )
 
 
-def _kullback_leibler(first: Gaussian, second: Gaussian) -> Tensor:
+def _kullback_leibler(first: NormalLaw, second: NormalLaw) -> Tensor:
     standard = _solve(second.scale_tril, torch.cat([first.scale_tril, (first.mean - second.mean)[:, None]], 1))
     return (standard.square().sum() - len(first.mean) + second.log_determinant - first.log_determinant) / 2
 
 
-def _renyi(first: Gaussian, second: Gaussian, alpha: float) -> Tensor:
+def _renyi(first: NormalLaw, second: NormalLaw, alpha: float) -> Tensor:
     if alpha == 1:
         return _kullback_leibler(first, second)
     mixed, failed = torch.linalg.cholesky_ex(alpha * second.covariance + (1 - alpha) * first.covariance)
@@ -365,7 +368,7 @@ class GVI(Objective):
     --------
     >>> import pyro, torch, pyro.distributions as dist
     >>> from bayeskit.inference.generalized import GibbsPosterior, losses
-    >>> from bayeskit.inference.generalized.variational import Renyi
+    >>> from bayeskit.inference.generalized.variational import RenyiDivergence
     >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     >>> posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x, weight=0.5)
     >>> def guide():
@@ -373,7 +376,7 @@ class GVI(Objective):
     >>> bound = GVI(num_particles=10_000).loss(posterior, guide)  # at the Gibbs posterior: minus its log evidence
     >>> abs(bound - 3.2581) < 0.1
     True
-    >>> GVI(Renyi(0.5), num_particles=10_000).loss(posterior, guide) < bound
+    >>> GVI(RenyiDivergence(0.5), num_particles=10_000).loss(posterior, guide) < bound
     True
     """
 
@@ -409,7 +412,7 @@ class GVI(Objective):
         return self.divergence.of_draws(ratio, particles.log_score)
 
 
-def _normal_laws(particles: Particles) -> tuple[Gaussian, Gaussian] | None:
+def _normal_laws(particles: Particles) -> tuple[NormalLaw, NormalLaw] | None:
     """Return the joint laws of guide and prior over all latent sites, where both are normal and neither is a chain.
 
     Parameters
@@ -462,7 +465,7 @@ def _flat(value: Tensor, count: int) -> Tensor | None:
     return value.reshape(count, -1)
 
 
-def _normal_law(site: Site, count: int) -> Gaussian | None:
+def _normal_law(site: Site, count: int) -> NormalLaw | None:
     """Return the law of a site if it is normal and the same for all particles."""
     if site["mask"] not in (None, True) or isinstance(site["scale"], Tensor) or site["scale"] != 1:
         return None
@@ -479,16 +482,16 @@ def _normal_law(site: Site, count: int) -> Gaussian | None:
     mean = _flat(base.loc.expand(shape), count)
     if mean is None or factor is None or not _alike(mean) or not _alike(factor):
         return None
-    return Gaussian(mean[0], factor[0])
+    return NormalLaw(mean[0], factor[0])
 
 
 def _alike(rows: Tensor) -> bool:
     return bool((rows == rows[:1]).all())
 
 
-def _joint(laws: list[Any], like: Tensor) -> Gaussian:
+def _joint(laws: list[Any], like: Tensor) -> NormalLaw:
     mean = torch.cat([law.mean for law in laws])
-    return Gaussian(mean.to(like), torch.block_diag(*(law.scale_tril for law in laws)).to(like))
+    return NormalLaw(mean.to(like), torch.block_diag(*(law.scale_tril for law in laws)).to(like))
 
 
 def _none(particles: Particles) -> Tensor:

@@ -1,6 +1,7 @@
 """Gradients of expectations over discrete variables: every estimator is a draw of weighted points."""
 
-from bayeskit.inference.gradients.comparison import GradientComparison, GradientStatistics, compare
+from bayeskit._moved import answer_to_old_names
+from bayeskit.inference.gradients.comparison import GradientComparison, GradientStatistics, compare_estimators
 from bayeskit.inference.gradients.estimator import Enumeration, GradientEstimator, Table, WeightedPoints
 from bayeskit.inference.gradients.relaxed import (
     REBAR,
@@ -31,32 +32,34 @@ from bayeskit.inference.gradients.without_replacement import (
 
 __all__ = [
     "ARM",
-    "VIMCO",
-    "Autoregressive",
-    "DisARM",
-    "ImportanceWithoutReplacement",
-    "RaoBlackwell",
-    "REBAR",
-    "RELAX",
-    "GumbelSoftmax",
-    "StraightThrough",
     "Annealed",
-    "ExponentialDecay",
-    "best_k",
-    "compare",
+    "Autoregressive",
     "ControlVariate",
+    "DisARM",
     "Enumeration",
+    "ExponentialDecay",
     "GradientComparison",
     "GradientEstimator",
     "GradientStatistics",
+    "GumbelSoftmax",
+    "ImportanceWithoutReplacement",
     "LeaveOneOut",
     "MovingAverage",
+    "REBAR",
+    "RELAX",
+    "RaoBlackwell",
     "ScoreFunction",
     "Space",
+    "StraightThrough",
     "Table",
     "UnorderedSet",
+    "VIMCO",
     "WeightedPoints",
+    "best_k",
+    "compare_estimators",
     "gumbel_top_k",
     "space_of",
     "stochastic_beam_search",
 ]
+
+__getattr__ = answer_to_old_names(__name__)

@@ -29,7 +29,7 @@ from bayeskit.inference.gradients.without_replacement import RaoBlackwell, Unord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["GradientComparison", "GradientStatistics", "compare"]
+__all__ = ["GradientComparison", "GradientStatistics", "compare_estimators"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ _TABULATED = (
 )
 
 
-def compare(
+def compare_estimators(
     distribution: Distribution | Space | Tensor,
     f: Function | Tensor,
     estimators: Sequence[GradientEstimator] | GradientEstimator | None = None,

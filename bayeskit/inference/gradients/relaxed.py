@@ -38,7 +38,7 @@ __all__ = [
     "Tunable",
     "evaluations",
     "relaxed_draws",
-    "weighted",
+    "weighted_draws",
 ]
 
 # --------------------------------------------------------------------------------------------------
@@ -477,7 +477,7 @@ class REBAR(Tunable):
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points and their relaxations."""
         drawn = relaxed_draws(space, self.temperature, self.num_samples, generator, type(self).__name__)
-        return weighted(drawn, self.scale)
+        return weighted_draws(drawn, self.scale)
 
     def num_evaluations(self, space: Space) -> int:
         """Return three for each draw, or one without the control variate."""
@@ -498,7 +498,7 @@ def evaluations(num_samples: int, scale: float | Tensor) -> int:
     return num_samples if _absent(scale) else 3 * num_samples
 
 
-def weighted(drawn: RelaxedDraws, scale: float | Tensor) -> WeightedPoints:
+def weighted_draws(drawn: RelaxedDraws, scale: float | Tensor) -> WeightedPoints:
     """Return draws and their relaxations with their weights."""
     own = drawn.score / len(drawn.score)
     if _absent(scale):
@@ -588,7 +588,7 @@ class RELAX(Tunable):
         drawn = relaxed_draws(space, self.temperature, self.num_samples, generator, type(self).__name__)
         free = evaluated(self.control, WeightedPoints(drawn.free, drawn.score))
         given = evaluated(self.control, WeightedPoints(drawn.given, drawn.score))
-        return weighted(drawn, self.scale)._replace(offset=(free - drawn.score * given).mean(0))
+        return weighted_draws(drawn, self.scale)._replace(offset=(free - drawn.score * given).mean(0))
 
     def num_evaluations(self, space: Space) -> int:
         """Return three for each draw, or one where the scale is zero; those of `control` do not count."""

@@ -25,7 +25,7 @@ __all__ = [
     "best_k",
     "gumbel_top_k",
     "log_leave_one_out_ratios",
-    "most_probable",
+    "most_probable_codes",
     "sample_outside",
     "stochastic_beam_search",
 ]
@@ -140,7 +140,7 @@ def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = Non
         return (logits + gumbel(tuple(logits.shape), logits, generator)).topk(k, dim=-1).indices
 
 
-def most_probable(space: Space, k: int) -> Tensor:
+def most_probable_codes(space: Space, k: int) -> Tensor:
     """Return the codes of the `k` points a beam search finds, `(k, *batch, variables)`.
 
     These are the `k` most probable where variables are independent, and otherwise those that look so on the way.
@@ -422,7 +422,7 @@ class RaoBlackwell(GradientEstimator):
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Return the kept points and those drawn from the rest."""
         _check_k(self.k, space)
-        kept = most_probable(space, self.k)
+        kept = most_probable_codes(space, self.k)
         weights = space.log_prob(kept).exp()
         if self.k == space.size:
             return WeightedPoints(space.value(kept), weights)

@@ -29,10 +29,10 @@ __all__ = [
     "Minibatches",
     "ROWS",
     "already_validated",
+    "draw_particles",
     "importance_sampling",
     "positive",
     "require_acceptance",
-    "run",
     "tail_problems",
 ]
 
@@ -99,7 +99,7 @@ class Minibatches:
             If ``batch_size`` is given and no argument has the data as leading dimension.
         """
         nesting = plate_nesting(model, guide, args, {})
-        particles = run(model, guide, args, 1, nesting, data_plate, Compatibility())
+        particles = draw_particles(model, guide, args, 1, nesting, data_plate, Compatibility())
         num_items = _num_items(particles.layout)
         _refuse_scales(particles)
         columns = [x for x in args if _is_column(x, num_items)]
@@ -121,7 +121,7 @@ class Minibatches:
             yield rows, tuple(x[rows] if _is_column(x, self.num_items) else x for x in self.args)
 
 
-def run(
+def draw_particles(
     model: Callable[..., Any],
     guide: Callable[..., Any],
     args: tuple[Any, ...],
@@ -418,7 +418,7 @@ def importance_sampling(
                 weights = _Weights(num_samples)
                 for start in range(0, num_samples, chunk):
                     count = min(chunk, num_samples - start)
-                    weights.add(run(model, guide, batch, count, data.nesting, data_plate).log_weight)
+                    weights.add(draw_particles(model, guide, batch, count, data.nesting, data_plate).log_weight)
                     bar.update(rows.start * num_samples + (rows.stop - rows.start) * (start + count))
                 found.append(weights)
     log_likelihood = torch.cat([w.log_mean() for w in found])

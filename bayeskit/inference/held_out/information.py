@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, GuideError, SettingsError
-from bayeskit.inference.held_out.importance import Minibatches, already_validated, positive, run
+from bayeskit.inference.held_out.importance import Minibatches, already_validated, draw_particles, positive
 from bayeskit.inference.objectives.drawing import Layout, Site
 from bayeskit.inference.objectives.latent_density import LatentDensity
 
@@ -136,7 +136,7 @@ def active_units(
         data = Minibatches.of(guide, guide, args, None, data_plate)
         if data.num_items < 2:
             raise DataError("one datum cannot tell what varies with the data; give several")
-        particles = run(guide, guide, args, num_samples, data.nesting, data_plate)
+        particles = draw_particles(guide, guide, args, num_samples, data.nesting, data_plate)
     variance, error = {}, {}
     for name, site in particles.guide_sites.items():
         if not site["is_observed"]:

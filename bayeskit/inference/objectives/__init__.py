@@ -1,7 +1,15 @@
 """Objectives: bounds and divergences by which a Pyro model and its guide are trained."""
 
-from bayeskit.inference.objectives.constrained import GECO, InfoVAE, MeanSquaredError, NegativeLogLikelihood
-from bayeskit.inference.objectives.evidence_lower_bound import ELBO, STL, Cyclical, Linear, Schedule, infomax_weight
+from bayeskit._moved import answer_to_old_names
+from bayeskit.inference.objectives.constrained import GECO, InfoVAE, LogLikelihoodConstraint, MeanSquaredError
+from bayeskit.inference.objectives.evidence_lower_bound import (
+    ELBO,
+    STL,
+    Cyclical,
+    Linear,
+    WeightSchedule,
+    infomax_weight,
+)
 from bayeskit.inference.objectives.hierarchical import AuxiliaryELBO
 from bayeskit.inference.objectives.importance_weighted import IWAE, DReG, Renyi
 from bayeskit.inference.objectives.latent_density import LatentDensity
@@ -12,31 +20,33 @@ from bayeskit.inference.objectives.thermodynamic import TVO, EqualMoments, LogUn
 from bayeskit.inference.objectives.variational_contrastive_divergence import VCD
 
 __all__ = [
-    "ELBO",
-    "GECO",
-    "IWAE",
-    "STL",
-    "SUMO",
-    "sumo_estimate",
-    "TVO",
-    "VCD",
     "AuxiliaryELBO",
     "Cyclical",
     "DReG",
+    "ELBO",
     "EqualMoments",
+    "GECO",
     "GeometricTail",
+    "IWAE",
     "InfoVAE",
     "LatentDensity",
     "Linear",
+    "LogLikelihoodConstraint",
     "LogUniform",
     "MeanSquaredError",
-    "NegativeLogLikelihood",
     "Objective",
     "ReciprocalTail",
     "Renyi",
     "ReweightedWakeSleep",
-    "Schedule",
+    "STL",
+    "SUMO",
+    "TVO",
     "Tail",
     "TemperatureSchedule",
+    "VCD",
+    "WeightSchedule",
     "infomax_weight",
+    "sumo_estimate",
 ]
+
+__getattr__ = answer_to_old_names(__name__)

@@ -14,13 +14,20 @@ from torch import Tensor
 
 from bayeskit.errors import GuideError, SettingsError, ShapeError
 from bayeskit.inference.kernel_discrepancy import Kernel, maximum_mean_discrepancy
-from bayeskit.inference.objectives.drawing import PARTICLES, Layout, Particles, Site, log_density, reduced
+from bayeskit.inference.objectives.drawing import PARTICLES, Layout, Particles, Site, reduced, site_log_density
 from bayeskit.inference.objectives.evidence_lower_bound import divergences, score_function_estimate
 from bayeskit.inference.objectives.objective import Draw, Objective
 from bayeskit.logdensity.pyro_distributions import MendedDraws
-from bayeskit.logdensity.pyro_distributions import draw as draw_from
+from bayeskit.logdensity.pyro_distributions import draw_values as draw_from
 
-__all__ = ["Constraint", "GECO", "InfoVAE", "MeanSquaredError", "NegativeLogLikelihood", "updated_multiplier"]
+__all__ = [
+    "Constraint",
+    "GECO",
+    "InfoVAE",
+    "LogLikelihoodConstraint",
+    "MeanSquaredError",
+    "updated_multiplier",
+]
 
 # --------------------------------------------------------------------------------------------------
 # Training under a constraint: the least divergence from the prior at a given quality of reconstruction.
@@ -76,7 +83,7 @@ class MeanSquaredError:
 
 
 @dataclass(frozen=True)
-class NegativeLogLikelihood:
+class LogLikelihoodConstraint:
     """Minus the log density of an observed site is to be at most ``tolerance`` nats for each datum.
 
     Parameters
@@ -91,8 +98,8 @@ class NegativeLogLikelihood:
 
     Examples
     --------
-    >>> from bayeskit.inference.objectives.constrained import NegativeLogLikelihood
-    >>> NegativeLogLikelihood("x", 90.0)
+    >>> from bayeskit.inference.objectives.constrained import LogLikelihoodConstraint
+    >>> LogLikelihoodConstraint("x", 90.0)
     NegativeLogLikelihood(site='x', tolerance=90.0)
     """
 
@@ -102,7 +109,7 @@ class NegativeLogLikelihood:
     def __call__(self, particles: Particles) -> Tensor:
         """Return minus the log density less the tolerance, ``(K, *batch)``."""
         site = _observed(particles, self.site)
-        return -reduced(site, log_density(site["fn"], site["value"]), particles.layout) - self.tolerance
+        return -reduced(site, site_log_density(site["fn"], site["value"]), particles.layout) - self.tolerance
 
 
 def _observed(particles: Particles, name: str) -> Site:
@@ -130,7 +137,7 @@ class GECO(Objective):
     Parameters
     ----------
     constraint : callable
-        :class:`MeanSquaredError`, :class:`NegativeLogLikelihood`, or a function that takes
+        :class:`MeanSquaredError`, :class:`LogLikelihoodConstraint`, or a function that takes
         :class:`~bayeskit.inference.objectives.drawing.Particles` and returns ``C``, ``(K, *batch)``.
     num_particles : int, default 1
     smoothing : float, default 0.99

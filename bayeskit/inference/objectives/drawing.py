@@ -32,7 +32,7 @@ from torch.nn.functional import softplus
 
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction, space_of
-from bayeskit.logdensity.enumeration import Enumeration, Factor, align, pack, sum_product
+from bayeskit.logdensity.enumeration import EnumeratedDimensions, Factor, align, pack, sum_product
 from bayeskit.logdensity.pyro_distributions import MendedDraws
 from bayeskit.logdensity.transforms import support_of
 
@@ -48,7 +48,7 @@ __all__ = [
     "Plate",
     "Site",
     "SubsampleIndices",
-    "log_density",
+    "draw_log_density",
     "masked",
     "offset",
     "plate_nesting",
@@ -57,7 +57,7 @@ __all__ = [
     "require_reparameterized",
     "rows_of_minibatch",
     "run_particles",
-    "score_of",
+    "site_log_density",
     "stacked",
     "supplied_sites",
     "unwrapped",
@@ -85,7 +85,7 @@ def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
     return fn, events
 
 
-def log_density(fn: Any, value: Tensor) -> Tensor:
+def site_log_density(fn: Any, value: Tensor) -> Tensor:
     """Return ``fn.log_prob(value)``, for Bernoulli pixels with half the passes over memory."""
     base, events = unwrapped(fn)
     if isinstance(base, Bernoulli) and events and "logits" in base.__dict__ and not value.requires_grad:
@@ -562,7 +562,7 @@ def _density_of(site: Site) -> Tensor:
     if site["infer"].get(_RELAXED):
         term = relaxed_log_density(site["name"], site["fn"], site["value"])
     else:
-        term = log_density(site["fn"], site["value"])
+        term = site_log_density(site["fn"], site["value"])
     site["term"] = masked(site, term.detach())  # what a mask takes out is nobody's fault
     return term
 
@@ -572,13 +572,13 @@ def _is_path(site: Site) -> bool:
     return bool(site["fn"].has_rsample) or PATH in site["infer"]
 
 
-def score_of(site: Site) -> Tensor:
+def draw_log_density(site: Site) -> Tensor:
     """Return the log density of a draw as its distribution has it.
 
     Scales and masks say what a term counts for in the loss, not how probable the draw was. What a mask takes out may
     be padding whose density is not a number.
     """
-    term = log_density(site["fn"], site["value"])
+    term = site_log_density(site["fn"], site["value"])
     return torch.where(masked(site, torch.ones_like(term)) > 0, term, torch.where(term.isfinite(), term, 0.0))
 
 
@@ -1286,7 +1286,9 @@ def run_particles(
         if name not in spared  # factors, too
     }
     scores = [
-        layout.reduce(score_of(guide_sites[name])) for name in log_guide if detached or not _is_path(guide_sites[name])
+        layout.reduce(draw_log_density(guide_sites[name]))
+        for name in log_guide
+        if detached or not _is_path(guide_sites[name])
     ]
     if path_only:
         _leave_path(log_guide, _scores(run, guide, guide_trace, guide_sites, layout))
@@ -1367,7 +1369,7 @@ def _summed_out(
         if baselines:
             terms[_BASELINES] = sum(baselines[1:], baselines[0])
         scores = [
-            enumerated.added_up(enumerated.factor(site, score_of(site), layout, bare=True), layout)
+            enumerated.added_up(enumerated.factor(site, draw_log_density(site), layout, bare=True), layout)
             for site in (guide_sites[name] for name in scored)
         ]
         first = next(iter(enumerated.variables.values()))
@@ -1381,7 +1383,7 @@ def _summed_out(
     log_guide = {name: enumerated.expected(factor, {}, layout) for name, factor in own.items()}
     free = [(n, t) for n, t in _closed_forms(model_sites, guide_sites) if n not in summed] if analytic_kl else []
     kl = {name: reduced(model_sites[name], term, layout) for name, term in free}
-    scores = [layout.reduce(score_of(guide_sites[name])) for name in scored]
+    scores = [layout.reduce(draw_log_density(guide_sites[name])) for name in scored]
     found = _particles(terms, log_guide, scores, kl, layout, model_sites, guide_sites)
     return replace(found, in_sum=next((name for name in summed if name in guide_sites), None))
 
@@ -1399,7 +1401,7 @@ class _Run:
         function = _WithinNesting(self.nesting)(function)
         if self.num_particles > 1:
             function = pyro.plate(PARTICLES, self.num_particles, dim=-self.nesting - 1)(function)
-        enumeration = Enumeration(first_available_dim=-self.nesting - 2 if first else None)
+        enumeration = EnumeratedDimensions(first_available_dim=-self.nesting - 2 if first else None)
         weighting = _Weighting() if first else nullcontext()  # the model has no weights: its sites are given
         with enumeration, MendedDraws(), weighting:
             return poutine.trace(function).get_trace(*self.args, **self.kwargs)
@@ -1459,4 +1461,6 @@ def _scores(
         with poutine.block():
             again = _samples(run.trace(_Values(trace.nodes, fixed)(guide)))
         return {name: _term_of(again[name], layout) for name in free}
-    return {name: reduced(site, log_density(site["fn"], site["value"].detach()), layout) for name, site in free.items()}
+    return {
+        name: reduced(site, site_log_density(site["fn"], site["value"].detach()), layout) for name, site in free.items()
+    }

@@ -14,7 +14,16 @@ from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.drawing import Particles
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
 
-__all__ = ["Cyclical", "ELBO", "Linear", "STL", "Schedule", "divergences", "infomax_weight", "score_function_estimate"]
+__all__ = [
+    "Cyclical",
+    "ELBO",
+    "Linear",
+    "STL",
+    "WeightSchedule",
+    "divergences",
+    "infomax_weight",
+    "score_function_estimate",
+]
 
 # --------------------------------------------------------------------------------------------------
 # Weights that change over the steps of training.
@@ -22,7 +31,7 @@ __all__ = ["Cyclical", "ELBO", "Linear", "STL", "Schedule", "divergences", "info
 
 
 @runtime_checkable
-class Schedule(Protocol):
+class WeightSchedule(Protocol):
     """A weight for each step, counted from zero."""
 
     def __call__(self, step: int) -> float:
@@ -178,7 +187,7 @@ class ELBO(Objective):
         num_particles: int = 1,
         *,
         analytic_kl: bool = True,
-        kl_weight: float | Schedule = 1.0,
+        kl_weight: float | WeightSchedule = 1.0,
         free_bits: float = 0.0,
         max_plate_nesting: int | None = None,
         vectorize_particles: bool = True,
@@ -192,7 +201,7 @@ class ELBO(Objective):
             chunk_size=chunk_size,
             data_plate=data_plate,
         )
-        if not isinstance(kl_weight, Schedule):
+        if not isinstance(kl_weight, WeightSchedule):
             kl_weight = real_number("kl_weight", kl_weight)
             if not kl_weight >= 0:
                 raise SettingsError(f"kl_weight must not be negative, not {kl_weight}")
@@ -205,7 +214,7 @@ class ELBO(Objective):
     def estimate(self, draw: Draw) -> Tensor:
         """Return the bound of each datum, ``(*batch)``."""
         particles = draw(self.num_particles, analytic_kl=self.analytic_kl)
-        weight = self.kl_weight(self.num_steps) if isinstance(self.kl_weight, Schedule) else self.kl_weight
+        weight = self.kl_weight(self.num_steps) if isinstance(self.kl_weight, WeightSchedule) else self.kl_weight
         if torch.is_grad_enabled():
             self.num_steps += 1
         if weight != 1 or self.free_bits:
@@ -225,7 +234,7 @@ class ELBO(Objective):
     @property
     def is_moving(self) -> bool:
         """Whether the weight is annealed."""
-        return isinstance(self.kl_weight, Schedule)
+        return isinstance(self.kl_weight, WeightSchedule)
 
     def reset(self) -> None:
         """Start annealing anew."""

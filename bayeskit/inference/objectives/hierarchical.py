@@ -16,9 +16,9 @@ from bayeskit.inference.objectives.drawing import (
     Particles,
     Site,
     SubsampleIndices,
-    log_density,
+    draw_log_density,
     reduced,
-    score_of,
+    site_log_density,
     supplied_sites,
 )
 from bayeskit.inference.objectives.evidence_lower_bound import score_function_estimate
@@ -190,7 +190,11 @@ class _Inference:
         names = self._latent if self._reverse is None else list(log_guide)
         ratio = self._sum(log_guide[name] for name in names) - self._sum(log_reverse.values())
         drawn = guide if self._reverse is None else proposal
-        scores = [layout.reduce(score_of(drawn[name])) for name in self._auxiliary if not drawn[name]["fn"].has_rsample]
+        scores = [
+            layout.reduce(draw_log_density(drawn[name]))
+            for name in self._auxiliary
+            if not drawn[name]["fn"].has_rsample
+        ]
         shape = (count, *self._layout.shape)
         return ratio.reshape(shape), self._sum(scores).reshape(shape).sum(0) if scores else None
 
@@ -227,7 +231,7 @@ class _Inference:
 
 def _terms(sites: Mapping[str, Site], layout: Layout) -> dict[str, Tensor]:
     return {
-        name: reduced(site, log_density(site["fn"], site["value"]), layout)
+        name: reduced(site, site_log_density(site["fn"], site["value"]), layout)
         for name, site in sites.items()
         if not site["is_observed"]
     }

@@ -20,11 +20,11 @@ from bayeskit.inference.objectives.drawing import (
     Particles,
     Site,
     SubsampleIndices,
-    log_density,
+    draw_log_density,
     plate_nesting,
     reduced,
     run_particles,
-    score_of,
+    site_log_density,
     supplied_sites,
 )
 from bayeskit.logdensity.compiling import Evaluation, Evaluator, tempered
@@ -375,12 +375,12 @@ class LatentDensity:
             sites = self._traced(self._guide, lambda name, fn: values.get(name))
         if not score:
             return self._sum(sites, observed=False)
-        terms = [self.layout.reduce(score_of(site)) for site in sites.values() if not site["is_observed"]]
+        terms = [self.layout.reduce(draw_log_density(site)) for site in sites.values() if not site["is_observed"]]
         return sum(terms[1:], terms[0])
 
     def _sum(self, sites: Mapping[str, Site], observed: bool) -> Tensor:
         terms = [
-            reduced(site, log_density(site["fn"], site["value"]), self.layout)
+            reduced(site, site_log_density(site["fn"], site["value"]), self.layout)
             for site in sites.values()
             if bool(site["is_observed"]) is observed
         ]

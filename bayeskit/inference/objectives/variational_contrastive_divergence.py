@@ -15,10 +15,10 @@ from bayeskit.inference.objectives.latent_density import LatentDensity
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
 from bayeskit.inference.samplers.hmc import HMC
 
-__all__ = ["Kernel", "VCD", "contrastive_estimate"]
+__all__ = ["LatentKernel", "VCD", "contrastive_estimate"]
 
 
-class Kernel(Protocol):
+class LatentKernel(Protocol):
     """A Markov kernel over the rows of a :class:`LatentDensity`; its state has a ``position``, ``(rows, d)``."""
 
     def init(self, target: Any, position: Tensor) -> Any:
@@ -145,7 +145,7 @@ class VCD(Objective):
         num_particles: int = 1,
         *,
         num_steps: int = 8,
-        kernel: Kernel | None = None,
+        kernel: LatentKernel | None = None,
         target_acceptance: float | None = 0.9,
         adaptation_rate: float = 0.1,
         decay: float = 0.9,
@@ -161,7 +161,7 @@ class VCD(Objective):
             raise SettingsError(f"adaptation_rate must be positive, not {adaptation_rate}")
         if not 0 <= decay < 1:
             raise SettingsError(f"decay must lie in [0, 1), not {decay}")
-        self.kernel: Kernel = HMC(step_size=0.1, num_steps=5) if kernel is None else kernel
+        self.kernel: LatentKernel = HMC(step_size=0.1, num_steps=5) if kernel is None else kernel
         if target_acceptance is not None and not _has_step_size(self.kernel):
             raise SettingsError(
                 f"the kernel {type(self.kernel).__name__} is no dataclass with a step_size to adapt; "
@@ -276,7 +276,7 @@ class VCD(Objective):
         self._control_variate = state["control_variate"].clone()
 
 
-def _has_step_size(kernel: Kernel) -> bool:
+def _has_step_size(kernel: LatentKernel) -> bool:
     return dataclasses.is_dataclass(kernel) and any(f.name == "step_size" for f in dataclasses.fields(kernel))
 
 

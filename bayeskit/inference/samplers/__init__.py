@@ -1,5 +1,6 @@
 """Samplers: init/step kernels over a batch of chains, and the one loop that runs them."""
 
+from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState, ChEES, LongestAxis
 from bayeskit.inference.samplers.chains import Chains, Convergence, RunSettings, run
 from bayeskit.inference.samplers.driver import Algorithm, Control, Outcome, drive
@@ -11,7 +12,7 @@ from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedRun, Nest
 from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
 from bayeskit.inference.samplers.pyro_nuts import sample_with_pyro
 from bayeskit.inference.samplers.sampling import sample
-from bayeskit.inference.samplers.smc import PopulationHMC, Schedule, SMCInfo, SMCRun, SMCState, Stage, sample_smc
+from bayeskit.inference.samplers.smc import PopulationHMC, SMCInfo, SMCRun, SMCSchedule, SMCState, Stage, sample_smc
 from bayeskit.inference.samplers.stochastic_gradient import (
     SGHMC,
     SGLD,
@@ -22,10 +23,6 @@ from bayeskit.inference.samplers.stochastic_gradient import (
 )
 
 __all__ = [
-    "HMC",
-    "NUTS",
-    "SGHMC",
-    "SGLD",
     "Adaptation",
     "AdaptationState",
     "Algorithm",
@@ -37,6 +34,7 @@ __all__ = [
     "Convergence",
     "Epochs",
     "Exchange",
+    "HMC",
     "HMCInfo",
     "HMCState",
     "IndependentRows",
@@ -44,6 +42,7 @@ __all__ = [
     "LongestAxis",
     "Metric",
     "MinibatchTarget",
+    "NUTS",
     "NUTSInfo",
     "NestedRun",
     "NestedSampler",
@@ -52,10 +51,12 @@ __all__ = [
     "PopulationHMC",
     "PreconditionedSGLD",
     "RunSettings",
+    "SGHMC",
+    "SGLD",
     "SMCInfo",
     "SMCRun",
+    "SMCSchedule",
     "SMCState",
-    "Schedule",
     "Stage",
     "drive",
     "run",
@@ -66,3 +67,5 @@ __all__ = [
     "sample_stochastic_gradient",
     "sample_with_pyro",
 ]
+
+__getattr__ = answer_to_old_names(__name__)

@@ -19,7 +19,7 @@ from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
 from bayeskit.inference.samplers.hmc import choose
 from bayeskit.inference.samplers.starts import Climb, pathfinder, starting_points
-from bayeskit.logdensity.climbing import spread
+from bayeskit.logdensity.climbing import quartile_distance
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -153,7 +153,7 @@ class Chains:
             points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
         if self.initial is None:
             variance = self.adaptation.initial_variance
-            scale = spread(points) if variance is None else variance.to(points).sqrt()
+            scale = quartile_distance(points) if variance is None else variance.to(points).sqrt()
             points, covariance, spent = pathfinder(self.target, points, self._beta(), scale, generator)
         state = self.adaptation.init(self.target, points, generator=generator, covariance=covariance)
         return state._replace(num_gradients=state.num_gradients + spent)

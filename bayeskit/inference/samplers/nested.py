@@ -33,11 +33,11 @@ from bayeskit.logdensity.target import Target
 
 __all__ = [
     "ConstrainedSlice",
-    "Found",
     "NestedRun",
     "NestedSampler",
     "NestedState",
     "PRIOR_DRAWS_PER_EVALUATION",
+    "PointsAbove",
     "SliceInfo",
     "SliceState",
     "TICKS_BETWEEN_CHECKS",
@@ -270,7 +270,7 @@ _MAX_ROWS = 2
 """Prior draws that are evaluated at once, in multiples of the points that are wanted."""
 
 
-class Found(NamedTuple):
+class PointsAbove(NamedTuple):
     """Points above a threshold, as many as were found but no more than wanted."""
 
     points: SliceState
@@ -280,7 +280,7 @@ class Found(NamedTuple):
 
 def draw_above(
     target: Target, kernel: ConstrainedSlice, num_points: int, share: float, generator: torch.Generator
-) -> Found:
+) -> PointsAbove:
     """Draw from the prior what lies above the threshold of a kernel.
 
     Such points are independent of all others and of each other, which moved copies are only if they move far enough;
@@ -333,7 +333,9 @@ def draw_above(
         found += len(parts[-1].label)
         if found >= num_points:
             break
-    return Found(SliceState(*(torch.cat(column)[:num_points] for column in zip(*parts, strict=True))), spent, num_nan)
+    return PointsAbove(
+        SliceState(*(torch.cat(column)[:num_points] for column in zip(*parts, strict=True))), spent, num_nan
+    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -21,18 +21,18 @@ from bayeskit.logdensity.tracing import traced
 __all__ = [
     "COMPILE_SECONDS",
     "CompiledGrowth",
+    "CompiledMoves",
     "Half",
     "LEAVES_PER_LOOK",
     "LEAVES_PER_LOOK_ELSEWHERE",
-    "Moves",
     "NUTS",
     "NUTSInfo",
-    "Tree",
+    "Trajectory",
     "add_leaf",
     "compiled_moves",
     "drawn",
     "join_half",
-    "start",
+    "start_trajectory",
     "subtrees_turn",
 ]
 
@@ -43,7 +43,7 @@ __all__ = [
 # --------------------------------------------------------------------------------------------------
 
 
-class Tree(NamedTuple):
+class Trajectory(NamedTuple):
     """The trajectory so far: its ends, and the state drawn from it."""
 
     left_position: Tensor
@@ -87,7 +87,7 @@ class Half(NamedTuple):
     alive: Tensor  # bool: neither turned nor diverged
 
 
-def drawn(part: Tree | Half) -> tuple[Tensor, ...]:
+def drawn(part: Trajectory | Half) -> tuple[Tensor, ...]:
     """Return the state drawn from a part of the trajectory, and its energy."""
     first = part._fields.index("position")
     return part[first : first + 6]
@@ -106,18 +106,20 @@ def _advance(
     return torch.addcmul(position, step.unsqueeze(-1), metric.to_position(momentum)), momentum
 
 
-def start(metric: Metric, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor) -> tuple[Tree, Half]:
+def start_trajectory(
+    metric: Metric, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor
+) -> tuple[Trajectory, Half]:
     """Return the tree of one leaf and the empty half that will be added to it."""
     zero = torch.zeros_like(state.log_density)
     no = torch.zeros_like(zero, dtype=torch.bool)
     energy = 0.5 * momentum.square().sum(-1) - state.log_density
     end = (state.position, momentum, state.gradient)
-    tree = Tree(*end, *end, momentum, zero, *state[:5], energy, zero, ~no)
+    tree = Trajectory(*end, *end, momentum, zero, *state[:5], energy, zero, ~no)
     half = Half._make((*end, momentum, zero, zero, *drawn(tree), zero, energy, zero, zero, no, no))
     return tree, _leave(metric, tree, half, direction, step_size)
 
 
-def _leave(metric: Metric, tree: Tree, half: Half, direction: Tensor, step_size: Tensor) -> Half:
+def _leave(metric: Metric, tree: Trajectory, half: Half, direction: Tensor, step_size: Tensor) -> Half:
     """Empty the half and go from an end of the tree towards its first leaf."""
     forward = direction < 0.5
     step = torch.where(forward, step_size, -step_size)
@@ -187,7 +189,9 @@ def subtrees_turn(first: Tensor, middle: Tensor, half: Half) -> Tensor:
     )
 
 
-def join_half(tree: Tree, half: Half, position: Tensor, gradient: Tensor, first_momentum: Tensor, luck: Tensor) -> Tree:
+def join_half(
+    tree: Trajectory, half: Half, position: Tensor, gradient: Tensor, first_momentum: Tensor, luck: Tensor
+) -> Trajectory:
     """Join a half, whose last leaf is at ``position``, to the tree."""
     forward = (half.step > 0).unsqueeze(-1)
     inner = torch.where(forward, tree.right_momentum, tree.left_momentum)
@@ -210,7 +214,7 @@ def join_half(tree: Tree, half: Half, position: Tensor, gradient: Tensor, first_
         tree.depth + tree.active,
         half.alive & ~turned,
     )
-    return Tree._make(joined)
+    return Trajectory._make(joined)
 
 
 def _num_closed(leaf: int) -> int:
@@ -233,7 +237,7 @@ class _Growth(Protocol):
         """Join the half, whose last leaf is at ``position``, and begin the next; ``luck`` is uniform noise."""
         ...
 
-    def parts(self) -> tuple[Tree, Half]:
+    def parts(self) -> tuple[Trajectory, Half]:
         """Return the trajectory and what has been counted."""
         ...
 
@@ -254,7 +258,7 @@ class _EagerGrowth:
     def start(self, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor) -> Tensor:
         """Begin with a tree of one leaf."""
         self._step_size = step_size
-        self._tree, self._half = start(self._metric, state, momentum, direction, step_size)
+        self._tree, self._half = start_trajectory(self._metric, state, momentum, direction, step_size)
         self._memory = momentum.new_empty(1, 3, *momentum.shape)
         return self._half.next_position
 
@@ -277,7 +281,7 @@ class _EagerGrowth:
         self._half = _leave(self._metric, self._tree, self._half, direction, self._step_size)
         return self._half.next_position, self._tree.active.any()
 
-    def parts(self) -> tuple[Tree, Half]:
+    def parts(self) -> tuple[Trajectory, Half]:
         """Return the trajectory and what has been counted."""
         return self._tree, self._half
 
@@ -302,7 +306,7 @@ class CompiledGrowth:
     max_depth : int
     """
 
-    def __init__(self, metric: Metric, moves: Moves, max_depth: int) -> None:
+    def __init__(self, metric: Metric, moves: CompiledMoves, max_depth: int) -> None:
         self._metric, self._moves, self._max_depth = metric, moves, max_depth
         self._factor = metric.factor.contiguous()  # compiled code takes dtype and strides for granted
 
@@ -311,7 +315,7 @@ class CompiledGrowth:
         self._step_size = step_size
         self._memory = momentum.new_empty(self._max_depth, 3, *momentum.shape)
         self._rows = self._memory.unbind(0)
-        tree, half = start(self._metric, state, momentum, direction, step_size)
+        tree, half = start_trajectory(self._metric, state, momentum, direction, step_size)
         self._packed = [*_pack(tree), *_pack(half)]
         return half.next_position.contiguous()
 
@@ -344,9 +348,9 @@ class CompiledGrowth:
         )
         return position, growing
 
-    def parts(self) -> tuple[Tree, Half]:
+    def parts(self) -> tuple[Trajectory, Half]:
         """Return the trajectory and what has been counted."""
-        return _unpack(Tree, *self._packed[:2]), _unpack(Half, *self._packed[2:])
+        return _unpack(Trajectory, *self._packed[:2]), _unpack(Half, *self._packed[2:])
 
 
 _VECTORS = {
@@ -364,10 +368,10 @@ _VECTORS = {
     "gradient",
 }
 _FLAGS = {"active", "alive", "diverging"}
-_Part = TypeVar("_Part", Tree, Half)
+_Part = TypeVar("_Part", Trajectory, Half)
 
 
-def _pack(part: Tree | Half) -> tuple[Tensor, Tensor]:
+def _pack(part: Trajectory | Half) -> tuple[Tensor, Tensor]:
     """Put all vectors into one tensor, ``(k, n, d)``, and all numbers into another, ``(m, n)``: fewer arguments."""
     vectors = [x for name, x in part._asdict().items() if name in _VECTORS]
     numbers = [x.to(vectors[0].dtype) for name, x in part._asdict().items() if name not in _VECTORS]
@@ -380,7 +384,7 @@ def _unpack(kind: type[_Part], vectors: Tensor, numbers: Tensor) -> _Part:
     return kind(**{name: value != 0 if name in _FLAGS else value for name, value in values})
 
 
-class Moves(NamedTuple):
+class CompiledMoves(NamedTuple):
     """Compiled calls on packed tensors."""
 
     add: Callable[..., tuple[Tensor, ...]]
@@ -398,7 +402,7 @@ def compiled_moves(
     device: torch.device,
     max_depth: int,
     max_energy_error: float,
-) -> Moves | None:
+) -> CompiledMoves | None:
     """Compile the moves for one form of batch and metric, or return None where that fails.
 
     Compiled code wants fixed shapes, so it always looks at three subtrees; which of
@@ -418,7 +422,7 @@ def compiled_moves(
         return half.next_position, half.alive.any(), *_pack(half), remembered
 
     def join(factor: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        tree, half = _unpack(Tree, *rest[:2]), _unpack(Half, *rest[2:4])
+        tree, half = _unpack(Trajectory, *rest[:2]), _unpack(Half, *rest[2:4])
         position, gradient, memory, luck, direction, step_size = rest[4:]
         tree = join_half(tree, half, position, gradient, memory[0, 0], luck)
         half = _leave(Metric(factor, is_dense), tree, half, direction, step_size)
@@ -434,11 +438,11 @@ def compiled_moves(
     )
     metric = Metric(factor, is_dense)
     state = HMCState._make((vector, *evaluation, number))
-    tree, half = (_pack(part) for part in start(metric, state, vector, number, number + 1))
+    tree, half = (_pack(part) for part in start_trajectory(metric, state, vector, number, number + 1))
     leaf = (factor, *half, *evaluation, number + 1, memory, subtrees[0][0])
     end = (factor, *tree, *half, vector, vector, memory, number, number, number + 1)
     try:
-        return Moves(_compiled(add, leaf), _compiled(join, end), subtrees)
+        return CompiledMoves(_compiled(add, leaf), _compiled(join, end), subtrees)
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError):
         return None  # the density has said already that compiling does not work here
 

@@ -25,7 +25,7 @@ from bayeskit.inference.samplers.chains import Convergence, RunResult, RunSettin
 from bayeskit.inference.samplers.diagnosis import problems
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, say_early
 from bayeskit.inference.samplers.hmc import HMC
-from bayeskit.inference.samplers.starts import Climb, from_prior
+from bayeskit.inference.samplers.starts import Climb, prior_positions
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
@@ -498,7 +498,7 @@ def _divided(initial: Tensor | None, num_chains: int, num_groups: int, dim: int)
 
 def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | None:
     """Return the prior's variance of each coordinate, shape ``(d,)``: a first scale for the metric."""
-    draws = from_prior(target, num_draws, new_generator(seed, stream="prior variance"))
+    draws = prior_positions(target, num_draws, new_generator(seed, stream="prior variance"))
     if draws is None:
         return None
     # Quartiles, because a heavy-tailed prior has no variance to speak of.

@@ -41,15 +41,15 @@ __all__ = [
     "MIN_STEP_SIZE",
     "MoveInfo",
     "MoveState",
-    "Moved",
+    "MovedParticles",
     "Pilot",
     "PilotState",
     "PopulationHMC",
     "Replicates",
     "SMCInfo",
     "SMCRun",
+    "SMCSchedule",
     "SMCState",
-    "Schedule",
     "Stage",
     "TRAJECTORY",
     "bounded",
@@ -60,7 +60,7 @@ __all__ = [
     "next_temperature",
     "resample",
     "sample_smc",
-    "start",
+    "start_populations",
     "systematic",
 ]
 
@@ -395,7 +395,7 @@ class SMCInfo(NamedTuple):
     num_ancestors: Tensor  # (r,), int64: prior draws that still have descendants
 
 
-def start(target: Target, num_replicates: int, num_particles: int, generator: torch.Generator) -> SMCState:
+def start_populations(target: Target, num_replicates: int, num_particles: int, generator: torch.Generator) -> SMCState:
     """Draw the populations from the prior.
 
     Parameters
@@ -488,7 +488,7 @@ def count_distinct(index: Tensor) -> Tensor:
     return 1 + (index.sort(-1).values.diff(dim=-1) != 0).sum(-1)
 
 
-class Moved(NamedTuple):
+class MovedParticles(NamedTuple):
     """Particles after their moves."""
 
     state: SMCState
@@ -526,11 +526,11 @@ class Stage:
     --------
     >>> import torch, bayeskit as bk
     >>> from bayeskit.inference.samplers import Metric
-    >>> from bayeskit.inference.samplers.smc import Stage, start
+    >>> from bayeskit.inference.samplers.smc import Stage, start_populations
     >>> target = bk.exact.get("beta_binomial").target()
     >>> stage = Stage(0.5, 1.0, 1, 1, Metric.diagonal(torch.ones(1, dtype=torch.float64)))
     >>> generator = torch.Generator().manual_seed(0)
-    >>> state, info = stage.step(target, start(target, 4, 32, generator), generator=generator)
+    >>> state, info = stage.step(target, start_populations(target, 4, 32, generator), generator=generator)
     >>> state.position.shape, info.log_increment.shape
     (torch.Size([4, 32, 1]), torch.Size([4]))
     """
@@ -564,7 +564,7 @@ class Stage:
         info = SMCInfo(increment, left, share, moved.acceptance_rate, moved.diverging, ancestors)
         return moved.state, info
 
-    def move(self, target: Target, state: SMCState, *, generator: torch.Generator) -> Moved:
+    def move(self, target: Target, state: SMCState, *, generator: torch.Generator) -> MovedParticles:
         """Run ``num_moves`` trajectories from every particle."""
         r, n, _ = state.position.shape
         kernel = self.kernel(r)
@@ -581,7 +581,7 @@ class Stage:
             log_likelihood=chains.log_likelihood.reshape(r, n),
         )
         mean = (acceptance / self.num_moves).reshape(r, n).mean(-1)
-        return Moved(state, info, mean, (diverging / self.num_moves).reshape(r, n).mean(-1))
+        return MovedParticles(state, info, mean, (diverging / self.num_moves).reshape(r, n).mean(-1))
 
     def kernel(self, num_populations: int = 1) -> PopulationHMC:
         """Return what moves the particles of so many populations."""
@@ -596,7 +596,7 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class SMCSchedule:
     """Everything that a pilot run has learnt: temperatures, metrics, step sizes, trajectories, moves.
 
     Parameters
@@ -614,7 +614,7 @@ class Schedule:
     >>> import torch
     >>> from bayeskit.inference.samplers import Metric
     >>> metric = Metric.diagonal(torch.ones(2))
-    >>> schedule = Schedule(tuple(Stage(beta, 1.0, 1, 1, metric) for beta in (0.1, 0.4, 1.0)))
+    >>> schedule = SMCSchedule(tuple(Stage(beta, 1.0, 1, 1, metric) for beta in (0.1, 0.4, 1.0)))
     >>> len(schedule), schedule.dim
     (3, 2)
     """
@@ -738,7 +738,7 @@ class Pilot:
 
     def start(self, generator: torch.Generator) -> PilotState:
         """Draw from the prior."""
-        particles = start(self.target, 1, self.num_particles, generator)
+        particles = start_populations(self.target, 1, self.num_particles, generator)
         return PilotState(particles, torch.full_like(particles.beta, TRAJECTORY / 2))
 
     def advance(
@@ -916,7 +916,7 @@ class SMCRun:
     """
 
     draws: Draws
-    schedule: Schedule | None
+    schedule: SMCSchedule | None
     beta: Tensor
     info: SMCInfo
     undefined_share: float
@@ -971,7 +971,7 @@ def sample_smc(
     max_correlation: float = 0.5,
     max_moves: int = 20,
     target_acceptance: float = 0.9,
-    schedule: Schedule | None = None,
+    schedule: SMCSchedule | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     time_budget: float | None = None,
@@ -1053,7 +1053,7 @@ def sample_smc(
     """
     num_particles, num_replicates = _check_numbers(num_particles, num_replicates)
     seed = whole_number("seed", seed)
-    if not isinstance(schedule, (Schedule, type(None))):
+    if not isinstance(schedule, (SMCSchedule, type(None))):
         raise SettingsError(
             f"schedule must be a Schedule, such as the one of an earlier run, not a {type(schedule).__name__}"
         )
@@ -1073,11 +1073,11 @@ def sample_smc(
                 raise nothing_done(outcome.ending, control, "in the first stage of the pilot")
             particles = outcome.state.particles
             beta = float(particles.beta)
-            schedule = Schedule(stages) if beta == 1 else None
+            schedule = SMCSchedule(stages) if beta == 1 else None
             run = _as_run(target, particles, outcome, schedule, stages, generator, pilot_gradients, seed, deadline)
             say_early(run.ending, control, pilot.description, f"at inverse temperature {beta:.3g}")
             return run
-        schedule, correlation = Schedule(stages), outcome.records["correlation"]
+        schedule, correlation = SMCSchedule(stages), outcome.records["correlation"]
     left = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
     replicates = Replicates(target, schedule, num_replicates, num_particles, seed)
     generator = new_generator(seed, target.device, replicates.stream)
@@ -1098,7 +1098,7 @@ class Replicates:
     """What :func:`drive` advances to carry independent populations through a frozen schedule."""
 
     target: Target
-    schedule: Schedule
+    schedule: SMCSchedule
     num_replicates: int
     num_particles: int
     seed: int
@@ -1134,7 +1134,7 @@ class Replicates:
 
     def start(self, generator: torch.Generator) -> SMCState:
         """Draw all populations from the prior."""
-        return start(self.target, self.num_replicates, self.num_particles, generator)
+        return start_populations(self.target, self.num_replicates, self.num_particles, generator)
 
     def advance(
         self, state: SMCState, iteration: int, generator: torch.Generator
@@ -1160,7 +1160,7 @@ def _as_run(
     target: Target,
     state: SMCState,
     outcome: Outcome,
-    schedule: Schedule | None,
+    schedule: SMCSchedule | None,
     stages: Sequence[Stage],
     generator: torch.Generator,
     spent: int,

@@ -12,12 +12,19 @@ from torch import Tensor
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.climbing import Curvature, Objective, Place, ascent
+from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent
 from bayeskit.logdensity.compiling import tempered
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target
 
-__all__ = ["CANDIDATES", "Climb", "Start", "from_prior", "pathfinder", "starting_points"]
+__all__ = [
+    "CANDIDATES",
+    "Climb",
+    "Start",
+    "pathfinder",
+    "prior_positions",
+    "starting_points",
+]
 
 # --------------------------------------------------------------------------------------------------
 # Where chains start.
@@ -55,7 +62,7 @@ def starting_points(
     if initial is not None:
         return _given(target, num_chains, beta, torch.as_tensor(initial))
     count = CANDIDATES * num_chains
-    points = from_prior(target, count, generator)
+    points = prior_positions(target, count, generator)
     if points is None:
         shape = (count, target.dim)
         points = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
@@ -87,7 +94,7 @@ def starting_points(
     return chosen
 
 
-def from_prior(target: Target, num_vectors: int, generator: torch.Generator) -> Tensor | None:
+def prior_positions(target: Target, num_vectors: int, generator: torch.Generator) -> Tensor | None:
     """Return vectors ``(n, d)`` of a plausible size from where the sites draw; None if nothing knows any.
 
     They follow the prior if that is proper. A site that is flat, or whose prior a mask leaves out, draws all the same.
@@ -198,7 +205,7 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
         found = evaluate(u, beta)
         return found.log_density, found.gradient
 
-    objective = Objective(lambda u: value_and_gradient(u)[0], value_and_gradient)
+    objective = ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient)
     memory = min(_MAX_MEMORY, max(12, 2 * d))
     path = list(ascent(objective, points, _MAX_CLIMB, scale, memory))
     spent = path[-1].num_evaluations
@@ -303,7 +310,7 @@ def _covariance(
         return None
     total = scale.new_zeros((d, d) if d <= _MAX_DENSE else (d,))
     for step in chosen[rows].unique().tolist():
-        curvature: Curvature = path[step].curvature.of(whose[rows[chosen[rows] == step]])
+        curvature: InverseHessian = path[step].curvature.of(whose[rows[chosen[rows] == step]])
         if d <= _MAX_DENSE:
             identity = torch.eye(d, dtype=scale.dtype, device=scale.device)
             total += curvature.times(identity.unsqueeze(1).expand(d, len(curvature.diagonal), d)).sum(1)

@@ -43,7 +43,7 @@ __all__ = [
     "SGHMCState",
     "SGLD",
     "SGLDState",
-    "Schedule",
+    "StepSizeSchedule",
     "StochasticGradientInfo",
     "StochasticGradientKernel",
     "StochasticGradientRun",
@@ -57,7 +57,7 @@ __all__ = [
 # --------------------------------------------------------------------------------------------------
 
 
-class Schedule(Protocol):
+class StepSizeSchedule(Protocol):
     """A step size for every iteration; it never grows."""
 
     def at(self, iteration: Tensor, dtype: torch.dtype) -> Tensor:
@@ -130,7 +130,7 @@ class Polynomial:
         return self.a * (self.b + iteration.to(dtype)).pow(-self.gamma)
 
 
-def _as_schedule(step_size: float | Tensor | Schedule) -> Schedule:
+def _as_schedule(step_size: float | Tensor | StepSizeSchedule) -> StepSizeSchedule:
     """Return a number as a constant schedule, a schedule as it is."""
     return Constant(step_size) if isinstance(step_size, (int, float, Tensor)) else step_size
 
@@ -215,7 +215,7 @@ class SGLD:
     (torch.Size([8, 1]), False)
     """
 
-    step_size: float | Tensor | Schedule
+    step_size: float | Tensor | StepSizeSchedule
     metric: Metric | None = None
     planned_calls: int = 1
 
@@ -329,7 +329,7 @@ class PreconditionedSGLD:
     torch.Size([8, 1])
     """
 
-    step_size: float | Tensor | Schedule
+    step_size: float | Tensor | StepSizeSchedule
     decay: float = 0.99
     regularization: float = 1e-5
     planned_calls: int = 1
@@ -387,7 +387,7 @@ def settled(settings: Any, like: Tensor) -> Any:
     return replace(settings, **{f.name: settled(getattr(settings, f.name), like) for f in fields(settings)})
 
 
-def _step_sizes(step_size: float | Tensor | Schedule, position: Tensor, iteration: Tensor) -> Tensor:
+def _step_sizes(step_size: float | Tensor | StepSizeSchedule, position: Tensor, iteration: Tensor) -> Tensor:
     """Return each chain's step size, shape ``(n,)``."""
     # A number was looked at when the kernel was made; looking again would be a look at the device.
     if isinstance(step_size, (int, float)):
@@ -490,7 +490,7 @@ class SGHMC:
     (torch.Size([8, 1]), False)
     """
 
-    step_size: float | Tensor | Schedule
+    step_size: float | Tensor | StepSizeSchedule
     friction: float = 1.0
     gradient_noise: float | Tensor = 0.0
     metric: Metric | None = None

@@ -68,18 +68,18 @@ __all__ = [
     "Given",
     "History",
     "Nothing",
-    "Outcome",
-    "Plan",
     "Precision",
+    "TrainingOutcome",
+    "TrainingPlan",
     "adam",
     "as_batches",
     "compiled",
-    "described",
     "fit",
-    "mixed",
+    "in_mixed_precision",
     "named_modules",
     "named_modules_in_settings",
     "networks",
+    "setting_as_json",
     "train",
 ]
 
@@ -282,7 +282,7 @@ def _latent(guide: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Tens
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Settings of a run; see :func:`~bayeskit.inference.training.fit`."""
 
     num_epochs: int | None
@@ -347,7 +347,7 @@ class _Good(NamedTuple):
     buffers: dict[str, Tensor]
 
 
-class Outcome(NamedTuple):
+class TrainingOutcome(NamedTuple):
     """What a run leaves behind."""
 
     history: History
@@ -472,7 +472,7 @@ def _replaced_forward(modules: Sequence[nn.Module], wrap: Callable[[nn.Module], 
                     module.forward = forward  # type: ignore[method-assign]
 
 
-def mixed(module: nn.Module, dtype: torch.dtype) -> Callable[..., Any]:
+def in_mixed_precision(module: nn.Module, dtype: torch.dtype) -> Callable[..., Any]:
     """Return the module's computation in ``dtype`` where that is safe; what it returns is as precise as before.
 
     Log densities are computed outside of it, in full precision.
@@ -788,7 +788,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return tuple(items) if kind == "tuple" else list(items)
 
 
-def described(value: Any) -> Any:
+def setting_as_json(value: Any) -> Any:
     """Return a setting as JSON that differs where the setting does.
 
     Numbers, strings, None, tensors, and the lists, tuples, mappings and dataclasses made of such are compared by value,
@@ -797,7 +797,7 @@ def described(value: Any) -> Any:
     Examples
     --------
     >>> from bayeskit.inference.objectives import Linear
-    >>> described((Linear(20), print))
+    >>> setting_as_json((Linear(20), print))
     [['Linear', {'num_steps': 20, 'start': 0.0, 'end': 1.0}], 'print']
     """
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -807,13 +807,13 @@ def described(value: Any) -> Any:
         digest = hashlib.sha256(content.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
         return [str(content.dtype), list(content.shape), digest]
     if isinstance(value, Mapping):
-        return {str(key): described(item) for key, item in value.items()}
+        return {str(key): setting_as_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [described(item) for item in value]
+        return [setting_as_json(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [
             type(value).__qualname__,
-            {f.name: described(getattr(value, f.name)) for f in dataclasses.fields(value)},
+            {f.name: setting_as_json(getattr(value, f.name)) for f in dataclasses.fields(value)},
         ]
     return getattr(value, "__qualname__", type(value).__qualname__)
 
@@ -1072,8 +1072,8 @@ def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 def train(
-    model: Callable[..., Any], guide: Callable[..., Any], objective: Any, data: Any, validation: Any, plan: Plan
-) -> Outcome:
+    model: Callable[..., Any], guide: Callable[..., Any], objective: Any, data: Any, validation: Any, plan: TrainingPlan
+) -> TrainingOutcome:
     """Run to the end; see :func:`~bayeskit.inference.training.fit`."""
     batches = as_batches(data, plan.batch_size, plan.ranks, plan.seed)
     held_out = _held_out(validation, plan)
@@ -1102,14 +1102,14 @@ def train(
     with ExitStack() as stack:
         if plan.precision == "bfloat16":
             found = networks(model, guide)
-            stack.enter_context(_replaced_forward(found, partial(mixed, dtype=torch.bfloat16)))
+            stack.enter_context(_replaced_forward(found, partial(in_mixed_precision, dtype=torch.bfloat16)))
         if plan.compile:
             chosen = networks(model, guide) if isinstance(plan.compile, bool) else list(plan.compile)
             stack.enter_context(_compiled(learner, chosen, first, plan.seed))
         return _Run(learner, objective, batches, held_out, plan, first).run()
 
 
-def _held_out(validation: Any, plan: Plan) -> Batches | None:
+def _held_out(validation: Any, plan: TrainingPlan) -> Batches | None:
     """Return the validation data; every process evaluates all of them."""
     if validation is None:
         return None
@@ -1153,7 +1153,13 @@ def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: i
 
 class _Run:
     def __init__(
-        self, learner: _Learner, objective: Any, batches: Batches, held_out: Batches | None, plan: Plan, first: Batch
+        self,
+        learner: _Learner,
+        objective: Any,
+        batches: Batches,
+        held_out: Batches | None,
+        plan: TrainingPlan,
+        first: Batch,
     ) -> None:
         self.learner, self.batches, self.held_out, self.plan = learner, batches, held_out, plan
         self.ranks, self.control = plan.ranks, plan.control
@@ -1177,7 +1183,7 @@ class _Run:
         self.agreed: Ending | None = None
         self.last_save = -math.inf
 
-    def run(self) -> Outcome:
+    def run(self) -> TrainingOutcome:
         self.begin = time.monotonic()
         path = self.control.checkpoint
         if path is not None and Path(path).exists():
@@ -1210,7 +1216,7 @@ class _Run:
             self._restore_best()
         say_early(ending, self.control, "training", f"after {self.history.num_steps} steps", stacklevel=5)  # type: ignore[arg-type]
         parameters = {name: p.detach().clone() for name, p in self.parameters.items()}
-        return Outcome(self.history, parameters, ending, self.history.best_epoch if restored else None, seconds)
+        return TrainingOutcome(self.history, parameters, ending, self.history.best_epoch if restored else None, seconds)
 
     def _ending(self) -> Ending | None:
         history, plan = self.history, self.plan
@@ -1429,7 +1435,7 @@ class _Run:
             "model": self.learner.fingerprint(),
             "data": self.batches.fingerprint(),
             "objective": _objective_settings(objective),
-            "optimizer": [type(self.optimizer).__name__, described(defaults)],
+            "optimizer": [type(self.optimizer).__name__, setting_as_json(defaults)],
             "schedule": type(self.scheduler).__name__,
             "batch_size": plan.batch_size,
             "gradient_clipping": plan.gradient_clipping,
@@ -1454,7 +1460,7 @@ def _objective_settings(objective: Any) -> list[Any] | None:
     found = {*learnt, "max_plate_nesting"}  # in the first run, unless it was given
     return [
         type(objective).__name__,
-        {n: described(v) for n, v in vars(objective).items() if n not in found and not n.startswith("_")},
+        {n: setting_as_json(v) for n, v in vars(objective).items() if n not in found and not n.startswith("_")},
     ]
 
 
@@ -1631,7 +1637,7 @@ def fit(
             "validation_objective must be one of bayeskit.inference.objectives or a pyro.infer.ELBO, not "
             f"{validation_objective!r:.80}"
         )
-    plan = Plan(
+    plan = TrainingPlan(
         num_epochs=None if num_epochs is None else whole_number("num_epochs", num_epochs, least=1),
         num_steps=None if num_steps is None else whole_number("num_steps", num_steps, least=1),
         batch_size=None if batch_size is None else whole_number("batch_size", batch_size, least=1),

@@ -33,9 +33,9 @@ __all__ = [
     "conflicting_pairs",
     "has_conflict",
     "log_sum_over_columns",
-    "members",
     "num_conflict_free",
     "plot_genotypes",
+    "subset_members",
 ]
 
 
@@ -438,7 +438,7 @@ def _check_size(num_cells: int, num_mutations: int) -> None:
         )
 
 
-def members(num_items: int, like: Tensor) -> Tensor:
+def subset_members(num_items: int, like: Tensor) -> Tensor:
     """Return which items each subset holds, zeros and ones of the type of ``like``: ``(2**num_items, num_items)``."""
     items = torch.arange(num_items, device=like.device)
     return ((torch.arange(2**num_items, device=like.device).unsqueeze(1) >> items) & 1).to(like)
@@ -463,7 +463,7 @@ def _column_terms(observed: Tensor, false_positive: Tensor, false_negative: Tens
     """
     absent, present = (x.mT.unsqueeze(-2) for x in _entry_terms(observed, false_positive, false_negative))
     # A rate of zero has a term of minus infinity, which no product with an indicator would survive.
-    return torch.where(members(observed.shape[0], observed) == 1, present, absent).sum(-1)
+    return torch.where(subset_members(observed.shape[0], observed) == 1, present, absent).sum(-1)
 
 
 def _log_evidence_given_rates(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> Tensor:
@@ -811,7 +811,7 @@ class NoisyGenotypes:
             If no conflict-free matrix is possible.
         """
         probabilities = _column_probabilities(self._column_terms())
-        return (probabilities @ members(self.num_cells, probabilities)).mT.to(self.observed.dtype)
+        return (probabilities @ subset_members(self.num_cells, probabilities)).mT.to(self.observed.dtype)
 
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent matrices from the exact posterior, column after column.
@@ -848,7 +848,7 @@ class NoisyGenotypes:
             probabilities = probabilities.expand(num_samples, -1) if which is None else probabilities[which]
             drawn = torch.multinomial(probabilities, 1, generator=generator)
             columns = torch.cat([columns, drawn], dim=1)
-        return (members(self.num_cells, self.observed)[columns] == 1).mT
+        return (subset_members(self.num_cells, self.observed)[columns] == 1).mT
 
     @one_thread()
     def gibbs_sweep(self, genotypes: Tensor, *, generator: torch.Generator) -> Tensor:
@@ -894,7 +894,7 @@ class NoisyGenotypes:
             )
         if bool(has_conflict(present).any()):
             raise DataError("genotypes to start from have a conflict; start from zeros, which have none")
-        patterns = members(self.num_mutations, self.observed) == 1
+        patterns = subset_members(self.num_mutations, self.observed) == 1
         kinds = _gametes(patterns)
         terms = torch.stack(self._entry_terms(), dim=-2)
         for cell in range(self.num_cells):

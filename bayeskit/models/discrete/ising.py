@@ -16,7 +16,15 @@ from torch.nn.functional import logsigmoid, pad
 from bayeskit.core.inputs import whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
-__all__ = ["CRITICAL_COUPLING", "Couplings", "IsingExpectations", "IsingGrid", "Shape", "draw", "kaufman_log_partition"]
+__all__ = [
+    "CRITICAL_COUPLING",
+    "Couplings",
+    "IsingExpectations",
+    "IsingGrid",
+    "Shape",
+    "draw_grids",
+    "kaufman_log_partition",
+]
 
 # --------------------------------------------------------------------------------------------------
 # Kaufman's partition function of the homogeneous Ising torus.
@@ -190,7 +198,7 @@ def _first_row(rows: Tensor, periodic: bool, below: Tensor) -> Tensor:
     return rows[..., 0, :] + (below.diagonal(dim1=-2, dim2=-1) if periodic else below.squeeze(-2))
 
 
-def draw(couplings: Couplings, periodic: bool, count: int) -> Tensor:
+def draw_grids(couplings: Couplings, periodic: bool, count: int) -> Tensor:
     """Draw grids exactly, spin after spin, from torch's global stream.
 
     Parameters
@@ -520,7 +528,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         with torch.no_grad():
             oriented = self._oriented(sum(self.event_shape) + 1)
             flat = Couplings(*(x.reshape(-1, *x.shape[-2:]) for x in oriented))
-            spins = draw(flat, self.periodic, sample_shape.numel()).transpose(0, 1)
+            spins = draw_grids(flat, self.periodic, sample_shape.numel()).transpose(0, 1)
             spins = spins.mT if self._transposed else spins
             return spins.reshape(sample_shape + self.batch_shape + self.event_shape)
 

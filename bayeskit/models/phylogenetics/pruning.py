@@ -21,7 +21,7 @@ __all__ = [
     "Level",
     "MatrixTransport",
     "Plan",
-    "Schedule",
+    "PruningSchedule",
     "Sites",
     "States",
     "Transport",
@@ -101,7 +101,7 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class PruningSchedule:
     """Everything the likelihood of one alignment on one topology needs but the branch lengths.
 
     Attributes
@@ -267,7 +267,7 @@ def build_schedule(
     interchangeable: bool,
     dtype: torch.dtype,
     device: torch.device,
-) -> Schedule:
+) -> PruningSchedule:
     """Find the distinct sub-patterns below every node and put them in order.
 
     Parameters
@@ -387,7 +387,7 @@ def build_schedule(
     line_states = np.concatenate(
         [np.repeat(np.arange(4), (level.tips.stop - level.tips.start) // 4) for level in levels]
     )
-    return Schedule(
+    return PruningSchedule(
         levels=tuple(levels),
         tip_sets=real(sets),
         tip_states=real(sets[line_states, np.arange(tip_lines)]),
@@ -463,7 +463,7 @@ class UniformTransport(Transport):
     num_coefficients = 2
     uses_partials = False
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: PruningSchedule) -> None:
         self._tip_keep = schedule.tip_edges
         self._tip_mix = schedule.tip_edges + schedule.num_edges
         self._tip_states = schedule.tip_states[:, None]
@@ -514,7 +514,7 @@ class MatrixTransport(Transport):
     num_coefficients = 16
     uses_partials = True
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: PruningSchedule) -> None:
         first = schedule.tip_edges + schedule.tip_line_states * (4 * schedule.num_edges)
         self._tip_slots = [first + base * schedule.num_edges for base in range(4)]
         self._tip_sets = [allowed[:, None] for allowed in schedule.tip_sets]
@@ -599,12 +599,12 @@ class Plan(NamedTuple):
         stands for tips, which have no scaler.
     """
 
-    schedule: Schedule
+    schedule: PruningSchedule
     transport: Transport
     scaler_rows: tuple[tuple[Tensor, ...], ...]
 
 
-def make_plan(schedule: Schedule, transport: Transport) -> Plan:
+def make_plan(schedule: PruningSchedule, transport: Transport) -> Plan:
     """Join a schedule and a transport."""
 
     def rows(factors: Sequence[tuple[Tensor, ...]], below: Level) -> tuple[Tensor, ...]:

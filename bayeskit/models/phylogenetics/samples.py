@@ -47,8 +47,8 @@ __all__ = [
     "asdsf",
     "check_sample",
     "comparable",
+    "normalised_weights",
     "robinson_foulds",
-    "shares",
     "split_frequencies",
 ]
 
@@ -58,7 +58,7 @@ __all__ = [
 # --------------------------------------------------------------------------------------------------
 
 
-def shares(weights: Sequence[float] | np.ndarray | Tensor | None, count: int) -> np.ndarray:
+def normalised_weights(weights: Sequence[float] | np.ndarray | Tensor | None, count: int) -> np.ndarray:
     """Return weights divided by their sum, equal ones where none are given, shape `(count,)`, float64.
 
     Raises
@@ -68,7 +68,7 @@ def shares(weights: Sequence[float] | np.ndarray | Tensor | None, count: int) ->
 
     Examples
     --------
-    >>> shares([1, 3], 2).tolist()
+    >>> normalised_weights([1, 3], 2).tolist()
     [0.25, 0.75]
     """
     if isinstance(weights, Tensor):
@@ -1151,7 +1151,7 @@ class TreeSample(RankedTopologies):
         num_burn_in: int = 0,
     ) -> TreeSample:
         distinct, which = topologies.distinct()
-        return cls(distinct, which[index], shares(weights, len(index)), lengths, num_burn_in)
+        return cls(distinct, which[index], normalised_weights(weights, len(index)), lengths, num_burn_in)
 
     def __repr__(self) -> str:
         kind = "rooted" if self.rooted else "unrooted"

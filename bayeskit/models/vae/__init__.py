@@ -41,7 +41,6 @@ from bayeskit.models.vae.networks import (
 )
 
 __all__ = [
-    "VAE",
     "Autoencoder",
     "ConditionalFlow",
     "ConditionalVAE",
@@ -57,6 +56,7 @@ __all__ = [
     "MissingDataVAE",
     "SemiSupervisedVAE",
     "StandardNormal",
+    "VAE",
     "binarize",
     "conditional_vae",
     "convolutional_vae",

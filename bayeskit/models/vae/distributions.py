@@ -8,12 +8,16 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
-__all__ = ["DiscretizedLogistic", "Shape"]
+from bayeskit._moved import answer_to_old_names
+
+__all__ = ["DiscretizedLogisticMixture", "Shape"]
+
+__getattr__ = answer_to_old_names(__name__)
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 
 
-class DiscretizedLogistic(TorchDistribution):  # type: ignore[misc]
+class DiscretizedLogisticMixture(TorchDistribution):  # type: ignore[misc]
     r"""Logistic variable, or a mixture of them, rounded to equally spaced levels in ``[0, 1]``.
 
     Level :math:`k = 0 \dots L - 1` has the value :math:`k / (L - 1)` and the mass that the logistic density puts
@@ -38,7 +42,7 @@ class DiscretizedLogistic(TorchDistribution):  # type: ignore[misc]
     Examples
     --------
     >>> import torch
-    >>> pixel = DiscretizedLogistic(torch.tensor(0.3), torch.tensor(-2.0))
+    >>> pixel = DiscretizedLogisticMixture(torch.tensor(0.3), torch.tensor(-2.0))
     >>> levels = torch.arange(256) / 255
     >>> round(float(pixel.log_prob(levels).exp().sum()), 4)
     1.0
@@ -51,11 +55,11 @@ class DiscretizedLogistic(TorchDistribution):  # type: ignore[misc]
         self.loc, self.log_scale, self.logits, self.num_levels = loc, log_scale, logits, num_levels
         super().__init__(loc.shape if logits is None else loc.shape[:-1], validate_args=False)
 
-    def expand(self, batch_shape: Shape, _instance: None = None) -> DiscretizedLogistic:
+    def expand(self, batch_shape: Shape, _instance: None = None) -> DiscretizedLogisticMixture:
         """Return the same distribution with another batch shape."""
         shape = torch.Size(batch_shape) if self.logits is None else torch.Size(batch_shape) + self.loc.shape[-1:]
         logits = None if self.logits is None else self.logits.expand(shape)
-        return DiscretizedLogistic(self.loc.expand(shape), self.log_scale.expand(shape), logits, self.num_levels)
+        return DiscretizedLogisticMixture(self.loc.expand(shape), self.log_scale.expand(shape), logits, self.num_levels)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log mass of levels, ``(*batch)``."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeskit.errors import DataError, SettingsError
-from bayeskit.models.vae.distributions import DiscretizedLogistic as _DiscretizedLogistic
+from bayeskit.models.vae.distributions import DiscretizedLogisticMixture as _DiscretizedLogistic
 
 __all__ = [
     "Bernoulli",

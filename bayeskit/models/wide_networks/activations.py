@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import vjp
 from torch.nn import functional
 
+from bayeskit._moved import answer_to_old_names
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import BayeskitError, ModelError, SettingsError
@@ -36,12 +37,12 @@ __all__ = [
     "CHUNK",
     "Elementwise",
     "Erf",
-    "Exponential",
+    "ExponentialActivation",
     "GaussianBump",
     "Gelu",
-    "Moments",
+    "NormalMoments",
     "PiecewiseLinear",
-    "Polynomial",
+    "PolynomialActivation",
     "Quadrature",
     "SAME",
     "Sine",
@@ -53,12 +54,14 @@ __all__ = [
     "monomial",
 ]
 
+__getattr__ = answer_to_old_names(__name__)
+
 # --------------------------------------------------------------------------------------------------
 # What an activation function must know of itself: moments under normal laws.
 # --------------------------------------------------------------------------------------------------
 
 
-class Moments(NamedTuple):
+class NormalMoments(NamedTuple):
     """Moments of a function of two jointly normal numbers ``u`` and ``v`` with mean zero.
 
     Attributes
@@ -85,7 +88,9 @@ class Activation(ABC):
         """Return the function's values."""
 
     @abstractmethod
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers.
 
         Parameters
@@ -155,7 +160,9 @@ class PiecewiseLinear(Activation):
             return self.right * x.abs()
         return torch.where(x > 0, self.right * x, self.left * x)
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers."""
         odd, even = (0.5 * (self.right + self.left)) ** 2, (0.5 * (self.right - self.left)) ** 2
         known = gap is not None
@@ -172,7 +179,7 @@ class PiecewiseLinear(Activation):
             middle = 0.0 if self.left == -self.right else self.left  # the slope at zero
             slope = (2 * even / math.pi) * ahead + odd
             slope = where_zero(a, b, slope, one=middle * 0.5 * (self.left + self.right), both=middle**2)
-        return Moments(nngp, slope, self._gap(k, gap, sine, acute, a, b, nngp) if known else None)
+        return NormalMoments(nngp, slope, self._gap(k, gap, sine, acute, a, b, nngp) if known else None)
 
     def _gap(self, k: Tensor, gap: Tensor, sine: Tensor, acute: Tensor, a: Tensor, b: Tensor, nngp: Tensor) -> Tensor:
         """Return the gap between the function's own moments, from that between its arguments'."""
@@ -214,14 +221,16 @@ class Step(Activation):
         middle = 0.5 * (self.left + self.right)
         return middle + 0.5 * (self.right - self.left) * torch.sign(x)
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers."""
         middle, height = 0.5 * (self.left + self.right), 0.5 * (self.right - self.left)
         between = angle(root(gap_of(k, a, b) if gap is None else gap), k)
         # A number without variance is zero, where the function is half way: as if at a right angle to all.
         between = where_zero(a, b, between, 0.5 * math.pi, 0.5 * math.pi)
         nngp = middle**2 + height**2 * (1 - (2 / math.pi) * between)
-        return Moments(nngp, torch.zeros_like(nngp) if derivative else None)
+        return NormalMoments(nngp, torch.zeros_like(nngp) if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:
         """Return the expectation of the function of a normal number with variance ``a``."""
@@ -241,7 +250,7 @@ _LARGEST_HERMITE = 40  # of higher degrees, powers cancel to less than ten digit
 
 
 @dataclass(frozen=True)
-class Polynomial(Activation):
+class PolynomialActivation(Activation):
     """A polynomial.
 
     Parameters
@@ -281,7 +290,9 @@ class Polynomial(Activation):
             result = result * x + coefficient
         return result
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers, from its expansion in Hermite polynomials."""
         first, second = self._expansion(a), self._expansion(b)
         nngp = _series([_factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True))], k)
@@ -292,7 +303,7 @@ class Polynomial(Activation):
                 [r * _factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True)) if r],
                 k,
             )
-        return Moments(nngp, slope)
+        return NormalMoments(nngp, slope)
 
     def _expansion(self, a: Tensor) -> list[Tensor]:
         """Return the coefficient of the Hermite polynomial of each degree for variance ``a``."""
@@ -312,10 +323,10 @@ class Polynomial(Activation):
 
     def gain(self) -> Activation:
         """Return the polynomial with each coefficient times its power."""
-        return Polynomial(tuple(power * coefficient for power, coefficient in enumerate(self.coefficients)))
+        return PolynomialActivation(tuple(power * coefficient for power, coefficient in enumerate(self.coefficients)))
 
 
-def monomial(degree: int) -> Polynomial:
+def monomial(degree: int) -> PolynomialActivation:
     """Return the activation ``x**degree``.
 
     Parameters
@@ -335,10 +346,10 @@ def monomial(degree: int) -> Polynomial:
     8.0
     """
     degree = whole_number("degree", degree, least=0)
-    return Polynomial((0.0,) * degree + (1.0,))
+    return PolynomialActivation((0.0,) * degree + (1.0,))
 
 
-def hermite(degree: int) -> Polynomial:
+def hermite(degree: int) -> PolynomialActivation:
     """Return the probabilists' Hermite polynomial, scaled to a second moment of one under the standard normal law.
 
     Parameters
@@ -363,7 +374,9 @@ def hermite(degree: int) -> Polynomial:
         raise SettingsError(f"degree must be {_LARGEST_HERMITE} at most, not {degree}: powers of higher ones cancel")
     basis = np.zeros(degree + 1)
     basis[degree] = 1.0
-    return Polynomial(tuple(float(x) for x in hermite_e.herme2poly(basis) / math.sqrt(math.factorial(degree))))
+    return PolynomialActivation(
+        tuple(float(x) for x in hermite_e.herme2poly(basis) / math.sqrt(math.factorial(degree)))
+    )
 
 
 def _factorial(number: int) -> float:
@@ -445,15 +458,17 @@ class Quadrature(Activation):
         """Return the function's values."""
         return self.function(x)
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers."""
         scale = root(a) * root(b)
         cosine = k / torch.where(scale > 0, scale, 1)
         nngp = _hermite_series(self.expansion(a), self.expansion(b), cosine)
         if not derivative:
-            return Moments(nngp)
+            return NormalMoments(nngp)
         slope = self._slope()
-        return Moments(nngp, _hermite_series(slope.expansion(a), slope.expansion(b), cosine))
+        return NormalMoments(nngp, _hermite_series(slope.expansion(a), slope.expansion(b), cosine))
 
     def expansion(self, a: Tensor) -> Tensor:
         """Return the coefficients of normalised Hermite polynomials for each variance, ``(*shape, num_terms)``."""
@@ -481,7 +496,7 @@ class Quadrature(Activation):
                 "tensor, or in another order; networks with such layers have another limit, or none"
             )
 
-    def error_bound(self, a: Tensor, b: Tensor | None = None, c: float = 1.0, derivative: bool = True) -> Moments:
+    def error_bound(self, a: Tensor, b: Tensor | None = None, c: float = 1.0, derivative: bool = True) -> NormalMoments:
         r"""Return how far moments may be off.
 
         What the terms left out can add is bounded by Cauchy and Schwarz,
@@ -510,7 +525,7 @@ class Quadrature(Activation):
         b = a if b is None else b.detach().double()
         with torch.no_grad():
             slope = self._slope()._bound(a, b, abs(c)) if derivative else None
-            return Moments(self._bound(a, b, abs(c)), slope)
+            return NormalMoments(self._bound(a, b, abs(c)), slope)
 
     def _bound(self, a: Tensor, b: Tensor, c: float) -> Tensor:
         parts = [self._parts(x) for x in ((a,) if a is b else (a, b))]
@@ -674,12 +689,14 @@ class Erf(Smooth):
         """Return the function's values."""
         return torch.erf(x)
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers."""
         determinant = 1 + 2 * (a + b) + 4 * (gap_of(k, a, b) if gap is None else gap)
         nngp = (2 / math.pi) * torch.atan2(2 * k, determinant.sqrt())
         slope = (4 / math.pi) * determinant.rsqrt() if derivative else None
-        return Moments(nngp, slope)
+        return NormalMoments(nngp, slope)
 
     def mean(self, a: Tensor) -> Tensor | None:
         """Return nothing: the function is odd."""
@@ -700,7 +717,9 @@ class Gelu(Smooth):
         """Return the function's values."""
         return functional.gelu(x)
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers, from repeated integration by parts."""
         first, second = 1 + a, 1 + b
         square = k.square()
@@ -713,7 +732,7 @@ class Gelu(Smooth):
         slope = None
         if derivative:
             slope = both + k * density * (1 / first + 1 / second + 1 / determinant)
-        return Moments(nngp, slope)
+        return NormalMoments(nngp, slope)
 
     def mean(self, a: Tensor) -> Tensor | None:
         """Return the expectation of the function of a normal number with variance ``a``."""
@@ -736,13 +755,15 @@ class Sine(Smooth):
         """Return the function's values."""
         return self.amplitude * torch.sin(self.frequency * x + self.phase)
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers, from those of their difference and sum."""
         square = self.frequency**2
         difference = torch.exp(-0.5 * square * (a + b - 2 * k))
         total = math.cos(2 * self.phase) * torch.exp(-0.5 * square * (a + b + 2 * k))
         half = 0.5 * self.amplitude**2
-        return Moments(half * (difference - total), half * square * (difference + total) if derivative else None)
+        return NormalMoments(half * (difference - total), half * square * (difference + total) if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:
         """Return the expectation of the function of a normal number with variance ``a``."""
@@ -759,12 +780,14 @@ class GaussianBump(Smooth):
         """Return the function's values."""
         return torch.exp(-self.rate * x.square())
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers."""
         twice = 2 * self.rate
         determinant = 1 + twice * (a + b) + twice * twice * (gap_of(k, a, b) if gap is None else gap)
         nngp = determinant.rsqrt()
-        return Moments(nngp, twice * twice * k * nngp / determinant if derivative else None)
+        return NormalMoments(nngp, twice * twice * k * nngp / determinant if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:
         """Return the expectation of the function of a normal number with variance ``a``."""
@@ -772,7 +795,7 @@ class GaussianBump(Smooth):
 
 
 @dataclass(frozen=True)
-class Exponential(Smooth):
+class ExponentialActivation(Smooth):
     """``exp(rate x)``."""
 
     rate: float = 1.0
@@ -781,11 +804,13 @@ class Exponential(Smooth):
         """Return the function's values."""
         return torch.exp(self.rate * x)
 
-    def moments(self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True) -> Moments:
+    def moments(
+        self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
+    ) -> NormalMoments:
         """Return moments of the function of two normal numbers."""
         square = self.rate**2
         nngp = torch.exp(0.5 * square * (a + b + 2 * k))
-        return Moments(nngp, square * nngp if derivative else None)
+        return NormalMoments(nngp, square * nngp if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:
         """Return the expectation of the function of a normal number with variance ``a``."""
@@ -808,7 +833,7 @@ _CLOSED: dict[Any, Callable[..., Activation | None]] = {
     torch.special.erf: Erf,
     torch.sin: Sine,
     torch.cos: lambda: Sine(phase=_HALF_PI),
-    torch.exp: Exponential,
+    torch.exp: ExponentialActivation,
     torch.sign: Step,
     torch.square: lambda: monomial(2),
     torch.pow: lambda exponent: _power(exponent),
@@ -819,7 +844,7 @@ _CLOSED: dict[Any, Callable[..., Activation | None]] = {
     "erf": Erf,
     "sin": Sine,
     "cos": lambda: Sine(phase=_HALF_PI),
-    "exp": Exponential,
+    "exp": ExponentialActivation,
     "sign": Step,
     "square": lambda: monomial(2),
 }

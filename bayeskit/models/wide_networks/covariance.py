@@ -32,13 +32,13 @@ __all__ = [
     "WIDE_SIZE",
     "acute_angle",
     "angle",
-    "blocks",
     "check_out",
     "check_paths",
     "each",
     "excess",
     "excess_of_size",
     "gap_of",
+    "matrix_blocks",
     "new_matrix",
     "root",
     "shared_size",
@@ -418,7 +418,7 @@ def side(num_pairs_of_sites: int, size: int) -> int:
     return max(int(math.sqrt(size / max(num_pairs_of_sites, 1))), 1)
 
 
-def blocks(num_rows: int, num_columns: int, symmetric: bool, length: int) -> Iterator[Block]:
+def matrix_blocks(num_rows: int, num_columns: int, symmetric: bool, length: int) -> Iterator[Block]:
     """Yield the blocks of a matrix, or those on and above the diagonal of a symmetric one."""
     wide = GROUP * length
     for top in range(0, num_rows, wide):

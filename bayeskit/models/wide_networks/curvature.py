@@ -17,6 +17,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
+from bayeskit._moved import answer_to_old_names
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, VERMILION
 from bayeskit.core.randomness import new_generator
@@ -29,7 +30,7 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.models.wide_networks.empirical_kernels import make_plan, plain_attention
+from bayeskit.models.wide_networks.empirical_kernels import make_gradient_plan, plain_attention
 from bayeskit.models.wide_networks.finite import along
 from bayeskit.models.wide_networks.layers import check_finite
 
@@ -38,18 +39,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK_SIZE",
-    "Bernoulli",
+    "BernoulliOutputs",
     "Categorical",
     "Curvature",
     "EXACT_SIZE",
     "FlatNetwork",
-    "Gaussian",
+    "GaussianOutputs",
     "GradientFields",
     "LARGEST",
     "LaplacePosterior",
-    "Likelihood",
     "NUM_STEPS",
     "OutputCurvature",
+    "OutputLikelihood",
     "POLISHED",
     "PRODUCT_ROWS",
     "Poisson",
@@ -57,7 +58,7 @@ __all__ = [
     "System",
     "Trace",
     "empirical_fisher",
-    "find_mode",
+    "find_parameter_mode",
     "fisher",
     "flat_network",
     "gauss_newton",
@@ -67,6 +68,8 @@ __all__ = [
     "log_likelihood_gradient",
     "natural_gradient",
 ]
+
+__getattr__ = answer_to_old_names(__name__)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -251,7 +254,7 @@ def _check_data(network: FlatNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
         raise DataError(f"x is on {x.device} but the parameters are on {network.vector.device}; move one of them")
     x = x.detach()
     check_finite(x, "x")
-    make_plan(network.module, x)
+    make_gradient_plan(network.module, x)
     outputs = network.outputs(x)
     check_finite(outputs, "the network's output")
     return x, outputs
@@ -275,7 +278,7 @@ def _row_blocks(num_rows: int, length: int) -> Iterator[slice]:
 # --------------------------------------------------------------------------------------------------
 
 
-class Likelihood(ABC):
+class OutputLikelihood(ABC):
     """A law of data given outputs; a user's own derives from this.
 
     Outputs are ``(n, k)`` throughout, one row a datum.
@@ -319,7 +322,7 @@ class Likelihood(ABC):
         return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
 
 
-class _Independent(Likelihood):
+class _Independent(OutputLikelihood):
     """An exponential family for each output by itself, whose natural parameter is proportional to the output."""
 
     natural = True
@@ -352,7 +355,7 @@ class _Independent(Likelihood):
 
 
 @dataclass(frozen=True)
-class Gaussian(_Independent):
+class GaussianOutputs(_Independent):
     """Normal data with known variance; outputs are the means.
 
     Parameters
@@ -368,8 +371,8 @@ class Gaussian(_Independent):
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.wide_networks.curvature import Gaussian
-    >>> Gaussian(0.25).fisher(torch.zeros(1, 2))
+    >>> from bayeskit.models.wide_networks.curvature import GaussianOutputs
+    >>> GaussianOutputs(0.25).fisher(torch.zeros(1, 2))
     tensor([[[4., 0.],
              [0., 4.]]])
     """
@@ -398,14 +401,14 @@ class Gaussian(_Independent):
 
 
 @dataclass(frozen=True)
-class Bernoulli(_Independent):
+class BernoulliOutputs(_Independent):
     """Zeros and ones; outputs are logits.
 
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.wide_networks.curvature import Bernoulli
-    >>> Bernoulli().fisher(torch.zeros(1, 1))
+    >>> from bayeskit.models.wide_networks.curvature import BernoulliOutputs
+    >>> BernoulliOutputs().fisher(torch.zeros(1, 1))
     tensor([[[0.2500]]])
     """
 
@@ -466,7 +469,7 @@ class Poisson(_Independent):
 
 
 @dataclass(frozen=True)
-class Categorical(Likelihood):
+class Categorical(OutputLikelihood):
     """One of ``k`` classes; outputs are logits.
 
     Examples
@@ -520,9 +523,9 @@ class Categorical(Likelihood):
         return torch.multinomial(p, 1, replacement=True, generator=generator).squeeze(1).to(outputs.device)
 
 
-def _checked_likelihood(likelihood: Likelihood) -> Likelihood:
+def _checked_likelihood(likelihood: OutputLikelihood) -> OutputLikelihood:
     """Return a likelihood as it is, or say that it is none."""
-    if not isinstance(likelihood, Likelihood):
+    if not isinstance(likelihood, OutputLikelihood):
         raise SettingsError(
             f"likelihood must be an object such as Gaussian(0.1), Bernoulli() or Categorical(), not {likelihood!r}"
         )
@@ -918,7 +921,7 @@ _LARGEST_GRADIENT = 12.0  # a squared normal variable exceeds it once in 2,000 t
 
 
 def _empirical_problems(
-    network: FlatNetwork, likelihood: Likelihood, x: Tensor, outputs: Tensor, targets: Tensor, seed: int
+    network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, outputs: Tensor, targets: Tensor, seed: int
 ) -> tuple[tuple[str, ...], dict[str, float]]:
     """Compare both matrices along random directions, and the gradient with what the model expects.
 
@@ -997,7 +1000,7 @@ def _quadratic(score: Tensor, along: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-def fisher(module: nn.Module, likelihood: Likelihood, x: Tensor, *, mean: bool = False) -> Curvature:
+def fisher(module: nn.Module, likelihood: OutputLikelihood, x: Tensor, *, mean: bool = False) -> Curvature:
     r"""Fisher information of a network's parameters, at the module's present ones.
 
     .. math:: F = \sum_i \mathrm{E}_{y \sim p(y \mid f_\theta(x_i))}
@@ -1035,16 +1038,18 @@ def fisher(module: nn.Module, likelihood: Likelihood, x: Tensor, *, mean: bool =
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.wide_networks.curvature import Gaussian, fisher
+    >>> from bayeskit.models.wide_networks.curvature import GaussianOutputs, fisher
     >>> line = torch.nn.Linear(2, 1, bias=False)
-    >>> fisher(line, Gaussian(), torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])).matrix()
+    >>> fisher(line, GaussianOutputs(), torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])).matrix()
     tensor([[3., 3.],
             [3., 5.]])
     """
     return _fisher_of(flat_network(module), _checked_likelihood(likelihood), x, mean)
 
 
-def gauss_newton(module: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, *, mean: bool = False) -> Curvature:
+def gauss_newton(
+    module: nn.Module, likelihood: OutputLikelihood, x: Tensor, y: Tensor, *, mean: bool = False
+) -> Curvature:
     r"""Generalized Gauss-Newton matrix of minus the log likelihood, at the module's present parameters.
 
     .. math:: G = \sum_i J_i^\top \Big[-\nabla_f^2 \log p(y_i \mid f)\Big]_{f = f_\theta(x_i)} J_i
@@ -1089,7 +1094,7 @@ def gauss_newton(module: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor
 
 
 def empirical_fisher(
-    module: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, *, mean: bool = False, seed: int = 0
+    module: nn.Module, likelihood: OutputLikelihood, x: Tensor, y: Tensor, *, mean: bool = False, seed: int = 0
 ) -> Curvature:
     r"""Sum of outer products of the gradients of single observed data, called the empirical Fisher.
 
@@ -1127,11 +1132,11 @@ def empirical_fisher(
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.wide_networks.curvature import Gaussian, empirical_fisher
+    >>> from bayeskit.models.wide_networks.curvature import GaussianOutputs, empirical_fisher
     >>> line = torch.nn.Linear(2, 1, bias=False)
     >>> _ = torch.nn.init.zeros_(line.weight)
     >>> x, y = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]), torch.tensor([0.0, 2.0, 1.0])
-    >>> found = empirical_fisher(line, Gaussian(), x, y)
+    >>> found = empirical_fisher(line, GaussianOutputs(), x, y)
     >>> found.matrix(), found.trusted
     (tensor([[5., 6.],
             [6., 8.]]), False)
@@ -1145,7 +1150,7 @@ def empirical_fisher(
     return replace(found, warnings=problems, diagnostics=diagnostics)
 
 
-def _fisher_of(network: FlatNetwork, likelihood: Likelihood, x: Tensor, mean: bool = False) -> Curvature:
+def _fisher_of(network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, mean: bool = False) -> Curvature:
     """Return the Fisher information of a linearised network."""
     x, outputs = _check_data(network, x)
 
@@ -1158,7 +1163,7 @@ def _fisher_of(network: FlatNetwork, likelihood: Likelihood, x: Tensor, mean: bo
 
 
 def gauss_newton_of(
-    network: FlatNetwork, likelihood: Likelihood, x: Tensor, y: Tensor, mean: bool = False
+    network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, y: Tensor, mean: bool = False
 ) -> Curvature:
     """Return the generalized Gauss-Newton matrix of a linearised network."""
     x, outputs = _check_data(network, x)
@@ -1175,7 +1180,7 @@ def gauss_newton_of(
 
 
 def _empirical_fisher_of(
-    network: FlatNetwork, likelihood: Likelihood, x: Tensor, y: Tensor, mean: bool = False
+    network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, y: Tensor, mean: bool = False
 ) -> Curvature:
     """Return the empirical Fisher of a linearised network, untested."""
     x, outputs = _check_data(network, x)
@@ -1194,7 +1199,9 @@ def _empirical_fisher_of(
 EXACT_SIZE = 2000  # rows of the smaller matrix up to which it is factorised
 
 
-def natural_gradient(module: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, damping: float = 0.0) -> Tensor:
+def natural_gradient(
+    module: nn.Module, likelihood: OutputLikelihood, x: Tensor, y: Tensor, damping: float = 0.0
+) -> Tensor:
     r"""Return the direction of steepest ascent of the log likelihood in the geometry of the model.
 
     .. math:: (F + \lambda I)^{-1} \nabla_\theta \sum_i \log p(y_i \mid f_\theta(x_i))
@@ -1231,18 +1238,18 @@ def natural_gradient(module: nn.Module, likelihood: Likelihood, x: Tensor, y: Te
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.wide_networks.curvature import Gaussian, natural_gradient
+    >>> from bayeskit.models.wide_networks.curvature import GaussianOutputs, natural_gradient
     >>> line = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> _ = torch.nn.init.zeros_(line.weight)
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
-    >>> natural_gradient(line, Gaussian(), x, torch.tensor([0.0, 2.0, 1.0]))  # to the least-squares fit in one step
+    >>> natural_gradient(line, GaussianOutputs(), x, torch.tensor([0.0, 2.0, 1.0]))  # the least-squares fit in a step
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     likelihood, network = _checked_likelihood(likelihood), flat_network(module)
     return _solved(_fisher_of(network, likelihood, x), log_likelihood_gradient(network, likelihood, x, y), damping)
 
 
-def log_likelihood_gradient(network: FlatNetwork, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tensor:
+def log_likelihood_gradient(network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of the log likelihood of all data, ``(p,)``."""
     x, outputs = _check_data(network, x)
     score = likelihood.score(outputs, likelihood.targets(outputs, y))
@@ -1286,7 +1293,7 @@ class GradientFields(NamedTuple):
 
 def gradient_fields(
     module: nn.Module,
-    likelihood: Likelihood,
+    likelihood: OutputLikelihood,
     x: Tensor,
     y: Tensor,
     first: Tensor,
@@ -1318,10 +1325,10 @@ def gradient_fields(
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.wide_networks.curvature import Gaussian, gradient_fields
+    >>> from bayeskit.models.wide_networks.curvature import GaussianOutputs, gradient_fields
     >>> x, y = torch.tensor([[-1.0], [0.0], [1.0]]), torch.tensor([-1.0, 0.5, 2.0])
     >>> grid = torch.linspace(-3.0, 3.0, 5)
-    >>> fields = gradient_fields(torch.nn.Linear(1, 1), Gaussian(), x, y, grid, grid)
+    >>> fields = gradient_fields(torch.nn.Linear(1, 1), GaussianOutputs(), x, y, grid, grid)
     >>> (fields.points + fields.natural)[0, 0]  # every arrow ends at the fit
     tensor([1.5000, 0.5000])
     """
@@ -1395,7 +1402,7 @@ class LaplacePosterior:
     log_likelihood: float
     distance: float
     system: System
-    likelihood: Likelihood
+    likelihood: OutputLikelihood
 
     def __repr__(self) -> str:
         n, p = len(self.curvature.x), len(self.mean)
@@ -1451,14 +1458,14 @@ class LaplacePosterior:
             Inputs, ``(n, ...)``.
         num_samples : int, default 10_000
             Draws of outputs, for :class:`Categorical`: the Monte Carlo error is at most ``0.5 / sqrt(num_samples)``.
-            Not used for :class:`Bernoulli`, whose integrals are computed to about eight digits.
+            Not used for :class:`BernoulliOutputs`, whose integrals are computed to about eight digits.
         seed : int or torch.Generator, default 0
             Of these draws.
 
         Returns
         -------
         Tensor
-            Of ones, ``(n, k)``, for :class:`Bernoulli`; of classes, ``(n, k)``, for :class:`Categorical`.
+            Of ones, ``(n, k)``, for :class:`BernoulliOutputs`; of classes, ``(n, k)``, for :class:`Categorical`.
 
         Raises
         ------
@@ -1466,11 +1473,11 @@ class LaplacePosterior:
             If the likelihood is another.
         """
         count = whole_number("num_samples", num_samples, least=1)
-        if not isinstance(self.likelihood, Bernoulli | Categorical):
+        if not isinstance(self.likelihood, BernoulliOutputs | Categorical):
             name = type(self.likelihood).__name__
             raise SettingsError(f"probabilities are those of Bernoulli or Categorical data, not {name}; call predict()")
         mean, covariance = self.predict(x)
-        if isinstance(self.likelihood, Bernoulli):
+        if isinstance(self.likelihood, BernoulliOutputs):
             return _mean_sigmoid(mean, covariance.diagonal(dim1=1, dim2=2).sqrt())
         generator = new_generator(seed, stream="predictive probabilities")
         size = count, mean.shape[1]
@@ -1492,7 +1499,7 @@ class LaplacePosterior:
 
 def laplace_posterior(
     module: nn.Module,
-    likelihood: Likelihood,
+    likelihood: OutputLikelihood,
     x: Tensor,
     y: Tensor,
     prior_precision: float | Tensor,
@@ -1507,7 +1514,7 @@ def laplace_posterior(
     Parameters
     ----------
     module : torch.nn.Module
-        At a mode of the posterior; see :func:`find_mode`.
+        At a mode of the posterior; see :func:`find_parameter_mode`.
     likelihood, x, y
         As in :func:`gauss_newton`.
     prior_precision : float or Tensor
@@ -1539,12 +1546,12 @@ def laplace_posterior(
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.wide_networks.curvature import Gaussian, find_mode, laplace_posterior
+    >>> from bayeskit.models.wide_networks.curvature import GaussianOutputs, find_parameter_mode, laplace_posterior
     >>> x = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
     >>> y = torch.tensor([1.0, 2.0], dtype=torch.float64)
     >>> line = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    >>> mode = find_mode(line, Gaussian(), x, y, prior_precision=1.0)
-    >>> posterior = laplace_posterior(mode, Gaussian(), x, y, prior_precision=1.0)
+    >>> mode = find_parameter_mode(line, GaussianOutputs(), x, y, prior_precision=1.0)
+    >>> posterior = laplace_posterior(mode, GaussianOutputs(), x, y, prior_precision=1.0)
     >>> posterior.precision()
     tensor([[6.]], dtype=torch.float64)
     >>> exact = torch.distributions.MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double() + x @ x.mT)
@@ -1567,9 +1574,9 @@ def laplace_posterior(
     return LaplacePosterior(curvature, prior, value, distance, system, likelihood)
 
 
-def find_mode(
+def find_parameter_mode(
     module: nn.Module,
-    likelihood: Likelihood,
+    likelihood: OutputLikelihood,
     x: Tensor,
     y: Tensor,
     prior_precision: float | Tensor,
@@ -1647,7 +1654,7 @@ def _in_double(network: FlatNetwork, x: Tensor, prior: Tensor) -> tuple[FlatNetw
 
 
 def _polished(
-    network: FlatNetwork, likelihood: Likelihood, x: Tensor, y: Tensor, prior: Tensor
+    network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, y: Tensor, prior: Tensor
 ) -> tuple[FlatNetwork, float | None]:
     """Take Gauss-Newton steps; return also how far another one would lead, None if there are no such steps."""
     outputs = network.outputs(x)
@@ -1674,7 +1681,7 @@ def _polished(
 
 
 def _newton_step(
-    curvature: Curvature, system: System, likelihood: Likelihood, y: Tensor, prior: Tensor
+    curvature: Curvature, system: System, likelihood: OutputLikelihood, y: Tensor, prior: Tensor
 ) -> tuple[Tensor, float]:
     """Return the step to the mode of the quadratic model, and its length in posterior standard deviations."""
     network = curvature.network
@@ -1699,7 +1706,7 @@ def _mean_sigmoid(mean: Tensor, deviation: Tensor) -> Tensor:
 
 
 def _negative_log_posterior(
-    network: FlatNetwork, likelihood: Likelihood, x: Tensor, targets: Tensor, prior: Tensor
+    network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, targets: Tensor, prior: Tensor
 ) -> tuple[float, Tensor]:
     outputs = network.outputs(x)
     score = likelihood.score(outputs, targets)

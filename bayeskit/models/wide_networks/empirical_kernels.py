@@ -30,22 +30,22 @@ from bayeskit.models.wide_networks.layers import check_finite
 __all__ = [
     "CHUNK",
     "Calls",
+    "GradientPlan",
     "LayerGradients",
     "Linearized",
-    "Plan",
     "as_targets",
     "descent_rate",
     "empirical_ntk",
     "factors",
     "flat_outputs",
+    "functional_outputs",
     "gradient_factors",
     "largest_eigenvalue",
     "linearize",
-    "make_plan",
+    "make_gradient_plan",
     "ntk_vector_product",
     "plain_attention",
     "relative_change",
-    "run",
 ]
 
 # --------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _record(module: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> _Recor
             handle = layer.register_forward_hook(partial(result.note, expected), prepend=True)
             stack.callback(handle.remove)
         try:
-            result.outputs = run(module, {}, x)
+            result.outputs = functional_outputs(module, {}, x)
         except BayeskitError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -221,7 +221,7 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def run(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+def functional_outputs(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     """Return a module's outputs, ``(n, k)``, with some of its parameters replaced, and copies of its buffers."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     x = x.clone()  # which the module may change in place
@@ -567,7 +567,7 @@ _COPIES = 4  # of gradients that are computed for single inputs: torch's, both i
 
 
 @dataclass(frozen=True)
-class Plan:
+class GradientPlan:
     """How the gradients of a module are found.
 
     Attributes
@@ -593,11 +593,11 @@ class Plan:
         """The first one that is trained, whose dtype and device are those of a kernel."""
         return _first_trainable(self.module)
 
-    def by_single_inputs(self) -> Plan:
+    def by_single_inputs(self) -> GradientPlan:
         """Return a plan that trusts nothing but gradients of single inputs."""
         names = {name: p.numel() for name, p in self.module.named_parameters() if p.requires_grad}
         numbers = self.num_numbers + _COPIES * self.num_outputs * sum(names.values())
-        return Plan(self.module, (), tuple(names), self.num_outputs, numbers)
+        return GradientPlan(self.module, (), tuple(names), self.num_outputs, numbers)
 
 
 def _first_trainable(module: nn.Module) -> nn.Parameter:
@@ -605,7 +605,7 @@ def _first_trainable(module: nn.Module) -> nn.Parameter:
     return next(p for p in module.parameters() if p.requires_grad)
 
 
-def make_plan(module: nn.Module, x: Tensor) -> Plan:
+def make_gradient_plan(module: nn.Module, x: Tensor) -> GradientPlan:
     """Try a module on two inputs.
 
     Parameters
@@ -657,7 +657,7 @@ def make_plan(module: nn.Module, x: Tensor) -> Plan:
     for call in trial.calls:
         # Convolutions unfold what enters, and scale it; gradients are held, and twice more while they are computed.
         numbers += call.entered.numel() // 2 * (1 + 2 * _patch(call.layer)) + call.size // 2 * (1 + 3 * k)
-    return Plan(module, layers, tuple(rest), k, numbers)
+    return GradientPlan(module, layers, tuple(rest), k, numbers)
 
 
 def _check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None:
@@ -816,7 +816,7 @@ def ntk_vector_product(
             [-1.]])
     """
     x2 = x1 if x2 is None else x2
-    plan = make_plan(module, x1)
+    plan = make_gradient_plan(module, x1)
     _check_module_inputs(module, x2, "x2")
     if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
         raise ShapeError(f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}")
@@ -836,7 +836,7 @@ def ntk_vector_product(
 def _backward(module: nn.Module, parameters: _Parameters, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     """Return the gradient of a weighted sum of outputs."""
     with torch.enable_grad():
-        y = run(module, {}, x)
+        y = functional_outputs(module, {}, x)
         if not y.requires_grad:
             return tuple(torch.zeros_like(p) for p in parameters.values())
         return torch.autograd.grad(y, list(parameters.values()), weights, materialize_grads=True)
@@ -853,7 +853,7 @@ def _change(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Param
     start = {name: p.detach() for name, p in parameters.items()}
     try:
         with torch.no_grad():
-            result: Tensor = along(lambda changed: run(module, changed, x), start, dict(total))[1]
+            result: Tensor = along(lambda changed: functional_outputs(module, changed, x), start, dict(total))[1]
     except (RuntimeError, NotImplementedError):  # a function of the module has no forward mode
         return _twice_or_by_rows(module, parameters, x, total)
     return result.detach()
@@ -870,7 +870,7 @@ def _twice_or_by_rows(module: nn.Module, parameters: _Parameters, x: Tensor, tot
 def _of_one(module: nn.Module, parameters: _Parameters, row: Tensor, total: _Parameters) -> Tensor:
     """Return the change of outputs at one input, ``(1, k)``, by a gradient of each."""
     with torch.enable_grad():
-        y = run(module, {}, row)[0]
+        y = functional_outputs(module, {}, row)[0]
         if not y.requires_grad:
             return torch.zeros_like(y)[None]
         chosen, changes = list(parameters.values()), [total[name] for name in parameters]
@@ -883,7 +883,7 @@ def _of_one(module: nn.Module, parameters: _Parameters, row: Tensor, total: _Par
 def _twice_backward(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters) -> Tensor:
     """Return the change of outputs by the gradient of a gradient, which is linear in the weights of outputs."""
     with torch.enable_grad():
-        y = run(module, {}, x)
+        y = functional_outputs(module, {}, x)
         weights = torch.zeros_like(y, requires_grad=True)
         graph: dict[str, Any] = {"create_graph": True, "materialize_grads": True}
         found = torch.autograd.grad(y, list(parameters.values()), weights, **graph)
@@ -989,7 +989,7 @@ def empirical_ntk(
     except ValueError:
         names = ", ".join(repr(x.value) for x in _Outputs)
         raise SettingsError(f"outputs must be one of {names}, not {outputs!r}") from None
-    plan = make_plan(module, x1)
+    plan = make_gradient_plan(module, x1)
     symmetric = x2 is None or x2 is x1
     x2 = x1 if x2 is None else x2
     if not symmetric:
@@ -1010,7 +1010,7 @@ def empirical_ntk(
     return result.permute(1, 2, 0) if which is _Outputs.DIAGONAL else result.div_(plan.num_outputs)
 
 
-def _block_size(plan: Plan, outputs: _Outputs, x: Tensor, block_size: int | None, max_memory: int) -> int:
+def _block_size(plan: GradientPlan, outputs: _Outputs, x: Tensor, block_size: int | None, max_memory: int) -> int:
     """Return how many rows and columns a block has: so many that both factors and a product of them fit."""
     if block_size is not None:
         return whole_number("block_size", block_size, least=1)
@@ -1022,12 +1022,12 @@ def _block_size(plan: Plan, outputs: _Outputs, x: Tensor, block_size: int | None
     return max(int((math.sqrt(linear**2 + 4 * square * allowed) - linear) / (2 * square)), 1)
 
 
-def _fill(plan: Plan, x1: Tensor, x2: Tensor, outputs: _Outputs, symmetric: bool, length: int) -> Tensor:
+def _fill(plan: GradientPlan, x1: Tensor, x2: Tensor, outputs: _Outputs, symmetric: bool, length: int) -> Tensor:
     """Compute a matrix block by block; of a symmetric one, both halves from one."""
     k, n1, n2 = plan.num_outputs, len(x1), len(x2)
     shape = {_Outputs.FULL: (k, n1, k, n2), _Outputs.TRACE: (n1, n2), _Outputs.DIAGONAL: (k, n1, n2)}[outputs]
     result = torch.zeros(shape, dtype=plan.parameter.dtype, device=plan.parameter.device)
-    blocks = list(tiles.blocks(n1, n2, symmetric, length))
+    blocks = list(tiles.matrix_blocks(n1, n2, symmetric, length))
     held: tuple[slice, list[LayerGradients]] | None = None
     with torch.no_grad(), progress_bar("kernel", len(blocks)) as bar:
         for i, (rows, columns, mirrored) in enumerate(blocks):
@@ -1059,7 +1059,7 @@ def _mirror(block: Tensor, outputs: _Outputs) -> None:
         block[c, :, c] = block[c, :, c].triu() + block[c, :, c].triu(1).mT
 
 
-def gradient_factors(plan: Plan, x: Tensor) -> list[LayerGradients]:
+def gradient_factors(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
     """Return the factors of the gradients of all outputs at some inputs.
 
     Parameters
@@ -1089,7 +1089,10 @@ class _Disagreement(Exception):
 
 
 def _check(
-    plan: Plan, trial: _Recording, found: dict[torch.nn.Module, list[LayerGradients]], rest: list[LayerGradients]
+    plan: GradientPlan,
+    trial: _Recording,
+    found: dict[torch.nn.Module, list[LayerGradients]],
+    rest: list[LayerGradients],
 ) -> None:
     """Compare an ordinary gradient of all outputs, weighted, with that from the gradients of single inputs.
 
@@ -1122,14 +1125,14 @@ def _weights(outputs: Tensor) -> Tensor:
     return torch.arange(1.0, outputs.numel() + 1, dtype=torch.float64).cos().to(outputs).view_as(outputs)
 
 
-def _rest(plan: Plan, x: Tensor) -> list[LayerGradients]:
+def _rest(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
     """Return gradients with respect to the parameters whose gradients have no factors."""
     if not plan.rest:
         return []
     parameters = {name: plan.module.get_parameter(name).detach() for name in plan.rest}
 
     def output(values: dict[str, Tensor], row: Tensor) -> Tensor:
-        return run(plan.module, values, row[None])[0]
+        return functional_outputs(plan.module, values, row[None])[0]
 
     try:
         found = vmap(jacrev(output), (None, 0))(parameters, x)
@@ -1140,11 +1143,11 @@ def _rest(plan: Plan, x: Tensor) -> list[LayerGradients]:
     return [_Gradients(g.flatten(2).transpose(0, 1)) for g in found.values()]
 
 
-def _add_up(plan: Plan, found: dict[str, Tensor], x: Tensor) -> bool:
+def _add_up(plan: GradientPlan, found: dict[str, Tensor], x: Tensor) -> bool:
     """Whether batched gradients add up to ordinary ones: torch's nested batching is wrong for some functions."""
     chosen = [plan.module.get_parameter(name) for name in found]
     with torch.enable_grad():
-        y = run(plan.module, {}, x)
+        y = functional_outputs(plan.module, {}, x)
         weights = _weights(y)
         sums = torch.autograd.grad((y * weights).sum(), chosen, materialize_grads=True)
     for total, gradients in zip(sums, found.values(), strict=True):
@@ -1154,13 +1157,13 @@ def _add_up(plan: Plan, found: dict[str, Tensor], x: Tensor) -> bool:
     return True
 
 
-def _one_by_one(plan: Plan, x: Tensor) -> list[LayerGradients]:
+def _one_by_one(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
     """Return gradients with respect to the parameters whose gradients have no factors, without torch's batching."""
     chosen = [plan.module.get_parameter(name) for name in plan.rest]
     rows = []
     for row in x.split(1):
         with torch.enable_grad():
-            y = run(plan.module, {}, row)[0]
+            y = functional_outputs(plan.module, {}, row)[0]
             found = [torch.autograd.grad(v, chosen, retain_graph=True, materialize_grads=True) for v in y]
         rows.append(torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in found]))
     return [_Gradients(g) for g in torch.stack(rows, 1).split([p.numel() for p in chosen], 2)]

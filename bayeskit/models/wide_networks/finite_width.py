@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK",
+    "DeviationMoments",
     "DriftAgainstWidth",
     "FiniteWidthBias",
     "Interval",
     "KernelRegime",
-    "Moments",
     "NTKDrift",
     "Parameters",
     "PowerLaw",
@@ -378,7 +378,7 @@ _KERNELS = ("nngp", "ntk")
 
 
 @dataclass(frozen=True)
-class Moments:
+class DeviationMoments:
     """Moments of deviations of random networks' kernels from their limit.
 
     Attributes
@@ -434,7 +434,7 @@ def _kernel_moments(
     seed: int,
     num_jobs: int,
     progress: bool,
-) -> list[Moments]:
+) -> list[DeviationMoments]:
     """Average over random networks of each width.
 
     Raises
@@ -502,14 +502,14 @@ def _block(x: Tensor, which: str, seed: int, task: _Task) -> Tensor:
     return total
 
 
-def _moments(width: int | None, limit: Tensor, num_networks: int, total: Tensor) -> Moments:
+def _moments(width: int | None, limit: Tensor, num_networks: int, total: Tensor) -> DeviationMoments:
     size = len(limit) * (len(limit) + 1) // 2
     total = total / num_networks
     bias, products, distance = total[:size], total[size:-2].reshape(size, size), total[-2:]
     unbiased = num_networks / (num_networks - 1)
     error = ((distance[1] - distance[0].square()).clamp_min(0) * unbiased / num_networks).sqrt()
     covariance = (products - bias[:, None] * bias) * unbiased
-    return Moments(width, num_networks, limit, bias, covariance, (float(distance[0]), float(error)))
+    return DeviationMoments(width, num_networks, limit, bias, covariance, (float(distance[0]), float(error)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -530,7 +530,7 @@ class FiniteWidthBias:
     """
 
     which: str
-    moments: tuple[Moments, ...]
+    moments: tuple[DeviationMoments, ...]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -656,7 +656,7 @@ class FiniteWidthBias:
         return float(chi2.sf(statistic, sum(num_directions)))
 
 
-def _relative(moments: Moments, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _relative(moments: DeviationMoments, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Return biases by the size of both inputs' own kernels, which is never zero, and their covariance."""
     rows, columns = _pairs_of(len(moments.limit))
     diagonal = moments.limit.diagonal()
@@ -1472,7 +1472,7 @@ def _rounded(factor: float) -> str:
     return f"{factor:.2g}" if factor < 9.95 else f"{float(f'{factor:.0e}'):.0f}"
 
 
-def _bias(moments: Moments) -> Interval:
+def _bias(moments: DeviationMoments) -> Interval:
     """Return the relative Frobenius norm of the bias off the diagonal.
 
     The square of an estimated bias is too large by the variance of the estimate, which is taken off.
@@ -1490,7 +1490,7 @@ def _bias(moments: Moments) -> Interval:
     return _root(square / size, norm.ppf(_LEVEL) * spread / size)
 
 
-def _fluctuation(moments: Moments) -> Interval:
+def _fluctuation(moments: DeviationMoments) -> Interval:
     """Return the relative root mean square of the deviation from the mean."""
     error = moments.distance[1]
     weight = torch.where(moments.is_diagonal, 1.0, 2.0).double()

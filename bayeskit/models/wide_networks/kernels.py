@@ -138,7 +138,7 @@ class _Evaluation:
         num_rows, num_columns = len(self.first.x), len(self.second.x)
         sites = _pairs_of_sites(self.graph, self.first.x)
         length = tiles.side(sites, tiles.shared_size(num_rows * num_columns * sites, self.first.x.device))
-        return list(tiles.blocks(num_rows, num_columns, self.symmetric, length))
+        return list(tiles.matrix_blocks(num_rows, num_columns, self.symmetric, length))
 
     @torch.no_grad()
     def _block(self, block: tiles.Block) -> KernelBlock:

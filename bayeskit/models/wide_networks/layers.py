@@ -28,7 +28,7 @@ __all__ = [
     "LayerNormalization",
     "Nonlinearity",
     "Pairs",
-    "Sum",
+    "SumOfBranches",
     "Variances",
     "check_finite",
     "check_inputs",
@@ -113,7 +113,7 @@ class Layer(Protocol):
 
 
 @dataclass(frozen=True)
-class Sum:
+class SumOfBranches:
     """A weighted sum of features that are uncorrelated, such as a residual connection.
 
     Attributes

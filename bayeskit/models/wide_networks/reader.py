@@ -40,13 +40,13 @@ from bayeskit.models.wide_networks.layers import (
     LayerNormalization,
     Nonlinearity,
     Pairs,
-    Sum,
+    SumOfBranches,
     Variances,
     cross_covariance,
     own_covariance,
 )
 
-__all__ = ["Features", "Graph", "INPUT", "Node", "Refusal", "check_limit", "given", "read", "readable", "trace"]
+__all__ = ["Features", "Graph", "INPUT", "Node", "Refusal", "check_limit", "given", "read", "readable", "trace_module"]
 
 # --------------------------------------------------------------------------------------------------
 # What has no limit, and what to write instead.
@@ -340,7 +340,7 @@ class _Tracer(fx.Tracer):
         return node
 
 
-def trace(module: nn.Module) -> fx.Graph:
+def trace_module(module: nn.Module) -> fx.Graph:
     """Return the operations of a module's forward method.
 
     Raises
@@ -407,7 +407,7 @@ def _line_of_code() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         scope = frame.f_globals.get("__name__", "")
-        if scope == __name__ and frame.f_code is trace.__code__:
+        if scope == __name__ and frame.f_code is trace_module.__code__:
             break
         if scope != __name__ and not scope.startswith("torch.") and scope != "contextlib":
             path, number = frame.f_code.co_filename, frame.f_lineno
@@ -468,7 +468,7 @@ def given(node: fx.Node, **settings: Any) -> dict[str, Any]:
 # Which layer of infinite width a torch module is.
 # --------------------------------------------------------------------------------------------------
 
-_IDENTITY = Sum((1.0,))
+_IDENTITY = SumOfBranches((1.0,))
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -640,7 +640,7 @@ def _shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
             channels = layer.shape[0]
         case Flatten():
             return channels if first.num_axes == 0 else None, 0
-        case Sum() | Concatenate():
+        case SumOfBranches() | Concatenate():
             return _joined_shape(node, inputs)
     if wanted is None:
         return channels, first.num_axes
@@ -657,7 +657,7 @@ def _joined_shape(node: Node, inputs: list[Features]) -> tuple[int | None, int |
     if len(axes) > 1:
         raise ShapeError(f"layer {node.name!r}{node.place} joins {' and '.join(_grid(x) for x in sorted(axes))}")
     channels = [x.channels for x in inputs if x.channels is not None]
-    if isinstance(node.layer, Sum):
+    if isinstance(node.layer, SumOfBranches):
         if len(set(channels)) > 1:
             raise ShapeError(
                 f"layer {node.name!r}{node.place} adds features of different numbers of channels: {channels}"
@@ -692,8 +692,8 @@ def _features(node: Node, inputs: list[Features]) -> Features:
     if isinstance(node.layer, Nonlinearity):
         _check_nonlinearity(node, first)
         return Features(False, True, frozenset({None}), ancestors)
-    if isinstance(node.layer, Sum | Concatenate):
-        if isinstance(node.layer, Sum):
+    if isinstance(node.layer, SumOfBranches | Concatenate):
+        if isinstance(node.layer, SumOfBranches):
             _check_sum(node, inputs)
         joined = isinstance(node.layer, Concatenate)
         return Features(
@@ -772,7 +772,7 @@ def read(module: nn.Module, standard: bool) -> Graph:
         If it cannot be traced, or has layers without a limit that is known here, all of which are named.
     """
     reading = _Reading(dict(module.named_modules()), standard)
-    for node in trace(module).nodes:
+    for node in trace_module(module).nodes:
         reading.add(node)
     return reading.graph()
 
@@ -942,7 +942,7 @@ class _Reading:
         elif target in _PRODUCTS:
             self._scale(node, target in _DIVISIONS)
         elif target in (operator.neg, torch.neg, "neg"):
-            self.put(node, node.name, Sum((-1.0,)))
+            self.put(node, node.name, SumOfBranches((-1.0,)))
         elif target in (torch.cat, torch.concat, torch.concatenate):
             self._concatenate(node)
         elif target in (torch.flatten, "flatten"):
@@ -1061,7 +1061,9 @@ class _Reading:
                 _place_of_call(node), "it adds a constant, whose limit is not normal; give the layer before a bias"
             )
         scale: Any = node.kwargs.get("alpha", 1.0)
-        self.put(node, node.name, Sum((1.0, sign * float(scale))), [self.names[left.name], self.names[right.name]])
+        self.put(
+            node, node.name, SumOfBranches((1.0, sign * float(scale))), [self.names[left.name], self.names[right.name]]
+        )
 
     def _scale(self, node: fx.Node, inverse: bool) -> None:
         left, right = _operands(node)
@@ -1078,7 +1080,7 @@ class _Reading:
                 "it multiplies features by one another, which has no limit here; a product such as h * sigmoid(h) is "
                 "one function of h: write nn.SiLU, or Elementwise(lambda h: h * torch.sigmoid(h)) and the like",
             )
-        self.put(node, node.name, Sum((1 / float(numbers[0]) if inverse else float(numbers[0]),)))
+        self.put(node, node.name, SumOfBranches((1 / float(numbers[0]) if inverse else float(numbers[0]),)))
 
     def _overwrite(self, node: fx.Node) -> None:
         """Let all who know the memory that a node writes to read what it has written."""

@@ -50,7 +50,7 @@ __all__ = [
     "both",
     "cholesky",
     "compare_gaussian_processes",
-    "diagonal",
+    "kernel_diagonal",
     "last_layer_ensemble",
     "mean_squares_rate",
     "needed_jitter",
@@ -382,7 +382,7 @@ def refuse_module(kernel: object) -> None:
         )
 
 
-def diagonal(matrix: Matrix, x: Tensor) -> Tensor:
+def kernel_diagonal(matrix: Matrix, x: Tensor) -> Tensor:
     """Return a kernel of each input with itself, ``(n,)``."""
     return torch.cat([matrix(part).diagonal() for part in x.split(CHUNK)])
 
@@ -582,7 +582,7 @@ class Posterior(GaussianProcess):
 
     def prior_variance(self, x_new: Tensor) -> Tensor:
         """Return the variance of each output at new inputs before any data, ``(n_new,)``."""
-        return diagonal(self.kernel, x_new)
+        return kernel_diagonal(self.kernel, x_new)
 
     def mean(self, x_new: Tensor) -> Tensor:
         """Return the mean at new inputs, ``(n_new, *outputs)``."""
@@ -1148,7 +1148,7 @@ class Ensemble(GaussianProcess):
 
     def prior_variance(self, x_new: Tensor) -> Tensor:
         """Return the variance of each output at new inputs before training, ``(n_new,)``."""
-        return diagonal(self.kernel.nngp, x_new)
+        return kernel_diagonal(self.kernel.nngp, x_new)
 
     def mean(self, x_new: Tensor) -> Tensor:
         """Return the mean at new inputs, ``(n_new, *outputs)``."""

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
+    "BranchLengthProposal",
     "HALF",
     "PRIOR",
-    "Proposal",
     "TopologyComparison",
     "check_models",
     "compare_topologies",
@@ -295,7 +295,7 @@ _FLATTEST = 0.01
 
 
 @dataclass(frozen=True)
-class Proposal:
+class BranchLengthProposal:
     """Independent gamma distributions of branch lengths, with a little of their prior and a heavy tail (see `defence`).
 
     Attributes
@@ -308,7 +308,7 @@ class Proposal:
     Examples
     --------
     >>> import torch
-    >>> proposal = Proposal(torch.ones(2, 3), torch.full((2, 3), 10.0), torch.distributions.Exponential(10.0))
+    >>> proposal = BranchLengthProposal(torch.ones(2, 3), torch.full((2, 3), 9.0), torch.distributions.Exponential(9.0))
     >>> x, part = proposal.sample(5, torch.Generator().manual_seed(0))
     >>> x.shape, part.shape, proposal.log_prob(x).shape
     (torch.Size([5, 2, 3]), torch.Size([5]), torch.Size([5, 2]))
@@ -319,7 +319,9 @@ class Proposal:
     prior: TorchDistribution
 
     @classmethod
-    def matched_in_logarithms(cls, mode: Tensor, first: Tensor, second: Tensor, prior: TorchDistribution) -> Proposal:
+    def matched_in_logarithms(
+        cls, mode: Tensor, first: Tensor, second: Tensor, prior: TorchDistribution
+    ) -> BranchLengthProposal:
         """Match gamma distributions at the mode of the logarithms, which a gamma distribution always has.
 
         Parameters
@@ -339,7 +341,8 @@ class Proposal:
         Of a gamma distribution itself, with shape 0.5 and rate 10:
 
         >>> mode = torch.tensor([0.05], dtype=torch.float64)
-        >>> found = Proposal.matched_in_logarithms(mode, torch.zeros_like(mode), -0.5 / mode**2, Gamma(0.5, 10.0))
+        >>> slope, curvature = torch.zeros_like(mode), -0.5 / mode**2
+        >>> found = BranchLengthProposal.matched_in_logarithms(mode, slope, curvature, Gamma(0.5, 10.0))
         >>> found.shape, found.rate
         (tensor([0.5000], dtype=torch.float64), tensor([10.], dtype=torch.float64))
         """
@@ -357,7 +360,7 @@ class Proposal:
         """Return log densities, `(*sample, *batch, edges) -> (*sample, *batch)`."""
         return defended_log_prob(Gamma(self.shape, self.rate, validate_args=False).log_prob(x), x, self.prior)
 
-    def refitted(self, x: Tensor, log_weights: Tensor) -> Proposal:
+    def refitted(self, x: Tensor, log_weights: Tensor) -> BranchLengthProposal:
         """Match the gamma distributions to weighted draws.
 
         Parameters
@@ -722,15 +725,15 @@ def _gamma_laplus_importance_sampling(
 
 def _first_proposal(
     log_density: Callable[[Tensor], Tensor], prior: dist.TorchDistribution, topologies: Topologies
-) -> tuple[Modes, Proposal]:
+) -> tuple[Modes, BranchLengthProposal]:
     """Return modes and the gamma distributions that are matched there."""
     start = allowed_lengths(prior, topologies.num_edges).expand(len(topologies), -1)
     if not _is_infinite_at_zero(prior, topologies.num_edges):
         modes = climb_to_modes(log_density, start)
-        return modes, Proposal(*match_gamma(modes.position, modes.gradient, modes.second), prior)
+        return modes, BranchLengthProposal(*match_gamma(modes.position, modes.gradient, modes.second), prior)
     # The mode is at zero whatever the data; that of the logarithms is where the probability is.
     modes = climb_to_modes(lambda x: log_density(x) + x.log().sum(-1), start)
-    proposal = Proposal.matched_in_logarithms(modes.position, modes.gradient, modes.second, prior)
+    proposal = BranchLengthProposal.matched_in_logarithms(modes.position, modes.gradient, modes.second, prior)
     return modes._replace(value=modes.value - modes.position.log().sum(-1)), proposal
 
 

@@ -34,11 +34,11 @@ from bayeskit.errors import BayeskitError, CheckpointError, LossError, SamplingW
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, with_rounding, without_nan
 from bayeskit.inference.gradients.score_function import importance_weighted_estimate
-from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep, Schedule
+from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep, WeightSchedule
 from bayeskit.inference.objectives.objective import log_mean_weight
 from bayeskit.inference.objectives.reweighted_wake_sleep import reweighted_estimate
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Records, drive, say_early
-from bayeskit.inference.training.fitting import described
+from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.models.phylogenetics import (
     GTR,
     HKY85,
@@ -75,7 +75,7 @@ from bayeskit.workflows.phylogenetics.topology_comparison import (
 __all__ = [
     "DrawnTrees",
     "FlowLengths",
-    "Found",
+    "FoundTopologies",
     "LearningRates",
     "LengthFamily",
     "Lengths",
@@ -328,7 +328,7 @@ _KINDS = 6
 _COLUMN = 10
 
 
-class Found(NamedTuple):
+class FoundTopologies(NamedTuple):
     """Where some topologies stand.
 
     Attributes
@@ -391,7 +391,7 @@ class Places:
         self._edges = np.array([self._nodes - 1, *range(1, self._nodes - 1)])
         self._known: dict[bytes, np.ndarray] = {}
 
-    def look_up(self, topologies: Topologies) -> Found:
+    def look_up(self, topologies: Topologies) -> FoundTopologies:
         """Find topologies of the network's support.
 
         Parameters
@@ -429,7 +429,7 @@ class Places:
         columns = np.concatenate([part.reshape(-1, count) for part in parts]).astype(np.int32).T
         self._known.update(zip(keys, np.ascontiguousarray(columns), strict=True))
 
-    def _assemble(self, columns: Numbers) -> Found:
+    def _assemble(self, columns: Numbers) -> FoundTopologies:
         count, nodes = columns.shape[1], self._nodes
         slots, parent, sibling, children = np.split(columns, np.cumsum([_KINDS * nodes, nodes, nodes]))
         slots = slots.reshape(_KINDS, nodes, count)
@@ -444,7 +444,7 @@ class Places:
         features = self._feature_of[slots[self._kinds][:, self._edges]]
         if (features[0] == self.num_features).any():
             raise TreeError("A topology has an edge that no tree of the support has. Remedy: give the support it.")
-        return Found(choices, torch.from_numpy(np.ascontiguousarray(features.transpose(2, 1, 0))))
+        return FoundTopologies(choices, torch.from_numpy(np.ascontiguousarray(features.transpose(2, 1, 0))))
 
 
 def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
@@ -1140,7 +1140,7 @@ class Training:
     log_densities: LogDensities
     objective: IWAE | ReweightedWakeSleep
     learning_rates: LearningRates
-    annealing: Schedule
+    annealing: WeightSchedule
     num_steps: int
     identity: dict[str, Any] = field(default_factory=dict)
     description: str = "fitting trees"
@@ -1238,7 +1238,7 @@ def variational_inference(
     objective: IWAE | ReweightedWakeSleep | None = None,
     num_steps: int = 200_000,
     learning_rates: LearningRates | None = None,
-    annealing: Schedule | None = None,
+    annealing: WeightSchedule | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -1356,9 +1356,9 @@ def variational_inference(
     settings = {
         "objective": type(objective).__name__,
         "num_particles": objective.num_particles,
-        "learning_rates": described(learning_rates),
-        "annealing": described(annealing),
-        "lengths": described(family.lengths),
+        "learning_rates": setting_as_json(learning_rates),
+        "annealing": setting_as_json(annealing),
+        "lengths": setting_as_json(family.lengths),
         "seed": whole_number("seed", seed),
     }
     if isinstance(objective, ReweightedWakeSleep):
@@ -1451,4 +1451,4 @@ def _fingerprint(target: TreeTarget, network: SubsplitBayesianNetwork) -> object
         # Whatever a prior is made of, its density tells it from others.
         log_prior_of_lengths(prior, _probes(2 * len(network.taxa) - 3)),
     ]
-    return described(parts if likelihood.site_rates is None else [*parts, likelihood.site_rates])
+    return setting_as_json(parts if likelihood.site_rates is None else [*parts, likelihood.site_rates])

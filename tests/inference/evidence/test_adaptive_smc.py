@@ -9,7 +9,7 @@ from scipy.stats import chi2, norm
 
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
-from bayeskit.inference.evidence.sequential import adaptive_smc, next_step, refuses
+from bayeskit.inference.evidence.sequential import adaptive_smc, next_step, sequential_refusal
 from bayeskit.inference.samplers.smc import conditional_share, learn_metric
 
 F64 = torch.float64
@@ -152,7 +152,7 @@ def test_bad_input_is_refused():
         with pytest.raises(SettingsError, match=next(iter(bad))):
             adaptive_smc(target, **bad)
     without = bk.Target.from_functions(target.log_prior, target.log_likelihood, 1)
-    assert refuses(target) is None and "sample_prior" in refuses(without)
+    assert sequential_refusal(target) is None and "sample_prior" in sequential_refusal(without)
     with pytest.raises(SettingsError, match="sample_prior"):
         adaptive_smc(without)
     impossible = bk.Target.from_functions(

@@ -12,7 +12,7 @@ from scipy.stats import chi2, gamma
 
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.inference.evidence.chibs_method import chib, refuses
+from bayeskit.inference.evidence.chibs_method import chib, chib_refusal
 from bayeskit.inference.evidence.conditionals import ConjugateBlock
 
 F64 = torch.float64
@@ -263,7 +263,11 @@ def test_bad_input_is_refused(regression):
         ConjugateBlock((), blocks[0].conditional)
     with pytest.raises(SettingsError):
         ConjugateBlock("a", 3.0)
-    assert "blocks" in refuses(target) and refuses(target, blocks) is None and "tau" in refuses(target, blocks[:2])
+    assert (
+        "blocks" in chib_refusal(target)
+        and chib_refusal(target, blocks) is None
+        and "tau" in chib_refusal(target, blocks[:2])
+    )
 
 
 @pytest.mark.parametrize("name", ["linreg10", "beta_binomial", "radiata_pine_m1", "radiata_pine_m2"])

@@ -12,7 +12,7 @@ from torch.distributions import constraints
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.constants import ConstantsReport, Reference, bridge, check_constants, importance
+from bayeskit.inference.evidence.constants import ConstantsReport, StudentReference, bridge, check_constants, importance
 from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.models.discrete.genotypes import GenotypeModel
 from bayeskit.models.discrete.sequences import SegmentedText, Strings
@@ -159,7 +159,7 @@ def test_the_error_is_right():
 def test_bridge_and_importance_agree_with_a_known_ratio(limit):
     generator = torch.Generator().manual_seed(0)
     draws = 2 * torch.randn(4000, 4, generator=generator, dtype=F64) + 1
-    reference = Reference.fit(draws[:2000], torch.full((4,), 5.0, dtype=F64))
+    reference = StudentReference.fit(draws[:2000], torch.full((4,), 5.0, dtype=F64))
     points = reference.sample(2000, generator)
 
     def ratios(x):
@@ -171,7 +171,7 @@ def test_bridge_and_importance_agree_with_a_known_ratio(limit):
 
 
 def test_the_reference_is_normalised():
-    reference = Reference(
+    reference = StudentReference(
         torch.tensor([0.5], dtype=F64), torch.tensor([[2.0]], dtype=F64), torch.tensor([5.0], dtype=F64)
     )
     x = torch.linspace(-2000, 2000, 400_001, dtype=F64).unsqueeze(-1)

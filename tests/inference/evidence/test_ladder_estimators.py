@@ -93,7 +93,7 @@ def test_both_rules_are_the_sums_written_by_hand():
 def exact_curve(beta):
     mean, variance, third = moments(beta)
     no_draws = torch.zeros(len(beta), 1, 1, dtype=torch.float64)
-    return _integration.Curve(0.0, no_draws[:1], beta, mean, variance, third, no_draws, no_draws, (), {})
+    return _integration.IntegrandCurve(0.0, no_draws[:1], beta, mean, variance, third, no_draws, no_draws, (), {})
 
 
 def test_estimated_gaps_are_those_of_the_exact_curve():
@@ -199,8 +199,8 @@ def test_the_plain_rule_knows_its_bias(replicates):
 def test_a_flipped_correction_is_noticed(linear, replicates, monkeypatch):
     known, _ = replicates
     case, target = linear
-    right = _integration.Curve.corrections
-    monkeypatch.setattr(_integration.Curve, "corrections", property(lambda self: -right.fget(self)))
+    right = _integration.IntegrandCurve.corrections
+    monkeypatch.setattr(_integration.IntegrandCurve, "corrections", property(lambda self: -right.fget(self)))
     z = [modified_path_sampling(target, exact_ladder(case, target, grid(24), seed)) for seed in range(20)]
     with pytest.raises(AssertionError):
         check([(each.log_evidence - known) / each.standard_error for each in z])

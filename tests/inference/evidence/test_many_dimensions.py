@@ -128,7 +128,7 @@ def test_where_the_density_curves_upwards_the_draws_say_how_wide_it_is(limit):
 
 def test_without_a_curvature_the_draws_say_it(monkeypatch):
     target, _, x = normal()
-    monkeypatch.setattr(fits, "curvature", lambda target, u: (torch.full((SIZE, SIZE), torch.nan, dtype=F64), 7))
+    monkeypatch.setattr(fits, "negative_hessian", lambda target, u: (torch.full((SIZE, SIZE), torch.nan, dtype=F64), 7))
     fitted, spent = fits.normal_fit(target, x[:, :250])
     assert spent == 7 and torch.allclose(fitted.covariance_matrix, torch.cov(x[:, :250].flatten(0, 1).mT), rtol=1e-9)
 
@@ -142,7 +142,7 @@ def test_a_coordinate_that_does_not_move_is_refused():
 
 def test_the_evaluations_of_the_curvature_are_counted(monkeypatch):
     target, _, x = normal()
-    draws, curvature = as_draws(target, x[:, :60]), fits.curvature
+    draws, curvature = as_draws(target, x[:, :60]), fits.negative_hessian
     before = evidence.bridge_sampling(target, draws)
-    monkeypatch.setattr(fits, "curvature", lambda *given: (curvature(*given)[0], curvature(*given)[1] + 1000))
+    monkeypatch.setattr(fits, "negative_hessian", lambda *given: (curvature(*given)[0], curvature(*given)[1] + 1000))
     assert evidence.bridge_sampling(target, draws).num_evaluations == before.num_evaluations + 1000

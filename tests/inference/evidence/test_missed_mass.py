@@ -15,7 +15,7 @@ from bayeskit.inference import evidence
 from bayeskit.inference.evidence.laplace_approximation import laplace, maximum_likelihood, maximum_posterior
 from bayeskit.inference.evidence.missed_mass import NUM_MOVED, missed_mass, share_beyond
 from bayeskit.inference.evidence.modes import find_mode, likelihood, posterior, weigh_peak
-from bayeskit.logdensity.climbing import Objective, climb
+from bayeskit.logdensity.climbing import ClimbObjective, climb
 
 DOUBLE = torch.float64
 SAMPLERS = (
@@ -150,7 +150,7 @@ def test_climbs_end_where_a_search_does():
     ends, values, count = climb(posterior(target), start)
     assert values[0] == -torch.inf and bool((values[1:] > mode.value - 0.05).all()) and count >= 12 * 5
     scales = torch.tensor([1e-4, 1.0, 1e5], dtype=DOUBLE)
-    hill = Objective(
+    hill = ClimbObjective(
         lambda u: -(u / scales - 3).square().sum(-1),
         lambda u: (-(u / scales - 3).square().sum(-1), -2 * (u / scales - 3) / scales),
     )

@@ -18,7 +18,7 @@ from bayeskit.inference.evidence.predictive import (
     Observations,
     conditional_predictive_ordinates,
     pointwise_predictive_density,
-    refuses,
+    scores_refusal,
 )
 from bayeskit.inference.evidence.result import PredictiveScore
 from bayeskit.inference.generalized import GibbsPosterior, losses
@@ -179,7 +179,7 @@ def tree():
 def test_sites_of_an_alignment_count_as_often_as_they_occur(tree, limit):
     """Evidence with one site less and with one site more gives both scores exactly."""
     model, target, draws = tree
-    assert refuses(target) is None
+    assert scores_refusal(target) is None
     whole, known = exact.three_taxon_tree().log_evidence, [0.0, 0.0]
     classes = {}
     for column, bases in enumerate(zip(*SEQUENCES.values(), strict=True)):
@@ -258,7 +258,7 @@ def only_a_factor(y):
 )
 def test_what_has_no_observations_is_refused_with_a_reason(make, reason):
     target = make()
-    assert reason in refuses(target)
+    assert reason in scores_refusal(target)
     u = torch.zeros(2, 10, target.dim, dtype=torch.float64)
     draws = Draws(u, *target.evaluate(u), torch.ones(2, dtype=torch.float64), target=target)
     for estimate in SCORES:
@@ -269,15 +269,15 @@ def test_what_has_no_observations_is_refused_with_a_reason(make, reason):
 @pytest.mark.parametrize("weight", [1.0, 0.8])
 def test_a_loss_that_is_no_log_density_is_refused(weight):
     target = GibbsPosterior(dist.Normal(0.0, 3.0), losses.Absolute(), Y, weight=weight)
-    assert "no density of the data" in refuses(target)
-    assert refuses(bk.Target.from_pyro(target)) == refuses(target)
+    assert "no density of the data" in scores_refusal(target)
+    assert scores_refusal(bk.Target.from_pyro(target)) == scores_refusal(target)
 
 
 def test_minus_a_log_density_is_a_loss_with_scores():
     loss = losses.NegativeLogLikelihood(lambda mean: dist.Normal(mean, 1.0))
     prior = dist.Normal(torch.zeros((), dtype=torch.float64), 1.0)
     target, plain = GibbsPosterior(prior, loss, Y), bk.Target.from_pyro(normal_model, Y)
-    assert "no density of the data" in refuses(target.with_weight(0.5))
+    assert "no density of the data" in scores_refusal(target.with_weight(0.5))
     u = torch.randn(4, 50, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     first, second = (
         conditional_predictive_ordinates(
@@ -319,14 +319,14 @@ def test_masked_observations_are_none(where):
 
 def test_a_factor_in_a_plate_is_one_term_each():
     target = bk.Target.from_pyro(normal_model, Y, "plated factor")
-    assert refuses(target) is None and len(Observations(target).counts) == 8
+    assert scores_refusal(target) is None and len(Observations(target).counts) == 8
 
 
 def test_terms_that_do_not_add_up_are_refused(linear, monkeypatch):
     _, target, _, draw = linear
     whole = target.log_likelihood
     monkeypatch.setattr(target, "log_likelihood", lambda u: whole(u) - 1)
-    assert "do not add up" in refuses(target)
+    assert "do not add up" in scores_refusal(target)
 
 
 def test_chunks_and_computing_twice_do_not_change_the_score(linear, monkeypatch):

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential, refuses
+from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential, prequential_refusal
 
 F64 = torch.float64
 TOSSES = torch.tensor([1, 1, 0, 1, 0, 1, 1, 1], dtype=F64)
@@ -137,7 +137,7 @@ def test_plot_and_single_precision(limit):
 
 def test_bad_input_is_refused():
     target = bk.Target.from_pyro(coin, TOSSES)
-    assert refuses(target) is None
+    assert prequential_refusal(target) is None
     for bad in ({"num_particles": 2}, {"num_replicates": 1}, {"ess_threshold": 0.0}):
         with pytest.raises(SettingsError, match=next(iter(bad))):
             prequential(target, **bad)
@@ -151,7 +151,9 @@ def test_bad_input_is_refused():
         1,
         lambda n, g: torch.randn(n, 1, generator=g, dtype=F64),
     )
-    assert "pointwise" in refuses(functions)
+    assert "pointwise" in prequential_refusal(functions)
     with pytest.raises(ModelError, match="pointwise"):
         prequential(functions)
-    assert "sample_prior" in refuses(bk.Target.from_functions(functions.log_prior, functions.log_likelihood, 1))
+    assert "sample_prior" in prequential_refusal(
+        bk.Target.from_functions(functions.log_prior, functions.log_likelihood, 1)
+    )

@@ -18,7 +18,7 @@ from bayeskit.inference.generalized.cross_validation import (
     cross_validation_evidence,
     predict,
     sampled_sets,
-    spread,
+    widened_standard_error,
 )
 
 NORMAL = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1], dtype=torch.float64)
@@ -119,7 +119,7 @@ def test_controls_leave_the_mean_right(limit):
     slope = (centred * score).sum(0) / centred.square().sum(0)
     naive = (score - slope * control).mean(0)
     assert abs(float(naive.mean())) > limit() * float(naive.std()) / math.sqrt(4000)
-    excess = spread(rows).square() - means.square()
+    excess = widened_standard_error(rows).square() - means.square()
     assert float(excess.mean()) > -limit() * float(excess.std()) / math.sqrt(4000)
 
 

@@ -18,9 +18,9 @@ from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.inference.generalized.variational import (
     GVI,
     Alpha,
-    Gaussian,
     KullbackLeibler,
-    Renyi,
+    NormalLaw,
+    RenyiDivergence,
     ReverseKullbackLeibler,
     SquaredWasserstein,
 )
@@ -33,9 +33,9 @@ ALL = [
     KullbackLeibler(),
     KullbackLeibler(weight=2.5),
     ReverseKullbackLeibler(weight=0.7),
-    Renyi(0.5),
-    Renyi(0.2, weight=5.0),
-    Renyi(1.5),
+    RenyiDivergence(0.5),
+    RenyiDivergence(0.2, weight=5.0),
+    RenyiDivergence(1.5),
     Alpha(0.5),
     Alpha(2.0, weight=0.5),
     SquaredWasserstein(weight=0.3),
@@ -81,7 +81,7 @@ def divergence_by_quadrature(divergence, mean, sd):
             value = quad(lambda t: q.pdf(t) * (q.logpdf(t) - p.logpdf(t)), -15, 15, **PRECISE)[0]
         case ReverseKullbackLeibler():
             value = quad(lambda t: p.pdf(t) * (p.logpdf(t) - q.logpdf(t)), -15, 15, **PRECISE)[0]
-        case Renyi(alpha=alpha):
+        case RenyiDivergence(alpha=alpha):
             value = math.log(quad(ratio, -30, 30, args=(alpha,), **PRECISE)[0]) / (alpha - 1)
         case Alpha(alpha=alpha):
             value = (quad(ratio, -30, 30, args=(alpha,), **PRECISE)[0] - 1) / (alpha * (alpha - 1))
@@ -105,7 +105,7 @@ def slopes(divergence, mean, log_sd, step=1e-4):
 
 
 def normal_law(mean, sd):
-    return Gaussian(torch.tensor([mean], dtype=torch.float64), torch.tensor([[sd]], dtype=torch.float64))
+    return NormalLaw(torch.tensor([mean], dtype=torch.float64), torch.tensor([[sd]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("divergence", ALL)
@@ -120,7 +120,7 @@ def test_closed_forms_against_the_definition_by_quadrature(divergence):
 def random_laws():
     generator = np.random.default_rng(3)
     factors = [np.linalg.cholesky(a @ a.T + np.eye(3)) for a in generator.standard_normal((2, 3, 3))]
-    return [Gaussian(torch.tensor(generator.standard_normal(3)), torch.tensor(f)) for f in factors]
+    return [NormalLaw(torch.tensor(generator.standard_normal(3)), torch.tensor(f)) for f in factors]
 
 
 def test_several_dimensions():
@@ -130,10 +130,12 @@ def test_several_dimensions():
     assert float(KullbackLeibler().between(q, p)) == pytest.approx(exact, abs=1e-12)
     assert float(ReverseKullbackLeibler().between(p, q)) == pytest.approx(exact, abs=1e-12)
     # Renyi's of order a and 1 - a are multiples of one another, with the arguments exchanged; at one it is KL's.
-    assert float(Renyi(0.3).between(q, p)) == pytest.approx(float(Renyi(0.7).between(p, q)) * 0.3 / 0.7, abs=1e-12)
-    around = [float(Renyi(1 + e).between(q, p)) for e in (-1e-4, 1e-4)]
+    assert float(RenyiDivergence(0.3).between(q, p)) == pytest.approx(
+        float(RenyiDivergence(0.7).between(p, q)) * 0.3 / 0.7, abs=1e-12
+    )
+    around = [float(RenyiDivergence(1 + e).between(q, p)) for e in (-1e-4, 1e-4)]
     assert sum(around) / 2 == pytest.approx(exact, abs=1e-6) and around[0] < exact < around[1]
-    assert float(Renyi(1.0).between(q, p)) == float(KullbackLeibler().between(q, p))
+    assert float(RenyiDivergence(1.0).between(q, p)) == float(KullbackLeibler().between(q, p))
     # The distance of Wasserstein by roots of the covariances themselves.
     values, vectors = np.linalg.eigh(q.covariance.numpy())
     root = vectors * np.sqrt(values) @ vectors.T
@@ -144,7 +146,7 @@ def test_several_dimensions():
 
 
 def test_a_guide_too_wide_for_its_order_is_infinitely_far():
-    assert math.isinf(float(Renyi(2.0).between(normal_law(0.0, 1.5), normal_law(0.0, 1.0))))
+    assert math.isinf(float(RenyiDivergence(2.0).between(normal_law(0.0, 1.5), normal_law(0.0, 1.0))))
     assert math.isinf(float(Alpha(2.0).between(normal_law(0.0, 1.5), normal_law(0.0, 1.0))))
 
 
@@ -197,7 +199,7 @@ def test_kullback_and_leibler_give_the_gibbs_posterior_and_a_weight_the_tempered
     assert (mean, sd**2) == pytest.approx((7 * rate / (1 + 3 * rate), 1 / (1 + 3 * rate)), abs=1e-7)
 
 
-class WrongRenyi(Renyi):
+class WrongRenyi(RenyiDivergence):
     """With half of the guide's own volume."""
 
     def between(self, guide, prior):
@@ -206,7 +208,7 @@ class WrongRenyi(Renyi):
 
 def test_mutation_half_a_volume_moves_the_optimum():
     mean, sd = optimum(GVI(WrongRenyi(0.5), num_particles=2), gibbs(), Guide())
-    assert np.abs(slopes(Renyi(0.5), mean, math.log(sd))).max() > 0.1
+    assert np.abs(slopes(RenyiDivergence(0.5), mean, math.log(sd))).max() > 0.1
 
 
 def gradients(objective, guide, count):
@@ -218,7 +220,7 @@ def gradients(objective, guide, count):
     return np.array(found)
 
 
-@pytest.mark.parametrize("divergence", [KullbackLeibler(), Renyi(0.5)])
+@pytest.mark.parametrize("divergence", [KullbackLeibler(), RenyiDivergence(0.5)])
 def test_gradients_of_ordinary_draws(divergence, limit):
     mean, log_sd = 0.9, -0.8
 
@@ -241,24 +243,24 @@ def test_automatic_guides_and_independent_sites_have_the_closed_form():
         guide()
         with torch.random.fork_rng():
             torch.manual_seed(2)
-            loss = GVI(Renyi(0.5), num_particles=20_000).loss(posterior, guide)
+            loss = GVI(RenyiDivergence(0.5), num_particles=20_000).loss(posterior, guide)
             torch.manual_seed(2)
             near = GVI(KullbackLeibler(), num_particles=20_000).loss(posterior, guide)
         q, p = (
             centre_of(guide),
-            Gaussian(torch.tensor([0.0, 0.5]).double(), torch.diag(torch.tensor([1.0, 2.0]).double())),
+            NormalLaw(torch.tensor([0.0, 0.5]).double(), torch.diag(torch.tensor([1.0, 2.0]).double())),
         )
-        gap = float(KullbackLeibler().between(q, p) - Renyi(0.5).between(q, p))
+        gap = float(KullbackLeibler().between(q, p) - RenyiDivergence(0.5).between(q, p))
         assert near - loss == pytest.approx(gap, abs=1e-5)  # the same draws: what is left is single precision
 
 
 def centre_of(guide):
     if isinstance(guide, AutoMultivariateNormal):
         law = guide.get_posterior()
-        return Gaussian(law.loc.detach().double(), law.scale_tril.detach().double())
+        return NormalLaw(law.loc.detach().double(), law.scale_tril.detach().double())
     values = {name: (guide.locs.__getattr__(name), guide.scales.__getattr__(name)) for name in ("scale", "place")}
     loc, scale = (torch.stack([v[i].detach().double().reshape(()) for v in values.values()]) for i in (0, 1))
-    return Gaussian(loc, torch.diag(scale))
+    return NormalLaw(loc, torch.diag(scale))
 
 
 def test_a_transformed_parameter_is_estimated_by_draws():
@@ -266,7 +268,12 @@ def test_a_transformed_parameter_is_estimated_by_draws():
     posterior = GibbsPosterior(dist.Gamma(torch.tensor(2.0).double(), 1.0), losses.HalfSquared(), X, weight=WEIGHT)
     guide, found = AutoNormal(posterior, init_scale=0.3), []
     guide()
-    for objective in (GVI(num_particles=50), ELBO(num_particles=50), GVI(Renyi(1.001), 50), GVI(Renyi(0.999), 50)):
+    for objective in (
+        GVI(num_particles=50),
+        ELBO(num_particles=50),
+        GVI(RenyiDivergence(1.001), 50),
+        GVI(RenyiDivergence(0.999), 50),
+    ):
         with torch.random.fork_rng():
             torch.manual_seed(5)
             found.append(objective.loss(posterior, guide))
@@ -288,9 +295,9 @@ def chain_guide():
 def test_chains_of_sites_are_estimated_by_draws(limit):
     posterior = GibbsPosterior(chain, losses.HalfSquared(), X, weight=WEIGHT)
     expected = WEIGHT / 2 * float(((X - 0.4) ** 2).sum() + 3 * 0.36)
-    guide = Gaussian(torch.tensor([0.2, 0.4]).double(), torch.diag(torch.tensor([0.7, 0.6]).double()))
-    prior = Gaussian(torch.zeros(2).double(), torch.tensor([[1.0, 0.0], [1.0, 1.0]]).double())
-    for divergence in (KullbackLeibler(), Renyi(0.5), Alpha(0.5)):
+    guide = NormalLaw(torch.tensor([0.2, 0.4]).double(), torch.diag(torch.tensor([0.7, 0.6]).double()))
+    prior = NormalLaw(torch.zeros(2).double(), torch.tensor([[1.0, 0.0], [1.0, 1.0]]).double())
+    for divergence in (KullbackLeibler(), RenyiDivergence(0.5), Alpha(0.5)):
         with torch.random.fork_rng():
             torch.manual_seed(4)
             found = np.array([GVI(divergence, num_particles=4000).loss(posterior, chain_guide) for _ in range(20)])
@@ -298,12 +305,12 @@ def test_chains_of_sites_are_estimated_by_draws(limit):
         z = (found.mean() - exact) / (found.std(ddof=1) / math.sqrt(len(found)))
         assert abs(z) < 1.6 * limit(4)
     # As independent sites the same laws would be nearer: what a closed form for each site by itself would say.
-    wrong = Gaussian(torch.zeros(2).double(), torch.eye(2).double())
-    assert abs(float(Renyi(0.5).between(guide, wrong) - Renyi(0.5).between(guide, prior))) > 0.02
+    wrong = NormalLaw(torch.zeros(2).double(), torch.eye(2).double())
+    assert abs(float(RenyiDivergence(0.5).between(guide, wrong) - RenyiDivergence(0.5).between(guide, prior))) > 0.02
     with pytest.raises(GuideError, match="by draws"):
         GVI(SquaredWasserstein()).loss(posterior, chain_guide)
     with pytest.raises(SettingsError, match="raise num_particles"):
-        GVI(Renyi(0.5), num_particles=1).loss(posterior, chain_guide)
+        GVI(RenyiDivergence(0.5), num_particles=1).loss(posterior, chain_guide)
 
 
 def test_bk_fit_and_svi_take_it():
@@ -314,7 +321,9 @@ def test_bk_fit_and_svi_take_it():
     assert float(guide.mean.detach()) == pytest.approx(1.4, abs=0.1)
     assert float(guide.log_sd.detach().exp()) ** 2 == pytest.approx(0.4, abs=0.1)
     auto = AutoNormal(posterior)
-    svi = pyro.infer.SVI(posterior, auto, pyro.optim.Adam({"lr": 0.05}), loss=GVI(Renyi(0.5), num_particles=4))
+    svi = pyro.infer.SVI(
+        posterior, auto, pyro.optim.Adam({"lr": 0.05}), loss=GVI(RenyiDivergence(0.5), num_particles=4)
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         assert all(math.isfinite(svi.step()) for _ in range(5))
@@ -323,14 +332,19 @@ def test_bk_fit_and_svi_take_it():
 def test_minibatches_scale_the_loss_and_not_the_divergence():
     data = torch.cat([X, X])
     posterior = GibbsPosterior(dist.Normal(0.0, PRIOR_SD), losses.HalfSquared(), data, weight=WEIGHT)
-    whole = GVI(Renyi(0.5), num_particles=2).loss(posterior, Guide())
-    part = GVI(Renyi(0.5), num_particles=2).loss(posterior, lambda *_: Guide()(), X)
+    whole = GVI(RenyiDivergence(0.5), num_particles=2).loss(posterior, Guide())
+    part = GVI(RenyiDivergence(0.5), num_particles=2).loss(posterior, lambda *_: Guide()(), X)
     assert part == pytest.approx(whole, abs=1e-12)
 
 
 def test_bad_settings():
     with pytest.raises(SettingsError, match="write Renyi"):
-        GVI(Renyi)
-    for bad in (lambda: Renyi(-0.5), lambda: Alpha(1.0), lambda: KullbackLeibler(weight=0.0), lambda: Alpha("one")):
+        GVI(RenyiDivergence)
+    for bad in (
+        lambda: RenyiDivergence(-0.5),
+        lambda: Alpha(1.0),
+        lambda: KullbackLeibler(weight=0.0),
+        lambda: Alpha("one"),
+    ):
         with pytest.raises(SettingsError):
             bad()

@@ -18,11 +18,11 @@ from bayeskit.inference.generalized.martingale import (
     PolyaUrn,
     ScoreDriven,
     conditional,
+    law_without_data,
     log_copula_density,
     martingale_posterior,
     normal_location,
     rate,
-    start,
 )
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
@@ -242,7 +242,7 @@ def test_a_copula_of_another_spread_warns():
 
 def test_an_outlier_leaves_the_law_of_the_others():
     outlier = torch.cat([NORMAL, torch.tensor([1e4], dtype=torch.float64)])
-    mean, scale = start(outlier)
+    mean, scale = law_without_data(outlier)
     assert abs(float(mean)) < 0.05 and abs(float(scale) - 1) < 0.05
     laws = [CopulaUpdate().init(x, 1, 1) for x in (NORMAL, outlier)]
     assert float(laws[1].grid[0]) < -6 and float(laws[1].grid[-1]) > 1e4
@@ -257,7 +257,7 @@ def test_an_outlier_leaves_the_law_of_the_others():
 
 def test_ties_leave_the_raw_standard_deviation():
     zeros = torch.cat([torch.zeros(20), torch.ones(2)]).double()
-    assert float(start(zeros)[1]) == float(zeros.std())
+    assert float(law_without_data(zeros)[1]) == float(zeros.std())
 
 
 def test_whole_numbers_are_data_too():

@@ -11,7 +11,7 @@ from scipy.stats import t as student
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.cross_validation import Carriage, WeightedData, from_prior, prequential
+from bayeskit.inference.generalized.cross_validation import Carriage, WeightedData, prequential_score, prior_populations
 from bayeskit.inference.samplers.smc import PopulationHMC
 
 Y = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1, 1.1, 0.7], dtype=torch.float64)
@@ -48,7 +48,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def curves(target):
-    return prequential(target, orders=3, num_replicates=8, seed=1)
+    return prequential_score(target, orders=3, num_replicates=8, seed=1)
 
 
 def test_each_datum_is_predicted_as_in_closed_form(curves):
@@ -75,7 +75,7 @@ def test_the_total_does_not_depend_on_the_order(curves, limit):
 def test_flips_of_a_coin(limit):
     flips = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
     target = bk.Target.from_pyro(coin, flips)
-    result = prequential(target, torch.arange(4), num_replicates=16, num_particles=512, seed=2)
+    result = prequential_score(target, torch.arange(4), num_replicates=16, num_particles=512, seed=2)
     # Laplace's rule of succession.
     exact = torch.tensor([1 / 2, 2 / 3, 1 / 4, 3 / 5], dtype=torch.float64).log()
     z = (result.log_predictive - exact) / result.standard_error
@@ -92,7 +92,7 @@ def test_two_dimensions_agree_with_the_normal_evidence(limit):
 
     covariance = 4 * torch.outer(X, X) + 9 + 0.25 * torch.eye(8, dtype=torch.float64)
     exact = dist.MultivariateNormal(torch.zeros(8, dtype=torch.float64), covariance).log_prob(Y)
-    result = prequential(bk.Target.from_pyro(regression, X, Y), orders=4, seed=3)
+    result = prequential_score(bk.Target.from_pyro(regression, X, Y), orders=4, seed=3)
     assert result.trusted, result.warnings
     assert abs(result.log_evidence - float(exact)) < limit() * result.log_evidence_standard_error
 
@@ -101,20 +101,20 @@ def test_a_loss_in_place_of_a_likelihood(limit):
     posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), Y, weight=0.5)
     precision = 1 + 0.5 * 8
     exact = -0.25 * Y.square().sum() + 0.125 * Y.sum().square() / precision - 0.5 * math.log(precision)
-    result = prequential(posterior, orders=2, num_replicates=8, seed=4)
+    result = prequential_score(posterior, orders=2, num_replicates=8, seed=4)
     assert abs(result.log_evidence - float(exact)) < limit() * result.log_evidence_standard_error
 
 
 def test_groups_come_together(target, limit):
     groups = torch.arange(8) // 4
-    result = prequential(target, torch.tensor([1, 0]), num_replicates=8, groups=groups, seed=5)
+    result = prequential_score(target, torch.tensor([1, 0]), num_replicates=8, groups=groups, seed=5)
     exact = closed_form(torch.tensor([[4, 5, 6, 7, 0, 1, 2, 3]])).unflatten(1, (2, 4)).sum(-1)
     z = (result.cumulative - exact.cumsum(1)) / result.cumulative_standard_error
     assert float(z.abs().max()) < limit(2)
 
 
 def test_errors_are_those_of_repeated_runs(target, limit):
-    runs = [prequential(target, 2, num_particles=64, seed=seed) for seed in range(8)]
+    runs = [prequential_score(target, 2, num_particles=64, seed=seed) for seed in range(8)]
     exact = float(closed_form(torch.arange(8).unsqueeze(0)).sum())
     z = torch.tensor([(run.log_evidence - exact) / run.log_evidence_standard_error for run in runs])
     # Errors of eight populations are widened to hold the 97.5 % quantile, so that z varies no more than a normal.
@@ -126,7 +126,7 @@ def test_moves_that_ignore_the_data_are_found_out(target, limit, monkeypatch):
     # The mutation: particles move as if no datum counted, that is, they return to the prior.
     counting = WeightedData.counting
     monkeypatch.setattr(WeightedData, "counting", lambda self, weights: counting(self, 0 * weights))
-    result = prequential(target, orders=2, num_replicates=8, seed=1)
+    result = prequential_score(target, orders=2, num_replicates=8, seed=1)
     exact = float(closed_form(torch.arange(8).unsqueeze(0)).sum())
     assert abs(result.log_evidence - exact) > limit() * result.log_evidence_standard_error
 
@@ -139,7 +139,7 @@ def test_increments_that_lose_the_weights_are_found_out(target, limit, monkeypat
         data_particles, "systematic", lambda w, g: torch.arange(w.shape[1]).expand(w.shape).contiguous()
     )
     monkeypatch.setattr(PopulationHMC, "step", lambda self, target, state, *, generator: (state, _Accepted))
-    result = prequential(target, orders=2, num_replicates=8, seed=1)
+    result = prequential_score(target, orders=2, num_replicates=8, seed=1)
     exact = float(closed_form(torch.arange(8).unsqueeze(0)).sum())
     assert abs(result.log_evidence - exact) > limit() * result.log_evidence_standard_error
 
@@ -152,7 +152,7 @@ def test_particles_are_carried_to_any_weights(target, limit):
     # Half a datum counts: the power posterior is normal, and its normaliser known.
     data = WeightedData(target)
     generator = torch.Generator().manual_seed(6)
-    state = from_prior(data, 16, 256, generator)
+    state = prior_populations(data, 16, 256, generator)
     weights = torch.zeros(16, 8, dtype=torch.float64)
     weights[:, 0], weights[:, 3] = 0.5, 1.0
     state, increment = Carriage().carry(data, state, weights, generator)
@@ -168,7 +168,7 @@ def test_particles_are_carried_to_any_weights(target, limit):
 
 
 def test_a_seed_repeats_itself(target):
-    first, again, other = (prequential(target, 1, num_particles=16, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (prequential_score(target, 1, num_particles=16, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.cumulative, again.cumulative)
     assert first.log_evidence != other.log_evidence
 
@@ -182,7 +182,7 @@ def test_a_model_that_cannot_be_batched_is_looped(limit):
 
     with pytest.warns(bk.errors.SlowModelWarning):
         looping = bk.Target.from_pyro(branching, Y[:2])
-    result = prequential(looping, 1, num_replicates=8, num_particles=16, seed=1)
+    result = prequential_score(looping, 1, num_replicates=8, num_particles=16, seed=1)
     covariance = torch.eye(2, dtype=torch.float64) + 1
     exact = dist.MultivariateNormal(torch.zeros(2, dtype=torch.float64), covariance).log_prob(Y[:2])
     assert abs(result.log_evidence - float(exact)) < limit() * result.log_evidence_standard_error
@@ -194,15 +194,15 @@ def test_table_and_plots(curves, target):
     assert "3 orders of 8 data" in str(curves)
     ax = curves.plot(Figure().subplots(), label="location")
     assert ax.get_xlabel() == "data seen" and len(ax.lines) == 3
-    other = prequential(target, curves.orders, num_particles=32)
+    other = prequential_score(target, curves.orders, num_particles=32)
     ax = curves.plot(Figure().subplots(), against=other)
     assert ax.get_ylabel() == "log Bayes factor (nats)"
     with pytest.raises(SettingsError, match="different orders"):
-        curves.plot(Figure().subplots(), against=prequential(target, 3, num_particles=16, seed=9))
+        curves.plot(Figure().subplots(), against=prequential_score(target, 3, num_particles=16, seed=9))
 
 
 def test_few_populations_say_so(target):
-    result = prequential(target, 1, num_replicates=2, num_particles=64)
+    result = prequential_score(target, 1, num_replicates=2, num_particles=64)
     assert not result.trusted
     assert "only 2 populations" in result.warnings[0]
 
@@ -210,28 +210,28 @@ def test_few_populations_say_so(target):
 @pytest.mark.parametrize("orders", [torch.zeros(8), torch.arange(7), torch.ones(2, 8, dtype=torch.long)])
 def test_orders_that_are_no_permutations(target, orders):
     with pytest.raises(ShapeError, match="permutations of the 8 data"):
-        prequential(target, orders)
+        prequential_score(target, orders)
 
 
 def test_bad_settings(target):
     with pytest.raises(SettingsError, match="num_replicates must be at least 2"):
-        prequential(target, num_replicates=1)
+        prequential_score(target, num_replicates=1)
     with pytest.raises(SettingsError, match="orders must be at least 1"):
-        prequential(target, 0)
+        prequential_score(target, 0)
     with pytest.raises(SettingsError, match="ess_threshold"):
         Carriage(ess_threshold=1.5)
     with pytest.raises(SettingsError, match="num_moves"):
         Carriage(num_moves=0)
     with pytest.raises(SettingsError, match="improper"):
-        prequential(GibbsPosterior(Flat(), losses.HalfSquared(), Y))
+        prequential_score(GibbsPosterior(Flat(), losses.HalfSquared(), Y))
     normal = dist.Normal(torch.zeros((), dtype=torch.float64), 1.0)
     plain = bk.Target.from_functions(lambda u: normal.log_prob(u).sum(-1), lambda u: -u.square().sum(-1), 1)
     with pytest.raises(ModelError, match="no pointwise"):
-        prequential(plain)
+        prequential_score(plain)
 
 
 def test_likelihoods_that_do_not_add_up_are_refused(target, monkeypatch):
     whole = target.log_likelihood
     monkeypatch.setattr(target, "log_likelihood", lambda u: whole(u) - 1)
     with pytest.raises(ModelError, match="do not add up"):
-        prequential(target)
+        prequential_score(target)

@@ -153,8 +153,8 @@ def test_a_narrow_proposal_is_fitted_anew(monkeypatch) -> None:
     """A curvature fifty times too large still ends at the closed form, within its own doubt."""
     import bayeskit.inference.generalized.coverage as module
 
-    original = module.curvature
-    monkeypatch.setattr(module, "curvature", lambda *args: 50.0 * original(*args))
+    original = module.hessian_of_loss
+    monkeypatch.setattr(module, "hessian_of_loss", lambda *args: 50.0 * original(*args))
     x = normal(R, N)
     posterior = GibbsPosterior(Flat(), losses.HalfSquared(), x[0])
     found = replicate_posteriors(posterior, data=x, num_draws=2048)

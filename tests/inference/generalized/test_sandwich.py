@@ -8,7 +8,7 @@ from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized import minimizer as sandwich
 from bayeskit.inference.generalized.checks import residual_mismatch
 from bayeskit.inference.generalized.losses.prediction import Pinball
-from bayeskit.inference.generalized.minimizer import curvature, influence, information
+from bayeskit.inference.generalized.minimizer import hessian_of_loss, influence, information
 
 
 def heteroskedastic(num_data=400, seed=0):
@@ -60,7 +60,7 @@ def test_curvature_of_the_median_nears_twice_the_density(quantile, density):
     for num_data in (200, 2000, 20000):
         x = quantile((torch.arange(num_data, dtype=torch.float64) + 0.5) / num_data)
         posterior = GibbsPosterior(Flat(), losses.Absolute(), x)
-        errors.append(float(curvature(posterior, torch.zeros(1, dtype=torch.float64))) / (2 * density) - 1)
+        errors.append(float(hessian_of_loss(posterior, torch.zeros(1, dtype=torch.float64))) / (2 * density) - 1)
     # Quantiles leave the smoothing error alone, which falls like a power of the width n^(-1/5).
     assert all(-0.12 < error < 0 for error in errors)
     assert all(abs(later) < 0.8 * abs(earlier) for earlier, later in zip(errors, errors[1:], strict=False))
@@ -69,7 +69,7 @@ def test_curvature_of_the_median_nears_twice_the_density(quantile, density):
 def test_curvature_with_a_width_that_does_not_shrink_would_be_noticed(monkeypatch):
     monkeypatch.setattr(sandwich, "BANDWIDTH", 5.0)
     x = torch.special.ndtri((torch.arange(200, dtype=torch.float64) + 0.5) / 200)
-    value = curvature(GibbsPosterior(Flat(), losses.Absolute(), x), torch.zeros(1, dtype=torch.float64))
+    value = hessian_of_loss(GibbsPosterior(Flat(), losses.Absolute(), x), torch.zeros(1, dtype=torch.float64))
     assert float(value) / (2 * (2 * np.pi) ** -0.5) - 1 < -0.12
 
 
@@ -78,7 +78,7 @@ def test_curvature_does_not_depend_on_how_far_covariates_spread_the_outcomes():
     steep = outcomes + 1000 * covariates[:, 1]
     at = torch.tensor([1.0, 2.0], dtype=torch.float64)
     values = [
-        curvature(GibbsPosterior(Flat((2,)), losses.Absolute(losses.linear), (covariates, y)), at + shift)
+        hessian_of_loss(GibbsPosterior(Flat((2,)), losses.Absolute(losses.linear), (covariates, y)), at + shift)
         for y, shift in ((outcomes, torch.zeros(2)), (steep, torch.tensor([0.0, 1000.0])))
     ]
     assert float((values[0] - values[1]).abs().max()) < 1e-9
@@ -88,8 +88,8 @@ def test_weights_count_as_repeated_data():
     x = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
     posterior = GibbsPosterior(dist.Gamma(2.0, 1.0), losses.HalfSquared(), x)
     at, counts = torch.zeros(1, dtype=torch.float64), torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)
-    weighted = curvature(posterior, at, weights=counts) * 3
-    repeated = curvature(posterior, at, x.repeat_interleave(counts.long())) * 6
+    weighted = hessian_of_loss(posterior, at, weights=counts) * 3
+    repeated = hessian_of_loss(posterior, at, x.repeat_interleave(counts.long())) * 6
     assert float((weighted - repeated).abs().max()) < 1e-12
 
 

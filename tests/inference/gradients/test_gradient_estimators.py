@@ -57,7 +57,9 @@ BINARY = [gradients.ARM(), gradients.DisARM(), gradients.DisARM(2)]
 
 
 def z_scores(estimator, distribution, f, seed=0, replicates=REPLICATES):
-    found = gradients.compare(distribution, f, [estimator], num_replicates=replicates, seed=seed, progress=False)
+    found = gradients.compare_estimators(
+        distribution, f, [estimator], num_replicates=replicates, seed=seed, progress=False
+    )
     return next(iter(found.results.values())).z.nan_to_num(0.0)  # where nothing was drawn, there is nothing to see
 
 
@@ -91,7 +93,9 @@ def test_a_control_variate_has_no_bias_and_less_variance(limit):
         return z.sum(-1) * 4
 
     estimator = gradients.ControlVariate(linear, lambda q: 4 * q.base_dist.probs.sum(-1))
-    table = gradients.compare(distribution, f, [estimator, gradients.ScoreFunction()], num_replicates=REPLICATES)
+    table = gradients.compare_estimators(
+        distribution, f, [estimator, gradients.ScoreFunction()], num_replicates=REPLICATES
+    )
     with_variate, without = table.results.values()
     assert float(with_variate.z.abs().max()) < limit(3)
     assert with_variate.variance < without.variance
@@ -225,7 +229,7 @@ def test_best_k_makes_the_bound_smallest():
             "one number",
         ),
         (lambda: gradients.ScoreFunction().estimate(dist.Bernoulli(0.5), squared), SettingsError, "requires_grad_"),
-        (lambda: gradients.compare(torch.zeros(3), torch.zeros(3), []), SettingsError, "no estimators"),
+        (lambda: gradients.compare_estimators(torch.zeros(3), torch.zeros(3), []), SettingsError, "no estimators"),
         (lambda: gradients.gumbel_top_k(torch.zeros(3), 4), SettingsError, "at most 3"),
         (lambda: gradients.MovingAverage(1.0), SettingsError, "decay"),
     ],
@@ -251,7 +255,7 @@ def test_bad_input_is_named(call, error, message):
         (lambda: gradients.Enumeration().estimate(bits(0.0), torch.zeros(2)), SettingsError, "give a function"),
         (lambda: gradients.Enumeration().estimate(torch.zeros(3), torch.zeros(4)), ShapeError, "3 categories"),
         (lambda: gradients.gumbel_top_k(torch.tensor([0.0, -torch.inf]), 1), DataError, "finite"),
-        (lambda: gradients.compare(torch.zeros(1), torch.zeros(1)), SettingsError, "one point only"),
+        (lambda: gradients.compare_estimators(torch.zeros(1), torch.zeros(1)), SettingsError, "one point only"),
     ],
 )
 def test_impossible_categories_and_misread_values_are_named(call, error, message):

@@ -14,7 +14,7 @@ from bayeskit.inference.gradients import without_replacement
 from bayeskit.inference.gradients import without_replacement as ratios
 from bayeskit.inference.gradients import without_replacement as top_k
 from bayeskit.inference.gradients.space import space_of
-from bayeskit.inference.gradients.without_replacement import most_probable, sample_outside, stochastic_beam_search
+from bayeskit.inference.gradients.without_replacement import most_probable_codes, sample_outside, stochastic_beam_search
 
 DTYPE = torch.float64
 LOGITS = torch.tensor([0.3, -0.5, 1.1, 0.0, -1.2], dtype=DTYPE)
@@ -165,7 +165,7 @@ def test_the_most_probable_are_found_and_the_others_drawn(limit):
     everything = space.enumerate()
     p = space.log_prob(everything).exp()
     weights = 2 ** torch.arange(5, -1, -1)
-    kept = most_probable(space, 9)
+    kept = most_probable_codes(space, 9)
     assert set((kept @ weights).tolist()) == set(p.topk(9).indices.tolist())
     drawn = sample_outside(space, kept, 50_000, torch.Generator().manual_seed(5)) @ weights
     left = p.clone()

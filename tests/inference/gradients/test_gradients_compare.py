@@ -28,7 +28,7 @@ class Shrunk(LeaveOneOut):
 
 def test_the_table_tells_exact_from_biased_from_unbiased():
     estimators = [gradients.Enumeration(), LeaveOneOut(2), Shrunk(2), gradients.UnorderedSet(5)]
-    found = gradients.compare(LOGITS, VALUES, estimators, num_replicates=20_000, seed=1)
+    found = gradients.compare_estimators(LOGITS, VALUES, estimators, num_replicates=20_000, seed=1)
     table = found.to_pandas().set_index("estimator")
     assert list(table["num_evaluations"]) == [5, 2, 2, 5]
     exact = table.loc[["Enumeration(limit=65536)", "UnorderedSet(k=5)"]]
@@ -42,14 +42,14 @@ def test_variances_are_those_of_the_reference():
     # Over 50,000 replicates a trace has a relative error of well below two per cent here.
     estimators = [gradients.ScoreFunction(), LeaveOneOut(2), gradients.UnorderedSet(2)]
     for shift, expected in ((0.0, (1.8500, 2.8096, 0.6681)), (10.0, (80.2552, 2.8096, 25.2729))):
-        found = gradients.compare(LOGITS, VALUES + shift, estimators, num_replicates=50_000)
+        found = gradients.compare_estimators(LOGITS, VALUES + shift, estimators, num_replicates=50_000)
         for result, wanted in zip(found.results.values(), expected, strict=True):
             assert abs(result.variance / wanted - 1) < 0.06
 
 
 def test_usual_estimators_are_chosen_and_plotted():
     bits = torch.distributions.Independent(torch.distributions.Bernoulli(logits=torch.zeros(3)), 1)
-    found = gradients.compare(bits, lambda z: z.sum(-1).square(), num_replicates=400)
+    found = gradients.compare_estimators(bits, lambda z: z.sum(-1).square(), num_replicates=400)
     assert "DisARM(num_pairs=2)" in found.results and len(found.results) == 6
     left, right = found.plot()
     assert [label.get_text() for label in left.get_yticklabels()] == list(found.results)
@@ -60,23 +60,25 @@ def test_usual_estimators_are_chosen_and_plotted():
 def test_a_baseline_is_measured_after_it_has_learnt_and_is_left_alone():
     baseline = gradients.MovingAverage(0.9)
     estimators = [gradients.ScoreFunction(), gradients.ScoreFunction(1, baseline)]
-    plain, learnt = gradients.compare(LOGITS, VALUES + 10, estimators, num_replicates=20_000).results.values()
+    plain, learnt = gradients.compare_estimators(
+        LOGITS, VALUES + 10, estimators, num_replicates=20_000
+    ).results.values()
     assert int(baseline.num_draws) == 0
     assert learnt.variance < 0.1 * plain.variance and abs(learnt.largest_z) < 5
 
 
 def test_estimators_that_read_alike_keep_their_rows():
     temperatures = [torch.tensor(0.1), torch.tensor(5.0)]
-    found = gradients.compare(LOGITS, VALUES, [gradients.REBAR(t) for t in temperatures], num_replicates=100)
+    found = gradients.compare_estimators(LOGITS, VALUES, [gradients.REBAR(t) for t in temperatures], num_replicates=100)
     assert list(found.results) == ["REBAR(temperature=0.1)", "REBAR(temperature=5)"]
-    twice = gradients.compare(LOGITS, VALUES, [LeaveOneOut(2), LeaveOneOut(2)], num_replicates=100)
+    twice = gradients.compare_estimators(LOGITS, VALUES, [LeaveOneOut(2), LeaveOneOut(2)], num_replicates=100)
     assert list(twice.results) == ["LeaveOneOut(num_samples=2) #1", "LeaveOneOut(num_samples=2) #2"]
 
 
 def test_a_bias_beside_a_larger_problem_is_seen():
     logits = torch.zeros(2, 3)
     values = torch.tensor([[1e6, 2e6, 0.0], [1.0, 2.0, 0.0]])
-    (found,) = gradients.compare(logits, values, [Shrunk(2)], num_replicates=20_000).results.values()
+    (found,) = gradients.compare_estimators(logits, values, [Shrunk(2)], num_replicates=20_000).results.values()
     assert bool((found.z.abs().amax(-1) > 5).all())
 
 
@@ -85,45 +87,45 @@ EXACT = [gradients.UnorderedSet(5), gradients.RaoBlackwell(5), gradients.Unorder
 
 @pytest.mark.parametrize("values", [torch.ones(5).double(), VALUES + 1e6, VALUES + 1e8], ids=["ones", "1e6", "1e8"])
 def test_exact_estimators_are_exact_whatever_the_mean(values):
-    found = gradients.compare(LOGITS, values, [*EXACT, LeaveOneOut(2)], num_replicates=2000)
+    found = gradients.compare_estimators(LOGITS, values, [*EXACT, LeaveOneOut(2)], num_replicates=2000)
     *exact, other = found.results.values()
     assert all(x.without_variance and x.largest_z == 0 and bool(x.judged.all()) for x in exact)
     assert abs(other.largest_z) < 5
     # What is beyond rounding is still seen.
-    (shrunk,) = gradients.compare(LOGITS, values + VALUES, [Shrunk(5)], num_replicates=5000).results.values()
+    (shrunk,) = gradients.compare_estimators(LOGITS, values + VALUES, [Shrunk(5)], num_replicates=5000).results.values()
     assert abs(shrunk.largest_z) > 5
 
 
 def test_few_replicates_say_so():
-    found = gradients.compare(LOGITS, VALUES, [LeaveOneOut(2), *EXACT], num_replicates=2000)
+    found = gradients.compare_estimators(LOGITS, VALUES, [LeaveOneOut(2), *EXACT], num_replicates=2000)
     assert "3 of 5" in repr(found) and f"raise num_replicates to {found.enough}" in repr(found)
     assert list(found.to_pandas()["judged"]) == [3, 5, 5, 5]
     assert math.ceil(200 / float(LOGITS.softmax(0).min())) == found.enough
-    enough = gradients.compare(LOGITS, VALUES, [LeaveOneOut(2)], num_replicates=found.enough)
+    enough = gradients.compare_estimators(LOGITS, VALUES, [LeaveOneOut(2)], num_replicates=found.enough)
     assert "5 of 5" in repr(enough) and "raise" not in repr(enough)
-    left, right = gradients.compare(LOGITS, VALUES, [LeaveOneOut(2)], num_replicates=10).plot()
+    left, right = gradients.compare_estimators(LOGITS, VALUES, [LeaveOneOut(2)], num_replicates=10).plot()
     assert [text.get_text() for text in right.texts] == ["too few draws"]
 
 
 def test_rare_categories_that_were_never_drawn_are_no_bias():
     logits = torch.tensor([0.0, -25.0], dtype=torch.float64)
-    (found,) = gradients.compare(logits, VALUES[:2], LeaveOneOut(2), num_replicates=300).results.values()
+    (found,) = gradients.compare_estimators(logits, VALUES[:2], LeaveOneOut(2), num_replicates=300).results.values()
     assert math.isnan(found.largest_z) or found.largest_z == 0
 
 
 def test_relaxed_estimators_of_a_table_are_not_called_exact():
     estimators = [gradients.StraightThrough(), gradients.Enumeration()]
-    table = gradients.compare(LOGITS, VALUES, estimators, num_replicates=50)
+    table = gradients.compare_estimators(LOGITS, VALUES, estimators, num_replicates=50)
     assert "continued linearly" in repr(table)
     assert [text.get_text() for text in table.plot()[0].texts] == ["no variance", "exact"]
     bits = torch.distributions.Bernoulli(logits=torch.zeros(2))
-    assert "linearly" not in repr(gradients.compare(bits, torch.square, estimators, num_replicates=50))
+    assert "linearly" not in repr(gradients.compare_estimators(bits, torch.square, estimators, num_replicates=50))
 
 
 def test_labels_stay_apart():
     for values, count in ((VALUES, 2), (VALUES * 1e3, 4)):
         names = [LeaveOneOut(k) for k in range(2, 2 + count)]
-        left, right = gradients.compare(LOGITS, values, names, num_replicates=50).plot()
+        left, right = gradients.compare_estimators(LOGITS, values, names, num_replicates=50).plot()
         left.figure.canvas.draw()
         for axes in (left, right):
             low, high = axes.get_xlim()
@@ -137,11 +139,13 @@ def test_labels_stay_apart():
 
 
 def test_values_and_logits_come_from_any_library():
-    wanted = gradients.compare(LOGITS, VALUES, LeaveOneOut(2), num_replicates=50)["LeaveOneOut(num_samples=2)"].mean
+    wanted = gradients.compare_estimators(LOGITS, VALUES, LeaveOneOut(2), num_replicates=50)[
+        "LeaveOneOut(num_samples=2)"
+    ].mean
     for logits, values in ((LOGITS.numpy(), VALUES.tolist()), (LOGITS.tolist(), VALUES.numpy())):
-        found = gradients.compare(logits, values, LeaveOneOut(2), num_replicates=50).results.values()
+        found = gradients.compare_estimators(logits, values, LeaveOneOut(2), num_replicates=50).results.values()
         assert torch.equal(next(iter(found)).mean, wanted)
-    assert gradients.compare(np.arange(3), range(3), num_replicates=50).num_replicates == 50
+    assert gradients.compare_estimators(np.arange(3), range(3), num_replicates=50).num_replicates == 50
 
 
 @pytest.mark.parametrize(
@@ -155,16 +159,16 @@ def test_values_and_logits_come_from_any_library():
 )
 def test_functions_that_are_no_numbers_are_refused(f, said):
     with pytest.raises(DataError, match=said):
-        gradients.compare(LOGITS, f, [LeaveOneOut(2)], num_replicates=50)
+        gradients.compare_estimators(LOGITS, f, [LeaveOneOut(2)], num_replicates=50)
 
 
 def test_functions_that_are_undefined_between_corners_are_refused():
     bits = torch.distributions.Bernoulli(logits=torch.zeros(2))
     with pytest.raises(DataError, match="REBAR.*between corners"):
-        gradients.compare(bits, lambda z: torch.where(z == z.round(), z, math.nan), gradients.REBAR())
+        gradients.compare_estimators(bits, lambda z: torch.where(z == z.round(), z, math.nan), gradients.REBAR())
 
 
 @pytest.mark.parametrize("wrong", [LeaveOneOut, [LeaveOneOut], ["LeaveOneOut"], "LeaveOneOut", [None], 3])
 def test_what_is_no_estimator_is_refused(wrong):
     with pytest.raises(SettingsError, match="LeaveOneOut|None|3"):
-        gradients.compare(LOGITS, VALUES, wrong, num_replicates=50)
+        gradients.compare_estimators(LOGITS, VALUES, wrong, num_replicates=50)

@@ -9,7 +9,12 @@ from torch import nn
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.objectives.constrained import GECO, MeanSquaredError, NegativeLogLikelihood, updated_multiplier
+from bayeskit.inference.objectives.constrained import (
+    GECO,
+    LogLikelihoodConstraint,
+    MeanSquaredError,
+    updated_multiplier,
+)
 from bayeskit.inference.objectives.objective import Draw
 
 VARIANCE, DISTORTION, DIMENSIONS = 2.0, 0.3, 2
@@ -87,7 +92,7 @@ def train(code, objective, x, steps, lr=0.01):
         (MeanSquaredError("x", DISTORTION), DIMENSIONS / (2 * DISTORTION)),
         (
             # Unit variance: half the squared error of every dimension and a constant.
-            NegativeLogLikelihood("x", DIMENSIONS * (DISTORTION + math.log(2 * math.pi)) / 2),
+            LogLikelihoodConstraint("x", DIMENSIONS * (DISTORTION + math.log(2 * math.pi)) / 2),
             1 / DISTORTION,
         ),
     ],
@@ -190,7 +195,7 @@ def test_constraints_see_masks_inner_plates_and_events():
     assert float((mean - (sums / torch.tensor([4.0, 6.0]) - 1)).abs().max()) < 1e-12
     assert float((MeanSquaredError("x", 1.0, summed=True)(particles) - (sums - 1)).abs().max()) < 1e-12
     density = sums / 8 + torch.tensor([4.0, 6.0]) * math.log(2 * math.sqrt(2 * math.pi))
-    assert float((NegativeLogLikelihood("x", 1.0)(particles) - (density - 1)).abs().max()) < 1e-12
+    assert float((LogLikelihoodConstraint("x", 1.0)(particles) - (density - 1)).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["svi", "module"])

@@ -14,7 +14,7 @@ from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import LossError, ModelError, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE, VCD, ReweightedWakeSleep
 from bayeskit.inference.objectives import drawing as terms
-from bayeskit.inference.objectives.drawing import log_density
+from bayeskit.inference.objectives.drawing import site_log_density
 
 DATA = torch.linspace(-2, 2, 5, dtype=torch.float64)
 
@@ -216,7 +216,7 @@ def test_second_derivatives_of_bernoulli_pixels():
     logits = with_stream(lambda: torch.randn(2, 4)).requires_grad_()
 
     def density(logits):
-        return log_density(dist.Bernoulli(logits=logits).to_event(1), value)
+        return site_log_density(dist.Bernoulli(logits=logits).to_event(1), value)
 
     assert torch.autograd.gradcheck(density, (logits,))
     assert torch.autograd.gradgradcheck(density, (logits,))

@@ -7,7 +7,16 @@ import torch
 
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, LossError, ModelError, SettingsError
-from bayeskit.inference.objectives import ELBO, GECO, IWAE, SUMO, VCD, InfoVAE, MeanSquaredError, NegativeLogLikelihood
+from bayeskit.inference.objectives import (
+    ELBO,
+    GECO,
+    IWAE,
+    SUMO,
+    VCD,
+    InfoVAE,
+    LogLikelihoodConstraint,
+    MeanSquaredError,
+)
 from bayeskit.inference.objectives import objective as module
 
 X = torch.linspace(-1.0, 1.0, 4, dtype=torch.float64)
@@ -55,7 +64,7 @@ def enumerated(x):
 def test_a_loss_that_is_not_finite_teaches_nothing(objective):
     def make():
         return (
-            GECO(NegativeLogLikelihood("x", 1.0), max_plate_nesting=1)
+            GECO(LogLikelihoodConstraint("x", 1.0), max_plate_nesting=1)
             if objective is GECO
             else VCD(num_steps=1, max_plate_nesting=1)
         )
@@ -77,7 +86,7 @@ def test_a_loss_that_is_not_finite_teaches_nothing(objective):
 
 
 @pytest.mark.parametrize("particles", [1, 3])
-@pytest.mark.parametrize("constraint", [MeanSquaredError("x", 0.3), NegativeLogLikelihood("x", 1.0)])
+@pytest.mark.parametrize("constraint", [MeanSquaredError("x", 0.3), LogLikelihoodConstraint("x", 1.0)])
 def test_constraints_on_enumerated_sites_are_refused(constraint, particles):
     with pytest.raises(GuideError, match="about site 'x', which depends on site 'y', enumerated .* take the mark"):
         GECO(constraint, particles).loss(mixture, enumerated, X)

@@ -11,7 +11,7 @@ from torch import nn
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, LossError, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE
-from bayeskit.inference.objectives.drawing import Gate, log_density
+from bayeskit.inference.objectives.drawing import Gate, site_log_density
 from bayeskit.inference.objectives.objective import Draw
 
 DATA = torch.tensor([0.3, -1.2, 2.5, 0.9, 0.1], dtype=torch.float64)
@@ -212,12 +212,12 @@ def test_bernoulli_pixels_match_torch(shape):
     weight = torch.randn(shape[:-events], generator=generator, dtype=torch.float64)
     fn = dist.Bernoulli(logits=logits, validate_args=True).to_event(events)
     results = []
-    for term in (log_density(fn, value), fn.log_prob(value.expand(shape))):
+    for term in (site_log_density(fn, value), fn.log_prob(value.expand(shape))):
         gradient = torch.autograd.grad((weight * term).sum(), logits)[0]
         results.append(torch.cat([term.detach().reshape(-1), gradient.reshape(-1)]))
     assert torch.allclose(*results, rtol=1e-13, atol=1e-13)
     with pytest.raises(ValueError, match="support"):
-        log_density(fn, value + 0.5)
+        site_log_density(fn, value + 0.5)
 
 
 def test_a_loss_that_is_not_finite_names_its_site():

@@ -66,5 +66,5 @@ def test_a_score_that_is_weighed_is_seen(case, monkeypatch, limit):
         term = site["fn"].log_prob(site["value"]) * site["scale"]
         return term if site["mask"] is None else term * site["mask"]
 
-    monkeypatch.setattr(drawing, "score_of", weighed)
+    monkeypatch.setattr(drawing, "draw_log_density", weighed)
     assert largest_z(case) > limit(3)

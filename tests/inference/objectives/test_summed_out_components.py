@@ -19,7 +19,7 @@ from bayeskit.inference.objectives import (
     SUMO,
     TVO,
     DReG,
-    NegativeLogLikelihood,
+    LogLikelihoodConstraint,
     Renyi,
     ReweightedWakeSleep,
     drawing,
@@ -101,7 +101,7 @@ def test_a_direct_part_left_in_is_noticed(make, monkeypatch):
         ELBO(2, kl_weight=4.0),
         ELBO(2, free_bits=3.0),
         ELBO(4, chunk_size=2, kl_weight=4.0),
-        GECO(NegativeLogLikelihood("x", 1.0), 2),
+        GECO(LogLikelihoodConstraint("x", 1.0), 2),
     ],
 )
 def test_a_divergence_hidden_in_the_sum_is_not_weighed(objective):

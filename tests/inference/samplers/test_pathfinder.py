@@ -11,7 +11,7 @@ from scipy.stats import chi2, norm
 import bayeskit as bk
 from bayeskit.core.randomness import new_generator
 from bayeskit.inference.samplers.starts import pathfinder
-from bayeskit.logdensity.climbing import Curvature, Objective, ascent, climb
+from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, ascent, climb
 
 DOUBLE = torch.float64
 FAILURE_RATE = 1e-5
@@ -58,7 +58,7 @@ def curved():
     root = torch.randn(5, 5, generator=generator, dtype=DOUBLE)
     precision = root @ root.T + 0.1 * torch.eye(5, dtype=DOUBLE)
     diagonal = torch.rand(3, 5, generator=generator, dtype=DOUBLE) + 0.5
-    return Curvature(diagonal, pairs_of(precision, 3, 4, generator))
+    return InverseHessian(diagonal, pairs_of(precision, 3, 4, generator))
 
 
 def test_the_inverse_hessian_is_that_of_bfgs(curved):
@@ -86,7 +86,7 @@ def test_draws_have_the_covariance_of_the_inverse_hessian(curved):
 
 
 def test_a_climb_is_the_last_of_its_places():
-    hill = Objective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
+    hill = ClimbObjective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
     start = torch.tensor([[1.0, 300.0], [-2.0, 5.0], [4.0, -80.0]], dtype=DOUBLE)
     places = list(ascent(hill, start, 80))
     ends, values, count = climb(hill, start)
@@ -241,7 +241,7 @@ def test_a_climb_takes_no_chain_down_the_neck_of_a_funnel_of_many_groups():
         found = target.evaluator(24)(u, torch.ones(24, dtype=DOUBLE))
         return found.log_density, found.gradient
 
-    *_, last = ascent(Objective(lambda u: value_and_gradient(u)[0], value_and_gradient), points, 150, scale, 40)
+    *_, last = ascent(ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient), points, 150, scale, 40)
     start = pathfinder(target, points, torch.ones(24, dtype=DOUBLE), scale, new_generator(1))
     assert float(target.constrain(last.position)["deviation"].max()) < 0.01
     assert float(target.constrain(start.position)["deviation"].min()) > 0.05

@@ -25,7 +25,7 @@ from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc import (
     PopulationHMC,
-    Schedule,
+    SMCSchedule,
     SMCState,
     Stage,
     conditional_share,
@@ -33,7 +33,7 @@ from bayeskit.inference.samplers.smc import (
     learn_metric,
     next_temperature,
     sample_smc,
-    start,
+    start_populations,
     systematic,
 )
 
@@ -168,7 +168,7 @@ def _through(stages, target, state, generator):
 def test_the_mean_over_replicates_is_unbiased_with_few_particles(normal_normal, limit):
     generator = new(1)
     stages = [Stage(beta, 1.5, 1, 1, identity(2, 0.7)) for beta in (0.1, 0.4, 1.0)]
-    increments = _through(stages, normal_normal, start(normal_normal, MANY, FEW, generator), generator)
+    increments = _through(stages, normal_normal, start_populations(normal_normal, MANY, FEW, generator), generator)
     assert abs(score(increments.sum(1), LOG_EVIDENCE)) < limit()
     assert abs(score(increments[:, 1:].sum(1), LOG_EVIDENCE)) > 10 * limit()  # the mutation: one increment dropped
 
@@ -176,7 +176,7 @@ def test_the_mean_over_replicates_is_unbiased_with_few_particles(normal_normal, 
 def test_choosing_temperatures_inside_the_run_would_be_biased(normal_normal, limit):
     """The mutation: each replicate picks, from a grid, how far its own particles may be tempered."""
     generator = new(2)
-    state = start(normal_normal, MANY, FEW, generator)
+    state = start_populations(normal_normal, MANY, FEW, generator)
     grid = torch.linspace(0.05, 0.95, 10, dtype=F64)
     shares = torch.stack([conditional_share(state.log_weight, beta * state.log_likelihood) for beta in grid])
     choice = (shares >= 0.6).sum(0).clamp(min=1) - 1
@@ -201,7 +201,7 @@ def test_replicates_without_likelihood_count_as_zero(limit):
     truth = math.log(quad(lambda x: norm.pdf(x) * norm.pdf(x, 0.5), 0, 20)[0])
     generator = new(3)
     stages = [Stage(beta, 1.0, 1, 1, identity(1)) for beta in (0.3, 1.0)]
-    log_evidence = _through(stages, target, start(target, 50_000, 2, generator), generator).sum(1)
+    log_evidence = _through(stages, target, start_populations(target, 50_000, 2, generator), generator).sum(1)
     impossible = float((log_evidence == -torch.inf).to(F64).mean())
     assert abs(impossible - 0.25) < limit(2) * math.sqrt(0.25 * 0.75 / 50_000)
     assert abs(score(log_evidence, truth)) < limit(2)
@@ -427,7 +427,7 @@ def test_stages_outside_their_domain_are_refused(change):
 @pytest.mark.parametrize("beta", [(), (0.5,), (0.5, 0.4, 1.0), (0.5, 0.5, 1.0)])
 def test_temperatures_that_do_not_lead_to_the_posterior_are_refused(beta):
     with pytest.raises(SettingsError, match="increase"):
-        Schedule(tuple(Stage(b, 1.0, 1, 1, identity(2)) for b in beta))
+        SMCSchedule(tuple(Stage(b, 1.0, 1, 1, identity(2)) for b in beta))
 
 
 def test_a_schedule_of_another_dimension_is_refused(normal_normal):

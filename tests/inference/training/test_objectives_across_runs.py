@@ -22,7 +22,7 @@ from bayeskit.inference.objectives import (
 )
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.training import fit
-from bayeskit.inference.training.fitting import described
+from bayeskit.inference.training.fitting import setting_as_json
 
 
 def columns(count=24, seed=0):
@@ -80,10 +80,10 @@ def test_descriptions_hold_no_addresses_and_tell_tensors_apart():
     class Plain:
         pass
 
-    assert described(Plain()) == described(Plain())
+    assert setting_as_json(Plain()) == setting_as_json(Plain())
     one = torch.ones(2)
-    assert described({"a": (one,)}) == described({"a": (one.clone(),)})
-    assert len({str(described(x)) for x in (one, 2 * one, one.double(), one[:1], one[None])}) == 5
+    assert setting_as_json({"a": (one,)}) == setting_as_json({"a": (one.clone(),)})
+    assert len({str(setting_as_json(x)) for x in (one, 2 * one, one.double(), one[:1], one[None])}) == 5
 
 
 @pytest.mark.parametrize(

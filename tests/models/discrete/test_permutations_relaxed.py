@@ -88,14 +88,14 @@ def test_determinant_is_that_of_the_jacobian(size):
 
 def test_mutation_bounds_without_the_columns_to_come_are_noticed(monkeypatch):
     # The simplex has this determinant row by row: it forgets that later columns cannot take more than they have left.
-    original = stick_breaking.shares
+    original = stick_breaking.taken_and_left
 
     def of_rows_alone(matrix):
         taken, left = original(matrix)
         rest = 1 - matrix.cumsum(-1)[..., :-1, :-1]
         return taken, torch.maximum(left, rest)
 
-    monkeypatch.setattr(stick_breaking, "shares", of_rows_alone)
+    monkeypatch.setattr(stick_breaking, "taken_and_left", of_rows_alone)
     assert min(gap_to_jacobian(size) for size in (3, 4, 5, 6)) > 1e-2
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayeskit.errors import BayeskitError, DataError, SettingsError, ShapeError
-from bayeskit.models.discrete.sequences import Counting, Expectation, LogSum, Max, Segmentations, segmentations
+from bayeskit.models.discrete.sequences import Counting, Expectation, LogSum, MaxWeight, Segmentations, segmentations
 from bayeskit.models.discrete.sequences.segmentations import numbered_sums, segment_lengths
 
 LENGTHS = torch.tensor([6, 4, 1, 6])
@@ -220,7 +220,7 @@ def test_sums_by_number_add_up_to_the_sum_over_all():
     assert numbered_sums(Counting(), torch.ones(5, 5, dtype=torch.int64), 5)[:, -1].tolist() == [0, 1, 4, 6, 4, 1]
 
 
-@pytest.mark.parametrize("semiring", [LogSum(), Max(), Counting()])
+@pytest.mark.parametrize("semiring", [LogSum(), MaxWeight(), Counting()])
 def test_laws_of_semirings(semiring):
     a, b, c = torch.tensor([[3, 1, 4], [1, 5, 9], [2, 6, 5]])
     a, b, c = (a, b, c) if isinstance(semiring, Counting) else (a.double(), b.double(), c.double())

@@ -11,7 +11,7 @@ from bayeskit.models.phylogenetics import Alignment, Tree
 from bayeskit.models.phylogenetics.forest import native as forest_library
 from bayeskit.models.phylogenetics.forest import native as forest_native
 from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
-from bayeskit.models.phylogenetics.forest.plan import make_plan
+from bayeskit.models.phylogenetics.forest.plan import make_forest_plan
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.substitution import HKY85
 from bayeskit.models.phylogenetics.topologies import Topologies
@@ -125,10 +125,10 @@ def test_mutations_of_the_ends_of_the_numbers_are_caught(mutated, problem, compi
     forest = ForestLikelihood(alignment)
     slopes = evaluate(forest, topologies, lengths * 1e-308)[1]
     assert bool(torch.isfinite(slopes).all()) != mutated
-    plan = make_plan(topologies, forest._patterns)
+    plan = make_forest_plan(topologies, forest._patterns)
     for vectors in (1, 3):
         negative = torch.full((vectors, 3, 4), -0.25, dtype=torch.float64)
-        (values,) = forest_native.run(plan, lengths.expand(vectors, -1, -1), negative, False)
+        (values,) = forest_native.native_log_likelihoods(plan, lengths.expand(vectors, -1, -1), negative, False)
         assert bool(values.isnan().all()) != mutated
 
 

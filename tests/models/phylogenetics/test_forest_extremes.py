@@ -9,7 +9,7 @@ import torch
 from bayeskit.models.phylogenetics import HKY85, JC69, Alignment, ForestLikelihood, Topologies, Tree, TreeModel
 from bayeskit.models.phylogenetics.forest import native as forest_native
 from bayeskit.models.phylogenetics.forest import passes as forest_passes
-from bayeskit.models.phylogenetics.forest.plan import SubPatterns, make_plan
+from bayeskit.models.phylogenetics.forest.plan import SubPatterns, make_forest_plan
 from bayeskit.models.phylogenetics.site_rates import GammaRates
 
 BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
@@ -42,14 +42,14 @@ def test_a_negative_likelihood_of_a_site_has_no_logarithm(count, dtype, compiled
     # Of the second pattern alone.
     matrices[0, 0, 0, :, 1] = -0.25
     frequencies = torch.full((count, 1, 4), 0.25, dtype=dtype)
-    plan = make_plan(FOUR, patterns)
+    plan = make_forest_plan(FOUR, patterns)
     if compiled:
-        (values,) = forest_native.run(plan, matrices, frequencies, False)
-        rows = forest_native.row_values(plan, matrices, frequencies)
+        (values,) = forest_native.native_log_likelihoods(plan, matrices, frequencies, False)
+        rows = forest_native.native_row_values(plan, matrices, frequencies)
     else:
         tables = forest_passes.tabulate(plan, dtype, torch.device("cpu"))
-        (values,) = forest_passes.run(tables, matrices, frequencies, False)
-        rows = forest_passes.row_values(tables, matrices, frequencies)
+        (values,) = forest_passes.tensor_log_likelihoods(tables, matrices, frequencies, False)
+        rows = forest_passes.tensor_row_values(tables, matrices, frequencies)
     expected = torch.full((count, 1, 2), 4 * math.log(0.25), dtype=dtype)
     expected[0, 0, 1] = torch.nan
     resolution = 4 * torch.finfo(dtype).eps

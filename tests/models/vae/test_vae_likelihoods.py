@@ -9,7 +9,7 @@ from torch.distributions import Bernoulli, Independent, Normal
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.models.vae import likelihoods
-from bayeskit.models.vae.distributions import DiscretizedLogistic
+from bayeskit.models.vae.distributions import DiscretizedLogisticMixture
 
 
 def float64(*values):
@@ -20,7 +20,7 @@ def levels(count):
     return torch.arange(count, dtype=torch.float64) / (count - 1)
 
 
-class OpenTails(DiscretizedLogistic):
+class OpenTails(DiscretizedLogisticMixture):
     """Leave out the tails beyond the outermost levels."""
 
     def _log_mass(self, value):
@@ -44,7 +44,7 @@ def excess_mass(cls, count, components):
 @pytest.mark.parametrize("components", [1, 30])
 @pytest.mark.parametrize("count", [2, 17, 256])
 def test_masses_of_all_levels_sum_to_one(count, components):
-    assert excess_mass(DiscretizedLogistic, count, components) < 1e-12
+    assert excess_mass(DiscretizedLogisticMixture, count, components) < 1e-12
 
 
 def test_the_sum_notices_open_tails():
@@ -56,13 +56,13 @@ def test_mass_of_a_level_is_a_difference_of_distribution_functions():
     x = float64(30, 100, 200) / 255
     upper, lower = (((x + sign / 510 - loc) / log_scale.exp()).sigmoid() for sign in (1, -1))
     expected = (upper - lower).log()
-    torch.testing.assert_close(DiscretizedLogistic(loc, log_scale).log_prob(x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(DiscretizedLogisticMixture(loc, log_scale).log_prob(x), expected, rtol=0, atol=1e-10)
 
 
 def test_far_tails_have_finite_densities_and_gradients_in_float32():
     loc = torch.tensor([-50.0, 60.0, 0.0], requires_grad=True)
     log_scale = torch.tensor([-6.0, -6.0, 20.0], requires_grad=True)
-    log_prob = DiscretizedLogistic(loc, log_scale).log_prob(torch.tensor([1.0, 0.0, 128 / 255]))
+    log_prob = DiscretizedLogisticMixture(loc, log_scale).log_prob(torch.tensor([1.0, 0.0, 128 / 255]))
     log_prob.sum().backward()
     assert log_prob.isfinite().all() and loc.grad.isfinite().all() and log_scale.grad.isfinite().all()
     assert loc.grad[0] > 0 > loc.grad[1]
@@ -71,9 +71,11 @@ def test_far_tails_have_finite_densities_and_gradients_in_float32():
 @pytest.mark.parametrize("components", [1, 3])
 def test_draws_follow_the_masses(components, limit):
     if components == 1:
-        pixel = DiscretizedLogistic(float64(0.9).squeeze(), float64(-2.0).squeeze(), num_levels=9)
+        pixel = DiscretizedLogisticMixture(float64(0.9).squeeze(), float64(-2.0).squeeze(), num_levels=9)
     else:
-        pixel = DiscretizedLogistic(float64(0.1, 0.5, 1.1), float64(-3, -2, -2), float64(0, 1, 0.5), num_levels=9)
+        pixel = DiscretizedLogisticMixture(
+            float64(0.1, 0.5, 1.1), float64(-3, -2, -2), float64(0, 1, 0.5), num_levels=9
+        )
     with global_stream(new_generator(0)):
         draws = pixel.expand((2,)).sample((20_000,)).reshape(-1)
     assert draws.dtype == torch.float64
@@ -88,9 +90,9 @@ def test_draws_follow_the_masses(components, limit):
 def test_a_mixture_weighs_its_components():
     loc, log_scale, logits = float64(0.1, 0.8), float64(-3, -1), float64(0.0, 1.0)
     x = float64(77) / 255
-    parts = torch.stack([DiscretizedLogistic(m, s).log_prob(x[0]) for m, s in zip(loc, log_scale, strict=True)])
+    parts = torch.stack([DiscretizedLogisticMixture(m, s).log_prob(x[0]) for m, s in zip(loc, log_scale, strict=True)])
     expected = (logits.log_softmax(-1) + parts).logsumexp(-1)
-    torch.testing.assert_close(DiscretizedLogistic(loc, log_scale, logits).log_prob(x[0]), expected)
+    torch.testing.assert_close(DiscretizedLogisticMixture(loc, log_scale, logits).log_prob(x[0]), expected)
 
 
 def test_parameters_stand_along_the_first_dimension_of_a_datum():
@@ -104,7 +106,7 @@ def test_parameters_stand_along_the_first_dimension_of_a_datum():
     x = (torch.arange(7, dtype=torch.float64) * 30) / 255
     log_prob = mixture(outputs, event_dim=1).log_prob(x)
     parts = outputs.view(5, 6, 7)
-    by_hand = DiscretizedLogistic(parts[:, :2].mT, parts[:, 2:4].mT, parts[:, 4:].mT).log_prob(x).sum(-1)
+    by_hand = DiscretizedLogisticMixture(parts[:, :2].mT, parts[:, 2:4].mT, parts[:, 4:].mT).log_prob(x).sum(-1)
     torch.testing.assert_close(log_prob, by_hand)
 
 

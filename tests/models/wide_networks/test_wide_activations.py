@@ -12,12 +12,12 @@ from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.activations import (
     Elementwise,
     Erf,
-    Exponential,
+    ExponentialActivation,
     GaussianBump,
     Gelu,
-    Moments,
+    NormalMoments,
     PiecewiseLinear,
-    Polynomial,
+    PolynomialActivation,
     Quadrature,
     Sine,
     Step,
@@ -38,10 +38,10 @@ CLOSED = {
     "gaussian": GaussianBump(0.6),
     "sign": Step(),
     "heaviside": Step(0.0, 1.0),
-    "exponential": Exponential(0.7),
+    "exponential": ExponentialActivation(0.7),
     "hermite": hermite(3),
     "monomial": monomial(4),
-    "polynomial": Polynomial((0.3, -1.0, 0.5, 0.2)),
+    "polynomial": PolynomialActivation((0.3, -1.0, 0.5, 0.2)),
 }
 VARIANCES = [(1.3, 0.4), (2.0, 2.0), (0.05, 3.0), (1e-4, 1.0)]
 CORRELATIONS = [-1.0, -1 + 1e-9, -0.9999, -0.7, 0.0, 0.3, 0.95, 1 - 1e-6, 1 - 1e-12, 1.0]
@@ -120,7 +120,7 @@ class HalfDensity(Gelu):
 
     def moments(self, k, a, b, gap=None, derivative=True):
         found = super().moments(k, a, b, gap, derivative)
-        return Moments(found.nngp - 0.01 * k.square(), found.derivative)
+        return NormalMoments(found.nngp - 0.01 * k.square(), found.derivative)
 
 
 @pytest.mark.parametrize("broken", [SignDropped(0.0, 1.0), HalfDensity()])
@@ -162,7 +162,7 @@ def test_hermite_polynomials_are_orthonormal():
     # Mixed products, from sums of two of them.
     for m, n in itertools.combinations(range(5), 2):
         pairs = itertools.zip_longest(hermite(m).coefficients, hermite(n).coefficients, fillvalue=0.0)
-        both = Polynomial(tuple(x + y for x, y in pairs))
+        both = PolynomialActivation(tuple(x + y for x, y in pairs))
         assert abs(both.moments(0.6 * one, one, one).nngp - 0.6**m - 0.6**n) < 1e-10
 
 
@@ -214,7 +214,13 @@ def test_gaps_of_moments_are_their_difference():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Polynomial(()), lambda: Polynomial((float("nan"),)), lambda: hermite(-1), lambda: monomial(1.5)]
+    "make",
+    [
+        lambda: PolynomialActivation(()),
+        lambda: PolynomialActivation((float("nan"),)),
+        lambda: hermite(-1),
+        lambda: monomial(1.5),
+    ],
 )
 def test_polynomials_without_meaning_are_refused(make):
     with pytest.raises(SettingsError):

@@ -12,10 +12,10 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.errors import BudgetError, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import curvature as operator
 from bayeskit.models.wide_networks.curvature import (
-    Bernoulli,
+    BernoulliOutputs,
     Categorical,
-    Gaussian,
-    Likelihood,
+    GaussianOutputs,
+    OutputLikelihood,
     Poisson,
     empirical_fisher,
     fisher,
@@ -61,7 +61,7 @@ def line(weights=(0.0, 0.0)):
 
 
 @dataclass(frozen=True)
-class Cauchy(Likelihood):
+class Cauchy(OutputLikelihood):
     """A location family; outputs are no natural parameters."""
 
     def targets(self, outputs, y):
@@ -85,8 +85,8 @@ class Cauchy(Likelihood):
 
 
 CASES = {
-    "gaussian": (Gaussian(0.3), points(7, 2, phase=0.2)),
-    "bernoulli": (Bernoulli(), (points(7, 2) > 0).to(DOUBLE)),
+    "gaussian": (GaussianOutputs(0.3), points(7, 2, phase=0.2)),
+    "bernoulli": (BernoulliOutputs(), (points(7, 2) > 0).to(DOUBLE)),
     "categorical": (Categorical(), torch.tensor([0, 1, 1, 0, 0, 1, 0])),
     "poisson": (Poisson(), points(7, 2).abs().round()),
     "cauchy": (Cauchy(), points(7, 2, phase=0.9)),
@@ -96,7 +96,7 @@ cases = pytest.mark.parametrize(("likelihood", "y"), CASES.values(), ids=CASES)
 
 def outcomes(likelihood, output):
     """All data that one row of outputs may give, and their probabilities."""
-    if isinstance(likelihood, Gaussian):
+    if isinstance(likelihood, GaussianOutputs):
         nodes, weights = roots_hermitenorm(8)
         pairs = torch.cartesian_prod(*[torch.as_tensor(nodes)] * 2)
         weight = torch.cartesian_prod(*[torch.as_tensor(weights / weights.sum())] * 2).prod(1)
@@ -104,17 +104,19 @@ def outcomes(likelihood, output):
     if isinstance(likelihood, Categorical):
         y = torch.arange(len(output))
     else:
-        y = torch.cartesian_prod(*[torch.arange(2.0 if isinstance(likelihood, Bernoulli) else 60.0, dtype=DOUBLE)] * 2)
+        y = torch.cartesian_prod(
+            *[torch.arange(2.0 if isinstance(likelihood, BernoulliOutputs) else 60.0, dtype=DOUBLE)] * 2
+        )
     return y, likelihood.log_likelihood(output.expand(len(y), -1), y).exp()
 
 
 def test_reference_values():
     for weights in ((0.0, 0.0), (0.5, 0.5), (-3.0, 8.0)):
-        found = fisher(line(weights), Gaussian(), X).matrix()
+        found = fisher(line(weights), GaussianOutputs(), X).matrix()
         torch.testing.assert_close(found, torch.tensor([[3.0, 3.0], [3.0, 5.0]], dtype=DOUBLE), rtol=0, atol=1e-14)
-    at_zero = empirical_fisher(line(), Gaussian(), X, Y).matrix()
+    at_zero = empirical_fisher(line(), GaussianOutputs(), X, Y).matrix()
     torch.testing.assert_close(at_zero, torch.tensor([[5.0, 6.0], [6.0, 8.0]], dtype=DOUBLE), rtol=0, atol=1e-14)
-    at_fit = empirical_fisher(line((0.5, 0.5)), Gaussian(), X, Y).matrix()
+    at_fit = empirical_fisher(line((0.5, 0.5)), GaussianOutputs(), X, Y).matrix()
     torch.testing.assert_close(at_fit, torch.tensor([[1.5, 1.5], [1.5, 2.0]], dtype=DOUBLE), rtol=0, atol=1e-14)
 
 
@@ -122,7 +124,7 @@ def test_logistic_regression():
     module = line((0.7, -1.1))
     p = torch.sigmoid(X @ torch.tensor([0.7, -1.1], dtype=DOUBLE))
     expected = X.mT @ torch.diag(p * (1 - p)) @ X
-    torch.testing.assert_close(fisher(module, Bernoulli(), X).matrix(), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(fisher(module, BernoulliOutputs(), X).matrix(), expected, rtol=0, atol=1e-14)
 
 
 @cases
@@ -190,7 +192,7 @@ def matrices(sizes=(3, 4, 2)):
     module, x = perceptron(*sizes), points(7, sizes[0])
     return [
         fisher(module, Categorical(), x, mean=True),
-        gauss_newton(module, Gaussian(0.3), x, CASES["gaussian"][1]),
+        gauss_newton(module, GaussianOutputs(0.3), x, CASES["gaussian"][1]),
         gauss_newton(module, Cauchy(), x, CASES["cauchy"][1]),
         empirical_fisher(module, Poisson(), x, CASES["poisson"][1]),
     ]
@@ -229,10 +231,14 @@ def test_random_traces_agree_within_their_error(limit):
 
 def test_dual_and_matrix_share_eigenvalues():
     module, x = perceptron(3, 8, 2), points(7, 3)  # 50 parameters, 14 outputs
-    found = fisher(module, Gaussian(), x)
+    found = fisher(module, GaussianOutputs(), x)
     rows = jacobian(module, x).flatten(0, 1)
     torch.testing.assert_close(found.dual(), rows @ rows.mT, rtol=1e-12, atol=1e-12)
-    for curvature in (found, empirical_fisher(module, Gaussian(), x, points(7, 2), mean=True), *matrices((3, 1, 2))):
+    for curvature in (
+        found,
+        empirical_fisher(module, GaussianOutputs(), x, points(7, 2), mean=True),
+        *matrices((3, 1, 2)),
+    ):
         expected = torch.linalg.eigvalsh(curvature.matrix())
         torch.testing.assert_close(curvature.eigenvalues(), expected, rtol=1e-10, atol=1e-11)
 
@@ -249,8 +255,8 @@ def test_solvers_agree(width):
     module, x = perceptron(3, width, 2), points(7, 3)
     for found in (
         fisher(module, Categorical(), x),
-        fisher(module, Gaussian(0.3), x, mean=True),
-        empirical_fisher(module, Gaussian(), x, points(7, 2)),
+        fisher(module, GaussianOutputs(0.3), x, mean=True),
+        empirical_fisher(module, GaussianOutputs(), x, points(7, 2)),
     ):
         v = points(found.shape[0])
         expected = torch.linalg.solve(found.matrix() + 0.1 * torch.eye(len(v), dtype=DOUBLE), v)
@@ -259,7 +265,7 @@ def test_solvers_agree(width):
 
 
 def test_solvers_say_why_they_cannot():
-    found = fisher(perceptron(3, 9, 2), Gaussian(), points(7, 3))
+    found = fisher(perceptron(3, 9, 2), GaussianOutputs(), points(7, 3))
     v = points(found.shape[0])
     with pytest.raises(SettingsError, match="larger damping"):
         found.solve_exactly(v, 0.0)
@@ -277,7 +283,7 @@ def test_solvers_say_why_they_cannot():
 
 def test_matrices_too_large_are_refused(monkeypatch):
     monkeypatch.setattr(operator, "LARGEST", 10)
-    found = fisher(perceptron(3, 4, 2), Gaussian(), points(7, 3))
+    found = fisher(perceptron(3, 4, 2), GaussianOutputs(), points(7, 3))
     with pytest.raises(SettingsError, match="26 rows.*multiply by vectors"):
         found.matrix()
     with pytest.raises(SettingsError, match="14 rows"):
@@ -290,9 +296,9 @@ def test_matrices_too_large_are_refused(monkeypatch):
 
 def test_frozen_parameters_are_constants():
     module, x = perceptron(3, 4, 2), points(7, 3)
-    whole = fisher(module, Gaussian(), x).matrix()
+    whole = fisher(module, GaussianOutputs(), x).matrix()
     module[0].weight.requires_grad_(False)
-    torch.testing.assert_close(fisher(module, Gaussian(), x).matrix(), whole[12:, 12:], rtol=0, atol=1e-13)
+    torch.testing.assert_close(fisher(module, GaussianOutputs(), x).matrix(), whole[12:, 12:], rtol=0, atol=1e-13)
 
 
 class Tied(nn.Module):
@@ -334,8 +340,8 @@ def test_images_single_precision_and_one_output_without_an_axis():
     layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1), nn.Flatten(0)
     module = filled(nn.Sequential(*layers).eval()).float()
     x = points(5, 1, 4, 4).float()
-    found = fisher(module, Bernoulli(), x)
-    exact = fisher(module.double(), Bernoulli(), x.double()).matrix()
+    found = fisher(module, BernoulliOutputs(), x)
+    exact = fisher(module.double(), BernoulliOutputs(), x.double()).matrix()
     module.float()
     assert found.matrix().dtype == torch.float32
     torch.testing.assert_close(found.matrix().double(), exact, rtol=1e-4, atol=1e-5)
@@ -359,19 +365,19 @@ def test_empirical_fisher_of_data_of_the_model_is_trusted(name):
 
 
 def test_empirical_fisher_of_other_data_is_not():
-    module, _, x, y = well_specified(Gaussian(), 0)
-    wide = empirical_fisher(module, Gaussian(0.2), x, y)
+    module, _, x, y = well_specified(GaussianOutputs(), 0)
+    wide = empirical_fisher(module, GaussianOutputs(0.2), x, y)
     assert not wide.trusted and "do not look like the model" in wide.warnings[0] and "NOT TRUSTED" in str(wide)
     assert 4 < wide.diagnostics["ratio"] < 6.5 and wide.diagnostics["z"] > 10
-    narrow = empirical_fisher(module, Gaussian(5.0), x, y)
+    narrow = empirical_fisher(module, GaussianOutputs(5.0), x, y)
     assert not narrow.trusted and 0.15 < narrow.diagnostics["ratio"] < 0.25
     with torch.no_grad():
         module[2].bias += 0.25  # residuals grow by six per cent only, but all the same way
-    moved = empirical_fisher(module, Gaussian(), x, y)
+    moved = empirical_fisher(module, GaussianOutputs(), x, y)
     assert not moved.trusted and "no optimum" in moved.warnings[0]
-    few = empirical_fisher(line((0.5, 0.5)), Gaussian(), X, Y)
+    few = empirical_fisher(line((0.5, 0.5)), GaussianOutputs(), X, Y)
     assert not few.trusted and "too few data" in few.warnings[-1]
-    exact = empirical_fisher(line((0.5, 0.5)), Gaussian(), X, X @ torch.tensor([0.5, 0.5], dtype=DOUBLE))
+    exact = empirical_fisher(line((0.5, 0.5)), GaussianOutputs(), X, X @ torch.tensor([0.5, 0.5], dtype=DOUBLE))
     assert not exact.trusted and math.isfinite(exact.diagnostics["ratio"])
 
 
@@ -385,9 +391,9 @@ def test_a_probe_of_a_model_with_a_wrong_fisher_is_noticed(monkeypatch):
 @pytest.mark.parametrize(
     ("likelihood", "y", "error", "message"),
     [
-        (Gaussian(), points(7, 1), ShapeError, r"\(7, 2\).*\(7, 1\)"),
-        (Gaussian(), points(7, 2).index_fill(0, torch.tensor([4]), math.nan), DataError, "row 4"),
-        (Bernoulli(), points(7, 2), DataError, "zeros and ones.*row 0"),
+        (GaussianOutputs(), points(7, 1), ShapeError, r"\(7, 2\).*\(7, 1\)"),
+        (GaussianOutputs(), points(7, 2).index_fill(0, torch.tensor([4]), math.nan), DataError, "row 4"),
+        (BernoulliOutputs(), points(7, 2), DataError, "zeros and ones.*row 0"),
         (Poisson(), -points(7, 2).abs().round() - 1, DataError, "counts"),
         (Categorical(), torch.full((7,), 2), DataError, "from 0 to 1.*row 0"),
         (Categorical(), torch.zeros(7), DataError, "integer dtype"),
@@ -403,26 +409,26 @@ def test_bad_data(likelihood, y, error, message):
 def test_bad_modules_and_inputs():
     module, x = perceptron(3, 4, 2), points(7, 3)
     with pytest.raises(DataError, match="float32.*float64"):
-        fisher(module, Gaussian(), x.float())
+        fisher(module, GaussianOutputs(), x.float())
     with pytest.raises(DataError, match="x has values that are not finite, first in row 2"):
-        fisher(module, Gaussian(), x.index_fill(0, torch.tensor([2]), math.inf))
+        fisher(module, GaussianOutputs(), x.index_fill(0, torch.tensor([2]), math.inf))
     with pytest.raises(ShapeError, match="at least one input"):
-        fisher(module, Gaussian(), x[:0])
+        fisher(module, GaussianOutputs(), x[:0])
     with pytest.raises(ModelError, match=r"'1' \(Dropout\).*eval"):
-        fisher(nn.Sequential(nn.Linear(3, 2), nn.Dropout()).double(), Gaussian(), x)
+        fisher(nn.Sequential(nn.Linear(3, 2), nn.Dropout()).double(), GaussianOutputs(), x)
     with pytest.raises(ModelError, match="no parameters"):
-        fisher(nn.Tanh(), Gaussian(), x)
+        fisher(nn.Tanh(), GaussianOutputs(), x)
     with pytest.raises(ModelError, match="one dtype"):
-        fisher(nn.Sequential(nn.Linear(3, 2).double(), nn.Linear(2, 2)), Gaussian(), x)
+        fisher(nn.Sequential(nn.Linear(3, 2).double(), nn.Linear(2, 2)), GaussianOutputs(), x)
     with pytest.raises(ShapeError, match="one row of outputs"):
-        fisher(nn.Sequential(module, nn.Unflatten(1, (1, 2))), Gaussian(), x)
+        fisher(nn.Sequential(module, nn.Unflatten(1, (1, 2))), GaussianOutputs(), x)
     with pytest.raises(DataError, match="output has values that are not finite, first in row 0"):
         with torch.no_grad():
             module[0].bias.fill_(math.nan)
-        fisher(module, Gaussian(), x)
+        fisher(module, GaussianOutputs(), x)
     with pytest.raises(ShapeError, match="take Bernoulli"):
         gauss_newton(line(), Categorical(), X, torch.zeros(3, dtype=torch.long))
     for variance in (0.0, -1.0, math.inf):
         with pytest.raises(SettingsError, match="variance"):
-            Gaussian(variance)
-    assert Gaussian(np.float64(2)).variance == 2.0
+            GaussianOutputs(variance)
+    assert GaussianOutputs(np.float64(2)).variance == 2.0

@@ -13,10 +13,10 @@ from bayeskit.models.wide_networks import Elementwise, infinite_width
 from bayeskit.models.wide_networks import activations as sign
 from bayeskit.models.wide_networks import kernels as evaluation
 from bayeskit.models.wide_networks.activations import (
-    Exponential,
+    ExponentialActivation,
     Gelu,
     PiecewiseLinear,
-    Polynomial,
+    PolynomialActivation,
     Quadrature,
     Step,
     hermite,
@@ -187,7 +187,7 @@ def test_inputs_beyond_double_precision_are_refused(scale, word):
 
 
 def test_the_layer_is_named_where_numbers_grow():
-    kernel = infinite_width(network(Elementwise(Exponential())))
+    kernel = infinite_width(network(Elementwise(ExponentialActivation())))
     with pytest.raises(DataError, match="layer '1'.*down"):
         kernel.both(40 * data(3, 3))
     with pytest.raises(DataError, match="layer '4'.*float32"):  # results alone do not fit
@@ -322,7 +322,7 @@ def test_polynomials_whose_digits_cancel_are_refused():
     with pytest.raises(SettingsError, match="40"):
         hermite(41)
     with pytest.raises(SettingsError, match="150"):
-        Polynomial((0.0,) * 151 + (1.0,))
+        PolynomialActivation((0.0,) * 151 + (1.0,))
 
 
 # Transforms.

@@ -12,7 +12,7 @@ from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import empirical_kernels as factors
 from bayeskit.models.wide_networks import empirical_kernels as kernel
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.empirical_kernels import empirical_ntk, make_plan, ntk_vector_product
+from bayeskit.models.wide_networks.empirical_kernels import empirical_ntk, make_gradient_plan, ntk_vector_product
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -197,7 +197,7 @@ def case(request):
     torch.manual_seed(1)  # torch's layers draw their weights from its global stream
     module = make().double()
     torch.set_rng_state(torch_state)
-    plan = make_plan(module, x)
+    plan = make_gradient_plan(module, x)
     assert (len(plan.layers), len(plan.rest)) == (num_layers, num_rest)
     return module, x
 

@@ -12,10 +12,10 @@ from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsErro
 from bayeskit.models.wide_networks import empirical_kernels as kernel
 from bayeskit.models.wide_networks import empirical_ntk, infinite_width, ntk_vector_product
 from bayeskit.models.wide_networks.curvature import (
-    Bernoulli,
+    BernoulliOutputs,
     Categorical,
-    Gaussian,
-    find_mode,
+    GaussianOutputs,
+    find_parameter_mode,
     fisher,
     laplace_posterior,
 )
@@ -130,7 +130,7 @@ def test_the_comparison_sees_what_two_inputs_do_not_show():
     with pytest.raises(ModelError, match="do not add up"):
         empirical_ntk(module, points(5, 3))
     with pytest.raises(ModelError, match="do not add up"):
-        fisher(module, Gaussian(), points(5, 3)).matrix()
+        fisher(module, GaussianOutputs(), points(5, 3)).matrix()
 
 
 def test_a_frozen_layer_does_not_set_the_dtype():
@@ -143,21 +143,21 @@ def test_a_frozen_layer_does_not_set_the_dtype():
 
 def test_memory_covers_gradients_of_single_inputs():
     module = Function(lambda self, x: (x @ self.v).tanh(), v=nn.Parameter(points(30, 4)))
-    plan = kernel.make_plan(module, points(2, 30))
+    plan = kernel.make_gradient_plan(module, points(2, 30))
     assert plan.num_numbers >= 4 * 4 * 120  # four copies, of four outputs
 
 
 @pytest.mark.parametrize("mixing", [lambda h: h - h.mean(0), lambda h: h.softmax(0)], ids=["centred", "softmax"])
 def test_curvatures_of_modules_that_mix_inputs_are_refused(mixing):
     with pytest.raises(ModelError, match="depend on other inputs"):
-        fisher(small(lambda self, x: self.b(mixing(self.a(x)))), Gaussian(), points(6, 3))
+        fisher(small(lambda self, x: self.b(mixing(self.a(x)))), GaussianOutputs(), points(6, 3))
 
 
 def test_curvatures_of_random_outputs_are_refused():
     module = small(lambda self, x: self.b(functional.dropout(self.a(x), 0.5)))
     before = torch.get_rng_state()
     with pytest.raises(ModelError, match="random numbers"):
-        fisher(module, Gaussian(), points(6, 3))
+        fisher(module, GaussianOutputs(), points(6, 3))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -207,7 +207,7 @@ def test_unusual_modules(case):
     module, x = UNUSUAL[case]()
     gradients = jacobian(filled(module), x)
     right = torch.einsum("nkp,nkq->pq", gradients, gradients)
-    found = fisher(module, Gaussian(), x)
+    found = fisher(module, GaussianOutputs(), x)
     v = points(len(right), 3)
     assert error(found.matrix(), right) < 1e-11
     assert error(found @ v, right @ v) < 1e-11
@@ -225,12 +225,12 @@ def test_functions_whose_gradients_have_none():
     assert error(ntk_vector_product(module, INTEGERS, None, weights), product) < 1e-12
     v = points(gradients.shape[2])
     right = torch.einsum("nkp,nkq->pq", gradients, gradients) @ v
-    assert error(fisher(module, Gaussian(), INTEGERS) @ v, right) < 1e-12
+    assert error(fisher(module, GaussianOutputs(), INTEGERS) @ v, right) < 1e-12
 
 
 def test_a_module_that_starts_to_train_does_not_reach_a_curvature():
     module = filled(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1)).eval())
-    found, v = fisher(module, Gaussian(), points(6, 3)), torch.ones(41, dtype=DOUBLE)
+    found, v = fisher(module, GaussianOutputs(), points(6, 3)), torch.ones(41, dtype=DOUBLE)
     before = found @ v
     module.train()
     assert torch.equal(found @ v, before)
@@ -243,9 +243,9 @@ def test_products_say_what_does_not_fit():
     with pytest.raises(DataError, match="v has values that are not finite"):
         ntk_vector_product(module, x, None, points(4, 2) / 0)
     with pytest.raises(DataError, match="v has values that are not finite"):
-        fisher(module, Gaussian(), x) @ torch.full((8,), math.nan, dtype=DOUBLE)
+        fisher(module, GaussianOutputs(), x) @ torch.full((8,), math.nan, dtype=DOUBLE)
     with pytest.raises(ShapeError, match="cannot be applied"):
-        fisher(module, Gaussian(), points(4, 5))
+        fisher(module, GaussianOutputs(), points(4, 5))
 
 
 def single():
@@ -256,27 +256,27 @@ def single():
 def test_modes_are_found_in_single_precision():
     module, x, y = single()
     module, x, y = module.float(), x.float(), y.float()
-    mode = find_mode(module, Gaussian(0.01), x, y, 1.0)
+    mode = find_parameter_mode(module, GaussianOutputs(0.01), x, y, 1.0)
     assert next(mode.parameters()).dtype == torch.float32
-    assert laplace_posterior(mode, Gaussian(0.01), x, y, 1.0).distance < 1e-3
+    assert laplace_posterior(mode, GaussianOutputs(0.01), x, y, 1.0).distance < 1e-3
 
 
 def test_an_unfinished_search_says_so(monkeypatch):
     module, x, y = single()
     monkeypatch.setattr("bayeskit.models.wide_networks.curvature.NUM_STEPS", 1)
     with pytest.warns(AccuracyWarning, match="max_iterations"):
-        find_mode(module, Gaussian(0.01), x, y, 1.0, max_iterations=1)
+        find_parameter_mode(module, GaussianOutputs(0.01), x, y, 1.0, max_iterations=1)
     monkeypatch.setattr("bayeskit.models.wide_networks.curvature.POLISHED", 1)
     with pytest.warns(AccuracyWarning, match="max_iterations"):
-        find_mode(module, Gaussian(0.01), x, y, 1.0, max_iterations=1)
+        find_parameter_mode(module, GaussianOutputs(0.01), x, y, 1.0, max_iterations=1)
 
 
 @pytest.mark.parametrize("scale", [0.3, 30.0])
 def test_probabilities_of_ones(scale):
     x = scale * points(6, 2)
     y = (x[:, :1] > 0).to(DOUBLE)
-    mode = find_mode(filled(nn.Linear(2, 1)), Bernoulli(), x, y, 0.5)
-    posterior = laplace_posterior(mode, Bernoulli(), x, y, 0.5)
+    mode = find_parameter_mode(filled(nn.Linear(2, 1)), BernoulliOutputs(), x, y, 0.5)
+    posterior = laplace_posterior(mode, BernoulliOutputs(), x, y, 0.5)
     assert len(repr(posterior).splitlines()) == 1
     assert posterior.sample().shape == (1, 3)
     mean, covariance = posterior.predict(x)
@@ -290,7 +290,7 @@ def test_probabilities_of_ones(scale):
 def test_probabilities_of_classes(limit):
     x = points(6, 2)
     y = torch.tensor([0, 1, 0, 1, 1, 0])
-    mode = find_mode(filled(nn.Linear(2, 2)), Categorical(), x, y, 0.5)
+    mode = find_parameter_mode(filled(nn.Linear(2, 2)), Categorical(), x, y, 0.5)
     posterior = laplace_posterior(mode, Categorical(), x, y, 0.5)
     found = posterior.predict_probabilities(x, num_samples=40_000, seed=3)
     assert torch.equal(found, posterior.predict_probabilities(x, num_samples=40_000, seed=3))
@@ -306,7 +306,7 @@ def test_probabilities_of_classes(limit):
     draw = copy.deepcopy(mode)
     nn.utils.vector_to_parameters(posterior.sample(seed=1)[0], [p for p in draw.parameters() if p.requires_grad])
     with pytest.raises(SettingsError, match="Bernoulli or Categorical"):
-        laplace_posterior(mode, Gaussian(), x, points(6, 2), 0.5, tolerance=1e9).predict_probabilities(x)
+        laplace_posterior(mode, GaussianOutputs(), x, points(6, 2), 0.5, tolerance=1e9).predict_probabilities(x)
 
 
 def test_modules_just_built_have_the_kernel_of_the_standard_parametrisation(limit):

@@ -10,7 +10,7 @@ from torch.func import functional_call, jacrev
 
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import Elementwise, infinite_width
-from bayeskit.models.wide_networks.activations import Erf, Polynomial
+from bayeskit.models.wide_networks.activations import Erf, PolynomialActivation
 from bayeskit.models.wide_networks.finite_width import RandomNetworks, finite_width_bias, fit_power_law, random_networks
 
 RARE = 1e-5  # p-values below are failures
@@ -130,13 +130,13 @@ def test_diagonals_of_relu_have_no_bias_and_other_pairs_have(which, bias, activa
 
 @pytest.mark.parametrize("which", ["nngp", "ntk"])
 def test_diagonals_of_other_activations_have_a_bias(which):
-    kernel = infinite_width(dense(2, lambda: Elementwise(Polynomial((0.0, 0.0, 1.0)))))
+    kernel = infinite_width(dense(2, lambda: Elementwise(PolynomialActivation((0.0, 0.0, 1.0)))))
     assert finite_width_bias(kernel, X, (8,), 20_000, which).diagonal_p_value < RARE
 
 
 def test_bias_of_squares_is_known_at_every_width(limit):
     r"""Two hidden layers of squares: E z^2 z'^2 = ab + 2k^2, and the first layer's a, b, k are means of products."""
-    kernel = infinite_width(dense(2, lambda: Elementwise(Polynomial((0.0, 0.0, 1.0)))))
+    kernel = infinite_width(dense(2, lambda: Elementwise(PolynomialActivation((0.0, 0.0, 1.0)))))
     result = finite_width_bias(kernel, X.double(), (3, 12), 40_000)
     r = X.double() @ X.double().T / 3
     first = 1 + 2 * r**2

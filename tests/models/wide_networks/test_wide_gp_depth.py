@@ -10,7 +10,7 @@ from torch import nn
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import fit_depths, fit_variances
-from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import Objective
+from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import MarginalLikelihoodObjective
 from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters
 
 # Draws from a deep network's prior are nearly constant.
@@ -128,7 +128,7 @@ def test_differences_of_matrices_are_the_derivative():
     kernel = infinite_width(nn.Sequential(*layers), weight_variance=1.7, bias_variance=0.3)
     x = torch.randn(12, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for tied, noise in ((True, None), (False, None), (True, 0.1)):
-        objective = Objective(Parameters(kernel, tied), "nngp", x, x[:, 0, 0, 0].sin(), noise)
+        objective = MarginalLikelihoodObjective(Parameters(kernel, tied), "nngp", x, x[:, 0, 0, 0].sin(), noise)
         value, gradient = objective(objective.first.numpy())
         exact_value, exact = objective._by_backpropagation(objective.first)
         assert abs(value + float(exact_value)) < 1e-10

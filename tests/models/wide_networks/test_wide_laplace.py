@@ -6,14 +6,14 @@ from torch import nn
 
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks.curvature import (
-    Bernoulli,
+    BernoulliOutputs,
     Categorical,
-    Gaussian,
+    GaussianOutputs,
     LaplacePosterior,
     Poisson,
     System,
     empirical_fisher,
-    find_mode,
+    find_parameter_mode,
     laplace_posterior,
 )
 
@@ -43,7 +43,7 @@ CLASSES = torch.tensor([0, 0, 1, 2, 1])
 # Of laplace-torch 0.3, all weights, full Gauss-Newton matrix, prior precision 0.7; see benchmarks/wide_laplace.py.
 PEER = {
     "regression": {
-        "data": (perceptron(1, 3, 1), Gaussian(0.09), inputs(6, 1), WAVE),
+        "data": (perceptron(1, 3, 1), GaussianOutputs(0.09), inputs(6, 1), WAVE),
         "diagonal": [3.3946824743743544, 47.382199106220526, 1.8119034592051966, 5.597577944414011, 27.20857836706079]
         + [2.7170819911819555, 46.26081153683756, 19.49501799917354, 48.06482934805408, 67.36666666666666],
         "norm": 230.71036944410517,
@@ -115,8 +115,8 @@ def features(x):
 def test_linear_regression_is_exact(n):
     x = inputs(n, 3)
     y, prior = torch.sin(x[:, 0]), torch.tensor([0.7, 2.0, 0.1, 1.3], dtype=DOUBLE)
-    module = find_mode(nn.Linear(3, 1, dtype=DOUBLE), Gaussian(0.2), x, y, prior)
-    posterior = laplace_posterior(module, Gaussian(0.2), x, y, prior)
+    module = find_parameter_mode(nn.Linear(3, 1, dtype=DOUBLE), GaussianOutputs(0.2), x, y, prior)
+    posterior = laplace_posterior(module, GaussianOutputs(0.2), x, y, prior)
     assert (posterior.system.basis is not None) == (n == 2)
     design = features(x)
     precision = design.mT @ design / 0.2 + torch.diag(prior)
@@ -150,7 +150,7 @@ def test_dual_agrees_with_dense_algebra(width):
 def test_variances_keep_their_digits_where_noise_is_small():
     module, x = perceptron(2, 30, 1), inputs(3, 2)
     for variance in (1e-4, 1e-8, 1e-12):
-        posterior = laplace_posterior(module, Gaussian(variance), x, torch.sin(x[:, 0]), 1.0, tolerance=1e300)
+        posterior = laplace_posterior(module, GaussianOutputs(variance), x, torch.sin(x[:, 0]), 1.0, tolerance=1e300)
         rows = posterior.curvature.network.jacobian(x).squeeze(1)
         # K - K (K + v I)^{-1} K, without its difference of large numbers.
         exact = variance * (1 - variance * (rows @ rows.mT + variance * torch.eye(3)).inverse().diagonal())
@@ -160,7 +160,7 @@ def test_variances_keep_their_digits_where_noise_is_small():
 @pytest.mark.parametrize("width", [1, 6])
 def test_draws_have_the_covariance(width, limit):
     module, x = perceptron(1, width, 1), inputs(5, 1)
-    posterior = laplace_posterior(module, Gaussian(0.5), x, torch.sin(x), 0.7, tolerance=ANYWHERE)
+    posterior = laplace_posterior(module, GaussianOutputs(0.5), x, torch.sin(x), 0.7, tolerance=ANYWHERE)
     n, p = 4000, len(posterior.mean)
     assert (posterior.system.basis is not None) == (width == 6)
     draws = posterior.sample(n, seed=1)
@@ -179,7 +179,7 @@ def test_evidence_of_one_rate_approaches_the_integral():
     errors = []
     for n in (20, 80):
         x, y = torch.ones(n, 1, dtype=DOUBLE), torch.arange(n, dtype=DOUBLE) % 5
-        module = find_mode(nn.Linear(1, 1, bias=False, dtype=DOUBLE), Poisson(), x, y, 1.0)
+        module = find_parameter_mode(nn.Linear(1, 1, bias=False, dtype=DOUBLE), Poisson(), x, y, 1.0)
         posterior = laplace_posterior(module, Poisson(), x, y, 1.0)
         grid = torch.linspace(-2, 3, 20_001, dtype=DOUBLE)
         log_joint = y.sum() * grid - n * grid.exp() - torch.lgamma(y + 1).sum() - 0.5 * grid.square()
@@ -193,9 +193,9 @@ def test_modes_of_networks_are_found():
     y = (torch.sin(x.sum(1)) > 0).to(DOUBLE)
     module = perceptron(2, 5, 1)
     before = nn.utils.parameters_to_vector(module.parameters()).clone()
-    mode = find_mode(module, Bernoulli(), x, y, 0.5)
+    mode = find_parameter_mode(module, BernoulliOutputs(), x, y, 0.5)
     assert torch.equal(nn.utils.parameters_to_vector(module.parameters()), before)
-    posterior = laplace_posterior(mode, Bernoulli(), x, y, 0.5, tolerance=1e-4)
+    posterior = laplace_posterior(mode, BernoulliOutputs(), x, y, 0.5, tolerance=1e-4)
     assert isinstance(posterior, LaplacePosterior)
     assert posterior.log_likelihood > -0.5 * 30 * math.log(2)
 
@@ -204,7 +204,7 @@ def test_away_from_a_mode_there_is_none():
     module, likelihood, x, y = PEER["regression"]["data"]
     with pytest.raises(ModelError, match="not at a mode.*17.9 posterior standard deviations.*find_mode"):
         laplace_posterior(module, likelihood, x, y, 0.7)
-    mode = find_mode(module, likelihood, x, y, 0.7)
+    mode = find_parameter_mode(module, likelihood, x, y, 0.7)
     assert laplace_posterior(mode, likelihood, x, y, 0.7).distance < 1e-3
     with pytest.raises(ModelError, match="not at a mode"):
         laplace_posterior(mode, likelihood, x, y, 7.0)
@@ -212,8 +212,8 @@ def test_away_from_a_mode_there_is_none():
 
 def test_an_indefinite_precision_is_refused(monkeypatch):
     module, likelihood, x, y = PEER["regression"]["data"]
-    monkeypatch.setattr(Gaussian, "natural", False)
-    monkeypatch.setattr(Gaussian, "hessian", lambda self, f, y: -self.fisher(f))
+    monkeypatch.setattr(GaussianOutputs, "natural", False)
+    monkeypatch.setattr(GaussianOutputs, "hessian", lambda self, f, y: -self.fisher(f))
     with pytest.raises(ModelError, match="indefinite"):  # through the dual
         laplace_posterior(module, likelihood, x, y, 0.7, tolerance=ANYWHERE)
     x, y = inputs(20, 1), torch.sin(inputs(20, 1))
@@ -227,7 +227,7 @@ def test_the_distance_is_that_of_a_newton_step():
     module = nn.Linear(3, 1, dtype=DOUBLE)
     nn.init.constant_(module.weight, 1.0)
     nn.init.constant_(module.bias, 1.0)
-    posterior = laplace_posterior(module, Gaussian(0.2), x, y, 0.7, tolerance=ANYWHERE)
+    posterior = laplace_posterior(module, GaussianOutputs(0.2), x, y, 0.7, tolerance=ANYWHERE)
     precision = posterior.precision()
     step = torch.linalg.solve(precision, features(x).mT @ y / 0.2) - 1
     assert abs(posterior.distance - math.sqrt(float(step @ precision @ step))) < 1e-10 * posterior.distance
@@ -239,11 +239,11 @@ def test_bad_settings():
         with pytest.raises(SettingsError, match="prior_precision"):
             laplace_posterior(module, likelihood, x, y, wrong)
     with pytest.raises(ShapeError, match=r"\(10,\), not \(3,\)"):
-        find_mode(module, likelihood, x, y, torch.ones(3))
+        find_parameter_mode(module, likelihood, x, y, torch.ones(3))
     with pytest.raises(SettingsError, match="tolerance"):
         laplace_posterior(module, likelihood, x, y, 1.0, tolerance=0.0)
     with pytest.raises(ShapeError, match="y must be"):
-        find_mode(module, likelihood, x, y[:3], 1.0)
+        find_parameter_mode(module, likelihood, x, y[:3], 1.0)
     posterior = laplace_posterior(module, likelihood, x, y, 1.0, tolerance=ANYWHERE)
     with pytest.raises(DataError, match="not finite"):
         posterior.predict(x / 0)

@@ -7,9 +7,9 @@ from torch import nn
 
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks.curvature import (
-    Bernoulli,
+    BernoulliOutputs,
     Categorical,
-    Gaussian,
+    GaussianOutputs,
     Poisson,
     empirical_fisher,
     fisher,
@@ -52,7 +52,7 @@ def inputs(n=12):
 @pytest.mark.parametrize("name", PARAMETERIZATIONS)
 @pytest.mark.parametrize(
     ("likelihood", "y"),
-    [(Gaussian(0.3), torch.sin(inputs())), (Poisson(), inputs().abs().round())],
+    [(GaussianOutputs(0.3), torch.sin(inputs())), (Poisson(), inputs().abs().round())],
     ids=["gaussian", "poisson"],
 )
 def test_steps_in_outputs_do_not_depend_on_the_parametrisation(name, likelihood, y):
@@ -75,7 +75,7 @@ def test_a_small_step_of_a_curved_parametrisation_leads_to_the_same_network():
         ends = []
         for maps in ((lambda w: w, lambda u: u), PARAMETERIZATIONS["curved"]):
             module = Curved(WEIGHTS, *maps)
-            step = size * natural_gradient(module, Gaussian(), x, y)
+            step = size * natural_gradient(module, GaussianOutputs(), x, y)
             with torch.no_grad():
                 module.parameter += step
             ends.append(module(x).detach())
@@ -87,7 +87,7 @@ def test_a_small_step_of_a_curved_parametrisation_leads_to_the_same_network():
 def test_one_step_solves_least_squares_and_newton_is_the_same_for_counts():
     module = nn.Linear(2, 1, bias=False, dtype=DOUBLE)
     nn.init.constant_(module.weight, 3.0)
-    end = module.weight.detach().flatten() + natural_gradient(module, Gaussian(0.3), X, Y)
+    end = module.weight.detach().flatten() + natural_gradient(module, GaussianOutputs(0.3), X, Y)
     torch.testing.assert_close(end, torch.tensor([0.5, 0.5], dtype=DOUBLE), rtol=0, atol=1e-13)
     start = module.weight.detach().flatten()
     hessian = torch.func.hessian(lambda w: (X @ w).exp().sum() - Y @ X @ w)(start)
@@ -110,8 +110,8 @@ def test_large_systems_are_solved_by_iteration(monkeypatch):
 def test_singular_fisher_needs_damping():
     module = nn.Linear(2, 1, dtype=DOUBLE)
     with pytest.raises(SettingsError, match="larger damping"):
-        natural_gradient(module, Gaussian(), X[:2], Y[:2])
-    assert natural_gradient(module, Gaussian(), X[:2], Y[:2], damping=1e-6).shape == (3,)
+        natural_gradient(module, GaussianOutputs(), X[:2], Y[:2])
+    assert natural_gradient(module, GaussianOutputs(), X[:2], Y[:2], damping=1e-6).shape == (3,)
 
 
 def test_fields_are_those_of_single_points():
@@ -120,25 +120,25 @@ def test_fields_are_those_of_single_points():
     module = nn.Linear(1, 1, dtype=DOUBLE)
     before = module.weight.detach().clone()
     first, second = torch.linspace(-1, 2, 4, dtype=DOUBLE), torch.linspace(0, 1, 3, dtype=DOUBLE)
-    fields = gradient_fields(module, Bernoulli(), x, y, first, second, damping=1e-3)
+    fields = gradient_fields(module, BernoulliOutputs(), x, y, first, second, damping=1e-3)
     assert torch.equal(module.weight, before)
     assert all(field.shape == (4, 3, 2) for field in fields)
     assert torch.equal(fields.points[3, 1], torch.stack([first[3], second[1]]))
     with torch.no_grad():
         module.weight.fill_(first[3])
         module.bias.fill_(second[1])
-    natural = natural_gradient(module, Bernoulli(), x, y, damping=1e-3)
+    natural = natural_gradient(module, BernoulliOutputs(), x, y, damping=1e-3)
     torch.testing.assert_close(fields.natural[3, 1], natural, rtol=1e-12, atol=1e-12)
-    gradient = fisher(module, Bernoulli(), x).matrix() @ natural + 1e-3 * natural
+    gradient = fisher(module, BernoulliOutputs(), x).matrix() @ natural + 1e-3 * natural
     torch.testing.assert_close(fields.gradient[3, 1], gradient, rtol=1e-11, atol=1e-11)
-    empirical = empirical_fisher(module, Bernoulli(), x, y).solve_exactly(gradient, 1e-3)
+    empirical = empirical_fisher(module, BernoulliOutputs(), x, y).solve_exactly(gradient, 1e-3)
     torch.testing.assert_close(fields.empirical[3, 1], empirical, rtol=1e-9, atol=1e-9)
 
 
 def test_natural_gradients_of_a_line_point_to_the_fit_and_empirical_ones_do_not():
     module = nn.Linear(2, 1, bias=False, dtype=DOUBLE)
     grid = torch.linspace(-2, 3, 6, dtype=DOUBLE)
-    fields = gradient_fields(module, Gaussian(), X, Y, grid, grid, damping=1e-9)
+    fields = gradient_fields(module, GaussianOutputs(), X, Y, grid, grid, damping=1e-9)
     to_fit = 0.5 - fields.points
     torch.testing.assert_close(fields.natural, to_fit, rtol=0, atol=1e-8)
     assert float(torch.cosine_similarity(fields.empirical, to_fit, dim=2).min()) < 0.5
@@ -149,7 +149,7 @@ def test_plot_puts_the_first_parameter_on_the_horizontal_axis():
     module = nn.Linear(2, 1, bias=False, dtype=DOUBLE)
     first, second = torch.linspace(-2, 3, 7, dtype=DOUBLE), torch.linspace(0, 1, 5, dtype=DOUBLE)
     axes = Figure().subplots(1, 3)
-    gradient_fields(module, Gaussian(), X, Y, first, second).plot(list(axes))
+    gradient_fields(module, GaussianOutputs(), X, Y, first, second).plot(list(axes))
     low, high = axes[1].get_xlim()
     assert low <= -1.5 and high >= 2.5
     assert axes[1].get_ylim()[1] < 1.5
@@ -158,6 +158,6 @@ def test_plot_puts_the_first_parameter_on_the_horizontal_axis():
 
 def test_fields_need_two_parameters():
     with pytest.raises(ModelError, match="not of 3"):
-        gradient_fields(nn.Linear(2, 1).double(), Gaussian(), X, Y, Y, Y)
+        gradient_fields(nn.Linear(2, 1).double(), GaussianOutputs(), X, Y, Y, Y)
     with pytest.raises(ShapeError, match="n1"):
-        gradient_fields(nn.Linear(2, 1, bias=False).double(), Gaussian(), X, Y, X, Y)
+        gradient_fields(nn.Linear(2, 1, bias=False).double(), GaussianOutputs(), X, Y, X, Y)

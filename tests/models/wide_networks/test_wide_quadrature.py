@@ -13,7 +13,7 @@ from bayeskit.errors import AccuracyWarning, ModelError, SettingsError
 from bayeskit.models.wide_networks import Elementwise, infinite_width
 from bayeskit.models.wide_networks.activations import (
     Erf,
-    Exponential,
+    ExponentialActivation,
     GaussianBump,
     Gelu,
     PiecewiseLinear,
@@ -23,7 +23,7 @@ from bayeskit.models.wide_networks.activations import (
     hermite,
 )
 
-SMOOTH = [Erf(), Gelu(), Sine(1.1, 0.3), GaussianBump(0.3), Exponential(0.6), hermite(5)]
+SMOOTH = [Erf(), Gelu(), Sine(1.1, 0.3), GaussianBump(0.3), ExponentialActivation(0.6), hermite(5)]
 A, B = torch.tensor([1.3, 0.4, 0.9, 1.0, 0.02]).double(), torch.tensor([0.7, 1.1, 0.9, 1.0, 0.5]).double()
 K = torch.tensor([0.6, -0.8, 1.0, -1.0, 0.1]).double() * (A * B).sqrt()
 

@@ -35,7 +35,7 @@ def small_blocks(monkeypatch):
 def test_blocks_cover_each_pair_once(rows, columns, symmetric):
     columns = rows if symmetric else columns
     count = torch.zeros(rows, columns, dtype=torch.int64)
-    for block in tiles.blocks(rows, columns, symmetric, 4):
+    for block in tiles.matrix_blocks(rows, columns, symmetric, 4):
         count[block.rows, block.columns] += 1
         if block.mirrored:
             count[block.columns, block.rows] += 1

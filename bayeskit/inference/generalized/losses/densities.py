@@ -40,8 +40,8 @@ __all__ = [
     "Model",
     "joint_law_of",
     "law_of",
-    "log_density",
     "log_power_integral",
+    "outcome_log_density",
     "unvalidated",
 ]
 
@@ -100,7 +100,7 @@ def joint_law_of(model: Model, parameter: Any, data: Data) -> tuple[Distribution
         return Independent(law.expand(shape), entries), outcomes
 
 
-def log_density(law: Distribution, outcomes: Tensor) -> Tensor:
+def outcome_log_density(law: Distribution, outcomes: Tensor) -> Tensor:
     """Return the log density of each outcome, ``(n,)``; minus infinity for those outside the support.
 
     Raises
@@ -296,7 +296,7 @@ class BetaDivergence(PointwiseLoss):
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
         """Return the loss of each datum, ``(n,)``."""
         law, outcomes = joint_law_of(self.distribution, parameter, data)
-        power = (self.beta * log_density(law, outcomes)).exp()
+        power = (self.beta * outcome_log_density(law, outcomes)).exp()
         if self.power_integral is None:
             integral = log_power_integral(law, 1 + self.beta).exp()
         else:
@@ -381,7 +381,7 @@ class GammaDivergence(PointwiseLoss):
         else:
             log_integral = self.power_integral(law, 1 + self.gamma).log()
         # One exponential of the whole: where a scale shrinks both factors leave the range of numbers.
-        log_ratio = log_density(law, outcomes) - log_integral / (1 + self.gamma)
+        log_ratio = outcome_log_density(law, outcomes) - log_integral / (1 + self.gamma)
         return -(self.gamma * log_ratio).exp() / self.gamma
 
 
@@ -423,7 +423,7 @@ class EmpiricalMass(DensityEstimate):
     --------
     >>> import torch
     >>> points, masses, log_density = EmpiricalMass()(torch.tensor([0.0, 1.0, 1.0]), torch.full((3,), 1 / 3))
-    >>> log_density.exp()
+    >>> outcome_log_density.exp()
     tensor([0.3333, 0.6667, 0.6667])
     """
 
@@ -554,7 +554,7 @@ class AlphaDivergence(Loss):
         law, outcomes = joint_law_of(self.distribution, parameter, data)
         counts = outcomes.new_ones(len(outcomes), dtype=_floating(outcomes)) if weights is None else weights
         points, masses, log_estimate = self.estimate(outcomes, counts / counts.sum())
-        log_ratio = log_density(law, points) - log_estimate
+        log_ratio = outcome_log_density(law, points) - log_estimate
         # Points of no mass may lie where the estimate has underflowed, and the ratio has not.
         log_ratio = torch.where(masses > 0, log_ratio, torch.zeros_like(log_ratio))
         affinity = (masses * ((1 - self.alpha) * log_ratio).exp()).sum()

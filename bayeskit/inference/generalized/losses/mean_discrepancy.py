@@ -18,7 +18,7 @@ from bayeskit.inference.generalized.losses.densities import Model, joint_law_of
 from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
 from bayeskit.inference.generalized.losses.scores import check_pairs, mean_over_pairs, typical_squared_distance
 from bayeskit.inference.kernel_discrepancy import Kernel, RadialBasis
-from bayeskit.logdensity.pyro_distributions import draw
+from bayeskit.logdensity.pyro_distributions import draw_values
 
 __all__ = ["GaussianEmbedding", "MaximumMeanDiscrepancy", "MeanEmbedding", "Simulated", "Statistic"]
 
@@ -89,7 +89,7 @@ class Simulated(MeanEmbedding):
         zero = torch.zeros((), dtype=torch.float64)
         law = Normal(zero, zero + 1) if self.noise is None else self.noise
         with global_stream(new_generator(self.seed, stream="maximum mean discrepancy")):
-            object.__setattr__(self, "_noise", draw(law, (count,)))
+            object.__setattr__(self, "_noise", draw_values(law, (count,)))
 
     def draws(self, parameter: Any, like: Tensor) -> Tensor:
         """Return draws ``(m, ...)`` of the shape, dtype and device of data ``like``.

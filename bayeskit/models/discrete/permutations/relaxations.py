@@ -43,8 +43,8 @@ __all__ = [
     "StickBreakingTransform",
     "break_sticks",
     "scale",
-    "shares",
     "sinkhorn",
+    "taken_and_left",
 ]
 
 # --------------------------------------------------------------------------------------------------
@@ -458,7 +458,7 @@ class StickBreakingTransform(Transform):
         return log_matrix.exp().to(x.dtype)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        taken, left = shares(y.double())
+        taken, left = taken_and_left(y.double())
         return (self.temperature * (taken.log() - left.log())).to(y.dtype)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
@@ -475,13 +475,13 @@ class StickBreakingTransform(Transform):
             # Entries of the matrix may have underflowed, their logarithms have not.
             log_lengths = self._latest[1]
         else:
-            log_lengths = torch.add(*shares(y.double())).log()
+            log_lengths = torch.add(*taken_and_left(y.double())).log()
         logits = x.double() / self.temperature
         slopes = logsigmoid(logits) + logsigmoid(-logits) - math.log(self.temperature)
         return (log_lengths + slopes).sum((-1, -2)).to(x.dtype)
 
 
-def shares(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def taken_and_left(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return what is taken and left of each way, ``min(x, q)`` and ``min(r, c)``, ``(*batch, n - 1, n - 1)`` each."""
     check_square("the doubly stochastic matrix", matrix)
     right = _sum_after(matrix, -1)
@@ -765,7 +765,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         if self._validate_args:
             self._validate_sample(value)
         # Of a permutation, a share is one where the decision was made, and zero where it was no longer open.
-        taken, left = shares(permutation_matrix(value, self.logits.dtype))
+        taken, left = taken_and_left(permutation_matrix(value, self.logits.dtype))
         log_taken, log_left = logsigmoid(self.logits), logsigmoid(-self.logits)
         nothing = torch.zeros((), dtype=taken.dtype, device=taken.device)
         terms = torch.where(taken > 0, log_taken, nothing) + torch.where(left > 0, log_left, nothing)

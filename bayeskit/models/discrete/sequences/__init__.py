@@ -4,7 +4,8 @@ One dynamic programme over segments and one over states, each in any :class:`Sem
 marginals, most probable structures, draws, numbers of structures, expectations and entropies.
 """
 
-from bayeskit.models.discrete.sequences.chains import Counting, Expectation, LogSum, Max, Semiring
+from bayeskit._moved import answer_to_old_names
+from bayeskit.models.discrete.sequences.chains import Counting, Expectation, LogSum, MaxWeight, Semiring
 from bayeskit.models.discrete.sequences.change_points import (
     ChangePointPrior,
     ChangePoints,
@@ -47,15 +48,15 @@ __all__ = [
     "LearnedLexicon",
     "Lexicon",
     "LogSum",
-    "Max",
+    "MaxWeight",
     "NegativeBinomialLengths",
     "NormalSegments",
     "NumberOfChanges",
     "OrderedNormal",
     "PoissonSegments",
     "SegmentModel",
-    "SegmentedText",
     "Segmentations",
+    "SegmentedText",
     "Semiring",
     "Series",
     "Strings",
@@ -67,3 +68,5 @@ __all__ = [
     "plot_change_points",
     "plot_states",
 ]
+
+__getattr__ = answer_to_old_names(__name__)

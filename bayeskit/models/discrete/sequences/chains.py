@@ -12,15 +12,15 @@ __all__ = [
     "Counting",
     "Expectation",
     "LogSum",
-    "Max",
+    "MaxWeight",
     "Semiring",
+    "alternative_shares",
     "chain_product",
-    "draw",
+    "draw_categories",
     "follow",
     "identity",
+    "path_prefix_sums",
     "predecessors",
-    "prefix_sums",
-    "shares",
     "suffix_sums",
     "surprisal",
 ]
@@ -90,7 +90,7 @@ class LogSum(Semiring):
         return torch.full_like(like, -math.inf)
 
 
-class Max(Semiring):
+class MaxWeight(Semiring):
     """The largest weight, as a logarithm: that of the most probable path.
 
     Which path it is, :func:`~.segments.follow` and :func:`~.chains.follow` read off the table of largest weights.
@@ -98,8 +98,8 @@ class Max(Semiring):
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Max
-    >>> Max().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
+    >>> from bayeskit.models.discrete.sequences import MaxWeight
+    >>> MaxWeight().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
     tensor(0.5000)
     """
 
@@ -181,7 +181,7 @@ class Expectation(Semiring):
     def sum(self, elements: Tensor, dim: int) -> Tensor:
         """Add weights up and average values by weight."""
         log_weights, values = elements
-        return torch.stack([LogSum().sum(log_weights, dim), (shares(log_weights, dim) * values).sum(dim)])
+        return torch.stack([LogSum().sum(log_weights, dim), (alternative_shares(log_weights, dim) * values).sum(dim)])
 
     def one(self, like: Tensor) -> Tensor:
         """Return weights of one with value zero."""
@@ -192,7 +192,7 @@ class Expectation(Semiring):
         return self.elements(torch.full_like(like[0], -math.inf), torch.zeros_like(like[1]))
 
 
-def shares(log_weights: Tensor, dim: int) -> Tensor:
+def alternative_shares(log_weights: Tensor, dim: int) -> Tensor:
     """Return the share of each alternative in the sum over ``dim``; zero where every one is impossible.
 
     Shares sum to one to rounding, however large the log weights, unlike exponentials of differences from their sum.
@@ -206,7 +206,7 @@ def surprisal(log_weights: Tensor) -> Tensor:
     return (-log_weights).masked_fill(log_weights == -math.inf, 0.0)
 
 
-def draw(logits: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
+def draw_categories(logits: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
     """Draw from the categorical distributions of the last dimension: ``(*batch, K)`` to ``(num_samples, *batch)``.
 
     Where every logit is minus infinity, the draw is zero: nothing leads there, so nobody reads it.
@@ -276,7 +276,7 @@ def chain_product(semiring: Semiring, matrices: Tensor) -> Tensor:
     return matrices[..., 0, :, :]
 
 
-def prefix_sums(semiring: Semiring, start: Tensor, matrices: Tensor, rescale: bool = False) -> Tensor:
+def path_prefix_sums(semiring: Semiring, start: Tensor, matrices: Tensor, rescale: bool = False) -> Tensor:
     """Sum over the paths to every state, one step after the other.
 
     Parameters

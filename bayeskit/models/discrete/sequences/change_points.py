@@ -13,7 +13,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.inputs import as_real, check_part
-from bayeskit.models.discrete.sequences.chains import LogSum, Max, draw
+from bayeskit.models.discrete.sequences.chains import LogSum, MaxWeight, draw_categories
 from bayeskit.models.discrete.sequences.segmentations import (
     Choice,
     follow_numbered,
@@ -526,7 +526,7 @@ class ChangePoints:
         Tensor of bool
             ``(n - 1,)``: True where a segment ends with the datum and another begins.
         """
-        sums = numbered_sums(Max(), self._weights, self._most)
+        sums = numbered_sums(MaxWeight(), self._weights, self._most)
         number = (sums[1:, -1] + self._number_weights).argmax() + 1
         return self._places(sums, number, lambda logits: logits.argmax(-1))
 
@@ -550,8 +550,8 @@ class ChangePoints:
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         generator = new_generator(seed, self.x.device, stream="change_points")
-        number = draw(self._sums[1:, -1] + self._number_weights, num_samples, generator) + 1
-        return self._places(self._sums, number, lambda logits: draw(logits, 1, generator)[0])
+        number = draw_categories(self._sums[1:, -1] + self._number_weights, num_samples, generator) + 1
+        return self._places(self._sums, number, lambda logits: draw_categories(logits, 1, generator)[0])
 
     def _places(self, sums: Tensor, number: Tensor, choose: Choice) -> Tensor:
         with torch.no_grad():

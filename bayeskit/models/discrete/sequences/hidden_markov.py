@@ -23,19 +23,19 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, DataError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.logdensity.exact_probabilities import unclamped
-from bayeskit.logdensity.pyro_distributions import draw as draw_from
+from bayeskit.logdensity.pyro_distributions import draw_values as draw_from
 from bayeskit.models.discrete.inputs import as_real, site_values
 from bayeskit.models.discrete.sequences.chains import (
     Expectation,
     LogSum,
-    Max,
+    MaxWeight,
     Semiring,
     chain_product,
-    draw,
+    draw_categories,
     follow,
     identity,
+    path_prefix_sums,
     predecessors,
-    prefix_sums,
     suffix_sums,
     surprisal,
 )
@@ -180,7 +180,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         if self.parallel:
             ends = LogSum().sum(start.unsqueeze(-1) + chain_product(LogSum(), steps), -2)
         else:
-            ends = prefix_sums(LogSum(), start, steps)[..., -1, :]
+            ends = path_prefix_sums(LogSum(), start, steps)[..., -1, :]
         return LogSum().sum(ends, -1)
 
     def state_probabilities(self, value: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             If a sequence has probability zero.
         """
         start, steps = self._possible(value, LogSum())
-        joint = prefix_sums(LogSum(), start, steps, rescale=True) + suffix_sums(LogSum(), steps, rescale=True)
+        joint = path_prefix_sums(LogSum(), start, steps, rescale=True) + suffix_sums(LogSum(), steps, rescale=True)
         return torch.where(self._inside().unsqueeze(-1), joint.softmax(-1), 0.0)
 
     def most_probable_states(self, value: Tensor) -> Tensor:
@@ -214,9 +214,9 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         DataError
             If a sequence has probability zero.
         """
-        start, steps = self._possible(value, Max())
+        start, steps = self._possible(value, MaxWeight())
         with torch.no_grad():
-            sums = prefix_sums(Max(), start, steps, rescale=True)
+            sums = path_prefix_sums(MaxWeight(), start, steps, rescale=True)
             states = follow(predecessors(sums, steps).argmax(-1), sums[..., -1, :].argmax(-1))
         return torch.where(self._inside(), states, -1)
 
@@ -246,9 +246,9 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         start, steps = self._possible(value, LogSum())
         generator = new_generator(seed, start.device, stream="hidden_states")
         with torch.no_grad():
-            sums = prefix_sums(LogSum(), start, steps, rescale=True)
-            last = draw(sums[..., -1, :], num_samples, generator)
-            states = follow(draw(predecessors(sums, steps), num_samples, generator), last)
+            sums = path_prefix_sums(LogSum(), start, steps, rescale=True)
+            last = draw_categories(sums[..., -1, :], num_samples, generator)
+            states = follow(draw_categories(predecessors(sums, steps), num_samples, generator), last)
         return torch.where(self._inside(), states, -1)
 
     def state_entropy(self, value: Tensor) -> Tensor:

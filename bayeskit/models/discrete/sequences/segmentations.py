@@ -16,10 +16,10 @@ from bayeskit.models.discrete.sequences.chains import (
     Counting,
     Expectation,
     LogSum,
-    Max,
+    MaxWeight,
     Semiring,
-    draw,
-    shares,
+    alternative_shares,
+    draw_categories,
     surprisal,
 )
 
@@ -220,7 +220,7 @@ def numbered_probabilities(sums: Tensor, segments: Tensor, number_probabilities:
     probabilities, arriving = torch.zeros_like(segments), sums.new_zeros(n + 1)
     for number in range(len(sums) - 1, 0, -1):
         arriving[n] += number_probabilities[number - 1]
-        last = shares(_continuations(LogSum(), sums[number - 1], segments), -1)
+        last = alternative_shares(_continuations(LogSum(), sums[number - 1], segments), -1)
         flow = arriving[1:].unsqueeze(1) * last
         probabilities += flow
         arriving = torch.zeros_like(arriving).index_add(0, start.clamp_min(0).flatten(), flow.flatten())
@@ -343,7 +343,7 @@ class Segmentations:
         """
         self.check()
         with torch.no_grad():
-            logits = _continuations(Max(), prefix_sums(Max(), self.log_weights), self.log_weights)
+            logits = _continuations(MaxWeight(), prefix_sums(MaxWeight(), self.log_weights), self.log_weights)
             return _follow(logits.argmax(-1) + 1, self.lengths)
 
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
@@ -366,7 +366,7 @@ class Segmentations:
         generator = new_generator(seed, self.log_weights.device, stream="segmentations")
         with torch.no_grad():
             logits = _continuations(LogSum(), prefix_sums(LogSum(), self.log_weights), self.log_weights)
-            return _follow(draw(logits, num_samples, generator) + 1, self.lengths)
+            return _follow(draw_categories(logits, num_samples, generator) + 1, self.lengths)
 
     def log_prob(self, ends: Tensor) -> Tensor:
         """Return the log probability of segmentations, ``(*sample, *batch, n)`` to ``(*sample, *batch)``.
@@ -479,7 +479,7 @@ class Segmentations:
                 f"the log weight of the segment of length {length + 1} that ends at place {place}{_of(sequence)} is "
                 f"{float(weights[index])}; give finite log weights, or minus infinity to forbid it"
             )
-        reachable = prefix_sums(Max(), weights) > -math.inf
+        reachable = prefix_sums(MaxWeight(), weights) > -math.inf
         lost = ~reachable.gather(-1, self.lengths.unsqueeze(-1)).squeeze(-1)
         if bool(lost.any()):
             sequence = [int(i) for i in lost.nonzero()[0]]

@@ -21,7 +21,7 @@ from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     WeightedTopologies,
     check_topologies,
     most_probable_splits,
-    weighted,
+    weighted_topologies,
 )
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.trees import Tree
@@ -84,7 +84,7 @@ class SampleFrequencies(TopologyDistribution):
         SampleFrequencies
             The distribution.
         """
-        return cls(*weighted(sample))
+        return cls(*weighted_topologies(sample))
 
     @classmethod
     def from_topologies(cls, topologies: Topologies) -> Self:

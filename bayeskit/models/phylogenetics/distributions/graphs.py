@@ -23,9 +23,9 @@ __all__ = [
     "BEYOND",
     "CHILD",
     "Choices",
+    "CladeLevel",
     "EveryRoot",
     "Floats",
-    "Level",
     "Numbers",
     "OneRoot",
     "ROOT",
@@ -35,7 +35,7 @@ __all__ = [
     "clade_probabilities",
     "cumulate",
     "describe_missing",
-    "draw",
+    "draw_trees",
     "entropy",
     "every_root",
     "every_root_choices",
@@ -44,7 +44,7 @@ __all__ = [
     "graph_of_rootings",
     "hanging_sets",
     "log_sums",
-    "most_probable",
+    "most_probable_tree",
     "one_root",
     "reach",
 ]
@@ -121,7 +121,7 @@ def _keys(rows: NDArray[Any]) -> NDArray[Any]:
 # --------------------------------------------------------------------------------------------------
 
 
-class Level(NamedTuple):
+class CladeLevel(NamedTuple):
     """Groups whose clades have the same size, and their options."""
 
     groups: slice
@@ -277,12 +277,12 @@ class SubsplitGraph:
         return self.find_group(self.parts, sister)
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[CladeLevel, ...]:
         """The groups by size of their clades, smallest first."""
         sizes = clades.size(self.clades[self.group_clade])
         edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), self.num_groups]
         return tuple(
-            Level(slice(first, last), slice(int(self.starts[first]), int(self.starts[last])))
+            CladeLevel(slice(first, last), slice(int(self.starts[first]), int(self.starts[last])))
             for first, last in zip(edges[:-1], edges[1:], strict=True)
         )
 
@@ -350,7 +350,7 @@ class SubsplitGraph:
         more = [f"... ({len(held)} taxa)"] if len(held) > 4 else []
         return "{" + ", ".join([*names, *more]) + "}"
 
-    def down(self) -> Iterator[Level]:
+    def down(self) -> Iterator[CladeLevel]:
         """Go through the levels from the root on."""
         return reversed(self.levels)
 
@@ -777,7 +777,7 @@ def entropy(graph: SubsplitGraph, log_probabilities: Floats) -> float:
     return float(reach(graph, probabilities) @ graph.sum_groups(surprise))
 
 
-def most_probable(graph: SubsplitGraph, log_probabilities: Floats) -> tuple[Topologies, float]:
+def most_probable_tree(graph: SubsplitGraph, log_probabilities: Floats) -> tuple[Topologies, float]:
     """Return the tree whose product is largest, and its log; the first of those that tie."""
     best = np.zeros(graph.num_groups + 1)
     choice = np.empty(graph.num_groups, dtype=np.int64)
@@ -796,7 +796,7 @@ def most_probable(graph: SubsplitGraph, log_probabilities: Floats) -> tuple[Topo
     return _assemble(graph, np.array([chosen])), float(best[graph.num_groups - 1])
 
 
-def draw(
+def draw_trees(
     graph: SubsplitGraph, cumulative: Floats, last: Numbers, num_samples: int, generator: torch.Generator | None
 ) -> Topologies:
     """Draw trees by choosing an option for every group that is met, level by level for all trees at once.

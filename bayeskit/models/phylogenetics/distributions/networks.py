@@ -38,15 +38,15 @@ from bayeskit.models.phylogenetics.distributions.topology_distribution import (
     WeightedTopologies,
     check_topologies,
     most_probable_splits,
-    weighted,
+    weighted_topologies,
 )
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = [
     "ConditionalCladeDistribution",
-    "Fit",
     "GraphDistribution",
+    "NetworkFit",
     "Order",
     "SubsplitBayesianNetwork",
     "prior_counts",
@@ -63,14 +63,14 @@ _GROWTH, _LARGEST_STRETCH, _PLAIN_ITERATIONS = 1.3, 1e4, 10
 _LEAST = -100.0
 
 
-class Fit(NamedTuple):
+class NetworkFit(NamedTuple):
     """Fitted log probabilities of the options, and the mean log likelihood before and after each iteration."""
 
     log_probabilities: Floats
     log_likelihoods: Floats
 
 
-def simple_average(graph: SubsplitGraph, choices: Choices, weights: Floats) -> Fit:
+def simple_average(graph: SubsplitGraph, choices: Choices, weights: Floats) -> NetworkFit:
     """Take every place of a root as equally probable; of rooted topologies this is the likelihood's maximum.
 
     Parameters
@@ -89,7 +89,7 @@ def simple_average(graph: SubsplitGraph, choices: Choices, weights: Floats) -> F
     """
     log_probabilities = graph.shares(choices.counts(choices.equal_rootings(), weights))
     log_prob, _ = choices.log_prob(graph.table(log_probabilities, missing=-np.inf))
-    return Fit(log_probabilities, np.array([weights @ log_prob]))
+    return NetworkFit(log_probabilities, np.array([weights @ log_prob]))
 
 
 def prior_counts(graph: SubsplitGraph, choices: Choices, weights: Floats, alpha: float) -> Floats:
@@ -132,7 +132,7 @@ def _expectation_maximization(
     pseudo_counts: Floats,
     max_iterations: int,
     tolerance: float,
-) -> Fit:
+) -> NetworkFit:
     """Climb to a maximum of the likelihood, times a Dirichlet prior, from the simple average.
 
     Where an option turns from useless to useful its probability grows by the same small factor in each iteration, so
@@ -202,9 +202,9 @@ def _expectation_maximization(
     return _fit(graph, point, history)
 
 
-def _fit(graph: SubsplitGraph, point: _Point, history: list[float]) -> Fit:
+def _fit(graph: SubsplitGraph, point: _Point, history: list[float]) -> NetworkFit:
     """Return the point with every option possible; what this moves is far below rounding."""
-    return Fit(graph.normalised(np.maximum(point.log_probabilities, _LEAST)), np.array(history))
+    return NetworkFit(graph.normalised(np.maximum(point.log_probabilities, _LEAST)), np.array(history))
 
 
 def _stretched(graph: SubsplitGraph, point: _Point, stretch: float) -> Floats:
@@ -312,7 +312,7 @@ class GraphDistribution(TopologyDistribution):
 
     def _draw(self, num_samples: int, generator: torch.Generator | None) -> Topologies:
         cumulative, last = self._current().cumulated
-        return graph_passes.draw(self.graph, cumulative, last, num_samples, generator)
+        return graph_passes.draw_trees(self.graph, cumulative, last, num_samples, generator)
 
     def entropy(  # type: ignore[override]  # with its error
         self, *, num_samples: int = 10_000, seed: int | torch.Generator = 0
@@ -337,7 +337,7 @@ class GraphDistribution(TopologyDistribution):
 
     def most_probable_tree(self) -> Topologies:
         """Return the most probable topology as `Topologies` of length one; `.tree(0)` makes an unrooted `Tree`."""
-        return graph_passes.most_probable(self.graph, self.log_probabilities)[0]
+        return graph_passes.most_probable_tree(self.graph, self.log_probabilities)[0]
 
     def option_probabilities(self) -> Floats:
         """Return the probability that a (rooted) tree has each option, not only given its group: `(options,)`."""
@@ -500,7 +500,7 @@ class ConditionalCladeDistribution(GraphDistribution):
         """
         if order not in (0, 1, 2):
             raise SettingsError(f"order: {order!r} is none. Remedy: give 0, 1 or 2.")
-        topologies, weights = weighted(sample)
+        topologies, weights = weighted_topologies(sample)
         if order == 0:
             graph = graph_of_all_splits(topologies)
             log_probabilities = _by_clades(graph, topologies, weights)
@@ -650,7 +650,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
             If cycles still gain more than the tolerance after `max_iterations`.
         """
         _check_settings(method, alpha, max_iterations, tolerance)
-        topologies, weights = weighted(sample)
+        topologies, weights = weighted_topologies(sample)
         graph = cls.from_topologies(topologies).graph
         choices = every_root(graph, topologies) if graph.of_rootings else one_root(graph, topologies)
         if method == "simple_average":
@@ -683,7 +683,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
         AccuracyWarning
             If it is so improbable that the draws may well have missed a better one.
         """
-        best, _ = graph_passes.most_probable(self.graph, self.log_probabilities)
+        best, _ = graph_passes.most_probable_tree(self.graph, self.log_probabilities)
         if not self.graph.of_rootings:
             return best
         drawn = self.sample(_CANDIDATES, seed=new_generator(seed, stream="most probable tree"))

@@ -36,7 +36,7 @@ __all__ = [
     "WeightedTopologies",
     "check_topologies",
     "most_probable_splits",
-    "weighted",
+    "weighted_topologies",
 ]
 
 
@@ -79,7 +79,7 @@ def check_topologies(topologies: object, empty: bool = False) -> None:
         raise TreeError("There is no topology. Remedy: give at least one.")
 
 
-def weighted(sample: WeightedTopologies | Topologies) -> tuple[Topologies, Floats]:
+def weighted_topologies(sample: WeightedTopologies | Topologies) -> tuple[Topologies, Floats]:
     """Return the distinct topologies with weights above zero, and these weights, which sum to one.
 
     Parameters
@@ -103,7 +103,7 @@ def weighted(sample: WeightedTopologies | Topologies) -> tuple[Topologies, Float
     """
     if isinstance(sample, Topologies):
         check_topologies(sample)
-        return weighted(_Equal(sample, np.ones(len(sample))))
+        return weighted_topologies(_Equal(sample, np.ones(len(sample))))
     if not (hasattr(sample, "topologies") and hasattr(sample, "weights")):
         raise TreeError(
             f"{type(sample).__name__} holds no weighted topologies. Remedy: make a sample by TreeSample.from_trees or "
@@ -429,7 +429,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
             raise SettingsError(f"floor: {floor} is no probability. Remedy: give zero, or a tiny number.")
         if isinstance(reference, TopologyDistribution) and not hasattr(reference, "weights"):
             return self._estimated_kl(reference, floor, num_samples, seed)
-        topologies, weights = weighted(reference)
+        topologies, weights = weighted_topologies(reference)
         return float(weights @ self._log_ratios(np.log(weights), topologies, weights, floor))
 
     def _estimated_kl(

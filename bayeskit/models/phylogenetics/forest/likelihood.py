@@ -15,7 +15,7 @@ from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.forest import native as forest_native
 from bayeskit.models.phylogenetics.forest import passes as forest_passes
 from bayeskit.models.phylogenetics.forest.passes import Rates, mix_rows
-from bayeskit.models.phylogenetics.forest.plan import Plan, SubPatterns, make_plan
+from bayeskit.models.phylogenetics.forest.plan import ForestPlan, SubPatterns, make_forest_plan
 from bayeskit.models.phylogenetics.site_rates import SiteRates
 from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
 from bayeskit.models.phylogenetics.topologies import Topologies
@@ -86,16 +86,16 @@ class _Evaluation:
             topologies = self._topologies if step >= count else self._topologies[group]
             # Another thread's plan would take slots away from this one.
             with self._patterns.lock:
-                plan = make_plan(topologies, self._patterns)
+                plan = make_forest_plan(topologies, self._patterns)
                 parts.append(_run(plan, native, slopes, *(tensor[:, group] for tensor in tensors)))
         return tuple(column.reshape(*sample, *column.shape[1:]) for column in _joined(parts, 1))
 
 
-def _run(plan: Plan, native: bool, slopes: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+def _run(plan: ForestPlan, native: bool, slopes: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Run the passes, the vectors of branch lengths in parts where tables would become large."""
     inputs, frequencies, *rates = tensors
     if native and not rates:
-        return forest_native.run(plan, inputs, frequencies, slopes)
+        return forest_native.native_log_likelihoods(plan, inputs, frequencies, slopes)
     tables = None if native else forest_passes.tabulate(plan, inputs.dtype, inputs.device)
     step = inputs.shape[0] if tables is None else _TABLE_SIZE // (4 * tables.num_rows)
     if rates:
@@ -105,12 +105,17 @@ def _run(plan: Plan, native: bool, slopes: bool, *tensors: Tensor) -> tuple[Tens
         if more:
             parts.append(_run_rates(plan, tables, slopes, part, at_root, *more))
         elif tables is not None:
-            parts.append(forest_passes.run(tables, part, at_root, slopes))
+            parts.append(forest_passes.tensor_log_likelihoods(tables, part, at_root, slopes))
     return tuple(_joined(parts, 0))
 
 
 def _run_rates(
-    plan: Plan, tables: forest_passes.Tables | None, slopes: bool, inputs: Tensor, frequencies: Tensor, *rates: Tensor
+    plan: ForestPlan,
+    tables: forest_passes.Tables | None,
+    slopes: bool,
+    inputs: Tensor,
+    frequencies: Tensor,
+    *rates: Tensor,
 ) -> tuple[Tensor, ...]:
     """Return values and gradients where the rate of a site is one of several."""
     number = inputs.shape[2]
@@ -118,9 +123,9 @@ def _run_rates(
     lengths = inputs.movedim(2, 0).flatten(0, 1)
     repeated = frequencies.expand(number, *frequencies.shape).flatten(0, 1)
     if tables is None:
-        logs = forest_native.row_values(plan, lengths, repeated)
+        logs = forest_native.native_row_values(plan, lengths, repeated)
     else:
-        logs = forest_passes.row_values(tables, lengths, repeated)
+        logs = forest_passes.tensor_row_values(tables, lengths, repeated)
     patterns = plan.patterns
     counts, constant = (torch.as_tensor(array).to(inputs) for array in (patterns.root_weights, patterns.constant))
     mixed = mix_rows(logs.unflatten(0, (number, -1)), Rates(*rates), frequencies, counts, constant, slopes)
@@ -128,9 +133,9 @@ def _run_rates(
         return (mixed.values,)
     weights = mixed.by_row.flatten(0, 1)
     if tables is None:
-        by_length, by_frequency = forest_native.row_slopes(plan, lengths, repeated, weights)
+        by_length, by_frequency = forest_native.native_row_slopes(plan, lengths, repeated, weights)
     else:
-        by_length, by_frequency = forest_passes.row_slopes(tables, lengths, repeated, weights)
+        by_length, by_frequency = forest_passes.tensor_row_slopes(tables, lengths, repeated, weights)
     by_frequency = by_frequency.unflatten(0, (number, -1)).sum(0)
     if mixed.by_frequency is not None:
         by_frequency = by_frequency + mixed.by_frequency

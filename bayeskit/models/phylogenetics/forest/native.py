@@ -22,9 +22,15 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import CompilationWarning
-from bayeskit.models.phylogenetics.forest.plan import CODE_BASE, Plan
+from bayeskit.models.phylogenetics.forest.plan import CODE_BASE, ForestPlan
 
-__all__ = ["can_run", "load", "row_slopes", "row_values", "run"]
+__all__ = [
+    "can_run",
+    "load",
+    "native_log_likelihoods",
+    "native_row_slopes",
+    "native_row_values",
+]
 
 # --------------------------------------------------------------------------------------------------
 # The compiled code: made on first use by the machine's C++ compiler, and kept for the next process.
@@ -176,7 +182,7 @@ def can_run(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype in _NAMES and _functions() is not None
 
 
-def run(plan: Plan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
+def native_log_likelihoods(plan: ForestPlan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
     """Compute log-likelihoods and, on request, their gradients.
 
     Parameters
@@ -202,7 +208,7 @@ def run(plan: Plan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[
     return tuple(results.values())
 
 
-def row_values(plan: Plan, inputs: Tensor, frequencies: Tensor) -> Tensor:
+def native_row_values(plan: ForestPlan, inputs: Tensor, frequencies: Tensor) -> Tensor:
     """Compute the log-likelihood of each row of the root.
 
     Parameters
@@ -220,7 +226,7 @@ def row_values(plan: Plan, inputs: Tensor, frequencies: Tensor) -> Tensor:
     return values
 
 
-def row_slopes(plan: Plan, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def native_row_slopes(plan: ForestPlan, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the gradient of a weighted sum of the log-likelihoods of the root's rows.
 
     Parameters
@@ -246,7 +252,11 @@ def _room_for_slopes(inputs: Tensor, frequencies: Tensor) -> dict[str, Tensor]:
 
 
 def _call(
-    plan: Plan, inputs: Tensor, frequencies: Tensor, results: Mapping[str, Tensor], row_weights: Tensor | None = None
+    plan: ForestPlan,
+    inputs: Tensor,
+    frequencies: Tensor,
+    results: Mapping[str, Tensor],
+    row_weights: Tensor | None = None,
 ) -> None:
     """Fill some results, by their names in the struct."""
     inputs, frequencies = inputs.detach().contiguous(), frequencies.detach().contiguous()

@@ -9,9 +9,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.forest.plan import CODE_BASE, Plan
+from bayeskit.models.phylogenetics.forest.plan import CODE_BASE, ForestPlan
 
-__all__ = ["Level", "Mixed", "Rates", "Tables", "mix_rows", "row_slopes", "row_values", "run", "tabulate"]
+__all__ = [
+    "Mixed",
+    "Rates",
+    "RowLevel",
+    "Tables",
+    "mix_rows",
+    "tabulate",
+    "tensor_log_likelihoods",
+    "tensor_row_slopes",
+    "tensor_row_values",
+]
 
 # --------------------------------------------------------------------------------------------------
 # The likelihood of sites whose rate is not known, from that of each row of the root at each rate.
@@ -118,7 +128,7 @@ def mix_rows(logs: Tensor, rates: Rates, frequencies: Tensor, counts: Tensor, co
 # --------------------------------------------------------------------------------------------------
 
 
-class Level(NamedTuple):
+class RowLevel(NamedTuple):
     """Rows of one height above the tips, which stand together in the table.
 
     Attributes
@@ -166,12 +176,12 @@ class Tables(NamedTuple):
     num_edges: int
     tips: Tensor
     tip_edges: Tensor
-    levels: list[Level]
+    levels: list[RowLevel]
     root: tuple[Tensor, ...]
     root_weights: Tensor
 
 
-def tabulate(plan: Plan, dtype: torch.dtype, device: torch.device) -> Tables:
+def tabulate(plan: ForestPlan, dtype: torch.dtype, device: torch.device) -> Tables:
     """List the rows of all topologies and where their factors stand."""
     patterns, hanging, slots = plan
     count, num_edges = slots.shape
@@ -215,7 +225,7 @@ def tabulate(plan: Plan, dtype: torch.dtype, device: torch.device) -> Tables:
             lines(tree * num_edges + factors.reshape(-1, 2)[edge[rows], side], shown[rows]) for side in (0, 1)
         )
         weights = real(patterns.weights[slot[rows], row[rows]])[:, None]
-        levels.append(Level(rows, (one, other), index(edge[rows]), index(tree), weights))
+        levels.append(RowLevel(rows, (one, other), index(edge[rows]), index(tree), weights))
     num_root_rows = int(patterns.counts[num_taxa])
     root_shown = np.tile(patterns.representatives[num_taxa, :num_root_rows], count)
     root_edges = (hanging.roots + num_edges * trees[:, None]).astype(np.int64)
@@ -284,7 +294,7 @@ class _Upward(NamedTuple):
     sites: Tensor
 
 
-def run(tables: Tables, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
+def tensor_log_likelihoods(tables: Tables, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
     """Compute log-likelihoods and, on request, their gradients.
 
     Parameters
@@ -312,7 +322,7 @@ def run(tables: Tables, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tu
     return (values, *_downward(tables, upward, tables.root_weights)) if slopes else (values,)
 
 
-def row_values(tables: Tables, inputs: Tensor, frequencies: Tensor) -> Tensor:
+def tensor_row_values(tables: Tables, inputs: Tensor, frequencies: Tensor) -> Tensor:
     """Compute the log-likelihood of each row of the root.
 
     Parameters
@@ -336,7 +346,7 @@ def row_values(tables: Tables, inputs: Tensor, frequencies: Tensor) -> Tensor:
     return values.permute(2, 0, 1)
 
 
-def row_slopes(tables: Tables, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def tensor_row_slopes(tables: Tables, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the gradient of a weighted sum of the log-likelihoods of the root's rows.
 
     Parameters

@@ -16,14 +16,14 @@ from bayeskit.models.phylogenetics.topologies import Topologies
 
 __all__ = [
     "CODE_BASE",
+    "ForestPlan",
     "Hanging",
-    "Plan",
     "Renamings",
     "Rows",
     "SubPatterns",
     "hang",
     "join_rows",
-    "make_plan",
+    "make_forest_plan",
     "tip_rows",
 ]
 
@@ -389,7 +389,7 @@ class SubPatterns:
         return Rows(self.codes[slot], self.representatives[slot, :count], self._stabilizers[slot, :count])
 
 
-class Plan(NamedTuple):
+class ForestPlan(NamedTuple):
     """Some topologies, hung up, and the rows at their edges.
 
     Attributes
@@ -407,7 +407,7 @@ class Plan(NamedTuple):
     slots: NDArray[np.int32]
 
 
-def make_plan(topologies: Topologies, patterns: SubPatterns) -> Plan:
+def make_forest_plan(topologies: Topologies, patterns: SubPatterns) -> ForestPlan:
     """Hang topologies up and find their rows.
 
     Parameters
@@ -423,4 +423,4 @@ def make_plan(topologies: Topologies, patterns: SubPatterns) -> Plan:
         Valid until the next one is made: hold `patterns.lock` while it is in use.
     """
     hanging = hang(topologies)
-    return Plan(patterns, hanging, patterns.find(hanging))
+    return ForestPlan(patterns, hanging, patterns.find(hanging))

@@ -8,9 +8,10 @@ The exact posterior is :func:`~bayeskit.models.wide_networks.nngp_posterior`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bayeskit._moved import answer_to_old_names
 from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import (
     DepthComparison,
-    Fit,
+    VarianceFit,
     fit_depths,
     fit_variances,
 )
@@ -37,12 +38,12 @@ __all__ = [
     "ClassificationModel",
     "ConjugateGradients",
     "DepthComparison",
-    "Fit",
     "GPyTorchKernel",
     "InducingPoints",
     "LargeRegression",
     "PyroKernel",
     "RegressionModel",
+    "VarianceFit",
     "fit_depths",
     "fit_variances",
     "large_regression",
@@ -52,5 +53,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what needs GPyTorch once it is asked for."""
     if name not in LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return answer_to_old_names(__name__)(name)
     return getattr(importlib.import_module(f"{__name__}.{LAZY[name]}"), name)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import MissingPackageError, ShapeError
-from bayeskit.models.wide_networks.gaussian_processes.models import described
+from bayeskit.models.wide_networks.gaussian_processes.models import kernel_in_words
 from bayeskit.models.wide_networks.gaussian_processes.parameters import (
     Parameters,
     check_covariance,
@@ -142,7 +142,7 @@ class GPyTorchKernel(Kernel):
         return x.reshape(len(x), *self.input_shape)
 
     def __repr__(self) -> str:
-        return described(self)
+        return kernel_in_words(self)
 
     def _register(self, name: str, value: Tensor) -> None:
         self.register_parameter(f"raw_{name}", torch.nn.Parameter(value.log()))

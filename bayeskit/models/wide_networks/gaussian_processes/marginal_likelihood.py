@@ -27,7 +27,13 @@ from bayeskit.models.wide_networks.regression import Posterior, nngp_posterior, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["DepthComparison", "Fit", "Objective", "fit_depths", "fit_variances"]
+__all__ = [
+    "DepthComparison",
+    "MarginalLikelihoodObjective",
+    "VarianceFit",
+    "fit_depths",
+    "fit_variances",
+]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -41,7 +47,7 @@ _FEW = 6  # variances up to which differences of matrices on grids are cheaper t
 
 
 @dataclass(frozen=True)
-class Objective:
+class MarginalLikelihoodObjective:
     """Minus the log marginal likelihood, as a function of logarithms of variances.
 
     Attributes
@@ -159,7 +165,7 @@ _AGREEMENT = 1e-6  # of log evidences that are one and the same maximum
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Fit:
+class VarianceFit:
     """Variances at which data are most likely; made by :func:`fit_variances`.
 
     Attributes
@@ -227,7 +233,7 @@ def fit_variances(
     time_budget: float | None = None,
     seed: int | torch.Generator = 0,
     progress: bool = True,
-) -> Fit:
+) -> VarianceFit:
     """Find the variances at which data are most likely, the function integrated out.
 
     The log marginal likelihood is exact, its gradient is taken with respect to logarithms of variances, and a
@@ -308,7 +314,7 @@ def fit_variances(
     elif not bool((y != 0).any()):
         raise DataError("y is zero everywhere, so that no noise variance can be found; give noise_variance")
     _check_mean(y)
-    objective = Objective(parameters, covariance, x, y, noise_variance)
+    objective = MarginalLikelihoodObjective(parameters, covariance, x, y, noise_variance)
     generator = new_generator(seed, stream="starts")
     shifts = spread * torch.randn(num_starts, len(objective.first), generator=generator, dtype=torch.float64)
     shifts[0] = 0
@@ -324,7 +330,9 @@ def fit_variances(
 class _Search:
     """Climb from several starts, until time is up."""
 
-    def __init__(self, objective: Objective, max_iterations: int, time_budget: float | None, bar: Bar) -> None:
+    def __init__(
+        self, objective: MarginalLikelihoodObjective, max_iterations: int, time_budget: float | None, bar: Bar
+    ) -> None:
         self.objective, self.max_iterations, self.bar = objective, max_iterations, bar
         self.bounds = objective.bounds()
         self.end = None if time_budget is None else time.monotonic() + time_budget
@@ -355,7 +363,7 @@ class _Search:
         result.finished = not self.out_of_time and result.nit < self.max_iterations
         self.found.append(result)
 
-    def result(self) -> Fit:
+    def result(self) -> VarianceFit:
         objective, best = self.objective, min(self.found, key=lambda result: result.fun)
         low, high = np.array(self.bounds).T
         edge = (best.x <= low + 1e-6) | (best.x >= high - 1e-6)
@@ -370,7 +378,7 @@ class _Search:
         with torch.no_grad():
             logarithms = torch.tensor(best.x, dtype=torch.float64)
             network, posterior = objective.network(logarithms), objective.posterior(logarithms)
-        return Fit(
+        return VarianceFit(
             network,
             posterior,
             -float(best.fun),
@@ -418,7 +426,7 @@ class DepthComparison:
         By depth.
     """
 
-    fits: Mapping[int, Fit]
+    fits: Mapping[int, VarianceFit]
 
     @property
     def best(self) -> int:

@@ -30,7 +30,15 @@ from bayeskit.models.wide_networks.layers import Dense, check_inputs, check_targ
 from bayeskit.models.wide_networks.reader import INPUT
 from bayeskit.models.wide_networks.regression import Cholesky
 
-__all__ = ["CHUNK", "ClassificationModel", "NormalMixture", "PyroKernel", "RegressionModel", "described", "one_target"]
+__all__ = [
+    "CHUNK",
+    "ClassificationModel",
+    "NormalMixture",
+    "PyroKernel",
+    "RegressionModel",
+    "kernel_in_words",
+    "one_target",
+]
 
 # --------------------------------------------------------------------------------------------------
 # What a Pyro model of a Gaussian process predicts, draw by draw.
@@ -298,10 +306,10 @@ class PyroKernel(Kernel):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        return described(self)
+        return kernel_in_words(self)
 
 
-def described(kernel: Any) -> str:
+def kernel_in_words(kernel: Any) -> str:
     """Return the network and the variances of a kernel for Pyro or GPyTorch in one line."""
     parameters = kernel.parameters_of_network
     variances = []
