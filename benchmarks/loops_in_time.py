@@ -113,7 +113,7 @@ def measure(name: str, model: Callable[..., None], arguments: list[Any], rounds:
     costs: dict[str, list[float]] = {}
     if name == "HMM":
         target, building = timed(lambda: bk.Target.from_pyro(model, *arguments))
-        calls["loop over vectors"] = with_gradient_loop(target._density.joint)
+        calls["loop over vectors"] = with_gradient_loop(target.density.joint)
         costs["loop over vectors"] = [building, 0.0]
     else:
         with mock.patch.object(bk, "scan", loop):

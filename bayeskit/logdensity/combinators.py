@@ -11,13 +11,13 @@ from torch import Tensor
 
 from bayeskit.errors import ModelError, SettingsError
 from bayeskit.logdensity.compiling import Cost, Evaluation, Evaluator, tempered
-from bayeskit.logdensity.density import Density
+from bayeskit.logdensity.density import Constrained, Density
 from bayeskit.logdensity.engine import Compile, Engine
-from bayeskit.logdensity.pyro_density import PyroDensity, Simulation, simulate, with_args, with_observed
+from bayeskit.logdensity.pyro_density import PyroDensity, Simulation
 from bayeskit.logdensity.target import Target
 from bayeskit.logdensity.tracing import UNTRACEABLE
 
-__all__ = ["RebasedTarget", "Reference", "Replicas", "call_of"]
+__all__ = ["Reference", "Replicas", "Weighted", "call_of", "rebased"]
 
 # --------------------------------------------------------------------------------------------------
 # The same posterior with another distribution in the prior's place, for paths that start there.
@@ -69,23 +69,13 @@ class _RebasedDensity:
         raise ModelError("the likelihood of a rebased target is no product over observations; ask the target itself")
 
 
-class RebasedTarget(Target):
-    """The posterior of ``whole`` on a path from ``reference``, whose gradients come from the graphs of ``whole``.
-
-    Parameters
-    ----------
-    whole : Target
-    reference : Reference
-        Takes the prior's place; the product of prior and likelihood stays what it was.
-    """
+class _OnPath:
+    """Evaluators on the path from a reference to a posterior, through those of the posterior's target."""
 
     def __init__(self, whole: Target, reference: Reference) -> None:
-        density = _RebasedDensity(whole._density, reference)
-        super().__init__(density, batched=whole._batched, sample_prior=reference.sample, compile=whole.compile)
-        self._whole, self._reference, self._loops = whole, reference, whole._loops
+        self._whole, self._reference = whole, reference
 
-    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
-        """Return the evaluation of ``num_vectors`` rows; nothing that ``whole`` has traced is traced again."""
+    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
         evaluate = self._whole.evaluator(num_vectors, num_calls)
 
         def on_path(u: Tensor, beta: Tensor) -> Evaluation:
@@ -97,9 +87,110 @@ class RebasedTarget(Target):
 
         return on_path
 
+    def compiled(self, num_vectors: int) -> None:
+        return None
+
     @property
     def cost(self) -> Cost:
-        """That of ``whole``."""
+        return self._whole.cost
+
+
+def rebased(whole: Target, reference: Reference) -> Target:
+    """Return the posterior of ``whole`` on a path from ``reference``, which takes the prior's place.
+
+    The product of prior and likelihood stays what it was; nothing that ``whole`` has traced is traced again.
+    """
+    return Target(
+        _RebasedDensity(whole.density, reference),
+        compile=whole.compile,
+        batched=whole.batched,
+        loops=whole.loops,
+        sample_prior=reference.sample,
+        engine=_OnPath(whole, reference),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The same posterior whose data count as often as their weights say: all, none, or some of each.
+# --------------------------------------------------------------------------------------------------
+
+Terms = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class _WeightedDensity:
+    """The density of a parameter and of the weights of its data, side by side in one vector ``(d + n,)``.
+
+    The log likelihood is linear in the weights, so its gradient by them is the log likelihood of each datum: one
+    evaluation gives both what moves a particle and what predicts each datum.
+    """
+
+    def __init__(self, density: Density, terms: Terms, num_terms: int) -> None:
+        self._density, self._terms, self._num_terms, self._num_unknowns = density, terms, num_terms, density.dim
+        self.dim, self.sites = density.dim + num_terms, density.sites
+        self.dtype, self.device, self.data = density.dtype, density.device, density.data
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        unknowns, weights = u[: self._num_unknowns], u[self._num_unknowns :]
+        each = self._terms(self._density.pointwise(unknowns))
+        # A datum without weight must not count even where its likelihood is zero.
+        lowest = torch.finfo(u.dtype).min / 1e6
+        return self._density.joint(unknowns)[0], (weights * each.clamp(min=lowest)).sum()
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        return self._density.values(u[: self._num_unknowns], deterministic)
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        unknowns = self._density.vector(values)
+        return torch.cat([unknowns, unknowns.new_ones(self._num_terms)])
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        if not isinstance(self._density, Constrained):
+            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known")
+        return self._density.log_jacobian(u[: self._num_unknowns])
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        return self._density.pointwise(u[: self._num_unknowns])
+
+
+class Weighted:
+    """Posteriors of one target whose data count as often as weights say; all share one graph.
+
+    ``terms`` joins the pointwise log likelihoods of one vector, by site, into those of the ``num_terms`` data ``(n,)``.
+    """
+
+    def __init__(self, target: Target, terms: Terms, num_terms: int) -> None:
+        density = _WeightedDensity(target.density, terms, num_terms)
+        self.joint = Target(density, compile=target.compile, loops=target.loops)  # over parameters and weights
+        self._target = target
+
+    def given(self, weights: Tensor) -> Target:
+        """Return the target whose data have ``weights (r, n)``: neighbouring rows of vectors share one row of them."""
+        engine = _OfPart(self.joint, self._target, weights.to(self._target.dtype))
+        target = self._target
+        return Target(target.density, compile=target.compile, batched=target.batched, loops=target.loops, engine=engine)
+
+
+class _OfPart:
+    """Evaluators of a target whose data are weighted, through those of parameters and weights."""
+
+    def __init__(self, joint: Target, whole: Target, weights: Tensor) -> None:
+        self._joint, self._whole, self._weights = joint, whole, weights
+
+    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+        weights = self._weights.repeat_interleave(num_vectors // len(self._weights), 0)
+        evaluate, dim = self._joint.evaluator(num_vectors, num_calls), self._whole.dim
+
+        def of_part(u: Tensor, beta: Tensor) -> Evaluation:
+            both = evaluate(torch.cat([u, weights], 1), beta)
+            return both._replace(gradient=both.gradient[:, :dim])
+
+        return of_part
+
+    def compiled(self, num_vectors: int) -> None:
+        return None
+
+    @property
+    def cost(self) -> Cost:
         return self._whole.cost
 
 
@@ -136,36 +227,35 @@ class Replicas:
 
     def simulate(self, generator: torch.Generator) -> Simulation:
         """Draw parameters from the prior and data from the model."""
-        return simulate(self._density, generator)
+        return self._density.simulate(generator)
 
     def given_observed(self, observed: Mapping[str, Tensor]) -> Target:
         """Return the target of the model with other data at its observed sites."""
-        return self._target_given(observed, lambda values: with_observed(self._density, values))
+        return self._target_given(observed, self._density.given_observed)
 
     def given_args(self, args: tuple[Any, ...]) -> Target:
         """Return the target of the model called with other arguments."""
-        model, before, kwargs = self._density._model, self._density._args, self._density._kwargs
+        model, before, kwargs = self._density.model, self._density.args, self._density.kwargs
         if len(args) != len(before) or not all(map(_alike, args, before)):
             return Target.from_pyro(model, *args, compile=self._target.compile, **kwargs)
         tensors = {str(i): argument for i, argument in enumerate(args) if isinstance(argument, Tensor)}
 
         def given(values: Mapping[str, Tensor]) -> PyroDensity:
-            return with_args(self._density, tuple(values.get(str(i), a) for i, a in enumerate(before)))
+            return self._density.given_args(tuple(values.get(str(i), a) for i, a in enumerate(before)))
 
         return self._target_given(tensors, given)
 
     def _target_given(self, data: Mapping[str, Tensor], given: Callable[[Mapping[str, Tensor]], PyroDensity]) -> Target:
-        target = Target(given(data), batched=False, sample_prior=None, compile=self._target.compile)
-        target._loops = self._target._loops
+        engine, loops = None, self._target.loops
         columns = _Columns(data, self._target.dtype)
         row = columns.pack(data)
-        if not target._loops and columns.holds(data, row):
+        if not loops and columns.holds(data, row):
             if columns.layout not in self._engines:
                 self._engines[columns.layout] = self._shared(columns, given, row)
-            engine = self._engines[columns.layout]
-            if engine is not None:
-                target._engine = _WithData(engine, row, target.dim, self._num_targets)  # type: ignore[assignment]
-        return target
+            shared = self._engines[columns.layout]
+            if shared is not None:
+                engine = _WithData(shared, row, self._target.dim, self._num_targets)
+        return Target(given(data), compile=self._target.compile, loops=loops, engine=engine)
 
     def _shared(
         self, columns: _Columns, given: Callable[[Mapping[str, Tensor]], PyroDensity], row: Tensor
@@ -202,13 +292,13 @@ def call_of(target: Target) -> tuple[Callable[..., Any], tuple[Any, ...], dict[s
         If the target was made from functions.
     """
     density = _pyro_density(target)
-    return density._model, density._args, density._kwargs
+    return density.model, density.args, density.kwargs
 
 
 def _pyro_density(target: Target) -> PyroDensity:
-    if not isinstance(target._density, PyroDensity):
+    if not isinstance(target.density, PyroDensity):
         raise SettingsError("only a Pyro model can be simulated from; this target was made from functions")
-    return target._density
+    return target.density
 
 
 class _Columns:

@@ -17,16 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.progress import look
 from bayeskit.core.randomness import one_thread, validation_kept
+from bayeskit.core.torch_internals import FakeTensorMode, TorchDispatchMode, TracingContext, tracing, tree_leaves
 from bayeskit.errors import CompilationWarning
 from bayeskit.logdensity.tracing import fail_apart, safe, traced
 

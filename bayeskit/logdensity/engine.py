@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from bayeskit.logdensity.compiling import Cost, Evaluator, Joint, recorded
 from bayeskit.logdensity.native import NativeEvaluator, RowSource, over_rows, row_source
 from bayeskit.logdensity.tracing import UNTRACEABLE, first_line, interpreted
 
-__all__ = ["Compile", "Engine", "RESULTS", "ROW_SECONDS"]
+__all__ = ["Compile", "Engine", "Evaluators", "RESULTS", "ROW_SECONDS"]
 
 Compile = bool | Literal["auto"]
 
@@ -31,6 +31,23 @@ _MAX_ROW_BYTES, _MAX_BYTES_PER_NODE = 5 * 2**17, 2**11
 _MANY_NODES, _SLOWER_IN_PYTHON = 4000, 10.0
 #: Which argument, the vectors or the inverse temperatures, has the shape of each result.
 RESULTS = (1, 1, 1, 0)
+
+
+class Evaluators(Protocol):
+    """What gives a Target its gradients: an engine, or what evaluates through the engine of another target."""
+
+    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+        """Return the evaluator for ``num_vectors`` rows."""
+        ...
+
+    def compiled(self, num_vectors: int) -> Evaluator | None:
+        """Return a compiled evaluator that serves ``num_vectors`` rows, or None where there is none."""
+        ...
+
+    @property
+    def cost(self) -> Cost:
+        """Nodes and bytes of the gradient graph of one vector."""
+        ...
 
 
 class Engine:
@@ -46,10 +63,20 @@ class Engine:
         Of the vectors.
     data_bytes : int, default 0
         Size of the data that each call reads.
+    one_by_one : callable, optional
+        ``(d,) -> log_prior (), log_likelihood ()``, by which vectors are evaluated in a loop.
     """
 
-    def __init__(self, joint: Joint, dim: int, dtype: torch.dtype, device: torch.device, data_bytes: int = 0) -> None:
-        self._data_bytes = data_bytes
+    def __init__(
+        self,
+        joint: Joint,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        data_bytes: int = 0,
+        one_by_one: Joint | None = None,
+    ) -> None:
+        self._data_bytes, self._one_by_one = data_bytes, one_by_one
         self._joint, self._dim, self._dtype, self._device = joint, dim, dtype, device
         self._eager: Evaluator | None = None
         self._cost: Cost | None = None
@@ -64,6 +91,8 @@ class Engine:
 
     def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
         """Return the evaluator for ``num_vectors`` rows, compiled if ``compile`` or the plan says so."""
+        if self._one_by_one is not None:
+            return _evaluation.with_gradient_loop(self._one_by_one)
         key = (num_vectors, self._pays(num_vectors, num_calls) if compile == "auto" else compile)
         found = self._evaluators.get(key)
         if found is None:

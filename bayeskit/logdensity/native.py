@@ -15,12 +15,19 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from bayeskit.core.torch_internals import (
+    OpOverload,
+    core_aten_decompositions,
+    get_decompositions,
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
 from bayeskit.errors import ShapeError
 from bayeskit.logdensity.compiling import Evaluation, call_library, is_view, library_of
 from bayeskit.logdensity.tracing import UNTRACEABLE
@@ -369,7 +376,7 @@ class _Numbers:
 
 
 def _name(target: Any) -> str:
-    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
+    return target._schema.name.split("::")[1] if isinstance(target, OpOverload) else ""
 
 
 def _out_of_place(target: Any) -> Any:

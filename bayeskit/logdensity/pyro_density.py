@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors
 from bayeskit.core.randomness import defaults, global_stream
+from bayeskit.core.torch_internals import is_batched
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 from bayeskit.logdensity.enumeration import EnumeratedDimensions, Factor, align, couplings, eliminate, pack, sum_product
 from bayeskit.logdensity.pyro_distributions import AugmentedAssignment, batchable_distributions, draw_values
@@ -54,9 +55,6 @@ __all__ = [
     "likelihood_parts",
     "log_normaliser",
     "parts_of",
-    "simulate",
-    "with_args",
-    "with_observed",
 ]
 
 # --------------------------------------------------------------------------------------------------
@@ -121,9 +119,9 @@ class PyroDensity:
                 f"a Pyro model is a callable that calls pyro.sample; got {type(model).__name__}. "
                 "For plain densities use Target.from_functions"
             )
-        self._model = model
-        self._args, self._kwargs = arrays_as_tensors(args), arrays_as_tensors(kwargs)
-        self.dtype, self.device = dtype_and_device((model, self._args, self._kwargs))
+        self.model = model
+        self.args, self.kwargs = arrays_as_tensors(args), arrays_as_tensors(kwargs)
+        self.dtype, self.device = dtype_and_device((model, self.args, self.kwargs))
         self._first_available_dim = -1
         self._enumerates = self._augments = False
         records, drawn = self._first_prototype(generator)
@@ -139,7 +137,7 @@ class PyroDensity:
         self._enumerates = any(r.kind == "enumerated" for r in records.values())
         self._first_available_dim = -1 - depth
         self.observed_sites = tuple(observed)
-        arguments = (model, self._args, self._kwargs)
+        arguments = (model, self.args, self.kwargs)
         self.data = [r.value for r in records.values() if r.kind == "observed"] + tensors_in(arguments)
         self._deterministic_shapes = {n: r.value.shape for n, r in records.items() if r.kind == "deterministic"}
         self.sites = self._layout(records, drawn)
@@ -148,6 +146,33 @@ class PyroDensity:
             raise ModelError("the model has no continuous latent site, so there is nothing to sample")
         self._by_name = {site.name: place for place, site in enumerate(self.sites)}
 
+    # -- other data -------------------------------------------------------------------------
+
+    def simulate(self, generator: torch.Generator) -> Simulation:
+        """Draw parameters from the prior and data from the model at these parameters.
+
+        Raises ``UnsupportedSiteError`` if the likelihood holds a ``pyro.factor`` or a distribution that cannot be
+        drawn from, and ``ModelError`` if an observed site is scaled, so that it is no distribution of data.
+        """
+        simulator = _Simulator(self._constants.params, self._draw)
+        with global_stream(generator), self._globals(validate=False), torch.no_grad(), simulator:
+            self.model(*self.args, **self.kwargs)
+        return Simulation(simulator.latent, simulator.observed)
+
+    def given_observed(self, observed: Mapping[str, Tensor]) -> PyroDensity:
+        """Return the same model with other data at its observed sites."""
+        other = copy.copy(self)
+        other._constants = replace(self._constants, observed=self._constants.observed | dict(observed))
+        other.data = [*observed.values(), *self.data[len(self.observed_sites) :]]
+        return other
+
+    def given_args(self, args: tuple[Any, ...]) -> PyroDensity:
+        """Return the same model called with other arguments of the same shapes."""
+        other = copy.copy(self)
+        other.args = args
+        other.data = [argument for argument in args if isinstance(argument, Tensor)]
+        return other
+
     # -- building ---------------------------------------------------------------------------
 
     def _first_prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
@@ -155,18 +180,18 @@ class PyroDensity:
         try:
             return self._prototype(generator)
         except ModelError:
-            args = tuple(lists_as_tensors(value) for value in self._args)
-            kwargs = {name: lists_as_tensors(value) for name, value in self._kwargs.items()}
-            pairs = zip((*args, *kwargs.values()), (*self._args, *self._kwargs.values()), strict=True)
+            args = tuple(lists_as_tensors(value) for value in self.args)
+            kwargs = {name: lists_as_tensors(value) for name, value in self.kwargs.items()}
+            pairs = zip((*args, *kwargs.values()), (*self.args, *self.kwargs.values()), strict=True)
             if all(new is old for new, old in pairs):
                 raise
-            given = self._args, self._kwargs, self.dtype, self.device
-            self._args, self._kwargs = args, kwargs
-            self.dtype, self.device = dtype_and_device((self._model, args, kwargs))
+            given = self.args, self.kwargs, self.dtype, self.device
+            self.args, self.kwargs = args, kwargs
+            self.dtype, self.device = dtype_and_device((self.model, args, kwargs))
             try:
                 return self._prototype(generator)
             except ModelError:
-                self._args, self._kwargs, self.dtype, self.device = given
+                self.args, self.kwargs, self.dtype, self.device = given
             raise
 
     def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
@@ -205,7 +230,7 @@ class PyroDensity:
         reader, augmented = Reader(draw, self._constants, True, admits_uniform), AugmentedAssignment()
         try:
             with global_stream(generator), self._globals(validate=True), reader, augmented:
-                self._model(*self._args, **self._kwargs)
+                self.model(*self.args, **self.kwargs)
         except ModelError:
             raise
         except UNTRACEABLE as error:
@@ -249,11 +274,9 @@ class PyroDensity:
     def _explain_call(self) -> None:
         """Say how a model's arguments are given, where it cannot be called with these."""
         try:
-            signature(self._model).bind(*self._args, **self._kwargs)
+            signature(self.model).bind(*self.args, **self.kwargs)
         except TypeError as error:
-            kinds = [type(x).__name__ for x in self._args] + [
-                f"{k}={type(x).__name__}" for k, x in self._kwargs.items()
-            ]
+            kinds = [type(x).__name__ for x in self.args] + [f"{k}={type(x).__name__}" for k, x in self.kwargs.items()]
             raise ModelError(
                 f"the model cannot be called with ({', '.join(kinds)}): {error}; its arguments follow it one by one, "
                 "as in Target.from_pyro(model, x, y), not in a tuple or as args="
@@ -264,8 +287,8 @@ class PyroDensity:
     def _explain_nan_arguments(self) -> None:
         if self._constants.observed:
             return  # NaN in the arguments is then declared missing by a mask, and not what went wrong
-        named = [(f"argument {i}", a) for i, a in enumerate(self._args)]
-        named += [(f"argument {k!r}", a) for k, a in self._kwargs.items()]
+        named = [(f"argument {i}", a) for i, a in enumerate(self.args)]
+        named += [(f"argument {k!r}", a) for k, a in self.kwargs.items()]
         for label, value in named:
             if isinstance(value, Tensor) and value.is_floating_point() and value.isnan().any():
                 first = tuple(value.isnan().nonzero()[0].tolist())
@@ -317,7 +340,7 @@ class PyroDensity:
         outer = EnumeratedDimensions(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         augmented = AugmentedAssignment() if self._augments else nullcontext()
         with self._globals(validate=False), batchable_distributions(), outer, reader, augmented:
-            returned = self._model(*self._args, **self._kwargs)
+            returned = self.model(*self.args, **self.kwargs)
         return reader.records, returned
 
     def _from_vector(self, u: Tensor) -> Supply:
@@ -618,7 +641,7 @@ class PyroDensity:
 
         def probe(batched: dict[str, Tensor]) -> Tensor:
             def supply(name: str, fn: Any) -> tuple[Tensor, None]:
-                if not torch._C._functorch.is_batchedtensor(fn.log_prob(base[name])):
+                if not is_batched(fn.log_prob(base[name])):
                     roots[name] = fn
                 return batched[name], None
 
@@ -677,7 +700,7 @@ def likelihood_parts(density: PyroDensity) -> LikelihoodParts:
     start = torch.zeros(density.dim, dtype=density.dtype, device=density.device)
     with torch.no_grad(), looker:
         density.joint(start)
-    model = density._model if isinstance(density._model, FactorTerms) else None
+    model = density.model if isinstance(density.model, FactorTerms) else None
     return LikelihoodParts(tuple(looker.factors), tuple(looker.scaled), model)
 
 
@@ -921,14 +944,14 @@ class Simulation(NamedTuple):
 class _Simulator(Messenger):
     """Draw the observed sites as well as the latent ones."""
 
-    def __init__(self, density: PyroDensity) -> None:
+    def __init__(self, params: Mapping[str, Tensor], draw: Callable[[Any], Tensor]) -> None:
         super().__init__()
-        self.density = density
+        self.params, self.draw = params, draw
         self.latent: dict[str, Tensor] = {}
         self.observed: dict[str, Tensor] = {}
 
     def _pyro_param(self, msg: Any) -> None:
-        msg["value"], msg["done"] = self.density._constants.params[msg["name"]], True
+        msg["value"], msg["done"] = self.params[msg["name"]], True
 
     def _pyro_sample(self, msg: Any) -> None:
         name, fn = msg["name"], msg["fn"]
@@ -938,39 +961,7 @@ class _Simulator(Messenger):
             _refuse_what_is_no_distribution(msg)
             msg["value"] = self.observed[name] = _draw_like(name, fn, msg["value"])
         elif not is_enumerated(msg) and msg["value"] is None:
-            msg["value"] = self.latent[name] = self.density._draw(fn)
-
-
-def simulate(density: PyroDensity, generator: torch.Generator) -> Simulation:
-    """Draw parameters from the prior and data from the model at these parameters.
-
-    Raises
-    ------
-    UnsupportedSiteError
-        If the likelihood holds a ``pyro.factor`` or a distribution that cannot be drawn from.
-    ModelError
-        If an observed site is scaled, so that it is no distribution of data.
-    """
-    simulator = _Simulator(density)
-    with global_stream(generator), density._globals(validate=False), torch.no_grad(), simulator:
-        density._model(*density._args, **density._kwargs)
-    return Simulation(simulator.latent, simulator.observed)
-
-
-def with_observed(density: PyroDensity, observed: Mapping[str, Tensor]) -> PyroDensity:
-    """Return the same model with other data at its observed sites; ``density`` stays as it is."""
-    other = copy.copy(density)
-    other._constants = replace(density._constants, observed=density._constants.observed | dict(observed))
-    other.data = [*observed.values(), *density.data[len(density.observed_sites) :]]
-    return other
-
-
-def with_args(density: PyroDensity, args: tuple[Any, ...]) -> PyroDensity:
-    """Return the same model called with other arguments of the same shapes; ``density`` stays as it is."""
-    other = copy.copy(density)
-    other._args = args
-    other.data = [argument for argument in args if isinstance(argument, Tensor)]
-    return other
+            msg["value"] = self.latent[name] = self.draw(fn)
 
 
 def _refuse_what_is_no_distribution(msg: Any) -> None:
@@ -1060,7 +1051,7 @@ class _Witness(Messenger):
 
 def parts_of(density: PyroDensity, generator: torch.Generator) -> list[Part]:
     """Run the model once at a draw from its prior and return its sites, latent and observed."""
-    owner = getattr(density._model, "__self__", density._model)  # of a bound method
+    owner = getattr(density.model, "__self__", density.model)  # of a bound method
     complete = getattr(owner, "normalised_factors", ())
     with _Witness([complete] if isinstance(complete, str) else complete) as witness:
         density.probe(generator)

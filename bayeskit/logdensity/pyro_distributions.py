@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributions import Distribution, LKJCholesky
 from torch.overrides import TorchFunctionMode
 
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.logdensity.tracing import UNTRACEABLE
 from bayeskit.logdensity.transforms import bijection
 
@@ -320,7 +321,7 @@ class _Onion(LKJCholesky):
             eta = self.concentration
             later = torch.arange(self.dim - 1, -1, -1, dtype=eta.dtype, device=eta.device)
             # Gamma's own draws are clamped in place, which vmap cannot batch.
-            half = torch._standard_gamma((eta.unsqueeze(-1) + later / 2).expand(whole[:-1]))
+            half = standard_gamma((eta.unsqueeze(-1) + later / 2).expand(whole[:-1]))
             diagonal = (2 * half.clamp(min=torch.finfo(eta.dtype).tiny)).sqrt()
             rows = torch.randn(whole, dtype=eta.dtype, device=eta.device).tril(-1) + torch.diag_embed(diagonal)
             return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)

@@ -26,6 +26,7 @@ from torch.distributions import constraints
 
 from bayeskit.core.inputs import as_numbers
 from bayeskit.core.randomness import defaults, global_stream, new_generator
+from bayeskit.core.torch_internals import without_overrides
 from bayeskit.errors import BayeskitError, DataError, ModelError, UnsupportedSiteError
 from bayeskit.logdensity.exact_probabilities import unclamped
 from bayeskit.logdensity.pyro_distributions import MaskedFill, batchable_distributions, draw_values, naming
@@ -221,7 +222,7 @@ class _Indices(Tensor):
     """A plate's indices, which a Python loop over the plate reads as numbers even while it is traced."""
 
     numbers: list[int]
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = without_overrides
 
     @staticmethod
     def __new__(cls, indices: Tensor) -> _Indices:

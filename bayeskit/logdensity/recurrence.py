@@ -9,12 +9,19 @@ from typing import Any
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bayeskit.core.torch_internals import (
+    batching_level,
+    current_dispatch_modes,
+    disable_current_modes,
+    has_forward_derivative,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+    unwrap_dead_wrappers,
+)
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.logdensity.compiling import loop, loop_gradient
 from bayeskit.logdensity.native import gradient_source, loop_source
@@ -144,7 +151,7 @@ class _Loop(torch.autograd.Function):
         def exchange(path: Tensor) -> Tensor:
             return path.movedim(1, 0) if plan.batch else path
 
-        with _disable_current_modes():
+        with disable_current_modes():
             single = plan.at_one_time([x.detach() for x in operands], False)
             if plan.affine:
                 program, constants = _text(lambda *x: [exchange(path) for path in at_once(*plan.times_first(x))], given)
@@ -187,7 +194,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(plan: _Plan, wanted: tuple[int, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         given = plan.times_first(tensors)
-        with _disable_current_modes():
+        with disable_current_modes():
             single = plan.at_one_time([x.detach() for x in tensors[: plan.num_operands]], False)
 
             def gradient(*x: Tensor) -> list[Tensor]:
@@ -398,7 +405,7 @@ def _unpacked(x: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
 def _is_followed() -> bool:
     """Tell whether operations are traced, or counted, so that a loop has to be one of them."""
-    return bool(_get_current_dispatch_mode_stack())
+    return bool(current_dispatch_modes())
 
 
 # -- texts --------------------------------------------------------------------------------------
@@ -512,9 +519,7 @@ def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) 
 
 def _is_transformed() -> bool:
     """Tell whether functorch batches or differentiates, in reverse alone, or something is traced."""
-    kinds = [layer.key() for layer in torch._C._functorch.get_interpreter_stack() or ()]
-    forward = torch._C._functorch.TransformType.Jvp in kinds or torch.autograd.forward_ad._current_level >= 0
-    return (bool(kinds) or is_traced()) and not forward
+    return (batching_level() is not None or is_traced()) and not has_forward_derivative()
 
 
 class _Run:

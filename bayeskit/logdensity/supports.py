@@ -22,6 +22,7 @@ from torch.distributions.constraints import real as real_numbers
 from torch.distributions.utils import _sum_rightmost
 from torch.nn.functional import logsigmoid
 
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.logdensity.transforms import LogSimplex, LowerTriangle, is_whole, support_of
 
 __all__ = ["Draw", "coordinate_log_density", "draw_coordinates"]
@@ -121,7 +122,7 @@ def _log_gamma_draw(shape_parameter: Tensor, shape: torch.Size) -> Tensor:
     """
     a = shape_parameter.expand(shape + shape_parameter.shape)
     exponential = -torch.log1p(-torch.rand_like(a))
-    return torch._standard_gamma(a + 1).log() - exponential / a
+    return standard_gamma(a + 1).log() - exponential / a
 
 
 def _log_exponential_draw(like: Tensor, shape: torch.Size) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,15 +27,36 @@ from bayeskit.logdensity.density import (
     raise_if_not_differentiable,
     warn_if_gradient_is_wrong,
 )
-from bayeskit.logdensity.engine import Compile, Engine
+from bayeskit.logdensity.engine import Compile, Engine, Evaluators
 from bayeskit.logdensity.pyro_density import PyroDensity, Site
 from bayeskit.logdensity.pyro_runs import place_of
 from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart, first_line
 
-__all__ = ["Evaluation", "PriorSampler", "Site", "Target"]
+__all__ = ["Evaluation", "PriorSampler", "Site", "Target", "can_be_batched"]
 
 
 PriorSampler = Callable[[int, torch.Generator], Tensor]
+
+
+def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
+    """Tell whether the density and its gradient can be evaluated at ``probe`` ``(d,)`` under vmap; warn if not."""
+    both = torch.stack([probe, probe])
+    try:
+        # With its gradient: what can be made a target can be sampled.
+        _evaluation.with_gradient(torch.func.vmap(density.joint))(both, torch.ones_like(both[:, 0]))
+    except UNTRACEABLE as error:
+        raise_if_broken(density, probe)
+        raise_if_not_differentiable(density, probe)
+        warnings.warn(
+            f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
+            "many times slower; replace Python control flow on sampled values by torch.where, what assigns to "
+            "elements by torch.stack, or the distribution by one that can be batched; for draws alone, "
+            "bayeskit.inference.samplers.sample_with_pyro may take less time",
+            SlowModelWarning,
+            stacklevel=3,
+        )
+        return False
+    return True
 
 
 class Target:
@@ -53,6 +75,10 @@ class Target:
         Those of the model's data.
     compile : bool or "auto"
         Whether gradients are compiled; "auto" compiles what is planned to run long.
+    density : Density
+        Of single vectors, or of batches where ``batched`` is true: what the target evaluates.
+    loops : bool
+        Whether the model cannot be batched, so that vectors are evaluated one by one.
     full_conditionals : callable or None
         For Gibbs: gives, by block of sites, functions from the values of all other sites to the block's distribution.
 
@@ -72,18 +98,26 @@ class Target:
 
     full_conditionals: Callable[[], Mapping[tuple[str, ...], Callable[[dict[str, Tensor]], Any]]] | None = None
 
-    def __init__(self, density: Density, *, batched: bool, sample_prior: PriorSampler | None, compile: Compile) -> None:
+    def __init__(
+        self,
+        density: Density,
+        *,
+        compile: Compile,
+        batched: bool = False,
+        loops: bool = False,
+        sample_prior: PriorSampler | None = None,
+        engine: Evaluators | None = None,
+    ) -> None:
         if compile not in (True, False, "auto"):
             raise SettingsError(f"compile must be True, False or 'auto', not {compile!r}")
-        self._density = density
-        self._batched = batched
+        self.density = density
+        self.batched = batched
+        self.loops = loops
         self._sample_prior = sample_prior
         self.compile = compile
         self.dim, self.dtype, self.device = density.dim, density.dtype, density.device
         self.sites = density.sites
-        self._loops = False
-        data_bytes = sum(x.numel() * x.element_size() for x in density.data)
-        self._engine = Engine(self._joint_of_batch, self.dim, self.dtype, self.device, data_bytes)
+        self._engine = self._new_engine() if engine is None else engine
 
     # -- making one -------------------------------------------------------------------------
 
@@ -132,19 +166,18 @@ class Target:
             ``.item()``.
         """
         density = PyroDensity(model, args, kwargs, new_generator(seed))
-        target = cls(density, batched=False, sample_prior=None, compile=compile)
         probe = density.probe(new_generator(seed))
         density.check_repeatable(probe, new_generator(seed))
-        target._loops = not target._can_be_batched(density, probe)
-        if not target._loops:
+        loops = not can_be_batched(density, probe)
+        if not loops:
             density.check_parameters(new_generator(seed))
-        if target._loops:
+        if loops:
             evaluate = _evaluation.with_gradient_loop(density.joint)
         else:
             evaluate = _evaluation.with_gradient(torch.func.vmap(density.joint))
         with suppress(*UNTRACEABLE):  # a neighbour of the probe may be outside of what the model can do
             warn_if_gradient_is_wrong(density, evaluate, probe)
-        return target
+        return cls(density, compile=compile, loops=loops)
 
     @classmethod
     def from_functions(
@@ -204,26 +237,7 @@ class Target:
                     "or wrap a function of one vector in torch.func.vmap"
                 )
         density = FunctionDensity(log_prior, log_likelihood, dim, dtype, device)
-        return cls(density, batched=True, sample_prior=sample_prior, compile=compile)
-
-    def _can_be_batched(self, density: PyroDensity, probe: Tensor) -> bool:
-        both = torch.stack([probe, probe])
-        try:
-            # With its gradient: what can be made a target can be sampled.
-            _evaluation.with_gradient(torch.func.vmap(density.joint))(both, torch.ones_like(both[:, 0]))
-        except UNTRACEABLE as error:
-            raise_if_broken(density, probe)
-            raise_if_not_differentiable(density, probe)
-            warnings.warn(
-                f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
-                "many times slower; replace Python control flow on sampled values by torch.where, what assigns to "
-                "elements by torch.stack, or the distribution by one that can be batched; for draws alone, "
-                "bayeskit.inference.samplers.sample_with_pyro may take less time",
-                SlowModelWarning,
-                stacklevel=3,
-            )
-            return False
-        return True
+        return cls(density, compile=compile, batched=True, sample_prior=sample_prior)
 
     # -- evaluating -------------------------------------------------------------------------
 
@@ -257,7 +271,7 @@ class Target:
 
     def _evaluate_eagerly(self, u: Tensor) -> tuple[Tensor, Tensor]:
         try:
-            return self._map(self._density.joint, u)
+            return self._map(self.density.joint, u)
         except torch.linalg.LinAlgError:
             # One matrix that cannot be factorised stops the whole batch; take the vectors one by one.
             rows = [self._evaluate_alone(row) for row in u.reshape(-1, self.dim)]
@@ -265,7 +279,7 @@ class Target:
 
     def _evaluate_alone(self, row: Tensor) -> tuple[Tensor, Tensor]:
         try:
-            return self._map(self._density.joint, row.unsqueeze(0))
+            return self._map(self.density.joint, row.unsqueeze(0))
         except torch.linalg.LinAlgError:
             nan = torch.full((1,), torch.nan, dtype=self.dtype, device=self.device)
             return nan, nan
@@ -279,7 +293,7 @@ class Target:
             If summed-out sites couple the observations, or the target has no
             observed site of its own.
         """
-        return self._map(self._density.pointwise, self._checked(u))
+        return self._map(self.density.pointwise, self._checked(u))
 
     def value_and_grad(self, u: Tensor, beta: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
         """Return the tempered log density and its gradient, ``(*batch, d) -> (*batch), (*batch, d)``.
@@ -314,8 +328,6 @@ class Target:
         callable
             ``(u (n, d), beta (n,)) -> Evaluation``.
         """
-        if self._loops:
-            return _evaluation.with_gradient_loop(self._density.joint)
         return self._engine.evaluator(num_vectors, num_calls, self.compile)
 
     @property
@@ -323,8 +335,19 @@ class Target:
         """Nodes and bytes of the gradient graph of one vector."""
         return self._engine.cost
 
+    def without_graphs(self) -> Target:
+        """Return the same target, which traces and compiles anew; the graphs of this one are left to it."""
+        bare = copy.copy(self)
+        bare._engine = bare._new_engine()
+        return bare
+
+    def _new_engine(self) -> Engine:
+        data_bytes = sum(x.numel() * x.element_size() for x in self.density.data)
+        one_by_one = self.density.joint if self.loops else None
+        return Engine(self._joint_of_batch, self.dim, self.dtype, self.device, data_bytes, one_by_one)
+
     def _joint_of_batch(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        return self._density.joint(u) if self._batched else torch.func.vmap(self._density.joint)(u)
+        return self.density.joint(u) if self.batched else torch.func.vmap(self.density.joint)(u)
 
     def _map(self, function: Callable[[Tensor], Any], u: Tensor) -> Any:
         """Apply a function of one vector to every vector of a batch, in chunks."""
@@ -333,9 +356,9 @@ class Target:
             shapes = self._map(function, u.new_zeros(1, self.dim))  # one vector tells the shapes of none
             return gather([first_rows(shapes, 0)], batch)
         flat = u.reshape(-1, self.dim)
-        if self._loops:
+        if self.loops:
             return gather([lift(function(row)) for row in flat], batch)
-        batched = function if self._batched else torch.func.vmap(function)
+        batched = function if self.batched else torch.func.vmap(function)
         chunk = len(flat) if len(flat) <= 64 else self.cost.chunk_size(len(flat))
         parts = []
         with one_thread():
@@ -371,8 +394,8 @@ class Target:
         if num_draws < 1:
             raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
         generator = new_generator(seed, stream="prior")
-        if isinstance(self._density, PyroDensity):
-            return self._density.prior_draws(num_draws, generator, not self._loops)
+        if isinstance(self.density, PyroDensity):
+            return self.density.prior_draws(num_draws, generator, not self.loops)
         if self._sample_prior is None:
             missing = "pass sample_prior=(n, generator) -> (n, dim) to Target.from_functions"
             raise SettingsError(f"this target cannot draw from its prior; {missing}")
@@ -384,8 +407,8 @@ class Target:
     @property
     def can_sample_prior(self) -> bool:
         """Whether :meth:`sample_prior` works."""
-        drawn = isinstance(self._density, PyroDensity) or self._sample_prior is not None
-        return drawn and not getattr(self._density, "improper_sites", ())
+        drawn = isinstance(self.density, PyroDensity) or self._sample_prior is not None
+        return drawn and not getattr(self.density, "improper_sites", ())
 
     def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the sites' values, ``(*batch, d) -> {site: (*batch, *shape)}``.
@@ -398,7 +421,7 @@ class Target:
             Include the model's ``pyro.deterministic`` sites, but for those that depend on
             a summed-out site and so have no single value.
         """
-        return self._map(lambda v: self._density.values(v, deterministic), self._checked(u))
+        return self._map(lambda v: self.density.values(v, deterministic), self._checked(u))
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return the unconstrained vectors of site values, ``{site: (*batch, *shape)} -> (*batch, d)``.
@@ -429,7 +452,7 @@ class Target:
         count = next(iter(flat.values())).shape[0]
         if count == 0:
             return torch.empty(*(batch or ()), self.dim, dtype=self.dtype, device=self.device)
-        rows = [self._density.vector({k: v[i] for k, v in flat.items()}) for i in range(count)]
+        rows = [self.density.vector({k: v[i] for k, v in flat.items()}) for i in range(count)]
         return torch.stack(rows).reshape(*(batch or ()), self.dim)
 
     def log_jacobian(self, u: Tensor) -> Tensor:
@@ -443,7 +466,7 @@ class Target:
         ModelError
             If the target's density does not tell how its values are constrained.
         """
-        density = self._density
+        density = self.density
         if not isinstance(density, Constrained):
             raise ModelError(f"the Jacobian of {type(density).__name__} is not known; build it with Target.from_pyro")
         result: tuple[Tensor] = self._map(lambda v: (density.log_jacobian(v),), self._checked(u))
@@ -480,7 +503,7 @@ class Target:
         (tensor([0.0000, 0.6931], dtype=torch.float64), tensor([False,  True]))
         """
         u = self._checked(u)
-        density = self._density
+        density = self.density
         if not isinstance(density, PyroDensity):
             return torch.zeros_like(u[..., 0]), {}
         change, rounded = self._map(density.rounding, u)
@@ -502,7 +525,7 @@ class Target:
 
     def fingerprint(self) -> str:
         """Return a digest of the model's sites, its data, and its density at two fixed points."""
-        return fingerprint(self._density, lambda u: self._evaluate_eagerly(self._checked(u)))
+        return fingerprint(self.density, lambda u: self._evaluate_eagerly(self._checked(u)))
 
     # -- checking ---------------------------------------------------------------------------
 

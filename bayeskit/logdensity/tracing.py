@@ -9,16 +9,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import base_types
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
+
+from bayeskit.core.torch_internals import (
+    OpOverload,
+    TorchDispatchMode,
+    TreeSpec,
+    batching_level,
+    current_dispatch_modes,
+    extract_tensor_metadata,
+    make_graph_module,
+    script_of,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+    unoptimised,
+    use_lazy_graph_module,
+)
 
 __all__ = [
     "FailingApart",
@@ -80,13 +92,13 @@ def traced(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> Gra
     with _Tracer(arguments) as tracer:
         results = tuple(function(*arguments))
     tracer.graph.output(tuple(tracer.node_of(result) for result in results))
-    with _use_lazy_graph_module(True):  # it is written as Python when it is called, after all changes
-        return _make_graph_module(tracer.root, tracer.graph)
+    with use_lazy_graph_module(True):  # it is written as Python when it is called, after all changes
+        return make_graph_module(tracer.root, tracer.graph)
 
 
 def is_traced() -> bool:
     """Tell whether a graph is being made of operations, here or by torch."""
-    return get_proxy_mode() is not None or any(isinstance(x, _Tracer) for x in _get_current_dispatch_mode_stack())
+    return get_proxy_mode() is not None or any(isinstance(x, _Tracer) for x in current_dispatch_modes())
 
 
 class _Tracer(TorchDispatchMode):
@@ -148,7 +160,7 @@ class _Tracer(TorchDispatchMode):
     def _note(self, result: Any, node: Node, unknown: bool) -> None:
         if isinstance(result, Tensor):
             if result.layout is torch.strided:
-                node.meta["tensor_meta"] = _extract_tensor_metadata(result)
+                node.meta["tensor_meta"] = extract_tensor_metadata(result)
             self._nodes[result] = node
             if unknown:
                 self._unknown[result] = True
@@ -238,18 +250,9 @@ def interpreted(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Te
         return graph  # a loop would be unrolled
     try:
         with torch.no_grad():
-            traced = torch._C._create_graph_by_tracing(lambda *u: graph(*u), examples, lambda _: "", True, False)[0]
-            function = torch._C._create_function_from_graph("density", traced)
+            call = unoptimised(script_of("density", lambda *u: graph(*u), examples))
     except (RuntimeError, TypeError, AttributeError):
         return graph
-
-    def call(*arguments: Tensor) -> tuple[Tensor, ...]:
-        before = torch._C._get_graph_executor_optimize()
-        torch._C._set_graph_executor_optimize(False)  # it belongs to the thread
-        try:
-            return function(*arguments)
-        finally:
-            torch._C._set_graph_executor_optimize(before)
 
     with torch.no_grad():
         pairs = zip(call(*examples), graph(*examples), strict=True)
@@ -355,7 +358,7 @@ class Tape(TorchFunctionMode):
         self._outside: list[Tensor] = []
         self._calls: list[tuple[Any, TreeSpec, list[Any], list[Any]]] = []
         self._record: list[Any] = []
-        self._level = torch._C._functorch.maybe_current_level()
+        self._level = batching_level()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -368,7 +371,7 @@ class Tape(TorchFunctionMode):
             changes_in_place(func, kwargs)
             or name in _RANDOM
             or name == "set_grad_enabled"
-            or torch._C._functorch.maybe_current_level() != self._level
+            or batching_level() != self._level
             or any(isinstance(x, Tensor) for leaf in leaves if isinstance(leaf, slice) for x in _ends(leaf))
         )
         if not all(isinstance(leaf, Tensor) for leaf in results):

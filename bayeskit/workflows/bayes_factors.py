@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +21,6 @@ from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
 from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import Method, select
-from bayeskit.logdensity.engine import Engine
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
@@ -535,7 +533,7 @@ class _Task:
 
     def packed(self) -> _Task:
         """Leave graphs behind: here they would round otherwise than in another process, where they cannot go."""
-        return replace(self, model=_without_graphs(self.model)) if isinstance(self.model, Target) else self
+        return replace(self, model=self.model.without_graphs()) if isinstance(self.model, Target) else self
 
     def fingerprint(self) -> str:
         """Identify the task wherever its folder lies."""
@@ -596,9 +594,3 @@ def _check_models(models: Mapping[str, Target | Callable[[], Target]]) -> None:
             raise SettingsError(
                 f"model {name!r} is a {type(model).__name__}; give a name and a Target, or a function that makes one"
             )
-
-
-def _without_graphs(target: Target) -> Target:
-    bare = copy.copy(target)
-    bare._engine = Engine(bare._joint_of_batch, bare.dim, bare.dtype, bare.device)
-    return bare

@@ -80,7 +80,7 @@ def pyro_terms(
 def by_hand(target: Target, case: Any, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return log prior and log likelihood at one vector: Pyro's trace, summed over all discrete values."""
     values = target.constrain(u)
-    observed = target._density.observed_sites
+    observed = target.density.observed_sites
     assignments = [
         [torch.stack(flat).reshape(shape) for flat in itertools.product(support, repeat=shape.numel())]
         for support, shape in case.discrete.values()

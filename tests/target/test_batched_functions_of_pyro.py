@@ -88,14 +88,14 @@ MODELS = [
 
 def compared(model):
     target = Target.from_pyro(model, Y, compile=False)
-    assert not target._loops
+    assert not target.loops
     u = 0.5 * torch.randn(5, target.dim, generator=torch.Generator().manual_seed(1), dtype=F64)
     u[0, 0] = 0.0  # a stability of one, in the middle of the hole around it
     u[1, 0] = 0.012
     found = target.value_and_grad(u)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "_EXCHANGED", {})
-        exact = _evaluation.with_gradient_loop(target._density.joint)(u, torch.ones_like(u[:, 0]))
+        exact = _evaluation.with_gradient_loop(target.density.joint)(u, torch.ones_like(u[:, 0]))
     return found, (exact.log_density, exact.gradient)
 
 

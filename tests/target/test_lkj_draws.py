@@ -14,7 +14,6 @@ import bayeskit as bk
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import ConstantsWarning
 from bayeskit.inference.evidence import bridge_sampling, naive_monte_carlo
-from bayeskit.logdensity.pyro_density import simulate
 from bayeskit.logdensity.pyro_distributions import MendedDraws, draw_values, mended
 
 F64 = torch.float64
@@ -207,7 +206,7 @@ def test_priors_and_data_of_a_model():
     assert target.sample_prior(50, seed=4).equal(target.sample_prior(50, seed=4))
 
     generator = new_generator(5)
-    runs = [simulate(target._density, generator) for _ in range(1000)]
+    runs = [target.density.simulate(generator) for _ in range(1000)]
     assert agree(correlations(torch.stack([run.observed["seen"] for run in runs])), 3, 2.0, 9)
     assert agree(correlations(torch.stack([run.latent["factor"] for run in runs])[:, 1]), 3, 1.0, 9)
 

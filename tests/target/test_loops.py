@@ -345,7 +345,7 @@ def exact_mean():
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.compiler)])
 def test_a_population_is_sampled(compile):
     target = bk.Target.from_pyro(population, COUNTS, compile=compile)
-    assert not target._loops
+    assert not target.loops
     means = bk.sample(target, 32, 100, 100, seed=1, progress=False).values()["growth"].mean(1)
     z = (float(means.mean()) - exact_mean()) / (float(means.std()) / 32**0.5)
     assert abs(z) < t.isf(FAILURE_RATE / 2, 31)

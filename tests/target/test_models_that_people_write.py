@@ -25,7 +25,7 @@ SEEN = torch.rand(10, 4, generator=torch.Generator().manual_seed(2)) < 0.5
 def gradient_of(model, *args, u=0.3):
     """Return value and gradient of the traced target at one point."""
     target = bk.Target.from_pyro(model, *args, compile=False)
-    assert not target._loops
+    assert not target.loops
     value, gradient = target.value_and_grad(torch.full((2, target.dim), u, dtype=target.dtype))
     assert value.isfinite().all() and gradient.isfinite().all()
     return value[0], gradient[0]

@@ -129,7 +129,7 @@ def test_a_model_with_a_scan_has_few_operations():
 
     long = torch.randn(1000, generator=torch.Generator().manual_seed(2), dtype=F64)
     target = bk.Target.from_pyro(model, long, compile=False)
-    assert not target._loops and target.cost.num_nodes < 1000
+    assert not target.loops and target.cost.num_nodes < 1000
     u = torch.stack([PARAMETERS, -PARAMETERS])
     step, state, inputs = garch(PARAMETERS, long)
     _, deviation = recurrence._one_by_one(step, state, inputs, len(long))

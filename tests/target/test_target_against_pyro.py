@@ -235,4 +235,4 @@ def test_a_lost_discrete_prior_is_noticed(name, monkeypatch):
 
 def test_mixture_needs_no_loop():
     # An enumerated model that silently left vmap would warn, and warnings are errors here.
-    assert not Target.from_pyro(mixture, normal(6))._loops
+    assert not Target.from_pyro(mixture, normal(6)).loops

@@ -135,7 +135,7 @@ class Model:
 
 def target_of(likelihood) -> Target:
     target = Target.from_pyro(Model(likelihood), COUNTS, compile=False)  # the warning of a loop is an error here
-    assert not target._loops
+    assert not target.loops
     return target
 
 
@@ -192,7 +192,7 @@ def test_simulated_data_share_the_density(likelihood):
     for _ in range(2):
         given = replicas.given_observed(replicas.simulate(generator).observed)
         values, _ = given.value_and_grad(u)
-        single = _evaluation.with_gradient_loop(given._density.joint)(u, torch.ones(len(u), dtype=F64))
+        single = _evaluation.with_gradient_loop(given.density.joint)(u, torch.ones(len(u), dtype=F64))
         assert_close(values, single.log_density, 1e-12)
 
 
@@ -207,7 +207,7 @@ def test_arguments_that_numbers_are_read_from_share_no_graph():
 
 def test_prior_draws_go_through_as_a_batch(monkeypatch):
     target = target_of(ordered)
-    monkeypatch.setattr(target._density, "root_draws", lambda n: {"x": (normal(n, seed=5), normal(n, seed=5))})
+    monkeypatch.setattr(target.density, "root_draws", lambda n: {"x": (normal(n, seed=5), normal(n, seed=5))})
     assert_close(target.sample_prior(3)[:, 0], normal(3, seed=5))
 
 

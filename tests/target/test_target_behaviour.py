@@ -346,7 +346,7 @@ def test_prior_draws_below_a_discrete_site(loop):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowModelWarning)
         target = Target.from_pyro(switching, Y, loop)
-    assert target._loops is loop
+    assert target.loops is loop
     draws = target.sample_prior(1500, seed=3)
     values = target.constrain(draws)
     mean = values["mean"]

@@ -110,8 +110,8 @@ def test_a_model_is_read_though_its_first_draws_cannot_be_factorised(likelihood)
     y = torch.tensor([0.3, -0.2], dtype=torch.float64)
     for seed in range(12):
         target = bk.Target.from_pyro(model, y, seed=seed)
-        assert not target._loops
-        (site,) = parts_of(target._density, new_generator(seed))[1:]  # of the one run that got through
+        assert not target.loops
+        (site,) = parts_of(target.density, new_generator(seed))[1:]  # of the one run that got through
         assert site.name == "y" and bool(site.distribution.scale_tril.isfinite().all())
 
 

@@ -82,7 +82,7 @@ def positive(y):
 
 def test_jacobian_of_weighted_data_is_that_of_the_unknowns():
     target = Target.from_pyro(positive, normal(3), compile=False)
-    joint = WeightedData(target)._joint
+    joint = WeightedData(target).weighted.joint
     u = normal(5, joint.dim)
     assert_close(joint.log_jacobian(u), u[:, 0])
 
@@ -142,6 +142,6 @@ def test_bad_input_is_refused():
     class Unknown:
         """A density that does not tell its Jacobian."""
 
-    target._density = Unknown()
+    target.density = Unknown()
     with pytest.raises(ModelError, match="Unknown"):
         target.log_jacobian(torch.zeros(2))

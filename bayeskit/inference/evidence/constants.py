@@ -11,6 +11,7 @@ from torch import Tensor
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import pareto_shape, weight_effective_sample_size
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.inference.evidence.improper_priors import first_five
@@ -99,7 +100,7 @@ class StudentReference:
         """Draw, ``(num_draws, d)``."""
         half = (self.df / 2).expand(num_draws, -1).contiguous()
         normal = torch.randn(half.shape, generator=generator, dtype=torch.float64)
-        gamma = torch._standard_gamma(half, generator=generator)
+        gamma = standard_gamma(half, generator=generator)
         return self.location + (normal * (half / gamma).sqrt()) @ self.factor.T
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -492,7 +493,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     (False, True)
     """
     num_draws = whole_number("num_draws", num_draws, least=_LEAST_DRAWS)
-    density = target._density
+    density = target.density
     parts = parts_of(density, new_generator(seed, stream="constants")) if isinstance(density, PyroDensity) else None
     warnings, notes = _of_parts(parts) if parts is not None else ([], [_FUNCTIONS])
     if parts is not None and not thorough and all(p.normalised for p in parts if not p.observed):

@@ -36,7 +36,7 @@ def improper(target: Target) -> str | None:
     "the prior of the site 'mu' is improp"
     >>> improper(bk.exact.get("linreg10").target())
     """
-    density = target._density
+    density = target.density
     found: set[str] = set(getattr(density, "improper_sites", ()))
     if isinstance(density, PyroDensity):
         names = {site.name for site in target.sites}

@@ -21,6 +21,7 @@ from bayeskit.core.statistics import (
     r_hat,
     weight_effective_sample_size,
 )
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import (
@@ -39,7 +40,7 @@ from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder, sample_ladder
-from bayeskit.logdensity.combinators import RebasedTarget
+from bayeskit.logdensity.combinators import rebased
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -788,7 +789,7 @@ class SplitStudentT:
         device = generator.device
         normal = torch.randn(shape, generator=generator, dtype=dtype, device=device)
         concentration = torch.full(shape, self.df / 2, dtype=dtype, device=device)
-        chi_squared = 2 * torch._standard_gamma(concentration, generator=generator)
+        chi_squared = 2 * standard_gamma(concentration, generator=generator)
         size = (normal.abs() * (self.df / chi_squared).sqrt()).to(self.location)
         uniform = torch.rand(shape, generator=generator, dtype=dtype, device=device).to(self.location)
         down = uniform < self.left / (self.left + self.right)
@@ -876,7 +877,7 @@ def generalised_stepping_stone(
     belongs(draws, target)
     alive = finite_chains(draws)
     reference, rest = fit_reference(alive)
-    path = RebasedTarget(target, reference.to(alive.unconstrained))
+    path = rebased(target, reference.to(alive.unconstrained))
     ladder = sample_ladder(
         path,
         num_temperatures,

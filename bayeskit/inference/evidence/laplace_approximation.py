@@ -18,6 +18,7 @@ from bayeskit.core.statistics import (
     replicates_log_mean_error,
     weight_effective_sample_size,
 )
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import (
@@ -86,7 +87,7 @@ class StudentT:
         normal = torch.randn(num_draws, d, generator=generator, dtype=self.location.dtype)
         # A chi-squared variable with real degrees of freedom; torch's gamma sampler takes the generator.
         concentration = torch.full((num_draws, 1), self.df / 2, dtype=self.location.dtype)
-        chi_squared = 2 * torch._standard_gamma(concentration, generator=generator)
+        chi_squared = 2 * standard_gamma(concentration, generator=generator)
         scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
         return self.location + scaled @ self.factor.T
 

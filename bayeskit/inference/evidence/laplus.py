@@ -19,6 +19,7 @@ from bayeskit.core.statistics import (
     pareto_shape,
     weight_effective_sample_size,
 )
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, require_own, weight_problems, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
@@ -867,11 +868,11 @@ class MixtureProposal:
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw, in double precision, shape `(num_draws, d)`."""
         shape = self.gamma.concentration.expand(num_draws, -1)
-        x = torch._standard_gamma(shape, generator=generator) / self.gamma.rate
+        x = standard_gamma(shape, generator=generator) / self.gamma.rate
         if len(self.parts) > 1:
             half = torch.full_like(shape, _DF / 2)
             normal = torch.empty_like(x).normal_(generator=generator)
-            t = normal * (half / torch._standard_gamma(half, generator=generator)).sqrt()
+            t = normal * (half / standard_gamma(half, generator=generator)).sqrt()
             (_, few), (weight, many) = self.parts
             chance = torch.where(torch.empty_like(x[:, :1]).uniform_(generator=generator) < weight, many, few)
             wide = torch.empty_like(x).uniform_(generator=generator) < chance

@@ -272,7 +272,7 @@ def find_modes(
 
 def num_looks(target: Target) -> int:
     """Return how many points to look at for hills: fewer where they are evaluated one by one."""
-    return _LOOKS_IN_A_LOOP if target._loops else _LOOKS
+    return _LOOKS_IN_A_LOOP if target.loops else _LOOKS
 
 
 def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor, int]:
@@ -443,7 +443,7 @@ def posterior_of_values(target: Target) -> ClimbObjective:
 
 
 def _log_jacobian_and_gradient(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    if target._loops:
+    if target.loops:
         return lambda u: _with_gradient(target.log_jacobian, u)
 
     def traced(u: Tensor) -> tuple[Tensor, Tensor]:

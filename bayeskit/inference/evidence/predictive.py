@@ -83,7 +83,7 @@ class Observations:
         _refuse_loss(target)
         self._target = target
         self._factors, self._model = _factors(target)
-        density = target._density
+        density = target.density
         self._all_are_factors = isinstance(density, PyroDensity) and set(density.observed_sites) == set(self._factors)
         generator = new_generator(0, stream="probes of the likelihood")
         probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
@@ -124,9 +124,9 @@ def scores_refusal(target: Target) -> str | None:
 
 def _factors(target: Target) -> tuple[tuple[str, ...], FactorTerms | None]:
     """Return the factors of a Pyro model and who tells what they add up; refuse what is no density of single data."""
-    if not isinstance(target._density, PyroDensity):
+    if not isinstance(target.density, PyroDensity):
         return (), None
-    parts = likelihood_parts(target._density)
+    parts = likelihood_parts(target.density)
     if parts.scaled:
         raise ModelError(
             f"{_quoted(parts.scaled)} is scaled by poutine.scale, so its terms are powers of predictive densities; "
@@ -145,7 +145,7 @@ def _refuse_loss(target: Target) -> None:
     from bayeskit.inference.generalized.losses import NegativeLogLikelihood
     from bayeskit.inference.generalized.posterior import GibbsPosterior
 
-    model = target._density._model if isinstance(target._density, PyroDensity) else None
+    model = target.density.model if isinstance(target.density, PyroDensity) else None
     if isinstance(model, GibbsPosterior) and not (isinstance(model.loss, NegativeLogLikelihood) and model.weight == 1):
         raise ModelError(
             f"exp(-{model.weight:g} {type(model.loss).__name__}) is no density of the data, so it predicts none; "

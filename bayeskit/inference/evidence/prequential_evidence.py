@@ -36,7 +36,8 @@ from bayeskit.inference.samplers.smc import (
     resample,
     start_populations,
 )
-from bayeskit.logdensity.compiling import Evaluation, Evaluator
+from bayeskit.logdensity.combinators import Weighted
+from bayeskit.logdensity.compiling import Evaluator
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -235,10 +236,7 @@ def prequential_refusal(target: Target) -> str | None:
 
 
 class _Data:
-    """The observations of a target, and the density of a parameter and of the weights of these, side by side.
-
-    The weights are part of the vector, so that one traced gradient serves whatever has been seen.
-    """
+    """The observations of a target, which count as often as weights say."""
 
     def __init__(self, target: Target, site: str | None) -> None:
         self.target, self.site = target, site
@@ -250,13 +248,8 @@ class _Data:
             raise SettingsError(f"there is no observed site {site!r}; there are: {', '.join(pointwise)}")
         self.has_start = site is not None and len(pointwise) > 1
         _check_sum(pointwise, target.log_likelihood(probe))
-        density = target._density
-        self._density = density
-        self.num_data = self.each(density.pointwise(probe[0])).numel()
-        self.sites, self.dim = density.sites, target.dim + self.num_data
-        self.dtype, self.device, self.data = target.dtype, target.device, density.data
-        self._joint = Target(self, batched=False, sample_prior=None, compile=target.compile)
-        self._joint._loops = target._loops
+        self.num_data = self.each(target.density.pointwise(probe[0])).numel()
+        self._weighted = Weighted(target, self.each, self.num_data)
 
     def each(self, pointwise: Mapping[str, Tensor]) -> Tensor:
         """Return the log likelihood of each observation, ``(n,)``; those of other sites are the first, as one."""
@@ -264,24 +257,6 @@ class _Data:
             return torch.cat([x.reshape(-1) for x in pointwise.values()])
         others = sum(x.sum() for name, x in pointwise.items() if name != self.site)
         return torch.cat([torch.as_tensor(others).reshape(1), pointwise[self.site].reshape(-1)])
-
-    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log prior and weighted log likelihood of one vector ``(d + n,)``."""
-        unknowns, weights = u[: self.target.dim], u[self.target.dim :]
-        each = self.each(self._density.pointwise(unknowns))
-        # An observation that has not come must not count even where its likelihood is zero.
-        lowest = torch.finfo(u.dtype).min / 1e6
-        return self._density.joint(unknowns)[0], (weights * each.clamp(min=lowest)).sum()
-
-    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        return self._density.values(u[: self.target.dim], deterministic)
-
-    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
-        unknowns = self._density.vector(values)
-        return torch.cat([unknowns, unknowns.new_ones(self.num_data)])
-
-    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
-        return self._density.pointwise(u[: self.target.dim])
 
     def at(self, position: Tensor) -> Tensor:
         """Return the log likelihood of each observation, ``(r, n, d) -> (r, n, data)``; what is no number is zero."""
@@ -292,15 +267,7 @@ class _Data:
 
     def seen(self, weights: Tensor, num_particles: int) -> Evaluator:
         """Return the evaluation of populations that have seen what ``weights (r, data)`` say."""
-        rows = weights.to(self.dtype).repeat_interleave(num_particles, 0)
-        evaluate = self._joint.evaluator(len(rows), PLANNED_CALLS)
-        dim = self.target.dim
-
-        def of_part(u: Tensor, beta: Tensor) -> Evaluation:
-            both = evaluate(torch.cat([u, rows], 1), beta)
-            return both._replace(gradient=both.gradient[:, :dim])
-
-        return of_part
+        return self._weighted.given(weights).evaluator(len(weights) * num_particles, PLANNED_CALLS)
 
 
 class _Populations:

@@ -14,6 +14,7 @@ from torch import Tensor
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator, normal_points, one_thread
 from bayeskit.core.statistics import log_mean_exp, pareto_shape, weight_effective_sample_size
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError, SettingsError
 from bayeskit.inference.evidence.checks import (
@@ -67,7 +68,7 @@ def sample_tails(location: Tensor, scale: Tensor, num_draws: int, generator: tor
     """Draw from independent Student-t distributions, shape ``(num_draws, d)``."""
     normal = torch.randn(num_draws, len(location), generator=generator, dtype=torch.float64)
     half = torch.full_like(normal, _DEGREES_OF_FREEDOM / 2)
-    spread = (half / torch._standard_gamma(half, generator=generator)).sqrt()
+    spread = (half / standard_gamma(half, generator=generator)).sqrt()
     return location + scale * (normal * spread).to(location)
 
 

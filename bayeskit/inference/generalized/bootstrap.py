@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, columns
@@ -139,7 +140,7 @@ def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
     (1.0, 0.0)
     """
     small = concentration < 1
-    gamma = torch._standard_gamma(concentration + small.to(concentration), generator=generator)
+    gamma = standard_gamma(concentration + small.to(concentration), generator=generator)
     if not bool(small.any()):
         return gamma / gamma.sum(-1, keepdim=True)
     uniform = 1 - torch.rand(gamma.shape, dtype=gamma.dtype, device=gamma.device, generator=generator)

@@ -34,9 +34,7 @@ from bayeskit.inference.samplers.smc import (
     next_temperature,
     systematic,
 )
-from bayeskit.logdensity.compiling import Evaluation, Evaluator
-from bayeskit.logdensity.density import Constrained, Density
-from bayeskit.logdensity.pyro_density import Site
+from bayeskit.logdensity.combinators import Weighted
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -48,7 +46,6 @@ __all__ = [
     "CrossValidation",
     "DataParticles",
     "MAX_TYPICAL_SHAPE",
-    "PartTarget",
     "PredictiveDensity",
     "Prequential",
     "ROWS",
@@ -140,55 +137,6 @@ def sampled_sets(num_data: int, size: int, count: int, generator: torch.Generato
 _PROBES = 8
 
 
-class _WeightedDensity:
-    """The density of a parameter and of the weights of its data, side by side in one vector ``(d + n,)``.
-
-    The log likelihood is linear in the weights, so its gradient by them is the log likelihood of each datum: one
-    evaluation gives both what moves a particle and what predicts each datum.
-    """
-
-    def __init__(self, density: Density, assignment: Tensor | None, num_data: int) -> None:
-        self._density, self._assignment, self._num_data = density, assignment, num_data
-        self.num_unknowns = density.dim
-        self.dim = density.dim + num_data
-        self.sites: tuple[Site, ...] = density.sites
-        self.dtype, self.device, self.data = density.dtype, density.device, density.data
-
-    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log prior and the weighted log likelihood."""
-        unknowns, weights = u[: self.num_unknowns], u[self.num_unknowns :]
-        each = self.each(self._density.pointwise(unknowns))
-        # A datum without weight must not count even where its likelihood is zero.
-        lowest = torch.finfo(u.dtype).min / 1e6
-        return self._density.joint(unknowns)[0], (weights * each.clamp(min=lowest)).sum()
-
-    def each(self, pointwise: Mapping[str, Tensor]) -> Tensor:
-        """Return the log likelihood of each datum, ``(n,)``."""
-        entries = torch.cat([x.reshape(-1) for x in pointwise.values()])
-        if self._assignment is None:
-            return entries
-        return entries.new_zeros(self._num_data).index_add(0, self._assignment, entries)
-
-    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        """Return the sites' values."""
-        return self._density.values(u[: self.num_unknowns], deterministic)
-
-    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the vector of values whose data all count once."""
-        unknowns = self._density.vector(values)
-        return torch.cat([unknowns, unknowns.new_ones(self._num_data)])
-
-    def log_jacobian(self, u: Tensor) -> Tensor:
-        """Return that of the unknowns alone, for weights are what they are."""
-        if not isinstance(self._density, Constrained):
-            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known")
-        return self._density.log_jacobian(u[: self.num_unknowns])
-
-    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
-        """Return the log likelihood of each observation."""
-        return self._density.pointwise(u[: self.num_unknowns])
-
-
 class WeightedData:
     """The data of a target, each of which can be left out.
 
@@ -234,48 +182,26 @@ class WeightedData:
         check_terms_add_up(together.sum(1), target.log_likelihood(probe), REMEDY, entries)
         assignment = None if groups is None else _assignment(groups, together.shape[1]).to(target.device)
         self.num_data = together.shape[1] if assignment is None else int(assignment.max()) + 1
-        self._density = _WeightedDensity(target._density, assignment, self.num_data)
-        self._joint = Target(self._density, batched=False, sample_prior=None, compile=target.compile)
-        self._joint._loops = target._loops
+        self._assignment = assignment
+        self.weighted = Weighted(target, self._each, self.num_data)
+
+    def _each(self, pointwise: Mapping[str, Tensor]) -> Tensor:
+        """Return the log likelihood of each datum of one vector, ``(n,)``."""
+        entries = torch.cat([x.reshape(-1) for x in pointwise.values()])
+        if self._assignment is None:
+            return entries
+        return entries.new_zeros(self.num_data).index_add(0, self._assignment, entries)
 
     def pointwise(self, u: Tensor) -> Tensor:
         """Return the log likelihood of each datum, ``(*batch, d) -> (*batch, n)``."""
         pointwise = self.target.pointwise_log_likelihood(u)
         flat = {name: x.reshape(-1, x.shape[u.dim() - 1 :].numel()) for name, x in pointwise.items()}
-        each = torch.func.vmap(self._density.each)(flat)
+        each = torch.func.vmap(self._each)(flat)
         return each.reshape(*u.shape[:-1], self.num_data)
 
-    def counting(self, weights: Tensor) -> PartTarget:
+    def counting(self, weights: Tensor) -> Target:
         """Return the target whose data count as often as ``weights (r, n)`` say; rows of vectors fall into ``r``."""
-        return PartTarget(self._joint, self.target, weights)
-
-
-class PartTarget(Target):
-    """The posterior of part of the data, for kernels: neighbouring rows of vectors share one row of weights.
-
-    Parameters
-    ----------
-    joint : Target
-        Over parameters and weights.
-    whole : Target
-    weights : Tensor
-        Shape ``(r, n)``.
-    """
-
-    def __init__(self, joint: Target, whole: Target, weights: Tensor) -> None:
-        super().__init__(whole._density, batched=whole._batched, sample_prior=None, compile=whole.compile)
-        self._both, self._weights = joint, weights.to(whole.dtype)
-
-    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
-        """Return the evaluation of ``num_vectors`` rows, a multiple of ``r``."""
-        weights = self._weights.repeat_interleave(num_vectors // len(self._weights), 0)
-        evaluate = self._both.evaluator(num_vectors, num_calls)
-
-        def of_part(u: Tensor, beta: Tensor) -> Evaluation:
-            both = evaluate(torch.cat([u, weights], 1), beta)
-            return both._replace(gradient=both.gradient[:, : self.dim])
-
-        return of_part
+        return self.weighted.given(weights)
 
 
 def _assignment(groups: Any, num_entries: int) -> Tensor:

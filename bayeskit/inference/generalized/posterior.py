@@ -34,9 +34,9 @@ from bayeskit.inference.generalized.losses.loss import (
     taken,
 )
 from bayeskit.inference.generalized.prior import Prior, direction_of_recession
-from bayeskit.logdensity.engine import Compile, Engine
+from bayeskit.logdensity.engine import Compile
 from bayeskit.logdensity.pyro_density import PyroDensity
-from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.target import Target, can_be_batched
 
 __all__ = [
     "DeepSets",
@@ -308,9 +308,9 @@ class GibbsPosterior(Target):
             )
         self._check_losses(seed)
         density = PyroDensity(self, (), {}, new_generator(seed))
-        super().__init__(density, batched=False, sample_prior=None, compile=compile)
-        self._loops = not self._can_be_batched(density, density.probe(new_generator(seed)))
-        if not self.prior.is_proper and not self._loops:
+        loops = not can_be_batched(density, density.probe(new_generator(seed)))
+        super().__init__(density, compile=compile, loops=loops)
+        if not self.prior.is_proper and not loops:
             self._refuse_recession(seed)
 
     def __call__(self, *data: Tensor, subsample_size: int | None = None) -> Any:
@@ -527,7 +527,7 @@ class GibbsPosterior(Target):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._engine = Engine(self._joint_of_batch, self.dim, self.dtype, self.device)
+        self._engine = self._new_engine()
 
     def __repr__(self) -> str:
         return (

@@ -826,7 +826,7 @@ class MinibatchTarget:
         # One that is improper says so itself.
         sample_prior = density.sample_prior if density.can_sample_prior or on_rows.improper_sites else None
         target = Target(on_rows, batched=False, sample_prior=sample_prior, compile=self.compile)
-        target._loops = self._engine.loops
+        target.loops = self._engine.loops
         return target
 
     def full_target(self) -> Target:

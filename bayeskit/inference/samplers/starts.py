@@ -101,8 +101,8 @@ def prior_positions(target: Target, num_vectors: int, generator: torch.Generator
     """
     if target.can_sample_prior:
         return target.sample_prior(num_vectors, generator)
-    if isinstance(target._density, PyroDensity):
-        return target._density.prior_vectors(num_vectors, generator, not target._loops)
+    if isinstance(target.density, PyroDensity):
+        return target.density.prior_vectors(num_vectors, generator, not target.loops)
     return None
 
 

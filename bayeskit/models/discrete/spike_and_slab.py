@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
 if TYPE_CHECKING:
@@ -242,8 +243,7 @@ class SubsetPosterior:
         generator = new_generator(seed, self.subsets.device, stream="subset posterior")
         drawn = torch.multinomial(self.probabilities, num_draws, replacement=True, generator=generator)
         shape = self.probabilities.new_full((num_draws,), self.noise_shape)
-        # torch._standard_gamma is what its distributions draw from; only it takes a generator.
-        scale = (self.noise_rate_each[drawn] / torch._standard_gamma(shape, generator=generator)).sqrt()
+        scale = (self.noise_rate_each[drawn] / standard_gamma(shape, generator=generator)).sqrt()
         normal = torch.randn(
             self.coefficients_each[drawn].shape, dtype=scale.dtype, device=scale.device, generator=generator
         )

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from bayeskit.core.randomness import one_thread
+from bayeskit.core.torch_internals import batching_level, is_batched, is_wrapped, unwrapped
 from bayeskit.errors import DataError, OutputError, SettingsError, ShapeError
 
 __all__ = [
@@ -247,15 +248,15 @@ def tracked(*tensors: Tensor) -> bool:
 
 def transformed() -> bool:
     """Whether a transform such as a derivative or a batch is under way."""
-    return torch._C._functorch.maybe_current_level() is not None
+    return batching_level() is not None
 
 
 def visible(x: Tensor) -> bool:
     """Whether a tensor's values can be looked at: not those of a batch that a transform hides."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        if torch._C._functorch.is_batchedtensor(x):
+    while is_wrapped(x):
+        if is_batched(x):
             return False
-        x = torch._C._functorch.get_unwrapped(x)
+        x = unwrapped(x)
     return not torch.compiler.is_compiling()
 
 

@@ -29,6 +29,7 @@ from bayeskit.core.statistics import (
     weight_effective_sample_size,
 )
 from bayeskit.core.storage import write_atomically
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
@@ -353,7 +354,7 @@ class BranchLengthProposal:
         """Draw points, `(num_draws, *batch, edges)`, and tell the part of the mixture of each, `(num_draws,)`."""
         full = (num_draws, *self.shape.shape)
         # torch's sampler takes a generator, its distribution does not.
-        near = torch._standard_gamma(self.shape.expand(full), generator=generator) / self.rate
+        near = standard_gamma(self.shape.expand(full), generator=generator) / self.rate
         return defended_draws(near.clamp(min=torch.finfo(near.dtype).tiny), self.prior, generator)
 
     def log_prob(self, x: Tensor) -> Tensor:

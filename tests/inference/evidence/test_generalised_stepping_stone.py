@@ -13,7 +13,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError, SettingsError
 from bayeskit.inference.evidence.ladder import SplitStudentT, fit_reference, generalised_stepping_stone
 from bayeskit.inference.samplers import Ladder
-from bayeskit.logdensity.combinators import RebasedTarget
+from bayeskit.logdensity.combinators import rebased
 
 FAILURE_RATE = 1e-5
 
@@ -65,7 +65,7 @@ def test_a_rebased_target_has_the_same_posterior(linear):
     case = linear[0]
     target = case.target()
     reference, _ = fit_reference(draws_of(case, target, 0))
-    path = RebasedTarget(target, reference)
+    path = rebased(target, reference)
     u = reference.sample(70, new_generator(2))
     torch.testing.assert_close(path.log_density(u), target.log_density(u))
     for beta in (0.0, 0.3, 1.0):
@@ -75,7 +75,7 @@ def test_a_rebased_target_has_the_same_posterior(linear):
         torch.testing.assert_close(value, density.detach())
         torch.testing.assert_close(gradient, torch.autograd.grad(density.sum(), leaf)[0])
     assert torch.equal(path.constrain(u)["b"], target.constrain(u)["b"]) and path.can_sample_prior
-    other = RebasedTarget(target, SplitStudentT(reference.location, reference.left, 1.01 * reference.right))
+    other = rebased(target, SplitStudentT(reference.location, reference.left, 1.01 * reference.right))
     assert path.fingerprint() != other.fingerprint()
     with pytest.raises(ModelError, match="rebased"):
         path.pointwise_log_likelihood(u)

@@ -324,7 +324,7 @@ def test_compiled_moves_are_the_eager_ones(skewed):
     assert not metric.factor.is_contiguous()
     results = []
     for compile in (True, False):
-        target = bk.Target.from_functions(skewed._density.log_prior, lambda u: -0.1 * u[..., 1], 2, compile=compile)
+        target = bk.Target.from_functions(skewed.density.log_prior, lambda u: -0.1 * u[..., 1], 2, compile=compile)
         kernel, noise = NUTS(step_size=0.02, metric=metric, beta=0.5), generator()
         state = kernel.init(target, skewed.sample_prior(8, 3))
         for _ in range(4):

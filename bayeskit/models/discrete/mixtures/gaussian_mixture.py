@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
 from bayeskit.logdensity.target import Target
@@ -120,7 +121,7 @@ class _BatchableGamma(dist.Gamma):
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Draw, shape ``(*sample_shape, *batch)``."""
         shape = self._extended_shape(torch.Size(sample_shape))
-        value = torch._standard_gamma(self.concentration.expand(shape)) / self.rate.expand(shape)
+        value = standard_gamma(self.concentration.expand(shape)) / self.rate.expand(shape)
         return value.clamp(min=torch.finfo(value.dtype).tiny)
 
 

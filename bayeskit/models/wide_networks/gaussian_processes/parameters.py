@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from bayeskit.core.inputs import real_number
+from bayeskit.core.torch_internals import disable_current_modes
 from bayeskit.errors import ModelError, SettingsError
 from bayeskit.models.wide_networks.covariance import Covariance
 from bayeskit.models.wide_networks.kernels import InfiniteWidth
@@ -186,7 +186,7 @@ def _input_covariance(graph: Graph, x1: Tensor, x2: Tensor, ntk: bool) -> Covari
     Which pairs are nearly parallel, and how many, depends on the data only; compilers need to know that number.
     """
     all_pairs = INPUT in graph.all_pairs
-    with _disable_current_modes():
+    with disable_current_modes():
         a, b = (own_covariance(x, all_pairs, ntk).variance() for x in (x1, x2))
         return cross_covariance(x1, x2, (a, b), all_pairs, ntk)
 

@@ -1,0 +1,108 @@
+"""What the package uses of torch that torch does not document, in one place; it ran with torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._functorch.utils import unwrap_dead_wrappers
+from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _make_graph_module as make_graph_module
+from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph_module
+from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as current_dispatch_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+__all__ = [
+    "FakeTensorMode",
+    "OpOverload",
+    "TorchDispatchMode",
+    "TracingContext",
+    "TreeSpec",
+    "batching_level",
+    "core_aten_decompositions",
+    "current_dispatch_modes",
+    "disable_current_modes",
+    "extract_tensor_metadata",
+    "get_decompositions",
+    "has_forward_derivative",
+    "is_batched",
+    "is_wrapped",
+    "make_graph_module",
+    "script_of",
+    "standard_gamma",
+    "tracing",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+    "unoptimised",
+    "unwrap_dead_wrappers",
+    "unwrapped",
+    "use_lazy_graph_module",
+    "without_overrides",
+]
+
+#: The ``__torch_function__`` of a tensor's subclass whose results are plain tensors.
+without_overrides: Any = torch._C._disabled_torch_function_impl
+
+
+def standard_gamma(concentration: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Draw gamma variables of rate one, of any shape; torch's distributions draw by this, and take no generator."""
+    return torch._standard_gamma(concentration, generator=generator)
+
+
+def batching_level() -> int | None:
+    """Return how many transforms of ``torch.func`` are around, or None where there is none."""
+    level: int | None = torch._C._functorch.maybe_current_level()
+    return level
+
+
+def has_forward_derivative() -> bool:
+    """Tell whether a forward derivative is being taken, by ``torch.func`` or without it."""
+    kinds = [layer.key() for layer in torch._C._functorch.get_interpreter_stack() or ()]
+    return torch._C._functorch.TransformType.Jvp in kinds or torch.autograd.forward_ad._current_level >= 0
+
+
+def is_batched(x: Tensor) -> bool:
+    """Tell whether ``vmap`` stands behind a tensor."""
+    return bool(torch._C._functorch.is_batchedtensor(x))
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Tell whether a transform of ``torch.func`` stands behind a tensor."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """Return what the innermost transform made a tensor of."""
+    inner: Tensor = torch._C._functorch.get_unwrapped(x)
+    return inner
+
+
+def script_of(name: str, function: Callable[..., Any], examples: tuple[Tensor, ...]) -> Any:
+    """Return a function as torch's interpreter runs it, recorded at some examples."""
+    recorded = torch._C._create_graph_by_tracing(function, examples, lambda _: "", True, False)[0]
+    return torch._C._create_function_from_graph(name, recorded)
+
+
+def unoptimised(script: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs a script as it was recorded; whether scripts are optimised is a setting of the thread."""
+
+    def call(*arguments: Tensor) -> Any:
+        before = torch._C._get_graph_executor_optimize()
+        torch._C._set_graph_executor_optimize(False)
+        try:
+            return script(*arguments)
+        finally:
+            torch._C._set_graph_executor_optimize(before)
+
+    return call
