@@ -20,7 +20,7 @@ from bayeskit.core.storage import digest, write_atomically
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
 from bayeskit.inference.evidence.material import Material
-from bayeskit.inference.evidence.methods import Method, select
+from bayeskit.inference.evidence.methods import Method, Part, select
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
@@ -550,7 +550,7 @@ def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Tar
             f"{method.name} is a predictive score, which is no log evidence and gives no Bayes factor; choose a method "
             "such as bridge_sampling"
         )
-    if method.refuses is None and not method.needs & {"prior", "ladder"}:
+    if method.refuses is None and not method.needs & {Part.PRIOR, Part.LADDER}:
         return  # it applies to every target, so that none needs to be built here
     for name, model in models.items():
         target = _built(name, model)

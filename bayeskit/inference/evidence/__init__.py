@@ -7,6 +7,7 @@ from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, 
 from bayeskit.inference.evidence.conditionals import ConjugateBlock
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
+from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.ladder import (
     generalised_stepping_stone,
     modified_path_sampling,
@@ -28,7 +29,7 @@ from bayeskit.inference.evidence.laplus import (
 )
 from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
 from bayeskit.inference.evidence.material import Budget, Material
-from bayeskit.inference.evidence.methods import METHODS, Method, select
+from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.modes import Mode, find_mode
 from bayeskit.inference.evidence.nested_evidence import nested_sampling
 from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates, pointwise_predictive_density
@@ -55,6 +56,7 @@ __all__ = [
     "MeanField",
     "Method",
     "Mode",
+    "Part",
     "PredictiveScore",
     "PrequentialEvidence",
     "Problem",
@@ -67,6 +69,7 @@ __all__ = [
     "chib",
     "compare",
     "conditional_predictive_ordinates",
+    "estimator",
     "evidence_lower_bound",
     "find_mode",
     "fit_flow",

@@ -16,6 +16,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.modes import negative_hessian
 from bayeskit.inference.evidence.result import Evidence
@@ -102,7 +103,7 @@ MAX_ITERATIONS = 1000
 _TOLERANCE = 1e-10
 
 
-@estimator()
+@estimator(Part.POSTERIOR)
 def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None = None, seed: int = 0) -> Evidence:
     """Bridge between the posterior and a normal distribution fitted to it.
 
@@ -301,7 +302,7 @@ def iterate(posterior: Tensor, proposal: Tensor, effective: float) -> tuple[floa
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+@estimator(Part.POSTERIOR)
 def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None = None, seed: int = 0) -> Evidence:
     """Bridge between the standard normal distribution and the posterior, warped to look like it.
 

@@ -21,7 +21,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, SettingsError
 from bayeskit.inference.evidence.comparison import compare
 from bayeskit.inference.evidence.material import Budget, Material
-from bayeskit.inference.evidence.methods import METHODS, select
+from bayeskit.inference.evidence.methods import METHODS, Part, select
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
@@ -262,7 +262,7 @@ def calibrate(
         )
     if correlation is not None:
         of_another = target.fingerprint() != _exact_target(_NORMAL_CASE).fingerprint()
-        if of_another or any("posterior" not in METHODS[m].needs for m in names):
+        if of_another or any(Part.POSTERIOR not in METHODS[m].needs for m in names):
             raise SettingsError(
                 f"autoregressive draws exist for the exact case {_NORMAL_CASE} and methods on posterior draws only"
             )

@@ -26,6 +26,7 @@ from bayeskit.inference.evidence.conditionals import (
     log_volume,
 )
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Parts
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.starts import prior_positions
@@ -41,7 +42,11 @@ _NO_BLOCKS = (
 )
 
 
-@estimator()
+def _compared(target: Target, parts: Parts, seed: int) -> Evidence:
+    return chib(target, parts.blocks or None, seed=seed, progress=parts.progress)
+
+
+@estimator(refuses=lambda target, parts: chib_refusal(target, parts.blocks), by=_compared)
 def chib(
     target: Target,
     blocks: Sequence[ConjugateBlock] | None = None,

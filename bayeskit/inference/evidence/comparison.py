@@ -25,7 +25,7 @@ from bayeskit.errors import BayeskitError, CheckpointError, OutputError, Setting
 from bayeskit.inference.evidence.checks import belongs
 from bayeskit.inference.evidence.judgement import comparison, judge_target
 from bayeskit.inference.evidence.material import Budget, Material
-from bayeskit.inference.evidence.methods import Method, select
+from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target
@@ -474,8 +474,6 @@ class EvidenceComparison:
     @cached_property
     def verdict(self) -> Verdict:
         """What the estimates amount to: the agreed value, who disagrees, who does not trust itself and why."""
-        from bayeskit.inference.evidence.methods import METHODS
-
         sources = {name: METHODS[name].source for name in self.results if name in METHODS}
         return judge(self, sources=sources, refused=self.refused, notes=self.notes)
 
@@ -695,7 +693,7 @@ def compare(
     refusals = {method.name: method.refusal(target, material) for method in chosen}
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]
-    for part in ("posterior", "ladder"):
+    for part in (Part.POSTERIOR, Part.LADDER):
         # What takes longest comes first, and if it fails there is little to compare.
         if any(part in method.needs for method in applied):
             material.part(part)

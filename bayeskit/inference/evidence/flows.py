@@ -39,6 +39,7 @@ from bayeskit.inference.evidence.checks import (
 )
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.laplace_approximation import StudentT
+from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
@@ -456,7 +457,7 @@ _NUM_FITTED = 3
 _MIN_PART = 10
 
 
-@estimator()
+@estimator(Part.POSTERIOR, Part.FLOW)
 def flow_importance_sampling(
     target: Target, draws: Draws, *, flow: FittedFlow | None = None, num_draws: int = 10_000, seed: int = 0
 ) -> Evidence:
@@ -604,7 +605,7 @@ _TEMPERATURES = (0.5, 0.65, 0.8, 0.95)
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
-@estimator()
+@estimator(Part.POSTERIOR, Part.FLOW)
 def learned_harmonic_mean(
     target: Target, draws: Draws, *, flow: FittedFlow | None = None, temperature: float | None = None, seed: int = 0
 ) -> Evidence:

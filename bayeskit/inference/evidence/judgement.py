@@ -21,6 +21,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
+from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register
 from bayeskit.inference.samplers import Ladder
 from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun
@@ -87,20 +88,43 @@ def judge_target(target: Target, *, proper: bool = True, stacklevel: int = 2) ->
     return report
 
 
-def estimator(*, proper: bool = True) -> Callable[[F], F]:
-    """Decorate a public estimator: its target is judged first, and its time is measured.
+def estimator(
+    *needs: Part, kind: Kind = "consistent", refuses: Refusal | None = None, by: Estimate | None = None
+) -> Callable[[F], F]:
+    """Decorate a public estimator: it is registered, its target is judged first, and its time is measured.
 
     Parameters
     ----------
-    proper : bool, default True
-        As of :func:`judge_target`.
+    *needs : Part
+        What it works on: :func:`~bayeskit.inference.evidence.compare` makes these parts, and gives them by the names
+        ``draws``, ``ladder``, ``mode``, ``mean_field`` and ``flow``.
+    kind : {"consistent", "unstable", "approximation", "bound", "score"}
+        What its number tends to; see :class:`~bayeskit.inference.evidence.Method`. A score does without a proper prior.
+    refuses : callable, optional
+        ``(target, parts)``, the reason why it does not apply to a target, or None.
+    by : callable, optional
+        ``(target, parts, seed)``, how a comparison calls it, where it makes a run of its own by the budget.
+
+    Returns
+    -------
+    callable
+        The decorator; ``function(target, ..., seed=0) -> Evidence``.
 
     Examples
     --------
+    The mean of the likelihood over the mode alone, which is no estimate worth having:
+
     >>> import bayeskit as bk
-    >>> from bayeskit.inference.evidence import laplace
-    >>> laplace(bk.exact.get("linreg10").target()).seconds > 0
-    True
+    >>> from bayeskit.inference import evidence
+    >>> from bayeskit.inference.evidence import Evidence, Part, estimator
+    >>> @estimator(Part.MODE, kind="approximation")
+    ... def likelihood_at_the_mode(target, *, mode, seed=0):
+    ...     value = float(target.log_likelihood(mode.position))
+    ...     return Evidence("likelihood_at_the_mode", value, 0.0, 1)
+    >>> found = evidence.compare(bk.exact.get("linreg10").target(), ["likelihood_at_the_mode", "laplace"])
+    >>> list(found.results)
+    ['laplace', 'likelihood_at_the_mode']
+    >>> del evidence.METHODS["likelihood_at_the_mode"]
     """
 
     def decorate(function: F) -> F:
@@ -110,7 +134,7 @@ def estimator(*, proper: bool = True) -> Callable[[F], F]:
             if asked_by == _ESTIMATOR:
                 return function(target, *given, **named)
             if asked_by == _NOBODY:
-                judge_target(target, proper=proper, stacklevel=2)
+                judge_target(target, proper=kind != "score", stacklevel=2)
             begin = time.monotonic()
             with _asked_by(_ESTIMATOR):
                 found = function(target, *given, **named)
@@ -119,6 +143,7 @@ def estimator(*, proper: bool = True) -> Callable[[F], F]:
             # A run that was resumed knows of time before this call.
             return replace(found, seconds=max(own + earlier, found.seconds))
 
+        register(judged, needs, kind, refuses, by)
         return cast(F, judged)
 
     return decorate

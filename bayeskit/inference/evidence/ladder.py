@@ -37,6 +37,7 @@ from bayeskit.inference.evidence.checks import (
     without_nan,
 )
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder, sample_ladder
@@ -332,7 +333,7 @@ def _interpolate(x: Tensor, known: Tensor, values: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+@estimator(Part.LADDER, kind="approximation")
 def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     """Integrate the expected log likelihood over the inverse temperature by the trapezoidal rule.
 
@@ -396,7 +397,7 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+@estimator(Part.LADDER)
 def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
     """Integrate the expected log likelihood over the inverse temperature, variances correcting the rule.
 
@@ -454,7 +455,7 @@ def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+@estimator(Part.LADDER)
 def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     """Multiply the ratios of neighbouring normalising constants, each estimated below its step.
 
@@ -536,7 +537,21 @@ _MAX_ROUNDS = 4
 _MARGIN = 0.25  # of the tolerance is aimed at, since a pilot's estimate of the gap is rough
 
 
-@estimator()
+def _refined(target: Target, parts: Parts, seed: int) -> Evidence:
+    spend = parts.budget
+    return thermodynamic_integration(
+        target,
+        ladder=parts.part(Part.LADDER),
+        num_chains=spend.ladder_chains,
+        num_warmup=spend.ladder_warmup,
+        num_samples=spend.ladder_samples,
+        seed=seed,
+        progress=parts.progress,
+        checkpoint=parts.file("refined"),
+    )
+
+
+@estimator(Part.LADDER, by=_refined)
 def thermodynamic_integration(
     target: Target,
     *,
@@ -801,7 +816,22 @@ class SplitStudentT:
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+def _from_reference(target: Target, parts: Parts, seed: int) -> Evidence:
+    spend = parts.budget
+    return generalised_stepping_stone(
+        target,
+        parts.part(Part.POSTERIOR),
+        num_temperatures=spend.num_reference_temperatures,
+        num_chains=spend.ladder_chains,
+        num_warmup=spend.ladder_warmup,
+        num_samples=spend.ladder_samples,
+        seed=seed,
+        progress=parts.progress,
+        checkpoint=parts.file("reference"),
+    )
+
+
+@estimator(Part.POSTERIOR, by=_from_reference)
 def generalised_stepping_stone(
     target: Target,
     draws: Draws,

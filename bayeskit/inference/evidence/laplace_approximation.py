@@ -30,6 +30,7 @@ from bayeskit.inference.evidence.checks import (
 )
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.laplus import PositiveDensity, climb_to_modes
+from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.missed_mass import (
     NUM_MOVED,
     is_more_than,
@@ -195,7 +196,7 @@ _UNKNOWN = "an approximation whose error is not known: use laplace_importance_sa
 _MIN_FALL = 0.01
 
 
-@estimator()
+@estimator(Part.MODE, kind="approximation")
 def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0) -> Evidence:
     r"""Integrate the normal distribution that has the posterior's mode and curvature in unconstrained space.
 
@@ -319,7 +320,7 @@ class _Pilot(NamedTuple):
     log_weights: Tensor
 
 
-@estimator()
+@estimator(Part.MODE)
 def laplace_importance_sampling(
     target: Target,
     num_draws: int = 32_768,
@@ -607,7 +608,7 @@ def _flattened(log_weights: Tensor, needed: float) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+@estimator(Part.MODE, kind="approximation")
 def maximum_likelihood(
     target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
 ) -> Evidence:
@@ -656,7 +657,7 @@ def maximum_likelihood(
     return _maximised("maximum_likelihood", target, likelihood, draws, mode, seed)
 
 
-@estimator()
+@estimator(Part.MODE, kind="approximation")
 def maximum_posterior(
     target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
 ) -> Evidence:

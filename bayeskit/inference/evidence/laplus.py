@@ -23,6 +23,7 @@ from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, require_own, weight_problems, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import missed_mass
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
@@ -670,7 +671,15 @@ def _at_zero(density: PositiveDensity, mode: PositiveMode) -> _AtZero:
 _UNKNOWN = "an approximation whose error is not known: use gamma_laplus_importance_sampling, which measures it"
 
 
-@estimator()
+def _not_positive(target: Target, parts: Parts) -> str | None:
+    try:
+        PositiveDensity(target)
+    except SettingsError as error:
+        return str(error)
+    return None
+
+
+@estimator(Part.POSITIVE_MODE, kind="approximation", refuses=_not_positive)
 def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     r"""Approximate the posterior of positive coordinates by independent gamma distributions at its mode.
 
@@ -722,7 +731,7 @@ def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int 
     return _approximated("gamma_laplus", target, _gamma_family, mode, seed)
 
 
-@estimator()
+@estimator(Part.POSITIVE_MODE, kind="approximation", refuses=_not_positive)
 def beta_prime_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     """Approximate the posterior of positive coordinates by independent beta prime distributions at its mode.
 
@@ -759,7 +768,7 @@ def beta_prime_laplus(target: Target, *, mode: PositiveMode | None = None, seed:
     return _approximated("beta_prime_laplus", target, _beta_prime_family, mode, seed)
 
 
-@estimator()
+@estimator(Part.POSITIVE_MODE, kind="approximation", refuses=_not_positive)
 def lognormal_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
     """Approximate the posterior of positive coordinates by independent lognormal distributions at its mode.
 
@@ -944,7 +953,7 @@ _MAX_BEYOND = 0.05
 _FEW = 200
 
 
-@estimator()
+@estimator(Part.POSITIVE_MODE, refuses=_not_positive)
 def gamma_laplus_importance_sampling(
     target: Target,
     num_draws: int = 10_000,

@@ -30,6 +30,7 @@ from bayeskit.inference.evidence.checks import (
     without_nan,
 )
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, with_missed_peak, without_infinity
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
@@ -113,7 +114,7 @@ def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor,
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+@estimator(Part.PRIOR)
 def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0) -> Evidence:
     """Average the likelihood over draws from the prior.
 
@@ -172,7 +173,7 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+@estimator(Part.POSTERIOR, kind="unstable")
 def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     """Harmonic mean of the likelihood over posterior draws.
 
@@ -238,7 +239,7 @@ _TOLERANCE = 1e-10
 _MAX_SHIFT = 0.25
 
 
-@estimator()
+@estimator(Part.POSTERIOR, kind="unstable")
 def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.01, seed: int = 0) -> Evidence:
     """Harmonic mean over posterior draws and imagined prior draws whose likelihood is the estimate itself.
 

@@ -189,6 +189,7 @@ class Material:
         BayeskitError
             If it cannot be made; asked again, it says the same without another try.
         """
+        name = str(name)
         if name not in MAKERS:
             raise SettingsError(f"there is no part {name!r} that methods could share; there are {', '.join(MAKERS)}")
         if name not in self._parts:

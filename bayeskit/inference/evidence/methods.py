@@ -1,63 +1,74 @@
-"""The registry of methods: what each is called, what it needs and to what it does not apply."""
+"""The registry of methods: each registers itself where it is defined, with the parts that it works on."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bayeskit.core.inputs import unknown_name
-from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.bridge import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
-from bayeskit.inference.evidence.chibs_method import chib
-from bayeskit.inference.evidence.chibs_method import chib_refusal as chib_refuses
-from bayeskit.inference.evidence.flows import flow_importance_sampling, learned_harmonic_mean
-from bayeskit.inference.evidence.ladder import (
-    generalised_stepping_stone,
-    modified_path_sampling,
-    path_sampling,
-    stepping_stone,
-    thermodynamic_integration,
-)
-from bayeskit.inference.evidence.laplace_approximation import (
-    laplace,
-    laplace_importance_sampling,
-    maximum_likelihood,
-    maximum_posterior,
-)
-from bayeskit.inference.evidence.laplus import (
-    PositiveDensity,
-    beta_prime_laplus,
-    gamma_laplus,
-    gamma_laplus_importance_sampling,
-    lognormal_laplus,
-)
-from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
-from bayeskit.inference.evidence.material import Budget, Material
-from bayeskit.inference.evidence.nested_evidence import nested_sampling
-from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates, pointwise_predictive_density
-from bayeskit.inference.evidence.predictive import scores_refusal as predictive_refuses
-from bayeskit.inference.evidence.prequential_evidence import prequential
-from bayeskit.inference.evidence.prequential_evidence import prequential_refusal as prequential_refuses
-from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.sequential import adaptive_smc, smc
-from bayeskit.inference.evidence.variational import evidence_lower_bound, variational_importance_sampling
-from bayeskit.inference.samplers import sample_nested, sample_smc
-from bayeskit.inference.samplers.driver import obey
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
-    from bayeskit.inference.evidence.result import PredictiveScore
+    from bayeskit.draws import Draws
+    from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 
-__all__ = ["Estimate", "Kind", "METHODS", "Method", "Refusal", "select"]
+__all__ = ["Estimate", "Kind", "METHODS", "Method", "Part", "Parts", "Refusal", "register", "select"]
 
 
-Estimate = Callable[[Target, Material, int], "Evidence | PredictiveScore"]
-Refusal = Callable[[Target, Material], "str | None"]
+class Part(StrEnum):
+    """What methods work on and can share: draws, a ladder, fits and modes."""
+
+    PRIOR = "prior"
+    MODE = "mode"
+    POSITIVE_MODE = "positive mode"
+    MEAN_FIELD = "mean field"
+    POSTERIOR = "posterior"
+    FLOW = "flow"
+    LADDER = "ladder"
+
+
+#: The argument by which an estimator takes each part; draws from the prior it makes itself.
+_ARGUMENTS = {
+    Part.MODE: "mode",
+    Part.POSITIVE_MODE: "mode",
+    Part.MEAN_FIELD: "mean_field",
+    Part.POSTERIOR: "draws",
+    Part.FLOW: "flow",
+    Part.LADDER: "ladder",
+}
+
+
+class Parts(Protocol):
+    """Where methods find the parts, and how much to spend on runs of their own."""
+
+    budget: Any
+    given_draws: Draws | None  # not made for another method
+    blocks: tuple[Any, ...]  # for Chib's method
+    progress: bool
+
+    @property
+    def improper(self) -> str | None:
+        """What is known to be improper of the prior; None if nothing is."""
+        ...
+
+    def part(self, name: str) -> Any:
+        """Return a part, made when it is first asked for."""
+        ...
+
+    def file(self, name: str) -> str | None:
+        """Return the checkpoint of a run."""
+        ...
+
+
+Estimate = Callable[[Target, Parts, int], "Evidence | PredictiveScore"]
+Refusal = Callable[[Target, Parts], "str | None"]
 #: "consistent": the estimate tends to the log evidence with more draws, and its error is one; "unstable": so it does,
 #: but no error of it can be relied on; "approximation": it has a bias that more draws do not mend; "bound": it lies
-#: below; "score": another thing.
+#: below; "score": a predictive score, no marginal likelihood.
 Kind = Literal["consistent", "unstable", "approximation", "bound", "score"]
 
 
@@ -69,233 +80,80 @@ class Method:
     ----------
     name : str
         The name of its function.
-    needs : frozenset of str
-        Parts of :class:`Material` that it works on, and "prior" where it draws from the prior.
+    needs : frozenset of Part
+        What it works on; ``Part.PRIOR`` where it draws from the prior.
     estimate : callable
         ``(target, material, seed) -> Evidence``, or a predictive score.
     kind : {"consistent", "unstable", "approximation", "bound", "score"}
     refuses : callable, optional
         ``(target, material)``, the reason why the method does not apply, or None.
+    has_own_run : bool
+        Whether it makes a run of its own, by the budget.
     """
 
     name: str
-    needs: frozenset[str]
+    needs: frozenset[Part]
     estimate: Estimate
     kind: Kind = "consistent"
     refuses: Refusal | None = None
+    has_own_run: bool = False
 
     @property
     def source(self) -> str:
         """The draws or the search that its estimate rests on; a method with a run of its own is its own source."""
-        return next(
-            (part for part in ("posterior", "ladder", "mode", "positive mode", "mean field") if part in self.needs),
-            self.name,
-        )
+        order = (Part.POSTERIOR, Part.LADDER, Part.MODE, Part.POSITIVE_MODE, Part.MEAN_FIELD)
+        return next((part.value for part in order if part in self.needs), self.name)
 
-    def refusal(self, target: Target, material: Material) -> str | None:
+    def refusal(self, target: Target, material: Parts) -> str | None:
         """Return the reason why the method does not apply to a target, or None."""
         if self.kind != "score" and material.improper is not None:
             return material.improper
-        if self.needs & {"prior", "ladder"} and not target.can_sample_prior:
+        if self.needs & {Part.PRIOR, Part.LADDER} and not target.can_sample_prior:
             return NO_PRIOR_DRAWS
         return None if self.refuses is None else self.refuses(target, material)
 
-
-def _not_positive(target: Target, material: Material) -> str | None:
-    try:
-        PositiveDensity(target)
-    except SettingsError as error:
-        return str(error)
-    return None
-
-
-def _alone(function: Callable[..., Any]) -> Estimate:
-    return lambda target, material, seed: function(target, seed=seed)
-
-
-def _posterior(function: Callable[..., Any]) -> Estimate:
-    return lambda target, material, seed: function(target, material.draws, seed=seed)
-
-
-def _tempered(function: Callable[..., Any]) -> Estimate:
-    return lambda target, material, seed: function(target, material.ladder)
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Place in tables: the cheap ones first, scores last, then by the part and as they were registered."""
+        parts = [list(Part).index(part) for part in self.needs] or [len(Part)]
+        if self.kind == "score":
+            group = 5
+        elif Part.POSTERIOR in self.needs:
+            group = 2
+        elif Part.LADDER in self.needs:
+            group = 3
+        elif self.has_own_run:
+            group = 4
+        else:
+            group = int(self.kind == "consistent")
+        return group, 0 if group in (2, 3) else min(parts)
 
 
-def _checked(function: Callable[..., Any], **parts: str) -> Estimate:
-    """Let a method that can do without posterior draws check itself against those that the caller gave.
-
-    Never against those that another method has needed: its answer must not depend on who else was asked.
-    """
-
-    def estimate(target: Target, material: Material, seed: int) -> Evidence:
-        shared = {argument: material.part(part) for argument, part in parts.items()}
-        return function(target, draws=material.given_draws, seed=seed, **shared)
-
-    return estimate
+#: The methods by name, in the order of tables.
+METHODS: dict[str, Method] = {}
 
 
-def _at_the_mode(function: Callable[..., Any]) -> Estimate:
-    return _checked(function, mode="mode")
+def register(
+    function: Callable[..., Any], needs: Iterable[Part], kind: Kind, refuses: Refusal | None, by: Estimate | None
+) -> None:
+    """Add an estimator to the registry; ``by`` calls it where its arguments are not parts, draws and a seed."""
+    arguments = inspect.signature(function).parameters
+    parts = frozenset(needs)
 
+    def estimate(target: Target, material: Parts, seed: int) -> Evidence | PredictiveScore:
+        given = {_ARGUMENTS[part]: material.part(part) for part in parts if part in _ARGUMENTS}
+        if "draws" in arguments and "draws" not in given:
+            # Never those that another method has needed: an answer must not depend on who else was asked.
+            given["draws"] = material.given_draws
+        if "seed" in arguments:
+            given["seed"] = seed
+        found: Evidence | PredictiveScore = function(target, **given)
+        return found
 
-def _positive(function: Callable[..., Any]) -> Estimate:
-    return lambda target, material, seed: function(target, mode=material.positive_mode, seed=seed)
-
-
-def _flow(function: Callable[..., Any]) -> Estimate:
-    return lambda target, material, seed: function(target, material.draws, flow=material.flow, seed=seed)
-
-
-def _bound(target: Target, material: Material, seed: int) -> Evidence:
-    return evidence_lower_bound(target, mean_field=material.mean_field, seed=seed)
-
-
-def _generalised(target: Target, material: Material, seed: int) -> Evidence:
-    spend = material.budget
-    return generalised_stepping_stone(
-        target,
-        material.draws,
-        num_temperatures=spend.num_reference_temperatures,
-        num_chains=spend.ladder_chains,
-        num_warmup=spend.ladder_warmup,
-        num_samples=spend.ladder_samples,
-        seed=seed,
-        progress=material.progress,
-        checkpoint=material.file("reference"),
-    )
-
-
-def _refined(target: Target, material: Material, seed: int) -> Evidence:
-    spend = material.budget
-    return thermodynamic_integration(
-        target,
-        ladder=material.ladder,
-        num_chains=spend.ladder_chains,
-        num_warmup=spend.ladder_warmup,
-        num_samples=spend.ladder_samples,
-        seed=seed,
-        progress=material.progress,
-        checkpoint=material.file("refined"),
-    )
-
-
-def _smc(target: Target, material: Material, seed: int) -> Evidence:
-    spend = material.budget
-    run = sample_smc(
-        target,
-        spend.num_particles,
-        spend.num_replicates,
-        seed,
-        checkpoint=material.file("smc"),
-        progress=material.progress,
-    )
-    obey(run.ending)
-    # A resumed run has taken longer than its last part.
-    return replace(smc(target, run, seed=seed), seconds=run.draws.seconds)
-
-
-def _populations(spend: Budget) -> dict[str, Any]:
-    """Fewer and larger populations: what each adapts to itself, or weighs by, is a bias of its own."""
-    return {"num_particles": 2 * spend.num_particles, "num_replicates": max(16, spend.num_replicates // 2)}
-
-
-def _adaptive(target: Target, material: Material, seed: int) -> Evidence:
-    return adaptive_smc(
-        target,
-        **_populations(material.budget),
-        seed=seed,
-        checkpoint=material.file("adaptive"),
-        progress=material.progress,
-    )
-
-
-def _prequential(target: Target, material: Material, seed: int) -> Evidence:
-    return prequential(target, **_populations(material.budget), seed=seed, progress=material.progress)
-
-
-def _nested(target: Target, material: Material, seed: int) -> Evidence:
-    run = sample_nested(
-        target,
-        material.budget.num_live,
-        seed,
-        termination=material.budget.termination,
-        checkpoint=material.file("nested"),
-        progress=material.progress,
-    )
-    obey(run.ending)
-    return nested_sampling(target, run, seed=seed)
-
-
-def _chib(target: Target, material: Material, seed: int) -> Evidence:
-    return chib(target, material.blocks or None, seed=seed, progress=material.progress)
-
-
-def _scored(function: Callable[[Target], str | None]) -> Refusal:
-    return lambda target, material: function(target)
-
-
-def _row(
-    name: str, needs: str, estimate: Estimate, kind: Kind = "consistent", refuses: Refusal | None = None
-) -> Method:
-    return Method(name, frozenset(part.strip() for part in needs.split(",") if part.strip()), estimate, kind, refuses)
-
-
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        _row("maximum_likelihood", "mode", _at_the_mode(maximum_likelihood), "approximation"),
-        _row("maximum_posterior", "mode", _at_the_mode(maximum_posterior), "approximation"),
-        _row("laplace", "mode", _at_the_mode(laplace), "approximation"),
-        _row("gamma_laplus", "positive mode", _positive(gamma_laplus), "approximation", _not_positive),
-        _row("beta_prime_laplus", "positive mode", _positive(beta_prime_laplus), "approximation", _not_positive),
-        _row("lognormal_laplus", "positive mode", _positive(lognormal_laplus), "approximation", _not_positive),
-        _row("evidence_lower_bound", "mean field", _bound, "bound"),
-        _row("naive_monte_carlo", "prior", _alone(naive_monte_carlo)),
-        _row(
-            "gamma_laplus_importance_sampling",
-            "positive mode",
-            _positive(gamma_laplus_importance_sampling),
-            refuses=_not_positive,
-        ),
-        _row("laplace_importance_sampling", "mode", _at_the_mode(laplace_importance_sampling)),
-        _row(
-            "variational_importance_sampling",
-            "mean field",
-            _checked(variational_importance_sampling, mean_field="mean field"),
-        ),
-        _row("harmonic_mean", "posterior", _posterior(harmonic_mean), "unstable"),
-        _row("stabilised_harmonic_mean", "posterior", _posterior(stabilised_harmonic_mean), "unstable"),
-        _row("bridge_sampling", "posterior", _posterior(bridge_sampling)),
-        _row("warp_bridge_sampling", "posterior", _posterior(warp_bridge_sampling)),
-        _row("learned_harmonic_mean", "posterior, flow", _flow(learned_harmonic_mean)),
-        _row("flow_importance_sampling", "posterior, flow", _flow(flow_importance_sampling)),
-        _row("generalised_stepping_stone", "posterior", _generalised),
-        # The gap of its trapezoids stays with however many draws.
-        _row("path_sampling", "ladder", _tempered(path_sampling), "approximation"),
-        _row("modified_path_sampling", "ladder", _tempered(modified_path_sampling)),
-        _row("thermodynamic_integration", "ladder", _refined),
-        _row("stepping_stone", "ladder", _tempered(stepping_stone)),
-        _row("smc", "prior", _smc),
-        _row("adaptive_smc", "prior", _adaptive),
-        _row("nested_sampling", "prior", _nested),
-        _row("prequential", "prior", _prequential, refuses=_scored(prequential_refuses)),
-        _row("chib", "", _chib, refuses=lambda target, material: chib_refuses(target, material.blocks)),
-        _row(
-            "conditional_predictive_ordinates",
-            "posterior",
-            _posterior(conditional_predictive_ordinates),
-            "score",
-            _scored(predictive_refuses),
-        ),
-        _row(
-            "pointwise_predictive_density",
-            "posterior",
-            _posterior(pointwise_predictive_density),
-            "score",
-            _scored(predictive_refuses),
-        ),
-    )
-}
+    method = Method(function.__name__, parts, by or estimate, kind, refuses, by is not None)
+    METHODS[method.name] = method
+    for name in sorted(METHODS, key=lambda name: METHODS[name]._place):  # stable
+        METHODS[name] = METHODS.pop(name)
 
 
 def select(methods: str | Sequence[str]) -> list[Method]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, rounding_problems, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import same_likelihood
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import obey
@@ -28,7 +29,16 @@ _CLIMBERS = 16
 _CLIMBING_STEPS = 100
 
 
-@estimator()
+def _compared(target: Target, parts: Parts, seed: int) -> Evidence:
+    spend, file = parts.budget, parts.file("nested")
+    run = sample_nested(
+        target, spend.num_live, seed, termination=spend.termination, checkpoint=file, progress=parts.progress
+    )
+    obey(run.ending)
+    return nested_sampling(target, run, seed=seed)
+
+
+@estimator(Part.PRIOR, by=_compared)
 def nested_sampling(
     target: Target,
     run: NestedRun | None = None,

@@ -24,6 +24,7 @@ from bayeskit.inference.evidence.checks import (
     without_nan,
 )
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import PredictiveScore
 from bayeskit.logdensity.pyro_density import FactorTerms, PyroDensity, likelihood_parts
 from bayeskit.logdensity.target import Target
@@ -338,7 +339,7 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator(proper=False)
+@estimator(Part.POSTERIOR, kind="score", refuses=lambda target, parts: scores_refusal(target))
 def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Add up the log densities of each observation given all others, the log pseudo-marginal likelihood.
 
@@ -402,7 +403,7 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator(proper=False)
+@estimator(Part.POSTERIOR, kind="score", refuses=lambda target, parts: scores_refusal(target))
 def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Add up the log posterior means of each observation's likelihood.
 

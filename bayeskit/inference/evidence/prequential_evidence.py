@@ -16,6 +16,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import (
@@ -23,6 +24,7 @@ from bayeskit.inference.evidence.sequential import (
     PopulationMoves,
     average,
     crossed_metrics,
+    fewer_and_larger,
     finished_run,
     first_step_size,
     next_step,
@@ -108,7 +110,11 @@ class PrequentialEvidence(Evidence):
         return ax
 
 
-@estimator()
+def _compared(target: Target, parts: Parts, seed: int) -> Evidence:
+    return prequential(target, **fewer_and_larger(parts.budget), seed=seed, progress=parts.progress)
+
+
+@estimator(Part.PRIOR, refuses=lambda target, parts: prequential_refusal(target), by=_compared)
 def prequential(
     target: Target,
     *,

@@ -18,6 +18,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, NO_PRIOR_DRAWS, belongs, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import Control, Ending, Outcome, Records, drive, obey
@@ -46,6 +47,7 @@ from bayeskit.logdensity.compiling import Evaluation, Evaluator
 from bayeskit.logdensity.target import Target
 
 __all__ = [
+    "fewer_and_larger",
     "AdaptivePopulations",
     "AdaptiveState",
     "MIN_REPLICATES",
@@ -75,7 +77,20 @@ _MAX_CORRELATION = 0.8
 _MIN_ANCESTORS = 2.0
 
 
-@estimator()
+def fewer_and_larger(spend: Any) -> dict[str, Any]:
+    """Return half the replicates, twice as large: what each adapts to itself, or weighs by, is a bias of its own."""
+    return {"num_particles": 2 * spend.num_particles, "num_replicates": max(16, spend.num_replicates // 2)}
+
+
+def _smc(target: Target, parts: Parts, seed: int) -> Evidence:
+    spend, file = parts.budget, parts.file("smc")
+    run = sample_smc(target, spend.num_particles, spend.num_replicates, seed, checkpoint=file, progress=parts.progress)
+    obey(run.ending)
+    # A resumed run has taken longer than its last part.
+    return replace(smc(target, run, seed=seed), seconds=run.draws.seconds)
+
+
+@estimator(Part.PRIOR, by=_smc)
 def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: bool = True) -> Evidence:
     """Average the evidence estimates of replicates that followed one frozen schedule.
 
@@ -471,7 +486,12 @@ def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+def _adaptive_smc(target: Target, parts: Parts, seed: int) -> Evidence:
+    spend, file = fewer_and_larger(parts.budget), parts.file("adaptive")
+    return adaptive_smc(target, **spend, seed=seed, checkpoint=file, progress=parts.progress)
+
+
+@estimator(Part.PRIOR, by=_adaptive_smc)
 def adaptive_smc(
     target: Target,
     *,

@@ -26,6 +26,7 @@ from bayeskit.inference.evidence.checks import (
     without_nan,
 )
 from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.modes import find_modes, negative_hessian
 from bayeskit.inference.evidence.result import Evidence
@@ -472,7 +473,7 @@ def _fresh_weights(target: Target, mean_field: MeanField, num_draws: int, genera
 # --------------------------------------------------------------------------------------------------
 
 
-@estimator()
+@estimator(Part.MEAN_FIELD, kind="bound")
 def evidence_lower_bound(
     target: Target, *, mean_field: MeanField | None = None, num_draws: int = 10_000, seed: int = 0
 ) -> Evidence:
@@ -555,7 +556,7 @@ _MAX_LOCAL_SHAPE = {"normal": 0.5, "mixture": 0.6}
 """Where normal weights lose their variance, and where replicates show that the mixture's error becomes too small."""
 
 
-@estimator()
+@estimator(Part.MEAN_FIELD)
 def variational_importance_sampling(
     target: Target,
     *,
