@@ -39,38 +39,7 @@ _REPORTS: WeakKeyDictionary[Target, ConstantsReport] = WeakKeyDictionary()
 
 
 def judge_target(target: Target, *, proper: bool = True, stacklevel: int = 2) -> ConstantsReport:
-    """Refuse an improper prior, and warn of constants that were dropped.
-
-    What is found is kept as long as the target.
-
-    Parameters
-    ----------
-    target : Target
-    proper : bool, default True
-        Whether the prior has to be proper, as for every log evidence; predictive scores do without.
-    stacklevel : int, default 2
-        Of the warning.
-
-    Returns
-    -------
-    ConstantsReport
-
-    Raises
-    ------
-    SettingsError
-        If `target` is none, or its prior is known to be improper.
-
-    Warns
-    -----
-    ConstantsWarning
-        If the prior does not integrate to one, so that every estimate is off by that.
-
-    Examples
-    --------
-    >>> import bayeskit as bk
-    >>> judge_target(bk.exact.get("linreg10").target()).warnings
-    ()
-    """
+    """Return a target's constants report, kept with it; warn of its problems, SettingsError for an improper prior."""
     if not isinstance(target, Target):
         raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
     if target not in _REASONS:
@@ -88,20 +57,7 @@ def judge_target(target: Target, *, proper: bool = True, stacklevel: int = 2) ->
 
 
 def estimator(*, proper: bool = True) -> Callable[[F], F]:
-    """Decorate a public estimator: its target is judged first, and its time is measured.
-
-    Parameters
-    ----------
-    proper : bool, default True
-        As of :func:`judge_target`.
-
-    Examples
-    --------
-    >>> import bayeskit as bk
-    >>> from bayeskit.inference.evidence import laplace
-    >>> laplace(bk.exact.get("linreg10").target()).seconds > 0
-    True
-    """
+    """Decorate a public estimator: judge its target, unless a caller has, and measure its time."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)

@@ -122,13 +122,11 @@ def _tempered(function: Callable[..., Any]) -> Estimate:
 
 
 def _checked(function: Callable[..., Any], **parts: str) -> Estimate:
-    """Let a method that can do without posterior draws check itself against those that the caller gave.
-
-    Never against those that another method has needed: its answer must not depend on who else was asked.
-    """
+    """Return an estimator that checks itself against posterior draws where the caller gave some."""
 
     def estimate(target: Target, material: Material, seed: int) -> Evidence:
         shared = {argument: material.part(part) for argument, part in parts.items()}
+        # Not against draws that another method needed: the answer must not depend on the other methods of a call.
         return function(target, draws=material.given_draws, seed=seed, **shared)
 
     return estimate

@@ -217,14 +217,7 @@ def prequential(
 
 
 def prequential_refusal(target: Target) -> str | None:
-    """Return why the prequential identity does not apply to a target, or None if it does.
-
-    Examples
-    --------
-    >>> from bayeskit import exact
-    >>> prequential_refusal(exact.get("beta_binomial").target()) is None
-    True
-    """
+    """Return the reason why the prequential identity does not apply to a target, or None if it does."""
     if not target.can_sample_prior:
         return NO_PRIOR_DRAWS
     try:
@@ -235,10 +228,7 @@ def prequential_refusal(target: Target) -> str | None:
 
 
 class _Data:
-    """The observations of a target, and the density of a parameter and of the weights of these, side by side.
-
-    The weights are part of the vector, so that one traced gradient serves whatever has been seen.
-    """
+    """The observations of a target, and a density of the parameter and their weights as one vector ``(d + n,)``."""
 
     def __init__(self, target: Target, site: str | None) -> None:
         self.target, self.site = target, site
@@ -255,6 +245,7 @@ class _Data:
         self.num_data = self.each(density.pointwise(probe[0])).numel()
         self.sites, self.dim = density.sites, target.dim + self.num_data
         self.dtype, self.device, self.data = target.dtype, target.device, density.data
+        # With the weights in the vector, one traced gradient serves any set of seen observations.
         self._joint = Target(self, batched=False, sample_prior=None, compile=target.compile)
         self._joint._loops = target._loops
 
