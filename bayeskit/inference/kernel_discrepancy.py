@@ -17,15 +17,7 @@ class Kernel(Protocol):
     """A positive definite function of the squared distance."""
 
     def __call__(self, squared_distance: Tensor, typical: Tensor) -> Tensor:
-        """Return the kernel.
-
-        Parameters
-        ----------
-        squared_distance : Tensor
-            Shape ``(*batch, n, m)``.
-        typical : Tensor
-            Median squared distance between draws, ``(*batch, 1, 1)``: the scale where none was chosen.
-        """
+        """Return the kernel at ``(*batch, n, m)``; the median, ``typical (*batch, 1, 1)``, is the default scale."""
         ...
 
 

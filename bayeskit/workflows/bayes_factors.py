@@ -30,38 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["ModelComparison", "compare_models"]
 
 
-# --------------------------------------------------------------------------------------------------
 # Posterior probabilities of models whose log evidences are uncertain.
-# --------------------------------------------------------------------------------------------------
 
 _PAIRS = 10_000
 
 
 def _simulated_probabilities(weight: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return standard deviations and central 95 % intervals of the softmax of weights with independent normal errors.
+    """Return standard deviation, lower and upper 95 % end, ``(n,)`` each, of a softmax of normal log weights.
 
-    To first order in the errors would be cheaper, and wrong as soon as they exceed a fraction of a nat. Draws come in
-    pairs of opposite sign, which have no third moment to disturb small errors; their seed is fixed.
-
-    Parameters
-    ----------
-    weight : ndarray
-        Log weights, shape ``(n,)``; -inf for none.
-    error : ndarray
-        Their standard errors, shape ``(n,)``.
-
-    Returns
-    -------
-    tuple of ndarray
-        Standard deviation, lower and upper end, each of shape ``(n,)``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> spread, low, high = _simulated_probabilities(np.array([-100.0, -110.0]), np.array([5.0, 0.1]))
-    >>> spread.round(1).tolist(), low.round(1).tolist()
-    ([0.1, 0.1], [0.6, 0.0])
+    ``weight`` and its standard errors ``error`` are ``(n,)``; -inf stands for no weight.
     """
+    # An expansion to first order is wrong once errors exceed a fraction of a nat. Draws come in pairs of opposite sign,
+    # which have no third moment to disturb small errors.
     if not error.any():
         p = np.exp(weight - logsumexp(weight))
         return np.zeros_like(p), p.copy(), p
@@ -75,9 +55,7 @@ def _simulated_probabilities(weight: np.ndarray, error: np.ndarray) -> tuple[np.
     return drawn.std(0), low, high
 
 
-# --------------------------------------------------------------------------------------------------
 # Bayes factors and posterior probabilities of models of the same data, with their errors.
-# --------------------------------------------------------------------------------------------------
 
 _TOLD_APART = 1.959963984540054
 """Standard errors by which two log evidences must differ to be told apart."""
@@ -331,18 +309,7 @@ class ModelComparison:
 
 
 def _as_prior_probabilities(models: Iterable[str], given: Mapping[str, float] | None) -> dict[str, float]:
-    """Return prior probabilities that add up to one, by model; equal ones where none are given.
-
-    Raises
-    ------
-    SettingsError
-        If they are not nonnegative numbers of exactly these models, some above zero.
-
-    Examples
-    --------
-    >>> _as_prior_probabilities(["with", "without"], {"without": 3, "with": 1})
-    {'with': 0.25, 'without': 0.75}
-    """
+    """Return prior probabilities by model that sum to one, equal if none are given; SettingsError if invalid."""
     if not isinstance(given, (Mapping, type(None))):
         raise SettingsError(f"prior_probabilities must be a dict of numbers by model, not a {type(given).__name__}")
     names = list(models)
@@ -409,9 +376,7 @@ def _label(row: Any) -> str:
     return f"{row.model}, p = {row.posterior_probability:.2g}" + ("" if row.trusted else " (not trusted)")
 
 
-# --------------------------------------------------------------------------------------------------
-# Compare models of the same data by their evidence.
-# --------------------------------------------------------------------------------------------------
+# Comparison of models of the same data by their evidence.
 
 
 def compare_models(

@@ -95,44 +95,11 @@ def calibrations(
     num_jobs: int = 1,
     progress: bool = True,
 ) -> list[Calibration]:
-    """Replicate methods on several problems, on each those that apply to it.
+    """Replicate on each problem the methods that apply to it; SettingsError if none applies to any.
 
-    What applies to what is found out before anything is replicated. With a folder, each problem has one of its own
-    within it, as :func:`calibration_in_folder` makes it, and ``calibration.csv`` and ``calibration.svg`` beside them
-    show all problems.
-
-    Parameters
-    ----------
-    methods, num_replicates, budget, seed, num_jobs, progress
-        As in :func:`bayeskit.inference.evidence.calibrate`.
-    problems : sequence of str, ExactCase or Problem
-    folder : path, optional
-
-    Returns
-    -------
-    list of Calibration
-        One of every problem; ``refused`` says which methods were left out. Where none applies there are no estimates.
-
-    Raises
-    ------
-    OutputError
-        If the folder cannot be written.
-    UnknownNameError
-        For an unknown method or case.
-    SettingsError
-        If no method applies to any problem.
-    CheckpointError
-        If the folder holds replicates of another study.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.evidence import Budget
-    >>> from bayeskit.workflows.calibration import calibrations
-    >>> methods, small = ["laplace_importance_sampling", "gamma_laplus_importance_sampling"], Budget(4, 100, 200)
-    >>> found = calibrations(methods, ["beta_binomial"], num_replicates=2, budget=small, progress=False)
-    >>> list(found[0].estimates), list(found[0].refused)
-    (['laplace_importance_sampling'], ['gamma_laplus_importance_sampling'])
+    With a folder, each problem has a resumable one within, and ``calibration.csv`` and ``.svg`` show all problems.
     """
+    # Inapplicable methods are found before anything is replicated.
     out = None if folder is None else as_output_folder(folder)
     known = [as_problem(problem) for problem in problems]
     fitting = [applicable(methods, problem.build()) for problem in known]
@@ -194,15 +161,7 @@ def _save_plot(found: Sequence[Calibration], path: Path) -> None:
 
 
 def _replicates_of(found: Calibration) -> pd.DataFrame:
-    """Return one row a method and replicate: case, method, seed, estimate, standard error, z, trusted, seconds.
-
-    Examples
-    --------
-    >>> from bayeskit.inference import evidence
-    >>> found = evidence.calibrate("laplace_importance_sampling", "beta_binomial", 3, progress=False)
-    >>> _replicates_of(found).shape
-    (3, 8)
-    """
+    """Return a row per method and replicate: case, method, seed, estimate, standard error, z, trusted, seconds."""
     parts = [
         pd.DataFrame(
             {

@@ -429,18 +429,7 @@ def _ask(problem: exact.Family, task: _Generated) -> tuple[tuple[ExamRow, ...], 
 
 
 def selected_cases(cases: str | Sequence[str]) -> list[str]:
-    """Return the names of the exact cases that are meant by `cases`, "all" or names.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is none.
-
-    Examples
-    --------
-    >>> selected_cases("linreg10")
-    ['linreg10']
-    """
+    """Return the names of exact cases, all for "all"; UnknownNameError if the list is empty."""
     if cases == "all":
         return list(exact.CASES)
     names = [cases] if isinstance(cases, str) else list(cases)

@@ -170,15 +170,7 @@ def posterior_in_folder(
 
 
 def posterior_draws(comparison: EvidenceComparison) -> Draws | None:
-    """Return the draws from the posterior: the posterior run, or else the last rung of the ladder.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.evidence import EvidenceComparison
-    >>> from bayeskit.workflows.folder import posterior_draws
-    >>> posterior_draws(EvidenceComparison({}, None, None)) is None
-    True
-    """
+    """Return the draws of the posterior run, or of the ladder's last rung; None without either."""
     if comparison.draws is not None or comparison.ladder is None:
         return comparison.draws
     whole = comparison.ladder.draws

@@ -42,9 +42,7 @@ __all__ = [
     "symmetrised_bridge",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # A proposal for the posterior of a mixture: fitted about one labelling, then averaged over all of them.
-# --------------------------------------------------------------------------------------------------
 
 _EM_STEPS = 40
 _DRAWS_A_PARAMETER = 4
@@ -156,9 +154,7 @@ def _factor(covariance: Tensor) -> Tensor:
     return factor
 
 
-# --------------------------------------------------------------------------------------------------
-# The evidence of a mixture, whatever the labels of its components do.
-# --------------------------------------------------------------------------------------------------
+# The evidence of a mixture, robust to switching of its components' labels.
 
 _MIN_HALF = 8
 _MAX_DISAGREEMENT = 4.0
@@ -344,10 +340,8 @@ def mixture_evidence(
 
 
 def _halves_of_replicates(draws: Draws) -> Draws:
-    """Join replicates in pairs, so that a bridge fits to one half of them and is evaluated on the other.
-
-    Particles of one replicate share ancestors, those of two do not.
-    """
+    """Join replicates in pairs, so that a bridge fits to one half of them and is evaluated on the other."""
+    # Particles of one replicate share ancestors, those of two do not.
     pairs = draws.num_chains // 2
     if pairs == 0:
         return draws
@@ -394,9 +388,7 @@ def _aligned_draws(draws: Draws, labels: Labels) -> tuple[Draws, Tensor]:
     return replace(draws, unconstrained=u.reshape(draws.unconstrained.shape)), chosen
 
 
-# --------------------------------------------------------------------------------------------------
-# How many components: by the evidence of each number.
-# --------------------------------------------------------------------------------------------------
+# The number of components, by the evidence of each number.
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,7 @@ from bayeskit.logdensity.target import Target
 
 __all__ = ["MAX_ITERATIONS", "bridge_sampling", "iterate", "normal_fit", "terms", "warp_bridge_sampling"]
 
-# --------------------------------------------------------------------------------------------------
 # A normal distribution close to the posterior, from draws and, in many dimensions, from its curvature.
-# --------------------------------------------------------------------------------------------------
 
 #: More dimensions than this are many, if the draws' covariance costs more than so many nats by its noise.
 _FEW_DIMENSIONS, _MAX_LOSS = 50, 0.25
@@ -35,26 +33,12 @@ _NUM_DIRECTIONS, _NOTABLE = 16, 0.25
 
 
 def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
-    """Fit a normal distribution to chains, and return it with the evaluations spent.
-
-    In few dimensions with the mean and the covariance of the draws. In many, ``n`` draws know a covariance so badly
-    that the fit is some ``d (d + 3) / 4 n`` nats from the posterior, however many proposals are then drawn. There the
-    curvature of the log density at the mean of the draws says what the covariance is, and the draws say in which
-    directions it is another: where the posterior is skewed, has heavier tails, or curves upwards at its mean.
-
-    Parameters
-    ----------
-    target : Target
-    x : Tensor
-        Unconstrained draws from its posterior, ``(chains, draws, d)``.
-
-    Raises
-    ------
-    DrawsError
-        If the covariance is singular.
-    """
+    """Fit a normal distribution to draws ``(chains, draws, d)``, or raise DrawsError; also return evaluations spent."""
     d, flat = x.shape[-1], x.flatten(0, 1)
     spent = 0
+    # A covariance of ``n`` draws puts the fit about ``d (d + 3) / 4 n`` nats from the posterior, whatever the number of
+    # proposals. The curvature at the mean has no such noise; the draws correct it where the posterior is skewed or
+    # heavy-tailed, or convex at its mean.
     if d > _FEW_DIMENSIONS and d * (d + 3) > 4 * _MAX_LOSS * len(flat):
         centre = flat.mean(0)
         precision, spent = negative_hessian(target, centre)
@@ -73,18 +57,16 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
 
 
 def _corrected(x: Tensor, precision: Tensor) -> Tensor:
-    """Return a covariance ``(d, d)`` from the negative Hessian at the mean of draws, and the draws about it ``(n, d)``.
-
-    Along each eigenvector of the Hessian the draws know the variance well, so that theirs counts where the two differ.
-    Multiplied by the root of what comes out of that, the draws of a normal posterior are white. The directions in which
-    half of them still vary the most and the least are mostly noise, so that the other half says by how much.
-    """
+    """Return a covariance ``(d, d)`` from the negative Hessian at the draws' mean and the centred draws ``(n, d)``."""
     scale = x.square().mean(0).sqrt()
     values, vectors = torch.linalg.eigh(scale[:, None] * precision * scale)
+    # Along each eigenvector the draws know the variance well, so theirs counts where the two differ.
     along = (x / scale) @ vectors
     spread = along.square().mean(0)
     differs = ~((values * spread).log().abs() <= _NOTABLE)
     variance = torch.where(differs, spread, 1 / values)
+    # The directions in which half of the whitened draws still vary the most and the least are mostly noise, so the
+    # other half gives the variances along them.
     white, basis = along / variance.sqrt(), scale[:, None] * vectors * variance.sqrt()
     seen, other = white.tensor_split(2)
     vectors = torch.linalg.eigh(seen.T @ seen)[1]
@@ -95,9 +77,7 @@ def _corrected(x: Tensor, precision: Tensor) -> Tensor:
     return basis @ basis.mT + (ends * (more - 1)) @ ends.mT
 
 
-# --------------------------------------------------------------------------------------------------
 # Bridge sampling with the iterative optimal bridge and a normal proposal.
-# --------------------------------------------------------------------------------------------------
 
 MAX_ITERATIONS = 1000
 _TOLERANCE = 1e-10
@@ -163,41 +143,18 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
 
 
 class _Halves(NamedTuple):
-    """Posterior draws, the first half of each chain fitted and the second to be bridged.
+    """Posterior draws, with a normal fit to the first half of each chain and the second half for the bridge."""
 
-    Attributes
-    ----------
-    draws : Draws
-        Both halves of the chains that have a finite density.
-    fitted : MultivariateNormal
-        To the first half.
-    unconstrained : Tensor
-        The second half, ``(chains, draws, d)``.
-    log_density : Tensor
-        Of the second half, ``(chains, draws)``.
-    num_proposals : int
-    num_evaluations : int
-        Spent on the fit.
-    """
-
-    draws: Draws
-    fitted: MultivariateNormal
-    unconstrained: Tensor
-    log_density: Tensor
+    draws: Draws  # both halves of the chains whose density is finite throughout
+    fitted: MultivariateNormal  # to the first half
+    unconstrained: Tensor  # (chains, draws, d), second half
+    log_density: Tensor  # (chains, draws), second half
     num_proposals: int
-    num_evaluations: int
+    num_evaluations: int  # of the fit
 
 
 def _halved(target: Target, draws: Draws, num_proposals: int | None) -> _Halves:
-    """Split each chain in two and fit a normal distribution to the first half.
-
-    Raises
-    ------
-    DrawsError
-        If the draws come from another target or are too few for the fit, or their covariance is singular.
-    SettingsError
-        If ``num_proposals`` is no whole number or less than two.
-    """
+    """Fit a normal to the first half of each chain; DrawsError for too few, singular or another target's draws."""
     belongs(draws, target)
     if num_proposals is not None:
         num_proposals = whole_number("num_proposals", num_proposals, least=2)
@@ -220,18 +177,7 @@ def _halved(target: Target, draws: Draws, num_proposals: int | None) -> _Halves:
 def _bridged(
     method: str, halves: _Halves, posterior_ratio: Tensor, proposal_ratio: Tensor, num_evaluations: int
 ) -> Evidence:
-    """Find the evidence of the bridge, its error and what is wrong with it.
-
-    Parameters
-    ----------
-    method : str
-    halves : Halves
-    posterior_ratio, proposal_ratio : Tensor
-        Log unnormalised posterior minus log proposal at draws from the posterior, ``(chains, draws)``, and at draws
-        from the proposal, ``(count,)``.
-    num_evaluations : int
-        Evaluations of the density beside those of the draws and of the fit.
-    """
+    """Return the estimate from log posterior over proposal at draws ``(chains, draws)`` and proposals ``(count,)``."""
     # In double precision, where the iteration can converge whatever the model's own precision.
     posterior_ratio, proposal_ratio = posterior_ratio.to(torch.float64), proposal_ratio.to(torch.float64)
     proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
@@ -261,13 +207,10 @@ def _bridged(
 
 
 def _relative_variance(terms: Tensor, effective: float) -> float:
-    """Return the relative variance of the mean of terms that are worth ``effective`` independent ones.
-
-    Its own standard error is added: short chains that hardly saw where the proposal falls short have an estimate and an
-    error that are too small together.
-    """
+    """Return the relative variance of a mean of terms worth ``effective`` independent ones, plus its own error."""
     squares = (terms - terms.mean()).square()
     kurtosis = float(squares.square().mean() / squares.mean().square().clamp(min=torch.finfo(terms.dtype).tiny))
+    # Short chains that hardly saw where the proposal falls short have an estimate and an error that are both too small.
     own_error = math.sqrt(max(kurtosis - 1, 0.0) / effective)
     return float(terms.var() / terms.mean().square()) / effective * (1 + own_error)
 
@@ -297,9 +240,7 @@ def iterate(posterior: Tensor, proposal: Tensor, effective: float) -> tuple[floa
     return log_z, False, MAX_ITERATIONS
 
 
-# --------------------------------------------------------------------------------------------------
 # Bridge sampling after the posterior was centred, standardised and made symmetric.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.POSTERIOR)

@@ -298,20 +298,7 @@ def calibrate(
 
 
 def as_problem(problem: str | Problem | Answered) -> Problem:
-    """Return what is replicated on: a named exact case, an exact case, or what is a problem already.
-
-    Raises
-    ------
-    UnknownNameError
-        If no case has that name.
-    SettingsError
-        If it is nothing of the kind.
-
-    Examples
-    --------
-    >>> round(as_problem("linreg10").log_evidence, 4)
-    -94.0845
-    """
+    """Return a Problem as it is or made from an exact case or its name; UnknownNameError or SettingsError otherwise."""
     if isinstance(problem, Problem):
         return problem
     if isinstance(problem, str):
@@ -337,20 +324,7 @@ def _exact_target(name: str) -> Target:
 
 
 def applicable(methods: str | Sequence[str], target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of the methods that can be calibrated on a target, and why the others cannot.
-
-    Raises
-    ------
-    UnknownNameError
-        For an unknown method.
-
-    Examples
-    --------
-    >>> import bayeskit as bk
-    >>> from bayeskit.inference.evidence.calibration import applicable
-    >>> applicable(["bridge_sampling", "pointwise_predictive_density"], bk.exact.get("beta_binomial").target())
-    (('bridge_sampling',), {'pointwise_predictive_density': 'it is a predictive score, no log evidence'})
-    """
+    """Return the names of the methods that can be calibrated on a target, and for the others the reason, by name."""
     names, refused, material = [], {}, Material(target)
     for method in select(methods):
         score = "it is a predictive score, no log evidence" if method.kind == "score" else None

@@ -37,9 +37,7 @@ __all__ = [
     "without_nan",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Values that are rounded to an end of their support, where a likelihood cannot see how far beyond it they lie.
-# --------------------------------------------------------------------------------------------------
+# Values rounded to an end of their support, where a likelihood cannot see how far beyond it they lie.
 
 #: Coordinates nearer to zero than this, in units of the logarithm of the rounding unit, round to no end.
 _NEAR = 0.8
@@ -48,23 +46,9 @@ _NEAR = 0.8
 def rounding_problems(
     target: Target, points: Tensor, log_weights: Tensor | None, standard_error: float
 ) -> tuple[list[str], float]:
-    """Say whether rounded values can move an estimate by a standard error.
+    """Return a warning if rounded values can move an estimate by a standard error, and the share of mass affected.
 
-    Parameters
-    ----------
-    target : Target
-    points : Tensor
-        Draws, particles or proposals, ``(*batch, d)``.
-    log_weights : Tensor, optional
-        With which the points stand for the posterior, ``(*batch)``; equal by default.
-    standard_error : float
-        Of the log evidence.
-
-    Returns
-    -------
-    problems : list of str
-    share : float
-        Of the posterior, where values are rounded and the likelihood depends on how.
+    The points ``(*batch, d)`` stand for the posterior with ``log_weights (*batch)``, equal if None.
     """
     points = points.reshape(-1, points.shape[-1])
     weights = torch.ones_like(points[:, 0]) if log_weights is None else log_weights.reshape(-1).softmax(0)
@@ -87,36 +71,13 @@ def rounding_problems(
     ], share
 
 
-# --------------------------------------------------------------------------------------------------
-# Whether a proposal reaches everything that the posterior holds.
-# --------------------------------------------------------------------------------------------------
+# Coverage of the posterior by a proposal.
 
 MIN_MISSED_SHARE = 0.01
 
 
 def missed_draws(log_prob: Callable[[Tensor], Tensor], draws: Draws | None, largest: float) -> list[str]:
-    """Ask whether posterior draws lie where no draw of the proposal had as large a weight.
-
-    Parameters
-    ----------
-    log_prob : callable
-        Log density of the proposal in unconstrained space, ``(n, d) -> (n,)``.
-    draws : Draws or None
-        From the posterior; without them nothing is asked.
-    largest : float
-        Largest log weight among the draws of the proposal.
-
-    Returns
-    -------
-    list of str
-        One warning where more than 1 % of the posterior draws have a larger weight.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.evidence.checks import missed_draws
-    >>> missed_draws(lambda x: x.sum(-1), None, 0.0)
-    []
-    """
+    """Return a warning if over 1 % of draws exceed the ``largest`` log weight; ``log_prob`` maps ``(n, d) -> (n,)``."""
     if draws is None:
         return []
     x = draws.unconstrained.flatten(0, 1)
@@ -127,32 +88,16 @@ def missed_draws(log_prob: Callable[[Tensor], Tensor], draws: Draws | None, larg
     return [f"{100 * share:.0f} % of the posterior draws lie outside the proposal: use bridge sampling"]
 
 
-# --------------------------------------------------------------------------------------------------
-# How heavy the tail of weights may seem before the variance of their mean is in doubt.
-# --------------------------------------------------------------------------------------------------
+# The Pareto shape up to which the variance of weights counts as finite.
 
 _INFINITE_VARIANCE = 0.5
 
 
 def largest_shape(num_weights: int, slowness: float = 1.0) -> float:
-    """Return the largest fitted Pareto ``k`` at which weights may pass for ones of finite variance.
-
-    The mean of raw weights has a standard error only where ``k`` is below one half. The fit knows ``k`` up to about
-    ``(1 + k) / sqrt(t)`` where it rests on the ``t`` largest weights, and weights whose largest happened not to be
-    drawn have both a small fit and a small error, so that the fit must lie below one half by that much.
-
-    Parameters
-    ----------
-    num_weights : int
-        That the fit has seen.
-    slowness : float, default 1.0
-        Draws that are worth one independent draw, at least 1.
-
-    Examples
-    --------
-    >>> [round(largest_shape(n), 2) for n in (400, 1000, 4000, 100_000)]
-    [0.31, 0.35, 0.39, 0.45]
-    """
+    """Return the largest fitted Pareto ``k`` at which ``num_weights`` weights may pass for ones of finite variance."""
+    # The mean of raw weights has a standard error only for ``k`` below one half. A fit to the ``t`` largest weights is
+    # off by about ``(1 + k) / sqrt(t)``, and small where the largest happened not to be drawn: allow for that much.
+    # ``slowness`` is the number of draws that are worth one independent draw.
     effective = max((num_largest(num_weights) - 1) / max(slowness, 1.0), 1.0)
     return _INFINITE_VARIANCE - (1 + _INFINITE_VARIANCE) / math.sqrt(effective)
 
@@ -175,16 +120,7 @@ NO_PRIOR_DRAWS = (
 
 
 def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
-    """Refuse draws that were not made from ``target``, are too few, or not from its posterior.
-
-    Raises
-    ------
-    DrawsError
-        If they are none, the dimension differs, the recorded density is not that of ``target``, the
-        chains are shorter than 8 draws, or ``posterior`` and they are tempered.
-    SettingsError
-        If ``target`` is none.
-    """
+    """Raise DrawsError for draws that are too short, of another target or, where ``posterior``, tempered."""
     if not isinstance(target, Target):
         raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
     if not isinstance(draws, Draws):
@@ -219,35 +155,11 @@ def is_same(value: float, recorded: float, dtype: torch.dtype) -> bool:
 def require_own(
     what: str, position: Tensor, recorded: float, target: Target, log_density: Callable[[Tensor], Tensor]
 ) -> int:
-    """Refuse a target to which a mode, or a fit, does not belong.
-
-    Parameters
-    ----------
-    what : str
-        Which of these, as messages call it.
-    position : Tensor
-        Its point, shape ``(d,)``.
-    recorded : float
-        The log density there when it was made; NaN if nobody noted it.
-    target : Target
-    log_density : callable
-        That of the target, ``(1, d) -> (1)``.
-
-    Returns
-    -------
-    int
-        Evaluations spent.
-
-    Raises
-    ------
-    ShapeError
-        If their dimensions differ.
-    SettingsError
-        If the density of the target is another at the point.
-    """
+    """Raise ShapeError or SettingsError if a density at ``position (d,)`` is not as recorded; return evaluations."""
     if position.shape != (target.dim,):
         raise ShapeError(f"the {what} has dimension {position.numel()}, the target {target.dim}; pass its own {what}")
     value = float(log_density(position.to(target.device, target.dtype).unsqueeze(0)))
+    # NaN: no density was recorded.
     if not math.isnan(recorded) and not is_same(value, recorded, target.dtype):
         raise SettingsError(
             f"the {what} is of another target: the log density at its point was {recorded:g} and here is {value:g}; "
@@ -282,13 +194,11 @@ def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
 
 
 def _divergence_problems(share: float, unreached: float) -> list[str]:
-    """Check the share of transitions that diverged, and of the mass that they may have failed to reach.
-
-    Where chains diverge they turn back. Were they let in, they would stay for about as many transitions as they
-    remember where they were; so that share of transitions times this memory is about the mass behind.
-    """
+    """Return a warning on the share of transitions that diverged, or on the mass that they may not have reached."""
     if share > _MAX_DIVERGING:
         return [f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise"]
+    # Diverging chains turn back. Let in, they would stay for about as many transitions as they remember their place, so
+    # the share of such transitions times this memory is about the mass behind.
     if unreached > _MAX_UNREACHED:
         return [
             f"{100 * share:.2g} % of transitions diverged and chains move slowly, so that up to "
@@ -352,10 +262,8 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
 
 
 def ladder_error(influence: Tensor, ladder: Ladder) -> float:
-    """Return the standard error of a sum of one mean a temperature, ``(T, chains, draws)``.
-
-    Temperatures that exchange states are correlated, so there the terms are added before their error is taken.
-    """
+    """Return the standard error of a sum of one mean a temperature, from influences ``(T, chains, draws)``."""
+    # Temperatures that exchange states are correlated, so terms are added before their error is taken.
     if ladder.exchange is not None:
         return float(mean_error(influence.sum(0)))
     return float(mean_error(influence).square().sum().sqrt())
@@ -379,22 +287,14 @@ def without_nan(log_likelihood: Tensor) -> tuple[Tensor, list[str]]:
 
 
 def finite_chains(draws: Draws) -> Draws:
-    """Leave out chains without a finite density at all draws: one lost chain must not spoil the others.
-
-    Those that had one at some draws are counted among the settings, for :func:`posterior_problems` to say so; one that
-    never had any has stayed where it started, and was warned of then.
-
-    Raises
-    ------
-    DrawsError
-        If no chain is left.
-    """
+    """Drop chains without a finite density at all draws, noting their number; DrawsError if none is left."""
     finite = draws.log_density.isfinite()
     alive = finite.all(1)
     if bool(alive.all()):
         return draws
     if not bool(alive.any()):
         raise DrawsError("no chain has a finite density at all of its draws; look at the model and the start points")
+    # Chains without a finite density at any draw never left their start and were warned of then: count the others.
     stats = {name: value[alive] for name, value in draws.sample_stats.items()}
     return replace(
         draws,

@@ -241,13 +241,7 @@ def _mean(values: Values) -> dict[str, Tensor]:
 
 
 def _given(target: Target, at: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the user's point as a batch of one.
-
-    Raises
-    ------
-    SettingsError
-        If a site has no value, or one that is no number, or there is no such site.
-    """
+    """Return the user's point as a batch of one; SettingsError for missing, unknown or non-numeric sites."""
     if not isinstance(at, Mapping):
         raise SettingsError(f"at must be a mapping {{site: value, ...}}, not {type(at).__name__}")
     names = [site.name for site in target.sites]
@@ -300,14 +294,7 @@ def _disagreement(values: Values) -> float:
 
 
 def chib_refusal(target: Target, blocks: Sequence[ConjugateBlock] | None = None) -> str | None:
-    """Return why Chib's method does not apply to a target, or None if it does.
-
-    Examples
-    --------
-    >>> from bayeskit import exact
-    >>> chib_refusal(exact.get("pima_m1").target())
-    'it needs the full conditionals of all blocks, which a model does not tell: pass blocks=[ConjugateBlock(...)]'
-    """
+    """Return the reason why Chib's method does not apply to a target, or None if it does."""
     chosen = blocks or blocks_of(target)
     if not chosen:
         return _NO_BLOCKS

@@ -47,9 +47,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# What several estimates of one log evidence amount to.
-# --------------------------------------------------------------------------------------------------
+# Agreement of several estimates of one log evidence.
 
 #: How often, at most, trusted methods that are all right are said to disagree.
 _FALSE_ALARM = 0.01
@@ -238,9 +236,7 @@ def _gap(one: Evidence, other: Evidence) -> float:
     return difference / math.hypot(one.standard_error, other.standard_error, floor)
 
 
-# --------------------------------------------------------------------------------------------------
 # A comparison of estimates as pieces of an HTML page.
-# --------------------------------------------------------------------------------------------------
 
 _CAPTION = "Estimates with 95 % intervals; hollow ones are not trusted, arrows lie beyond the axis."
 _FOOTNOTE = (
@@ -252,29 +248,14 @@ _FOOTNOTE = (
 def _comparison_page(
     comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
 ) -> str:
-    """Return a whole page of one comparison.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.evidence import Evidence, EvidenceComparison
-    >>> estimate = Evidence("bridge_sampling", -94.08, 0.004, 8000)
-    >>> _comparison_page(EvidenceComparison({"bridge_sampling": estimate}, None, None)).startswith("<!doctype html>")
-    True
-    """
+    """Return a whole HTML page of one comparison."""
     return whole_page("Log evidence", evidence_sections(comparison, reference, reference_error))
 
 
 def evidence_sections(
     comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
 ) -> list[str]:
-    """Return the verdict, if there is anything to judge, and the tables, if there is anything to show.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.evidence import EvidenceComparison
-    >>> evidence_sections(EvidenceComparison({}, None, None))
-    []
-    """
+    """Return HTML sections: the verdict if there are results, and the tables if there is anything to show."""
     sections = [_verdict_section(comparison, reference, reference_error)] if comparison.results else []
     if comparison.results or comparison.scores or comparison.refused:
         sections.append(_estimates_section(comparison, reference))
@@ -407,9 +388,7 @@ def _figure(comparison: EvidenceComparison, reference: float | None) -> str:
     return svg.replace("<svg", '<svg role="img" aria-label="Estimates of the log evidence"', 1)
 
 
-# --------------------------------------------------------------------------------------------------
 # Estimates of one log evidence side by side: table, plot, page, file and verdict.
-# --------------------------------------------------------------------------------------------------
 
 COLUMNS = (
     "method",
@@ -578,13 +557,7 @@ class EvidenceComparison:
 
 
 def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the methods that do not apply by the reason, which several may share.
-
-    Examples
-    --------
-    >>> by_reason({"gamma_laplus": "no", "chib": "nor this", "lognormal_laplus": "no"})
-    {'no': ['gamma_laplus', 'lognormal_laplus'], 'nor this': ['chib']}
-    """
+    """Return the names of refused methods, grouped by the reason."""
     together: dict[str, list[str]] = {}
     for method, reason in refused.items():
         together.setdefault(reason, []).append(method)
@@ -595,9 +568,7 @@ def _spent(z: Evidence | PredictiveScore) -> tuple[int, float, bool, str]:
     return z.num_evaluations, z.seconds, z.trusted, "; ".join(z.warnings)
 
 
-# --------------------------------------------------------------------------------------------------
-# Run several methods on shared draws and set them side by side.
-# --------------------------------------------------------------------------------------------------
+# A run of several methods on shared draws.
 
 
 def compare(

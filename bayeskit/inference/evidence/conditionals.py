@@ -83,32 +83,13 @@ class ConjugateBlock:
 
 
 def blocks_of(target: Target) -> tuple[ConjugateBlock, ...]:
-    """Return the blocks that a target knows by its ``full_conditionals``; none if it knows none.
-
-    Examples
-    --------
-    >>> from bayeskit import exact
-    >>> [block.sites for block in blocks_of(exact.get("radiata_pine_m1").target())]
-    [('alpha', 'beta'), ('tau',)]
-    """
+    """Return the blocks of a target's ``full_conditionals``, an empty tuple if it has none."""
     known = {} if target.full_conditionals is None else target.full_conditionals()
     return tuple(ConjugateBlock(sites, conditional) for sites, conditional in known.items())
 
 
 class Blocks:
-    """Blocks that together are the sites of a target.
-
-    Parameters
-    ----------
-    target : Target
-    blocks : sequence of ConjugateBlock
-
-    Raises
-    ------
-    SettingsError
-        If ``blocks`` are no blocks, a site of the target is in no block or in two, or a block names a site that the
-        target does not have.
-    """
+    """A partition of a target's sites into blocks with full conditionals; SettingsError for a site in none or two."""
 
     def __init__(self, target: Target, blocks: Sequence[ConjugateBlock]) -> None:
         if not isinstance(blocks, ConjugateBlock | Sequence):
@@ -143,13 +124,7 @@ class Blocks:
         return result.reshape(batch, -1).sum(1)
 
     def split(self, index: int, x: Tensor, batch: int) -> dict[str, Tensor]:
-        """Take the draws of a block apart, ``(batch, ...)``.
-
-        Raises
-        ------
-        ShapeError
-            If they do not have the shape of its sites.
-        """
+        """Return the values ``(batch, *shape)`` by site of a block's draws ``(batch, ...)``, or raise ShapeError."""
         block = self.blocks[index]
         sites = [self._sites[name] for name in block.sites]
         sizes = [site.shape.numel() for site in sites]
@@ -186,15 +161,8 @@ class Blocks:
 
 
 def log_volume(target: Target, u: Tensor) -> Tensor:
-    """Return the log Jacobian of the map to the sites' values, ``(m, d) -> (m,)``.
-
-    A density over values times this Jacobian is a density over the unconstrained vector.
-
-    Raises
-    ------
-    ModelError
-        If the values of a site do not have coordinates with regard to which densities are known.
-    """
+    """Return the log Jacobian determinant of the map to the free coordinates of sites, ``(m, d) -> (m,)``."""
+    # A density over values times this Jacobian is a density over the unconstrained vector.
     with torch.enable_grad():
         u = u.detach().clone().requires_grad_(True)
         values = target.constrain(u)
@@ -217,19 +185,7 @@ def _free_coordinates(site: Site, value: Tensor) -> Tensor:
 
 
 def check_conditionals(blocks: Blocks, values: Values) -> None:
-    """Check that the conditionals are those of the target: log densities must change alike along each block.
-
-    Parameters
-    ----------
-    blocks : Blocks
-    values : mapping of Tensor
-        Some states, ``{site: (m, *shape)}``; each block is drawn anew at each of them.
-
-    Raises
-    ------
-    ModelError
-        If they are not.
-    """
+    """Raise ModelError unless, redrawn from ``{site: (m, *shape)}``, conditionals and target change alike."""
     target = blocks.target
     for index, block in enumerate(blocks.blocks):
         offsets = []

@@ -31,9 +31,7 @@ __all__ = [
     "tails",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Does a prior integrate to one? Importance sampling, a bridge to the prior's own draws, and a look along rays.
-# --------------------------------------------------------------------------------------------------
+# The integral of a prior, by importance sampling, by a bridge to the prior's own draws, and along rays.
 
 _FAR = (3.0, 30.0, 1e3, 1e5, 1e8)
 _HEAVY = 4.3  # spread of 99 % over that of 68 %: 2.6 for a normal, 3.7 for a Student-t with 5 degrees of freedom
@@ -68,18 +66,10 @@ _ONE = Integral(0.0, 0.0, True)
 
 
 class StudentReference:
-    """Independent Student-t variables, correlated by a factor: ``x = location + factor @ t``.
-
-    Parameters
-    ----------
-    location : Tensor, shape (d,)
-    factor : Tensor, shape (d, d)
-        Lower triangular.
-    degrees_of_freedom : Tensor, shape (d,)
-    """
+    """Independent Student-t variables, correlated by a lower triangular factor: ``x = location + factor @ t``."""
 
     def __init__(self, location: Tensor, factor: Tensor, degrees_of_freedom: Tensor) -> None:
-        self.location, self.factor, self.df = location, factor, degrees_of_freedom
+        self.location, self.factor, self.df = location, factor, degrees_of_freedom  # (d,), (d, d), (d,)
 
     @classmethod
     def fit(cls, draws: Tensor, degrees_of_freedom: Tensor) -> StudentReference:
@@ -178,10 +168,7 @@ def bridge(at_draws: Tensor, at_reference: Tensor) -> Integral:
 
 
 def _misfit(draws: Tensor, points: Tensor, log_weights: Tensor, reference: StudentReference) -> float:
-    """Return the largest ``|z|`` between the draws' and the density's means of bounded functions of each coordinate.
-
-    Needs no constant: the density enters by self-normalised weights.
-    """
+    """Return the largest ``|z|`` between means of bounded functions over draws and over the self-normalised density."""
 
     def features(x: Tensor) -> Tensor:
         t = reference.standardised(x)
@@ -195,19 +182,8 @@ def _misfit(draws: Tensor, points: Tensor, log_weights: Tensor, reference: Stude
 
 
 def _ray(prior: LogPrior, centre: Tensor, directions: Tensor) -> int | None:
-    """Return a direction along which the prior does not fall off faster than the inverse of the distance.
-
-    Parameters
-    ----------
-    centre : Tensor, shape (d,)
-    directions : Tensor, shape (n, d)
-        Each as long as the scale of the prior along it.
-
-    Returns
-    -------
-    int or None
-        Index into ``directions``.
-    """
+    """Return the index of one of ``directions (n, d)`` along which the prior decays no faster than 1 / distance."""
+    # Each direction is as long as the scale of the prior along it.
     steps = torch.tensor(_FAR, dtype=torch.float64)
     both = torch.stack([directions, -directions], 1)  # (n, 2, d)
     points = centre + steps[:, None, None, None] * both
@@ -264,10 +240,7 @@ class _PriorCheck:
 
 
 def _without_draws(target: Target, num_draws: int, seed: int) -> _PriorCheck:
-    """Check a prior that cannot be drawn from, by a reference placed at its modes and refitted to weighted draws.
-
-    A number other than one must come out of a second look, from elsewhere, as well.
-    """
+    """Check a prior that cannot be sampled, by references at its modes that are refitted to weighted draws."""
     d, generator, prior = target.dim, new_generator(seed, stream="prior integral"), LogPrior(target)
     index = _ray(prior, torch.zeros(d, dtype=torch.float64), _directions_of(torch.eye(d, dtype=torch.float64)))
     if index is not None:  # a search would climb for ever
@@ -283,6 +256,7 @@ def _without_draws(target: Target, num_draws: int, seed: int) -> _PriorCheck:
         return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, _direction_name(target, index), prior.count + peaks.count)
     fitted = _refitted(prior, best, num_draws, generator)
     integral = _mixed(prior, fitted, peaks.found, num_draws, generator)
+    # An integral other than one must come out of searches from other starting points as well.
     if integral.differs(_ONE, _SURE, _NOTABLE):
         try:
             for other in range(1, _SEARCHES):
@@ -388,9 +362,7 @@ def _with_draws(target: Target, draws: Tensor, seed: int) -> _PriorCheck:
     return _PriorCheck(by_importance, bridge(at_draws, at_points), worst, flat, prior.count)
 
 
-# --------------------------------------------------------------------------------------------------
-# Was a constant dropped? A wrong constant in prior or likelihood is a wrong evidence with a right-looking error.
-# --------------------------------------------------------------------------------------------------
+# Constants missing from a prior or a likelihood.
 
 _LEAST_DRAWS = 500
 

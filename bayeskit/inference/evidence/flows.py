@@ -54,9 +54,7 @@ __all__ = [
     "to_noise",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # A normalizing flow fitted to posterior draws, whose draws and densities are both cheap.
-# --------------------------------------------------------------------------------------------------
 
 _MIN_HALF = 8
 _MIN_TRAINING = 500  # fewer draws than these say less about a flow than about a normal
@@ -250,13 +248,7 @@ def fit_flow(target: Target, draws: Draws, *, seed: int = 0, max_steps: int = 30
 
 
 def _halves(draws: Draws, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the first half of each chain, to fit to, and the second, to evaluate at.
-
-    Raises
-    ------
-    DrawsError
-        If there are too few of them.
-    """
+    """Return the first and the second half of each chain, ``(chains, draws, d)``; DrawsError if there are too few."""
     half = draws.num_draws // 2
     if half < _MIN_HALF or half * draws.num_chains < 2 * dim:
         raise DrawsError(
@@ -267,23 +259,16 @@ def _halves(draws: Draws, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_flow(flow: FittedFlow, target: Target) -> FittedFlow:
-    """Refuse a flow of another dimension.
-
-    Raises
-    ------
-    SettingsError
-        If its dimension is not that of ``target``.
-    """
+    """Return the flow; SettingsError if its dimension is not the target's."""
     if flow.dim != target.dim:
         raise SettingsError(f"the flow has dimension {flow.dim}, the target {target.dim}; fit one to its draws")
     return flow
 
 
 def shape_that_matters(log_weights: Tensor, others: Tensor) -> float:
-    """Pareto shape of weights; zero where neither they nor ``others``, which find large ones sooner, are large.
-
-    A few weights that differ from all others pass for a heavy tail even where no weight can dominate.
-    """
+    """Return the Pareto shape of weights, at most zero if neither they nor ``others`` include a large weight."""
+    # A few weights that differ from all others pass for a heavy tail even where no weight can dominate; ``others`` find
+    # large weights sooner.
     mean = float(log_mean_exp(log_weights.reshape(1, -1)))
     largest = max(float(log_weights.max()), float(others.max()) if others.numel() else -math.inf)
     shape = pareto_shape(log_weights)
@@ -445,9 +430,7 @@ def _restore(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
             parameter.copy_(value)
 
 
-# --------------------------------------------------------------------------------------------------
 # Importance sampling from a normalizing flow that was fitted to posterior draws.
-# --------------------------------------------------------------------------------------------------
 
 #: Of the draws, from the prior.
 _PRIOR_SHARE = 0.1
@@ -593,9 +576,7 @@ class _Defensive:
         return torch.logaddexp(math.log1p(-self.prior_share) + of_flow, math.log(self.prior_share) + of_prior)
 
 
-# --------------------------------------------------------------------------------------------------
 # The learned harmonic mean: posterior draws weighed against a normalizing flow inside the posterior.
-# --------------------------------------------------------------------------------------------------
 
 CHECK_DRAWS = 2000
 _MIN_INSIDE = 100
@@ -736,12 +717,10 @@ class _Check(NamedTuple):
         return narrow.log_prob(self.noise, self.log_volume) - _normal_density(self.noise) - self.log_volume
 
     def least_variable(self) -> _Narrow:
-        """Return the temperature and cut for which the mean square of the posterior draws' ratios is smallest.
-
-        It is, up to the evidence, the mean ratio of draws from the narrowed flow.
-        """
+        """Return the temperature and cut of least mean square ratio over posterior draws, from the flow's draws."""
 
         def mean_square(narrow: _Narrow) -> float:
+            # Up to the evidence, the mean ratio over the narrowed flow.
             return float((self.log_shares(narrow) + self.log_ratios(narrow)).logsumexp(0))
 
         norms = self.noise.norm(dim=-1)

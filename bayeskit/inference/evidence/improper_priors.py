@@ -14,34 +14,14 @@ __all__ = ["first_five", "improper"]
 
 
 def improper(target: Target) -> str | None:
-    """Say which sites of a Pyro model are known to have an improper prior, under which there is no evidence.
-
-    Costs one run of the model. Of targets from functions nothing is known; :func:`check_constants` looks there.
-
-    Parameters
-    ----------
-    target : Target
-
-    Returns
-    -------
-    str or None
-        The sites and the remedy; None if no site is known to be improper.
-
-    Examples
-    --------
-    >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-    >>> target = GibbsPosterior(Flat(()), losses.HalfSquared(), torch.tensor([0.3, 1.1]).double(), name="mu")
-    >>> improper(target)[:36]
-    "the prior of the site 'mu' is improp"
-    >>> improper(bk.exact.get("linreg10").target())
-    """
+    """Return a message if the prior is known to be improper, naming known sites, or None; runs a Pyro model once."""
     density = target.density
     found: set[str] = set(getattr(density, "improper_sites", ()))
     if isinstance(density, PyroDensity):
         names = {site.name for site in target.sites}
         parts = parts_of(density, new_generator(0, stream="improper priors"))
         found |= {part.name for part in parts if part.name in names and _is_flat(part)}
+    # Of targets from functions nothing is known here; :func:`check_constants` looks at their priors.
     elif not found:
         return None
     if not found and target.can_sample_prior:
@@ -53,13 +33,7 @@ def improper(target: Target) -> str | None:
 
 
 def _require_proper(target: Target) -> None:
-    """Refuse a target whose prior is known to be improper.
-
-    Raises
-    ------
-    SettingsError
-        Naming the sites; see :func:`improper`.
-    """
+    """Raise SettingsError, naming the sites, for a target whose prior is known to be improper."""
     reason = improper(target)
     if reason is not None:
         raise SettingsError(reason)

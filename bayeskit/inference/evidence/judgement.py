@@ -40,38 +40,7 @@ _REPORTS: WeakKeyDictionary[Target, ConstantsReport] = WeakKeyDictionary()
 
 
 def judge_target(target: Target, *, proper: bool = True, stacklevel: int = 2) -> ConstantsReport:
-    """Refuse an improper prior, and warn of constants that were dropped.
-
-    What is found is kept as long as the target.
-
-    Parameters
-    ----------
-    target : Target
-    proper : bool, default True
-        Whether the prior has to be proper, as for every log evidence; predictive scores do without.
-    stacklevel : int, default 2
-        Of the warning.
-
-    Returns
-    -------
-    ConstantsReport
-
-    Raises
-    ------
-    SettingsError
-        If `target` is none, or its prior is known to be improper.
-
-    Warns
-    -----
-    ConstantsWarning
-        If the prior does not integrate to one, so that every estimate is off by that.
-
-    Examples
-    --------
-    >>> import bayeskit as bk
-    >>> judge_target(bk.exact.get("linreg10").target()).warnings
-    ()
-    """
+    """Return a target's constants report, kept with it; warn of its problems, SettingsError for an improper prior."""
     if not isinstance(target, Target):
         raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
     if target not in _REASONS:

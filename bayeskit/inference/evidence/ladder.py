@@ -57,47 +57,27 @@ __all__ = [
     "thermodynamic_integration",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # The mean log likelihood as a function of the inverse temperature, and rules that integrate it.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_GAP = 0.5  # in Monte Carlo errors: a bias of more would take |z| above 3 too often
 _MIN_INTERVALS = 4  # of which every second temperature can be left out, and a rule remains
 
 
 class IntegrandCurve(NamedTuple):
-    """What a ladder says about the integrand, from the first temperature above the prior upwards.
+    """The mean log likelihood along a ladder of ``T`` temperatures, from the first one above the prior upwards."""
 
-    Attributes
-    ----------
-    start : float
-        Log of the mean importance ratio of the first temperature to the prior.
-    start_terms : Tensor
-        Ratios behind ``start`` relative to their mean, shape ``(1, chains, draws)``.
-    beta, mean, variance, third : Tensor
-        Inverse temperatures with the cumulants of the log likelihood, shape ``(T - 1,)``; each cumulant is the
-        derivative of the one before.
-    centred : Tensor
-        Log likelihoods less their mean, shape ``(T - 1, chains, draws)``.
-    scale : Tensor
-        Log likelihoods as they were, for their rounding.
-    problems : tuple of str
-    diagnostics : dict of float
-    first_step_holds : bool
-        Whether enough of the prior's draws count in the first step.
-    """
-
-    start: float
-    start_terms: Tensor
-    beta: Tensor
+    start: float  # log mean importance ratio of the first temperature to the prior
+    start_terms: Tensor  # (1, chains, draws), ratios behind ``start`` relative to their mean
+    beta: Tensor  # (T - 1,), inverse temperatures
+    # Cumulants of the log likelihood, (T - 1,), each the derivative of the one before.
     mean: Tensor
     variance: Tensor
     third: Tensor
-    centred: Tensor
-    scale: Tensor
+    centred: Tensor  # (T - 1, chains, draws), log likelihoods less their mean
+    scale: Tensor  # (T, chains, draws), log likelihoods as they were, for their rounding
     problems: tuple[str, ...]
     diagnostics: dict[str, float]
-    first_step_holds: bool = True
+    first_step_holds: bool = True  # whether enough of the prior's draws count in the first step
 
     @property
     def has_enough_intervals(self) -> bool:
@@ -121,11 +101,9 @@ class IntegrandCurve(NamedTuple):
 
     @property
     def gaps(self) -> Tensor:
-        """Leading error of the corrected rule in each interval, by the second derivatives at its ends.
-
-        The correction holds if the variance changes as a trapezoidal rule for its own derivative
-        would have it; what is missing there returns with a tenth of the weight of the next rule.
-        """
+        """Leading error of the corrected rule in each interval ``(T - 2,)``, by the second derivatives at its ends."""
+        # The correction is exact where the variance changes as a trapezoidal rule for its derivative would have it;
+        # what is missing there returns with a tenth of the weight of the next rule.
         curvature = self.width * (self.third[1:] + self.third[:-1]) / 2
         return self.width.square() * (curvature - self.variance.diff()) / 60
 
@@ -143,35 +121,23 @@ class IntegrandCurve(NamedTuple):
         return _with_rounding_of_sum(error, self.scale, len(ladder.beta))
 
     def coarse_gap(self) -> float:
-        """Estimate the error left by the corrected rule from a ladder of every second temperature.
-
-        The rule is of fourth order, so the two differ by about fifteen times the error of the finer one.
-        Infinite where too few temperatures would be left.
-        """
+        """Return the corrected rule's error, estimated by every second temperature; infinite if they are too few."""
         if not self.has_enough_intervals:
             return math.inf
         keep = sorted({*range(0, len(self.beta), 2), len(self.beta) - 1})
         coarse = self._replace(beta=self.beta[keep], mean=self.mean[keep], variance=self.variance[keep])
+        # The rule is of fourth order, so the two differ by about fifteen times the error of the finer one.
         fine = self.trapezoid + float(self.corrections.sum())
         return abs(fine - coarse.trapezoid - float(coarse.corrections.sum())) / 15
 
 
 def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
-    """Read the integrand off a ladder, with what its diagnostics object to.
-
-    Under a heavy-tailed prior the log likelihood has no moments, so the first interval, which a ladder keeps
-    narrow, is bridged by its importance ratio as in stepping stone.
-
-    Raises
-    ------
-    SettingsError
-        If ``ladder`` is none.
-    DrawsError
-        If it comes from another target.
-    """
+    """Return the integrand along a ladder; SettingsError if it is no ladder, DrawsError if another target's."""
     _check_ladder(ladder, target)
     log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
     log_likelihood = log_likelihood.to(torch.float64)
+    # Under a heavy-tailed prior the log likelihood has no moments, so the first interval, which a ladder keeps narrow,
+    # is bridged by its importance ratio as in stepping stone.
     first = ladder.beta[1] * log_likelihood[:1]
     start = float(log_mean_exp(first))
     tempered = log_likelihood[1:]
@@ -201,15 +167,7 @@ def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
 
 
 def _check_ladder(ladder: Ladder, target: Target) -> None:
-    """Refuse what is no ladder, or one of another target.
-
-    Raises
-    ------
-    SettingsError
-        If ``ladder`` is none.
-    DrawsError
-        If it comes from another target.
-    """
+    """Raise SettingsError for anything but a ladder, DrawsError for one of another target."""
     if not isinstance(ladder, Ladder):
         raise SettingsError(
             f"a Ladder is needed, with draws at every temperature, not {type(ladder).__name__}; make one by "
@@ -243,9 +201,7 @@ def _first_step(log_weights: Tensor, terms: Tensor) -> tuple[list[str], dict[str
     return problems, {"first_step_effective_draws": effective, "first_step_pareto_shape": shape}
 
 
-# --------------------------------------------------------------------------------------------------
-# Where to put temperatures so that every interval of a ladder costs the same error.
-# --------------------------------------------------------------------------------------------------
+# Temperatures at which every interval of a ladder costs the same error.
 
 _FIRST_SHARE = 0.5  # of the prior draws that count, effectively, in the step up from the prior
 _LEAST_INTERVALS = 6
@@ -253,36 +209,13 @@ _WIDEST_RATIO = 2.0  # of neighbouring temperatures, where a pilot did not look
 
 
 def temperatures(path: IntegrandCurve, ladder: Ladder, gap: float, most: int) -> Tensor:
-    """Return a ladder whose integral would miss about ``gap``, or less, in at most ``most`` steps.
-
-    Half of the temperatures go where the rule's estimated error asks for them, so that it becomes equal in
-    all intervals, and half to equal intervals of thermodynamic length, the integral of the standard deviation
-    of the log likelihood: there the Monte Carlo errors are equal, and no interval is left open
-    because chance made its error look small.
-
-    Parameters
-    ----------
-    path : Curve
-        Of ``ladder``.
-    ladder : Ladder
-        The pilot.
-    gap : float
-        In nats.
-    most : int
-
-    Returns
-    -------
-    Tensor
-        Increasing from 0 to 1, shape ``(steps + 1,)``.
-
-    References
-    ----------
-    Calderhead, B., Girolami, M. (2009). Estimating Bayes factors via thermodynamic
-    integration and population MCMC. Computational Statistics and Data Analysis 53, 4028-4045.
-    """
+    """Return temperatures ``(steps + 1,)`` from 0 to 1 that miss about ``gap`` nats (Calderhead, Girolami 2009)."""
     first = _first(ladder)
     gaps, length = path.gaps.abs(), path.width * ((path.variance[1:] + path.variance[:-1]) / 2).sqrt()
     fifth = gaps.pow(0.2)  # an interval of the rule misses the fifth power of its width
+    # Half of the temperatures equalise the estimated errors of the rule; the other half equalise thermodynamic length,
+    # the integral of the standard deviation of the log likelihood, and with it the Monte Carlo errors. So no interval
+    # stays open because its error looks small by chance.
     share = fifth / fifth.sum().clamp(min=1e-300) + length / length.sum().clamp(min=1e-300)
     share = (share / share.sum().clamp(min=1e-300)).clamp(min=1e-6)
     # Cut into n * share parts, an interval misses so many fourth powers less.
@@ -328,9 +261,7 @@ def _interpolate(x: Tensor, known: Tensor, values: Tensor) -> Tensor:
     return values[right - 1] + (values[right] - values[right - 1]) * (x - low) / (high - low)
 
 
-# --------------------------------------------------------------------------------------------------
 # Path sampling: the mean log likelihood integrated over the temperature ladder.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.LADDER, kind="approximation")
@@ -392,9 +323,7 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     return with_missed_peak(z, target, ladder.draws, known_bias=gap)
 
 
-# --------------------------------------------------------------------------------------------------
 # Modified path sampling: the trapezoidal rule, corrected by the variances at the temperatures.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.LADDER)
@@ -450,9 +379,7 @@ def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
     return with_missed_peak(z, target, ladder.draws)
 
 
-# --------------------------------------------------------------------------------------------------
 # Stepping stone: a product of small importance ratios up the temperature ladder.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.LADDER)
@@ -529,9 +456,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     return with_missed_peak(z, target, ladder.draws)
 
 
-# --------------------------------------------------------------------------------------------------
 # Thermodynamic integration that adds temperatures until the discretisation gap is small enough.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_ROUNDS = 4
 _MARGIN = 0.25  # of the tolerance is aimed at, since a pilot's estimate of the gap is rough
@@ -698,9 +623,7 @@ def _estimate(
     return Evidence("thermodynamic_integration", value, error, spent, problems, diagnostics)
 
 
-# --------------------------------------------------------------------------------------------------
 # Independent reference distributions fitted to posterior draws.
-# --------------------------------------------------------------------------------------------------
 
 _DEGREES_OF_FREEDOM = 5.0
 _QUANTILES = (0.1, 0.9)
@@ -708,21 +631,11 @@ _CANDIDATES = 33
 
 
 class SplitStudentT:
-    """Independent Student-t distributions with another scale on either side of their mode.
-
-    The density is smooth enough to be sampled by gradients, its tails are heavier than those of
-    any normal or gamma distribution seen in unconstrained space, and the two scales follow the
-    skewness that the logarithm of a positive coordinate has.
-
-    Attributes
-    ----------
-    location, left, right : Tensor
-        Mode and both scales of each coordinate, shape ``(d,)``.
-    df : float
-        Degrees of freedom.
-    """
+    """Independent Student-t distributions with different scales on either side of the mode, all ``(d,)``."""
 
     def __init__(self, location: Tensor, left: Tensor, right: Tensor, df: float = _DEGREES_OF_FREEDOM) -> None:
+        # Smooth enough for gradients, with tails heavier than those of normal or gamma distributions in unconstrained
+        # space; two scales follow the skewness of the logarithm of a positive coordinate.
         self.location, self.left, self.right, self.df = location, left, right, df
         constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
         # Half of each t is joined at the mode, so that either side carries mass in proportion to its scale.
@@ -735,27 +648,7 @@ class SplitStudentT:
 
     @classmethod
     def fit(cls, x: Tensor) -> SplitStudentT:
-        """Fit to draws ``(n, d)``: scales by maximum likelihood of a split normal, in closed form for each mode.
-
-        Raises
-        ------
-        DrawsError
-            If a coordinate does not move, or fewer than four draws are there.
-
-        References
-        ----------
-        John, S. (1982). The three-parameter two-piece normal family of distributions and its
-        fitting. Communications in Statistics: Theory and Methods 11, 879-885.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from bayeskit.inference.evidence.ladder import SplitStudentT
-        >>> x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        >>> fitted = SplitStudentT.fit(x)
-        >>> bool((fitted.left / fitted.right - 1).abs().max() < 0.3)
-        True
-        """
+        """Fit to draws ``(n, d)`` by split-normal maximum likelihood (John 1982); DrawsError if degenerate."""
         n = len(x)
         x = x.to(torch.float64)
         still = ((x.amax(0) - x.amin(0)) <= 1e-12 * x.abs().amax(0)) if n >= 4 else torch.ones(x.shape[1]).bool()
@@ -767,6 +660,7 @@ class SplitStudentT:
             )
         levels = torch.linspace(*_QUANTILES, _CANDIDATES, dtype=x.dtype, device=x.device)
         modes = x.quantile(levels, 0)  # (candidates, d)
+        # For each mode the scales of most likelihood have a closed form.
         away = x - modes.unsqueeze(1)  # (candidates, n, d)
         below = away.clamp(max=0).square().sum(1)
         above = away.clamp(min=0).square().sum(1)
@@ -811,9 +705,7 @@ class SplitStudentT:
         return self.location + torch.where(down, -size * self.left, size * self.right)
 
 
-# --------------------------------------------------------------------------------------------------
 # Generalised stepping stone: the ladder starts from a reference distribution fitted to posterior draws.
-# --------------------------------------------------------------------------------------------------
 
 
 def _from_reference(target: Target, parts: Parts, seed: int) -> Evidence:
@@ -935,13 +827,7 @@ def generalised_stepping_stone(
 
 
 def fit_reference(draws: Draws) -> tuple[SplitStudentT, slice]:
-    """Fit the reference to the first half of every chain; return it with the place of the other half.
-
-    Raises
-    ------
-    DrawsError
-        If there are fewer than 16 draws a chain, or fewer than 50 in the first halves.
-    """
+    """Fit the reference to the first half of every chain; return it and the slice of the rest, or raise DrawsError."""
     half = draws.num_draws // 2
     if half < 8 or half * draws.num_chains < 50:
         raise DrawsError(

@@ -66,9 +66,7 @@ __all__ = [
     "scale_factor",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Multivariate Student-t distributions as proposals.
-# --------------------------------------------------------------------------------------------------
 
 #: Curvatures below this part of the largest are none; what is taken in their place.
 _FLAT, _NARROWEST = 1e-20, 1e-8
@@ -93,10 +91,7 @@ class StudentT:
         return self.location + scaled @ self.factor.T
 
     def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points that fill the distribution evenly, ``(num_draws, d)``: each follows it, together they do better.
-
-        Several calls are independent of each other.
-        """
+        """Return points ``(num_draws, d)``, each of the distribution and together even; calls are independent."""
         standard = student_points(num_draws, len(self.location), self.df, generator)
         return self.location + standard.to(self.location) @ self.factor.T
 
@@ -114,15 +109,7 @@ class StudentT:
 
 
 def log_constant(degrees_of_freedom: float, dim: int) -> float:
-    r"""Log of :math:`\Gamma((\nu + d) / 2) / \Gamma(\nu / 2) / (\nu \pi)^{d / 2}`, right also where nu is huge.
-
-    Examples
-    --------
-    The normal distribution is the limit:
-
-    >>> abs(log_constant(1e25, 3) + 1.5 * math.log(2 * math.pi)) < 1e-12
-    True
-    """
+    r"""Return :math:`\log(\Gamma((\nu + d) / 2) / \Gamma(\nu / 2) / (\nu \pi)^{d / 2})`, accurate also for huge nu."""
     x, a = 0.5 * degrees_of_freedom, 0.5 * dim
     if x < _LARGE:
         return math.lgamma(x + a) - math.lgamma(x) - a * math.log(2 * x * math.pi)
@@ -186,9 +173,7 @@ def scale_factor(precision: Tensor) -> Tensor:
     return (scale[:, None] * torch.linalg.cholesky(covariance)).to(dtype)
 
 
-# --------------------------------------------------------------------------------------------------
 # The Laplace approximation: a normal distribution at the mode, with all of its correlations.
-# --------------------------------------------------------------------------------------------------
 
 _UNKNOWN = "an approximation whose error is not known: use laplace_importance_sampling, which measures it"
 
@@ -270,12 +255,10 @@ def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = N
 
 
 def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]:
-    """Ask whether a step as long as the curvature along a coordinate is lower, where that may be no more than rounding.
-
-    Units differ from one coordinate to another, so that a small number alone says nothing.
-    """
+    """Tell whether the density falls along coordinates whose curvature may be rounding; also return evaluations."""
     if not bool((diagonal > 0).all()):
         return False, 0
+    # Units differ between coordinates, so a small curvature alone says nothing: take a step as long as it tells.
     doubtful = (diagonal <= torch.finfo(diagonal.dtype).eps ** (2 / 3) * diagonal.max()).nonzero().flatten()
     if not len(doubtful):
         return True, 0
@@ -285,9 +268,7 @@ def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]
     return bool(falls.reshape(2, -1).any(0).all()), len(reached)
 
 
-# --------------------------------------------------------------------------------------------------
 # Importance sampling from a Laplace fit with Student-t tails.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_ROUNDS, _PILOT_DRAWS, _MAX_PILOT_DRAWS = 15, 4000, 10_000
 #: More dimensions than this are many: there the radius of heavy tails hides what shape the proposal has.
@@ -509,16 +490,14 @@ def _missed_around(
     standard_error: float,
     generator: torch.Generator,
 ) -> tuple[list[str], int]:
-    """Ask whether wider draws, or points far out along axes, find more mass than the error tells.
-
-    Only where no draw of the proposal had as large a weight.
-    """
+    """Return a warning if wider draws or far points along axes find more mass than the error, and evaluations."""
     main, spent = _main(proposal), 0
     for width in _PROBE_WIDTHS:
         probe = StudentT(main.location, width * main.factor, _GUARD_DF)
         x = probe.sample(_NUM_PROBES, generator)
         log_density = target.log_density(x).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         spent += _NUM_PROBES
+        # Only where no draw of the proposal had as large a weight.
         outside = log_density - proposal.log_prob(x) > largest
         if is_more_than((log_density - probe.log_prob(x) - log_z)[outside], _NUM_PROBES, standard_error):
             problem = "wider draws find mass that the proposal does not cover: use bridge sampling or stepping stone"
@@ -545,11 +524,7 @@ def _with_tails(
     guard_share: float,
     guard_width: float,
 ) -> StudentT | DefensiveStudentT:
-    """Choose the degrees of freedom under which the weights have the smallest third moment.
-
-    The third moment, unlike the second, is mostly that of the tail: where it is small, the normal distribution that a
-    standard error speaks of is near. A part of the draws goes where the choice has too few.
-    """
+    """Choose the degrees of freedom of least third moment of the weights; mix with a guard where draws are too few."""
     many = len(fitted.location) > _FEW_DIMENSIONS
     covariance = fitted.factor * math.sqrt(fitted.df / (fitted.df - 2))
     lowest = math.inf
@@ -564,6 +539,8 @@ def _with_tails(
             guard = StudentT(lacking.location, guard_width * lacking.factor, lacking.df)
         candidate = DefensiveStudentT(main, guard, guard_share)
         log_ratio = log_density - candidate.log_prob(x)
+        # The third moment, unlike the second, is mostly the tail's: where it is small, the mean is nearly normal, as
+        # the standard error takes it to be.
         moment = float((log_weights + 2 * log_ratio).logsumexp(0))
         if moment < lowest:
             lowest, chosen = moment, candidate
@@ -571,12 +548,9 @@ def _with_tails(
 
 
 def _refit(x: Tensor, log_weights: Tensor, current: StudentT) -> StudentT:
-    """Fit location and scale to the weighted draws.
-
-    Weights too uneven to carry a covariance are flattened by a power; what that
-    misses, the next round finds.
-    """
+    """Fit location and scale to the weighted draws ``(n, d)``, the scale blended with the current one."""
     d = x.shape[1]
+    # Weights too uneven to carry a covariance are flattened by a power; the next round finds what that misses.
     weights = _flattened(log_weights, needed=max(100.0, 10.0 * d))
     mean = weights @ x
     centred = x - mean
@@ -603,9 +577,7 @@ def _flattened(log_weights: Tensor, needed: float) -> Tensor:
     return torch.softmax(log_weights, 0)
 
 
-# --------------------------------------------------------------------------------------------------
 # Maxima in place of integrals: the largest likelihood, and the largest prior times likelihood.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.MODE, kind="approximation")
@@ -744,10 +716,7 @@ def _is_positive(target: Target) -> bool:
 
 
 def _towards_zero(objective: ClimbObjective, end: Tensor, value: float) -> tuple[Tensor, float, int]:
-    """Go on from the end of a search in the positive coordinates, some of which may be largest at zero.
-
-    Returns the new end in unconstrained space, the value there, and evaluations spent.
-    """
+    """Continue a search in positive coordinates; return its unconstrained end, the value there and evaluations."""
 
     def of_positive(x: Tensor) -> Tensor:
         found = objective.value(x.log().flatten(0, -2)).reshape(x.shape[:-1])
@@ -757,7 +726,7 @@ def _towards_zero(objective: ClimbObjective, end: Tensor, value: float) -> tuple
         found, gradient = objective.value_and_gradient(x.log().flatten(0, -2))
         return found.reshape(x.shape[:-1]), gradient.reshape(x.shape) / x
 
-    # Where a search ran off to, a logarithm may not be one of a number.
+    # Some coordinates may be largest at zero. Where a search ran off to, a logarithm may not be one of a number.
     furthest = 0.5 * math.log(torch.finfo(end.dtype).max)
     with one_thread():
         start = end.clamp(-furthest, furthest).exp().unsqueeze(0)

@@ -47,9 +47,7 @@ __all__ = [
     "match_gamma",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Modes of densities of positive coordinates, many densities at once.
-# --------------------------------------------------------------------------------------------------
 
 #: Coordinates below this count as zero.
 SHORTEST = 1e-9
@@ -64,28 +62,14 @@ ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Modes(NamedTuple):
-    """Modes and what a density does around them.
+    """Modes of several densities, with the derivatives of the log densities there."""
 
-    Attributes
-    ----------
-    position : Tensor
-        Shape `(densities, dim)`.
-    value : Tensor
-        Log density, shape `(densities,)`.
-    gradient, second : Tensor
-        First and second derivatives by each coordinate, shape `(densities, dim)`.
-    num_evaluations : int
-        Of the density or its gradient, for each density.
-    converged : Tensor
-        Whether no step leads higher, shape `(densities,)`, bool.
-    """
-
-    position: Tensor
-    value: Tensor
-    gradient: Tensor
-    second: Tensor
-    num_evaluations: int
-    converged: Tensor
+    position: Tensor  # (densities, dim)
+    value: Tensor  # (densities,), log density
+    gradient: Tensor  # (densities, dim)
+    second: Tensor  # (densities, dim), second derivatives by each coordinate
+    num_evaluations: int  # of the density or its gradient, for each density
+    converged: Tensor  # (densities,), bool: whether no step leads higher
 
 
 def climb_to_modes(
@@ -96,36 +80,9 @@ def climb_to_modes(
     max_iterations: int = 100,
     tolerance: float = 1e-12,
 ) -> Modes:
-    """Climb to a mode of each of several densities of positive coordinates, by Newton's method.
+    """Climb from positive ``start (densities, dim)`` to a mode of each of several densities by Newton's method.
 
-    The density is that of the coordinates themselves; only the steps are taken in their logarithms, where a log
-    likelihood is closer to a parabola and a coordinate whose mode is at zero can go on towards it. All densities
-    climb together; the Hessian is by differences of the exact gradient.
-
-    Parameters
-    ----------
-    log_density : callable
-        Log densities `(points, densities)` of positions `(points, densities, dim)`; differentiable, unless the
-        gradient comes from `value_and_gradient`.
-    start : Tensor
-        Where to start, positive, shape `(densities, dim)`.
-    value_and_gradient : callable, optional
-        The same log densities and their gradients `(points, densities, dim)`.
-    max_iterations : int, default 100
-    tolerance : float, default 1e-12
-        A density is at its mode once the best step gains less than this share of its absolute value.
-
-    Returns
-    -------
-    Modes
-
-    Examples
-    --------
-    >>> import torch
-    >>> rate = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
-    >>> modes = climb_to_modes(lambda x: (x.log() - rate * x).sum(-1), torch.ones(2, 1, dtype=torch.float64))
-    >>> modes.position.squeeze(-1)
-    tensor([0.5000, 0.2500], dtype=torch.float64)
+    ``log_density`` maps ``(points, densities, dim)`` to ``(points, densities)``; ``tolerance`` is relative.
     """
     evaluate = value_and_gradient or (lambda x: _value_and_gradient(log_density, x))
     x, dim = start.clamp(min=SHORTEST), start.shape[-1]
@@ -135,6 +92,8 @@ def climb_to_modes(
         value, gradient = (result[0] for result in evaluate(x[None]))
         hessian = _hessian(evaluate, x)
         with torch.no_grad():
+            # Steps are taken in logarithms, where a log likelihood is closer to a parabola and a coordinate can go on
+            # towards a mode at zero; the density remains that of the coordinates themselves.
             tried = (x * (multiples * _step(x, gradient, hessian)).exp()).clamp(min=SHORTEST)
             reached = log_density(tried).nan_to_num(nan=-torch.inf)
         count += 1 + 2 * dim + len(_MULTIPLES)
@@ -180,9 +139,7 @@ def _step(x: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     return step.clamp(-_LARGEST_CHANGE, _LARGEST_CHANGE)
 
 
-# --------------------------------------------------------------------------------------------------
 # Laplus: a distribution on the positive half line for each coordinate, matched to the density at its mode.
-# --------------------------------------------------------------------------------------------------
 
 #: A mode below this counts as one at zero, unless the density of the coordinate's logarithm is bent as much as this.
 _ZERO, _BENT = 1e-6, 0.1
@@ -200,101 +157,32 @@ def _slope_at_zero(first: Tensor) -> Tensor:
 
 
 def match_gamma(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Match gamma distributions to a log density at its mode, each coordinate by itself.
-
-    Where the mode is inside, the gamma distribution has the same mode and the same second derivative of its log
-    density there; where it is at zero, or the log density is not concave, the exponential distribution with the same
-    slope.
-
-    Parameters
-    ----------
-    mode : Tensor
-        Positive coordinates of the mode, shape `(*batch)`.
-    first, second : Tensor
-        First and second derivatives of the log density by each coordinate at the mode, shape `(*batch)`.
-
-    Returns
-    -------
-    shape, rate : Tensor
-        Of the gamma distributions, shape `(*batch)`.
-
-    References
-    ----------
-    Fourment, M., Magee, A. F., Whidden, C., Bilge, A., Matsen, F. A., Minin, V. N. (2020). 19 dubious ways to compute
-    the marginal likelihood of a phylogenetic tree topology. Systematic Biology 69, 209-220.
-
-    Examples
-    --------
-    Of a gamma distribution itself, with shape 3 and rate 4:
-
-    >>> import torch
-    >>> mode = torch.tensor(0.5, dtype=torch.float64)
-    >>> match_gamma(mode, torch.zeros_like(mode), -2 / mode**2)
-    (tensor(3., dtype=torch.float64), tensor(4., dtype=torch.float64))
-    """
+    """Return shape and rate of gamma distributions matched at a mode, all ``(*batch)`` (Fourment et al. 2020)."""
+    # Inside, mode and second derivative are matched; at zero, or where the log density is not concave, the slope is, by
+    # an exponential distribution.
     inside, rate = _is_inside(mode, second), -second * mode
     return torch.where(inside, rate * mode + 1, 1.0), torch.where(inside, rate, _slope_at_zero(first))
 
 
 def _match_beta_prime(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Match beta prime distributions, with densities in proportion to x^(a - 1) (1 + x)^(-a - b).
-
-    Parameters
-    ----------
-    mode, first, second : Tensor
-        As of :func:`match_gamma`. Where the mode is not inside, the distribution has `a` of one and the same slope at
-        zero.
-
-    Returns
-    -------
-    first_shape, second_shape : Tensor
-        `a` and `b`, shape `(*batch)`; `b` may be negative where tails are too heavy for any.
-
-    Examples
-    --------
-    Of a beta prime distribution itself, with shapes 3 and 4, whose mode is 2 / 5:
-
-    >>> import torch
-    >>> mode = torch.tensor(0.4, dtype=torch.float64)
-    >>> _match_beta_prime(mode, torch.zeros_like(mode), -2 / mode**2 + 7 / (1 + mode) ** 2)
-    (tensor(3., dtype=torch.float64), tensor(4.0000, dtype=torch.float64))
-    """
+    """Return shapes ``a`` and ``b`` of beta prime distributions, matched as in :func:`match_gamma`, ``(*batch)``."""
+    # Where the mode is not inside, ``a`` is one and the slope at zero the same; ``b`` may be negative where tails are
+    # too heavy for any.
     inside, bent = _is_inside(mode, second), -second * mode * (mode + 1)
     return torch.where(inside, bent * mode + 1, 1.0), torch.where(inside, bent - 1, _slope_at_zero(first) - 1)
 
 
 def _match_lognormal(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Match lognormal distributions.
-
-    Parameters
-    ----------
-    mode, first, second : Tensor
-        As of :func:`match_gamma`. Where the mode is not inside, the distribution has mean and variance of the
-        exponential distribution with the same slope, for a lognormal one has no mode at zero.
-
-    Returns
-    -------
-    location, scale : Tensor
-        Mean and standard deviation of the logarithm, shape `(*batch)`.
-
-    Examples
-    --------
-    Of a lognormal distribution itself, with location 0.3 and scale 0.5:
-
-    >>> import torch
-    >>> mode = torch.tensor(0.3 - 0.25, dtype=torch.float64).exp()
-    >>> _match_lognormal(mode, torch.zeros_like(mode), -1 / (0.25 * mode**2))
-    (tensor(0.3000, dtype=torch.float64), tensor(0.5000, dtype=torch.float64))
-    """
+    """Return location and scale of lognormal distributions, matched as in :func:`match_gamma`, ``(*batch)``."""
+    # No lognormal distribution has its mode at zero: there it gets mean and variance of the exponential distribution of
+    # the same slope.
     inside, half = _is_inside(mode, second), torch.tensor(2.0, dtype=mode.dtype).log()
     variance = torch.where(inside, -1 / (second * mode.square()), half)
     location = torch.where(inside, mode.log() + variance, -_slope_at_zero(first).log() - half / 2)
     return location, variance.sqrt()
 
 
-# --------------------------------------------------------------------------------------------------
 # A target as a density of positive coordinates, and its mode.
-# --------------------------------------------------------------------------------------------------
 
 _PROBES, _STARTS = 3, 4
 #: Modes below this are small beside the steps of :func:`climb_to_modes`.
@@ -302,53 +190,18 @@ _SMALL = 1e-3
 
 
 class PositiveMode(NamedTuple):
-    """The mode and what the density does around it.
+    """A mode of a density of positive coordinates, with the derivatives of the log density there."""
 
-    Attributes
-    ----------
-    position : Tensor
-        Positive, shape `(d,)`.
-    value : float
-        Log of prior times likelihood, as a density of the positive coordinates.
-    first, second : Tensor
-        Derivatives by each coordinate, shape `(d,)`.
-    num_evaluations : int
-        Spent on the search.
-    problems : tuple of str
-        What may be wrong with it.
-    """
-
-    position: Tensor
-    value: float
-    first: Tensor
-    second: Tensor
-    num_evaluations: int
+    position: Tensor  # (d,), positive
+    value: float  # log of prior times likelihood, as a density of the positive coordinates
+    first: Tensor  # (d,), derivatives by each coordinate
+    second: Tensor  # (d,)
+    num_evaluations: int  # of the search
     problems: tuple[str, ...]
 
 
 class PositiveDensity:
-    """Prior times likelihood as a density of positive coordinates, each the exponential of an unconstrained one.
-
-    Parameters
-    ----------
-    target : Target
-        All of its sites are positive, such as branch lengths, rates and scales.
-
-    Raises
-    ------
-    SettingsError
-        If a site is not positive, naming it.
-
-    Examples
-    --------
-    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
-    >>> def model():
-    ...     x = pyro.sample("x", dist.Gamma(torch.tensor(3.0).double(), 3.0))
-    ...     pyro.factor("likelihood", -x)
-    >>> mode = PositiveDensity(bk.Target.from_pyro(model)).mode()
-    >>> round(float(mode.position), 6)  # (shape - 1) / rate
-    0.5
-    """
+    """Prior times likelihood as a density of ``exp(u)``; SettingsError, naming it, if a site is not positive."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -367,23 +220,13 @@ class PositiveDensity:
         return value.reshape(u.shape[:-1]) - u.sum(-1), (gradient.reshape(u.shape) - 1) / x
 
     def log_slope(self, x: Tensor) -> Tensor:
-        """Return the derivative by each coordinate times the coordinate, `(*batch, d) -> (*batch, d)`.
-
-        It is that by the logarithm, which keeps its digits where `x` is small.
-        """
+        """Return the derivative of the log density by the logarithm of each coordinate, of the shape of ``x``."""
+        # Unlike the derivative by ``x``, it keeps its digits where ``x`` is small.
         u = x.log()
         return self.target.value_and_grad(u.reshape(-1, u.shape[-1]))[1].reshape(u.shape) - 1
 
     def own(self, mode: PositiveMode | None, *, seed: int = 0) -> tuple[PositiveMode, int]:
-        """Return the mode, searched for where none is given, and evaluations spent on looking whether it fits.
-
-        Raises
-        ------
-        SettingsError
-            If it is no :class:`PositiveMode`, or the density there is another one than it says.
-        ShapeError
-            If its dimension is not the target's.
-        """
+        """Return the mode, searched for if None, and evaluations of its check; SettingsError if not the target's."""
         if mode is None:
             return self.mode(seed=seed), 0
         if not isinstance(mode, PositiveMode):
@@ -394,13 +237,7 @@ class PositiveDensity:
         return mode, require_own("mode", mode.position, mode.value, self.target, self.log_density)
 
     def mode(self, *, seed: int = 0) -> PositiveMode:
-        """Return the highest mode that searches from a few starting points end at.
-
-        Parameters
-        ----------
-        seed : int, default 0
-            Of the starting points.
-        """
+        """Return the highest mode that searches from a few random starting points end at."""
         one = torch.ones(_STARTS, dtype=self.target.dtype, device=self.target.device)
         generator = new_generator(seed, self.target.device, stream="positive mode")
         start = starting_points(self.target, _STARTS, one, generator).exp()
@@ -453,9 +290,7 @@ def _require_positive(target: Target) -> None:
             )
 
 
-# --------------------------------------------------------------------------------------------------
-# The distributions that stand for a posterior of positive coordinates, each coordinate by itself.
-# --------------------------------------------------------------------------------------------------
+# Independent distributions that approximate a posterior of positive coordinates.
 
 #: Powers of x at zero that are no closer to none than this count as a pole.
 _MIN_POWER = 0.01
@@ -482,22 +317,10 @@ F = TypeVar("F", bound=_Family)
 
 @dataclass(frozen=True)
 class BetaPrime:
-    """Ratios of gamma variables: densities in proportion to x^(a - 1) (1 + x)^(-a - b).
+    """Ratios of gamma variables, with densities in proportion to ``x^(a - 1) (1 + x)^(-a - b)``."""
 
-    Parameters
-    ----------
-    first_shape, second_shape : Tensor
-        `a` and `b`, positive.
-
-    Examples
-    --------
-    >>> import torch
-    >>> BetaPrime(torch.tensor(1.0), torch.tensor(1.0)).log_prob(torch.tensor(1.0)).exp()
-    tensor(0.2500)
-    """
-
-    first_shape: Tensor
-    second_shape: Tensor
+    first_shape: Tensor  # a
+    second_shape: Tensor  # b
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return log densities, of the shape of `x`; NaN where `b` is not positive."""
@@ -507,50 +330,24 @@ class BetaPrime:
 
 
 class _AtZero(NamedTuple):
-    """What stands for the coordinates whose mode is at zero.
+    """Exponential or gamma distributions in place of coordinates whose mode is at zero."""
 
-    Attributes
-    ----------
-    inside : Tensor
-        Which other coordinates have their mode inside, bool, shape `(d,)`.
-    shape : Tensor
-        One where the density is finite at zero, and the power of its pole plus one, at least .001, where it is not;
-        shape `(d,)`. NaN where nothing fits.
-    rate : Tensor
-        Of the exponential or gamma distribution, shape `(d,)`.
-    flat : Tensor
-        Where the density has no slope at zero: shape and rate are then those of the gamma distribution whose
-        logarithm has the mode and curvature of the coordinate's, bool, shape `(d,)`.
-    centre : Tensor
-        The mode of the density of the coordinate's logarithm, shape `(d,)`.
-    problems : tuple of str
-        Why nothing fits.
-    num_evaluations : int
-    """
-
-    inside: Tensor
+    inside: Tensor  # (d,), bool: coordinates whose mode is inside, not at zero
+    # (d,): one where the density is finite at zero; at a pole, its power plus one, at least 0.001; NaN without a fit.
     shape: Tensor
-    rate: Tensor
+    rate: Tensor  # (d,)
+    # (d,), bool: no slope at zero, so that shape and rate match mode and curvature of the coordinate's logarithm.
     flat: Tensor
-    centre: Tensor
-    problems: tuple[str, ...]
+    centre: Tensor  # (d,), mode of the density of the coordinate's logarithm, as a coordinate
+    problems: tuple[str, ...]  # reasons why nothing fits
     num_evaluations: int
 
 
 class _Fit(NamedTuple, Generic[F]):
-    """Independent distributions, and where their height is compared with that of the density.
-
-    Attributes
-    ----------
-    distribution : Family
-    point : Tensor
-        Shape `(d,)`.
-    problems : tuple of str
-    num_evaluations : int
-    """
+    """Independent distributions, and the point at which their density is compared with the target's."""
 
     distribution: F
-    point: Tensor
+    point: Tensor  # (d,)
     problems: tuple[str, ...]
     num_evaluations: int
 
@@ -581,13 +378,12 @@ def _beta_prime_family(density: PositiveDensity, mode: PositiveMode) -> _Fit[Bet
 
 
 def _lognormal_family(density: PositiveDensity, mode: PositiveMode) -> _Fit[LogNormal]:
-    """Fit lognormal distributions, which have mean and variance of the gamma one where the mode is at zero.
-
-    A lognormal density vanishes at zero, so where the mode is there both are compared at its mean.
-    """
+    """Fit lognormal distributions, matched at each mode, or to the gamma distribution where the mode is at zero."""
     mode = _in_double(mode)
     location, scale = _match_lognormal(mode.position, mode.first, mode.second)
     other = _at_zero(density, mode)
+    # At zero they have mean and variance of the gamma distribution, or, without a slope there, mode and curvature of
+    # the logarithm.
     variance = torch.where(other.flat, 1 / other.shape, (1 / other.shape).log1p())
     centre = torch.where(other.flat, other.centre.log(), (other.shape / other.rate).log() - variance / 2)
     lognormal = LogNormal(
@@ -595,6 +391,8 @@ def _lognormal_family(density: PositiveDensity, mode: PositiveMode) -> _Fit[LogN
         torch.where(other.inside, scale, variance.sqrt()),
         validate_args=False,
     )
+    # A lognormal density vanishes at zero, so where the mode is there densities are compared at its mean, or, without a
+    # slope at zero, at the mode of the logarithm.
     return _fit(
         lognormal,
         torch.where(other.inside, mode.position, torch.where(other.flat, other.centre, lognormal.mean)),
@@ -664,9 +462,7 @@ def _at_zero(density: PositiveDensity, mode: PositiveMode) -> _AtZero:
     return _AtZero(inside, shape, rate, flat, centre, problems, count)
 
 
-# --------------------------------------------------------------------------------------------------
-# Laplus approximations of the evidence: the height of the density over that of what stands for it, at the mode.
-# --------------------------------------------------------------------------------------------------
+# Laplus approximations of the evidence: the density over that of its approximation, at the mode.
 
 _UNKNOWN = "an approximation whose error is not known: use gamma_laplus_importance_sampling, which measures it"
 
@@ -827,9 +623,7 @@ def _approximated(
     return Evidence(name, log_evidence, math.nan, count + fit.num_evaluations, problems)
 
 
-# --------------------------------------------------------------------------------------------------
-# Gamma distributions, and beside each a wider one that reaches as far as a power of the coordinate would.
-# --------------------------------------------------------------------------------------------------
+# Gamma distributions, each mixed with a wider one whose tail falls off more slowly than any power.
 
 #: Degrees of freedom of the logarithm in the wider part, and its scale beside that of the gamma distribution's.
 _DF, _WIDTH = 4.0, 1.5
@@ -842,35 +636,17 @@ _MARGIN = 0.1
 
 
 class MixtureProposal:
-    """A mixture of products, over the coordinates, of a gamma distribution and a log-Student-t one.
-
-    A gamma distribution falls off faster than any power of the coordinate, as few posteriors of scales and variances
-    do; a Student-t distribution of the logarithm falls off more slowly than every power.
-
-    Parameters
-    ----------
-    gamma : Gamma
-        Of batch shape `(d,)`.
-    tail_share : float
-        Share of the draws in which each coordinate comes from its log-Student-t distribution with an even chance; in
-        the others that share of a coordinate does, on average.
-
-    Examples
-    --------
-    >>> import torch
-    >>> one = torch.ones(1, dtype=torch.float64)
-    >>> proposal = MixtureProposal(Gamma(3 * one, 2 * one), 0.5)
-    >>> x = torch.linspace(-30, 30, 6001, dtype=torch.float64).exp().unsqueeze(-1)
-    >>> bool(abs((proposal.log_prob(x).exp() * x[:, 0]).sum() * 0.01 - 1) < 1e-4)
-    True
-    """
+    """A mixture of products, over ``d`` coordinates, of a gamma and a log-Student-t distribution."""
 
     def __init__(self, gamma: Gamma, tail_share: float) -> None:
+        # A gamma density falls off faster than any power of the coordinate, as few posteriors of scales and variances
+        # do; a log-Student-t density falls off more slowly than every power.
         shape, rate = gamma.concentration.double(), gamma.rate.double()
         self.gamma = Gamma(shape, rate, validate_args=False)
         # Mode and curvature of the density of the logarithm.
         self.centre, self.scale = (shape / rate).log(), _WIDTH / shape.sqrt()
-        # Weight of each part, and the chance of the wider distribution for each coordinate in it.
+        # Weight of each part, and the chance of the wider distribution for each coordinate in it: an even one in a
+        # share ``tail_share`` of the draws, and in the others so that on average this share of one coordinate is wide.
         rest = 1 - tail_share
         self.parts = [(1.0, 0.0)] if not tail_share else [(rest, tail_share / len(shape)), (tail_share, _MANY)]
 
@@ -906,22 +682,7 @@ class MixtureProposal:
 
 
 def beyond_reach(density: PositiveDensity, proposal: MixtureProposal, largest: float) -> tuple[float, int]:
-    """Look along each coordinate, the others at their centres, for weights larger than any that was drawn.
-
-    Parameters
-    ----------
-    density : PositiveDensity
-    proposal : Proposal
-    largest : float
-        Log of the largest weight drawn.
-
-    Returns
-    -------
-    share : float
-        What such weights are worth beside the others along the same line, at the worst coordinate: a ratio of
-        contributions to the mean of the squared weights.
-    num_evaluations : int
-    """
+    """Return the largest ratio, over coordinates, of squared weights above ``largest`` to others, and evaluations."""
     d = len(proposal.centre)
     t = torch.linspace(-1.0, 1.0, _POINTS, dtype=torch.float64, device=proposal.centre.device) * math.asinh(_REACH)
     u = proposal.centre.repeat(d, _POINTS, 1)
@@ -943,9 +704,7 @@ def _within(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(min=info.tiny, max=info.max).to(dtype)
 
 
-# --------------------------------------------------------------------------------------------------
 # Importance sampling from the gamma distributions of Laplus.
-# --------------------------------------------------------------------------------------------------
 
 #: Of the squared weights along a line, worth in weights larger than any drawn.
 _MAX_BEYOND = 0.05

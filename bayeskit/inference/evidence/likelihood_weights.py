@@ -37,28 +37,18 @@ from bayeskit.logdensity.target import Target
 
 __all__ = ["MAX_ITERATIONS", "harmonic_mean", "naive_monte_carlo", "stabilised_harmonic_mean"]
 
-# --------------------------------------------------------------------------------------------------
-# What estimators that weigh posterior draws by their likelihood alone must be checked for.
-# --------------------------------------------------------------------------------------------------
+# Checks of estimators that weigh posterior draws by their likelihood alone.
 
 _MAX_MISSED_PRIOR = 0.05
 _PRIOR_DRAWS = 1000
 
 
 class _Checked(NamedTuple):
-    """What was found.
-
-    Attributes
-    ----------
-    problems : list of str
-    diagnostics : dict of float
-    prior : Tensor or None
-        Log likelihoods of draws from the prior, ``(n,)``; None for a target that cannot draw from it.
-    """
+    """Warnings on weights, with diagnostics and log likelihoods of prior draws."""
 
     problems: list[str]
     diagnostics: dict[str, float]
-    prior: Tensor | None
+    prior: Tensor | None  # (n,), log likelihoods of prior draws; None for a target that cannot draw from its prior
 
     @property
     def num_evaluations(self) -> int:
@@ -67,20 +57,7 @@ class _Checked(NamedTuple):
 
 
 def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor, seed: int, stream: str) -> _Checked:
-    """Check chains, weights, and whether draws from the prior lie where no posterior draw has been.
-
-    Parameters
-    ----------
-    target : Target
-    draws : Draws
-        From the posterior of ``target``.
-    log_weights : Tensor
-        Of the draws, a function of their likelihood, ``(chains, draws)``.
-    seed : int
-        For draws from the prior.
-    stream : str
-        Keeps their numbers apart from those of other estimators.
-    """
+    """Check chains, ``log_weights (chains, draws)``, and whether the draws reach likelihoods of prior draws."""
     problems, diagnostics = posterior_problems(draws)
     shape = pareto_shape(log_weights)
     count = log_weights.numel()
@@ -109,9 +86,7 @@ def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor,
     return _Checked(problems + bad, diagnostics, prior)
 
 
-# --------------------------------------------------------------------------------------------------
 # Naive Monte Carlo: the mean of the likelihood over prior draws.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.PRIOR)
@@ -168,9 +143,7 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # Harmonic mean of the likelihood over posterior draws, kept as a warning.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.POSTERIOR, kind="unstable")
@@ -230,9 +203,7 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     return with_missed_peak(z, target, draws)
 
 
-# --------------------------------------------------------------------------------------------------
 # Harmonic mean with a small share of imagined draws from the prior, kept as a warning.
-# --------------------------------------------------------------------------------------------------
 
 MAX_ITERATIONS = 10_000
 _TOLERANCE = 1e-10

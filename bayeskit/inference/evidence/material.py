@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "LEAST", "MAKERS", "Material"]
 
 
-# --------------------------------------------------------------------------------------------------
-# How much to spend on draws.
-# --------------------------------------------------------------------------------------------------
+# Budgets for draws.
 
 #: Below these no sampler runs. What is too short for an error is up to each method to say, so that the others stand.
 LEAST = {
@@ -108,9 +106,7 @@ class Budget:
             raise SettingsError(f"exchange must be True or False, not {self.exchange!r}")
 
 
-# --------------------------------------------------------------------------------------------------
-# What estimators share: draws, a ladder, fits and modes, each made once and only if somebody asks for it.
-# --------------------------------------------------------------------------------------------------
+# Draws, a ladder, fits and modes that estimators share, each made once and on demand.
 
 
 class Material:

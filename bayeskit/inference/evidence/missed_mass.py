@@ -49,9 +49,7 @@ __all__ = [
     "without_infinity",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What weighted draws of a proposal, or of the prior, have missed of the posterior.
-# --------------------------------------------------------------------------------------------------
+# Posterior mass that weighted draws of a proposal, or of the prior, have missed.
 
 #: Climbs from the best draws of the prior, from some of them, from those that valleys divide, and from the heaviest
 #: draws.
@@ -70,6 +68,7 @@ _ROUNDING = 0.01
 #: Draws that move away from where the proposal has put them, how often, and how far each time in units of the metric.
 NUM_MOVED, _NUM_MOVES, _TRAJECTORY, _MAX_STEPS = 500, 20, 1.5, 8
 _TARGET_ACCEPTANCE = 0.8
+#: Errors of a search, where the density may be fine at the draws.
 _FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 
 
@@ -84,48 +83,15 @@ def missed_mass(
     others: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[list[str], int]:
-    """Look for a part of the posterior whose mass is not that of the weighted draws in it.
+    """Return warnings of posterior mass that draws ``x (n, d)`` of ``log_weights (n,)`` miss, and evaluations.
 
-    Draws that never saw a peak have weights as even as if there were none. So climbs start at the heaviest draws and
-    at draws from the prior; what surrounds each end is weighed by draws of its own, and its mass over the estimate has
-    to be the weighted share of the draws that lie there. And draws from the prior must not find more mass than the
-    error tells of where no draw of the proposal had as large a weight. Values that are rounded to an end of their
-    support must not be able to move the estimate, either.
-
-    Parameters
-    ----------
-    target : Target
-    x : Tensor
-        Draws, unconstrained, shape ``(n, d)``.
-    log_weights : Tensor
-        Of the draws, shape ``(n,)``.
-    log_z, standard_error : float
-        The estimate.
-    log_prob : callable, optional
-        Log density of the proposal, ``(n, d) -> (n,)``; not needed if that is the prior.
-    others : Tensor, optional
-        Where further climbs start, shape ``(m, d)``.
-    seed : int, default 0
-
-    Returns
-    -------
-    problems : list of str
-    num_evaluations : int
-
-    Examples
-    --------
-    Two peaks, of which a proposal has seen the right one:
-
-    >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.evidence.missed_mass import missed_mass
-    >>> target = bk.Target.from_functions(lambda u: -0.5 * (u.abs() - 9).square().sum(-1), lambda u: 0 * u[..., 0], 1)
-    >>> x = 9 + torch.randn(1000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> len(missed_mass(target, x, 0 * x[:, 0], 0.919, 0.01, others=-x[:1])[0])
-    1
+    ``log_prob``, ``(n, d) -> (n,)``, is the proposal's, None for the prior; ``others (m, d)`` start further climbs.
     """
     if not math.isfinite(log_z):
         return [], 0
     log_weights = log_weights.double()
+    # Draws that never saw a peak have weights as even as if there were none. So climbs start at the heaviest draws and
+    # at prior draws, and the mass about each end over the estimate has to be the weighted share of the draws there.
     starts = [x[log_weights.topk(min(_NUM_HEAVY, len(x))).indices]]
     problems, _ = rounding_problems(target, x, log_weights, standard_error)
     spent = 0
@@ -142,6 +108,7 @@ def missed_mass(
         if log_prob is not None:
             log_density = log_prior + log_likelihood
             margin = (100 * torch.finfo(prior.dtype).eps * log_density.abs()).clamp(min=_ROUNDING)
+            # Only where no draw of the proposal had as large a weight.
             outside = log_density - log_prob(prior) > log_weights.max() + margin
             if is_more_than((log_likelihood - log_z)[outside], looks, standard_error):
                 problems.append("draws from the prior find mass that the proposal does not cover: use nested_sampling")
@@ -200,45 +167,9 @@ def _missed_peak(
 def share_beyond(
     target: Target, x: Tensor, log_weights: Tensor, log_prob: Callable[[Tensor], Tensor], *, seed: int = 0
 ) -> tuple[float, int]:
-    """Return the share of the posterior that lies where weights are larger than any that were drawn.
-
-    The largest weights of few draws do not tell of a region that the proposal visits too seldom to have visited it.
-    So some of the draws, resampled by their weights, move by Hamiltonian Monte Carlo as draws of the posterior do, and
-    are weighted where they come to.
-
-    Parameters
-    ----------
-    target : Target
-    x : Tensor
-        Draws, unconstrained, shape ``(n, d)``.
-    log_weights : Tensor
-        Of the draws, shape ``(n,)``.
-    log_prob : callable
-        Log density of the proposal, ``(n, d) -> (n,)``.
-    seed : int, default 0
-
-    Returns
-    -------
-    share : float
-    num_evaluations : int
-        Gradients among them.
-
-    Examples
-    --------
-    A proposal that is twice as wide as a normal distribution, and one that is half as wide:
-
-    >>> import bayeskit as bk, torch
-    >>> from bayeskit.inference.evidence.missed_mass import share_beyond
-    >>> target = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u[..., 0], 2)
-    >>> x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> for scale in (2.0, 0.5):
-    ...     log_prob = torch.distributions.Normal(torch.zeros(2), scale).log_prob
-    ...     log_weights = target.log_density(scale * x) - log_prob(scale * x).sum(-1)
-    ...     share, _ = share_beyond(target, scale * x, log_weights, lambda u: log_prob(u).sum(-1))
-    ...     print(share > 0.01)
-    False
-    True
-    """
+    """Return the posterior's share where weights exceed ``log_weights (n,)`` of draws ``x (n, d)``, and evaluations."""
+    # Weights do not tell of a region that the proposal is unlikely to have visited: move some draws, as draws of the
+    # posterior move, and weigh them where they arrive.
     moved, log_density, spent = moved_draws(target, x, log_weights, new_generator(seed, x.device, stream="moved"))
     above = log_density - log_prob(moved) > log_weights.max() + _ROUNDING
     return float(above.to(torch.float64).mean()), spent
@@ -247,26 +178,7 @@ def share_beyond(
 def moved_draws(
     target: Target, x: Tensor, log_weights: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
-    """Resample draws by their weights and move them by Hamiltonian Monte Carlo, as draws of the posterior do.
-
-    Parameters
-    ----------
-    target : Target
-    x : Tensor
-        Unconstrained, shape ``(n, d)``.
-    log_weights : Tensor
-        Shape ``(n,)``.
-    generator : torch.Generator
-
-    Returns
-    -------
-    x : Tensor
-        Shape ``(500, d)``.
-    log_density : Tensor
-        Shape ``(500,)``.
-    num_evaluations : int
-        Gradients among them.
-    """
+    """Resample ``x (n, d)`` by weight, move by HMC; return ``(500, d)``, log densities ``(500,)`` and evaluations."""
     normalised = log_weights.log_softmax(0)
     start = x[torch.multinomial(normalised.exp(), NUM_MOVED, replacement=True, generator=generator)]
     kernel = PopulationHMC(0.2 * _TRAJECTORY, 1, learn_metric(x, normalised), 1.0)
@@ -281,30 +193,14 @@ def moved_draws(
 
 
 def is_more_than(log_terms: Tensor, num_draws: int, standard_error: float) -> bool:
-    """Whether what some of the draws add to a mean is more than an error tells.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.inference.evidence.missed_mass import is_more_than
-    >>> is_more_than(torch.zeros(20), 1000, 0.01), is_more_than(torch.zeros(1), 1000, 1e-9)
-    (True, False)
-    """
+    """Tell whether some of ``num_draws`` terms add more to their mean than an error, with room for their own error."""
     terms = log_terms.exp() / num_draws
     # Less twice its own error, so that a few hits in a thin tail say nothing.
     return float(terms.sum() - 2 * terms.square().sum().sqrt()) > standard_error
 
 
 def same_likelihood(log_likelihood: Tensor) -> list[str]:
-    """Say where nearly all draws have the same likelihood, so that they tell nothing of where it is larger.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.inference.evidence.missed_mass import same_likelihood
-    >>> len(same_likelihood(torch.full((5,), -3.0))), same_likelihood(torch.arange(5.0))
-    (1, [])
-    """
+    """Return a warning if nearly all draws have the same likelihood, and cannot tell where it is larger."""
     middle = float(log_likelihood.median())
     rounding = 100 * torch.finfo(log_likelihood.dtype).eps * abs(middle)
     same = float(((log_likelihood - middle).abs() <= rounding).double().mean())
@@ -318,16 +214,7 @@ def same_likelihood(log_likelihood: Tensor) -> list[str]:
 
 
 def without_infinity(log_density: Tensor) -> tuple[Tensor, list[str]]:
-    """Count an infinite density as zero, and say so.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.inference.evidence.missed_mass import without_infinity
-    >>> values, problems = without_infinity(torch.tensor([1.0, torch.inf]))
-    >>> values, len(problems)
-    (tensor([1., -inf]), 1)
-    """
+    """Return log densities with infinity as minus infinity, and a warning if there was any."""
     bad = log_density == torch.inf
     if not bool(bad.any()):
         return log_density, []
@@ -336,34 +223,22 @@ def without_infinity(log_density: Tensor) -> tuple[Tensor, list[str]]:
     return torch.where(bad, -torch.inf, log_density), [problem]
 
 
-# --------------------------------------------------------------------------------------------------
 # Peaks that no draw has found: the mass about each mode that a search ends at, against the share of draws there.
-# --------------------------------------------------------------------------------------------------
 
 #: Searches from draws of the prior, and from points that valleys divide.
 _PRIOR_STARTS, _DIVIDED_STARTS = 6, 6
-#: A missing share of the posterior is said if it is larger than this, or than the standard error.
 #: Part of the width of the draws in each coordinate that their tails may reach beyond.
 _MARGIN = 0.25
 #: Standard deviations of the distributions that are drawn from to look beyond, in units of that of the draws.
 WIDER, LOOKS = (2.0, 4.0, 8.0, 16.0, 32.0), 200
-#: What makes a search fail where the density itself may be fine at the draws.
 _SEED = 0  # one for all estimators, so that none depends on which was asked before
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The peaks that searches from some draws, and from the prior, ended at.
+    """The peaks at which searches from some draws, and from the prior, ended."""
 
-    Attributes
-    ----------
-    found : tuple of Peak
-        Those that could be weighed, the highest mode first, none inside another.
-    num_evaluations : int
-        Spent on finding and weighing them.
-    """
-
-    found: tuple[Peak, ...]
+    found: tuple[Peak, ...]  # those that could be weighed, the highest mode first, none inside another
     num_evaluations: int
 
 
@@ -382,31 +257,7 @@ _PRIORS: WeakKeyDictionary[Target, _Prior] = WeakKeyDictionary()
 
 
 def find_peaks(target: Target, draws: Draws) -> Peaks:
-    """Climb from the best of the draws, and from the prior, and weigh what surrounds each mode by importance.
-
-    Parameters
-    ----------
-    target : Target
-    draws : Draws
-        Of any temperature. What was found from them once is kept as long as they are.
-
-    Returns
-    -------
-    Peaks
-        None where the density cannot be climbed.
-
-    Examples
-    --------
-    The slab of this problem holds its chains; the spike holds a hundred times more:
-
-    >>> import math
-    >>> import bayeskit as bk
-    >>> case = bk.exact.spike_and_slab(5)
-    >>> draws = bk.sample(case.target(), 2, 20, 20, progress=False)
-    >>> peak = find_peaks(draws.target, draws).found[0]
-    >>> abs(peak.log_mass - math.log(0.9) - case.log_evidence) < 0.2
-    True
-    """
+    """Return the peaks that climbs from draws, of any temperature, and from the prior end at; kept with the draws."""
     known = _KNOWN.setdefault(target, WeakKeyDictionary())
     if draws not in known:
         known[draws] = _search(target, draws)
@@ -414,10 +265,8 @@ def find_peaks(target: Target, draws: Draws) -> Peaks:
 
 
 def _mass_outside(target: Target, draws: Draws, estimate: Evidence) -> tuple[list[str], int]:
-    """Look for mass around the box that the posterior draws fill, by draws from wider normal distributions.
-
-    Chains that all start in a narrow spike never leave it; the broad part around it is no peak that a climb ends at.
-    """
+    """Return a warning if wider normal draws find mass outside the box of the posterior draws, and evaluations."""
+    # Chains that all start in a narrow spike never leave it; the broad part around it is no peak that a climb ends at.
     x = draws.unconstrained.reshape(-1, target.dim)
     low, high, deviation = x.amin(0), x.amax(0), x.std(0)
     if not bool((deviation > 0).all()):
@@ -448,41 +297,13 @@ def _mass_outside(target: Target, draws: Draws, estimate: Evidence) -> tuple[lis
 def with_missed_peak(
     estimate: Evidence, target: Target, draws: Draws, *, known_bias: float = 0.0, others: Sequence[Draws] = ()
 ) -> Evidence:
-    """Return the estimate, with a warning if a peak holds more of the posterior than of the draws, or none shows any.
+    """Return the estimate with a warning if a peak holds more of the posterior than of the draws at beta one.
 
-    A peak that is much narrower than what surrounds it, or far from it, may draw no chain, and no diagnostic of the
-    chains notices. If the estimate is right, the mass of a peak over it is the share of the draws that lie there. The
-    search depends on no seed, so that all estimators on the same draws share one.
-
-    Parameters
-    ----------
-    estimate : Evidence
-        From `draws`.
-    target : Target
-    draws : Draws
-        Those at inverse temperature one are looked at.
-    known_bias : float, default 0
-        By how much the estimate is known to be too low, in nats, for other reasons than a missed peak.
-    others : sequence of Draws, optional
-        Further draws from the posterior that the estimate rests on, which have to show the peaks as well.
-
-    Returns
-    -------
-    Evidence
-        With a warning, too, where values rounded to an end of their support can move it, and their share among the
-        diagnostics as `rounded_share`. The search is counted in `num_evaluations`; `missed_share`, the largest share
-        of the posterior that a peak should have and its draws do not show, joins the diagnostics, NaN where there was
-        no peak to weigh.
-
-    Examples
-    --------
-    >>> import bayeskit as bk
-    >>> from bayeskit.inference.evidence import Evidence
-    >>> case = bk.exact.spike_and_slab(5)
-    >>> draws = bk.sample(case.target(), 2, 20, 20, progress=False)
-    >>> with_missed_peak(Evidence("of the slab", 0.0, 0.01, 40), draws.target, draws).trusted
-    False
+    The estimate is known to be ``known_bias`` nats too low; ``others`` are draws that must show the peaks as well.
     """
+    # A peak that is narrow, or far off, may draw no chain, and no diagnostic of chains notices. If the estimate is
+    # right, a peak's mass over it is the share of draws there. The search has no seed, so estimators on the same draws
+    # share it.
     peaks = find_peaks(target, draws)
     last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
     rounded, share_rounded = rounding_problems(target, last.unconstrained, None, estimate.standard_error)

@@ -112,13 +112,7 @@ class Mode:
 
 
 def require_draws(draws: Draws | None, target: Target) -> None:
-    """Refuse draws of another target; for starting points and checks even short chains will do.
-
-    Raises
-    ------
-    DrawsError
-        If their dimension is not the target's, or the recorded density is another than the target's.
-    """
+    """Raise DrawsError for draws of another dimension or recorded density than the target's; short chains pass."""
     if draws is None or draws.target is target:
         return
     if draws.unconstrained.shape[-1] != target.dim:
@@ -172,10 +166,8 @@ def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> M
 
 
 def _refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
-    """Go on by Newton's steps, for which units are all the same; return end, value, negative Hessian, evaluations.
-
-    Only close to a maximum: a search that ended elsewhere should be told of.
-    """
+    """Refine a maximum by Newton's method; return ``(d,)``, value, negative Hessian ``(d, d)`` and evaluations."""
+    # Newton steps do not depend on units. They start only close to a maximum, so that other ends are reported.
     precision, spent = negative_hessian(target, end)
     value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
     spent += 1
@@ -205,29 +197,9 @@ def find_modes(
     objective: ClimbObjective | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, int]:
-    """Find the modes reachable from a few starting points by L-BFGS.
+    """Return ends of L-BFGS searches ``(searches, d)``, highest first, and evaluations; else InitializationError.
 
-    Parameters
-    ----------
-    target : Target
-    seed : int, default 0
-    draws : Draws, optional
-        Posterior draws; the best of them becomes a starting point.
-    objective : Objective, optional
-        What is to be as large as possible; by default the posterior density over unconstrained space.
-    start : Tensor, optional
-        Starting points ``(searches, d)`` instead of draws from the prior.
-
-    Returns
-    -------
-    modes : Tensor
-        Ends of all searches, the highest first, shape ``(searches, d)``, unconstrained.
-    num_evaluations : int
-
-    Raises
-    ------
-    InitializationError
-        If no search ends at a finite density.
+    They maximise ``objective``, by default the posterior, from ``start (s, d)``, else prior draws, and the best draws.
     """
     climbed = objective or posterior(target)
     count = 0
@@ -276,39 +248,15 @@ def num_looks(target: Target) -> int:
 
 
 def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor, int]:
-    """Return the points that a valley divides from their nearest higher neighbour: one or more on every hill seen.
-
-    On one hill whose level sets are convex, no point between two others is lower than both.
-
-    Parameters
-    ----------
-    target : Target
-    x : Tensor
-        Shape ``(n, d)``.
-    at_most : int
-        So many are returned, the highest first; the highest point of all is among them.
-
-    Returns
-    -------
-    points : Tensor
-        Shape ``(m, d)``.
-    num_evaluations : int
-
-    Examples
-    --------
-    >>> import torch, bayeskit as bk
-    >>> target = bk.Target.from_functions(lambda u: -0.5 * (u.abs() - 9).square().sum(-1), lambda u: 0 * u[..., 0], 1)
-    >>> x = torch.linspace(-12, 12, 50, dtype=torch.float64)[:, None]
-    >>> points, _ = divided_by_valleys(target, x, at_most=5)
-    >>> [round(float(point), 1) for point in points.flatten().sort().values]
-    [-9.1, 9.1]
-    """
+    """Return points of ``x (n, d)`` that a valley divides from their nearest higher neighbour, and evaluations."""
     spent, log_density = len(x), target.log_density(x)
     fine = log_density.isfinite() & x.isfinite().all(-1)
     order = log_density.where(fine, -torch.inf).argsort(descending=True, stable=True)[: int(fine.sum())]
     x, log_density = x[order], log_density[order]
     if len(x) < 2:
         return x, spent
+    # On one hill whose level sets are convex, no point between two others is lower than both, so each hill seen keeps
+    # one point or more; the highest of all comes first.
     nearest = _nearest_before(x / quartile_distance(x))
     between = target.log_density(torch.lerp(x[1:], x[nearest], _PLACE)).nan_to_num(nan=-torch.inf)
     divided = between < log_density[1:] - _VALLEY
@@ -348,12 +296,10 @@ def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, 
 
 
 def negative_hessian(target: Target, mode: Tensor, objective: ClimbObjective | None = None) -> tuple[Tensor, int]:
-    """Negative Hessian at ``mode``, ``(d, d)``, by central differences of the exact gradient.
-
-    Of the log posterior density, or of another ``objective``; returned with the evaluations spent. Each coordinate's
-    step is a small part of its own scale there, which the curvature along it tells.
-    """
+    """Return the negative Hessian ``(d, d)`` of an objective, by default the log posterior, and evaluations."""
     climbed = objective or posterior(target)
+    # Central differences of the exact gradient; each step is a small part of the coordinate's own scale, which the
+    # curvature along it tells.
     small = torch.finfo(target.dtype).eps ** (1 / 3)
     resolved = small**2 * mode.abs()
     step, spent = small * mode.abs().clamp(min=1.0), 0
@@ -382,23 +328,7 @@ def _differences(climbed: ClimbObjective, mode: Tensor, step: Tensor) -> Tensor:
 
 
 def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precision: Tensor) -> tuple[list[str], int]:
-    """Ask whether a step leads higher, up the gradient or Newton's, or a coordinate is on its way to infinity.
-
-    Parameters
-    ----------
-    target : Target
-    objective : Objective
-    end : Tensor
-        Where a search ended, shape ``(d,)``.
-    precision : Tensor
-        Negative Hessian there, shape ``(d, d)``.
-
-    Returns
-    -------
-    problems : list of str
-        What the user should read.
-    num_evaluations : int
-    """
+    """Return a warning if a step from ``end (d,)`` leads higher or a coordinate tends to infinity, and evaluations."""
     value, gradient = (result[0] for result in objective.value_and_gradient(end.unsqueeze(0)))
     size = gradient.nan_to_num(nan=torch.inf).abs()
     directions = [gradient / gradient.norm().clamp(min=torch.finfo(end.dtype).tiny)]
@@ -482,9 +412,7 @@ def likelihood(target: Target) -> ClimbObjective:
     return ClimbObjective(target.log_likelihood, value_and_gradient, cost=2)
 
 
-# --------------------------------------------------------------------------------------------------
-# What surrounds a mode: an ellipsoid and the posterior mass in it.
-# --------------------------------------------------------------------------------------------------
+# The ellipsoid about a mode and the posterior mass in it.
 
 _PEAK_DRAWS = 1000
 #: Part of the normal distribution about a mode that counts as its peak.
@@ -497,27 +425,13 @@ _MAX_ERRORS = 5.0
 
 @dataclass(frozen=True)
 class Peak:
-    """An ellipsoid about a mode, and what it holds.
+    """An ellipsoid about a mode, and the posterior mass in it."""
 
-    Attributes
-    ----------
-    position : Tensor
-        The mode, unconstrained, shape ``(d,)``.
-    factor : Tensor
-        Lower Cholesky factor of the negative Hessian there, shape ``(d, d)``.
-    radius : float
-        Of the ellipsoid, in standard deviations of the normal distribution about the mode.
-    log_mass : float
-        Log of prior times likelihood integrated over the ellipsoid.
-    relative_error : float
-        Standard error of the mass over the mass.
-    """
-
-    position: Tensor
-    factor: Tensor
-    radius: float
-    log_mass: float
-    relative_error: float
+    position: Tensor  # (d,), the mode, unconstrained
+    factor: Tensor  # (d, d), lower Cholesky factor of the negative Hessian there
+    radius: float  # in standard deviations of the normal distribution about the mode
+    log_mass: float  # log of prior times likelihood integrated over the ellipsoid
+    relative_error: float  # standard error of the mass over the mass
 
     def holds(self, x: Tensor) -> Tensor:
         """Return whether points lie inside, ``(*batch, d) -> (*batch)``, bool."""
@@ -525,30 +439,7 @@ class Peak:
 
 
 def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | None, int]:
-    """Weigh the ellipsoid about a mode by draws from the normal distribution that fits there.
-
-    Parameters
-    ----------
-    target : Target
-    mode : Tensor
-        Unconstrained, shape ``(d,)``.
-    seed : int, default 0
-
-    Returns
-    -------
-    peak : Peak or None
-        None where no normal distribution fits, or too few of its draws tell the mass.
-    num_evaluations : int
-
-    Examples
-    --------
-    >>> import bayeskit as bk, torch
-    >>> from bayeskit.inference.evidence.modes import weigh_peak
-    >>> target = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u[..., 0], 2)
-    >>> peak, _ = weigh_peak(target, torch.zeros(2, dtype=torch.float64))
-    >>> abs(peak.log_mass - math.log(0.9 * 2 * math.pi)) < 5 * peak.relative_error
-    True
-    """
+    """Return the peak about ``mode (d,)`` by importance sampling, None where that fails, and evaluations."""
     precision, spent = negative_hessian(target, mode)
     factor, failed = torch.linalg.cholesky_ex(precision)
     if bool(failed) or not bool(factor.isfinite().all()):
@@ -571,30 +462,9 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
 
 
 def is_missed(expected: float, share: float, chance: float, relative_error: float, least: float) -> bool:
-    """Whether draws hold less of a peak than they should, beyond all errors.
-
-    Where what should be there is known but roughly, it is its logarithm that has a normal error.
-
-    Parameters
-    ----------
-    expected, share : float
-        Share of the posterior that the peak should have, and that of the draws in it.
-    chance : float
-        Standard error of the share.
-    relative_error : float
-        Of what is expected.
-    least : float
-        What counts as missing at all.
-
-    Examples
-    --------
-    A hundred times the estimate, whose error is a fifth, and not one draw:
-
-    >>> is_missed(100.0, 0.0, 0.001, 0.2, least=0.01)
-    True
-    >>> is_missed(1.1, 1.0, 0.001, 0.2, least=0.01)
-    False
-    """
+    """Tell whether the ``share`` of draws in a peak is less than ``expected`` by ``least`` and beyond all errors."""
     difference = math.hypot(chance, expected * relative_error)
+    # ``chance`` is the standard error of ``share``. Where ``expected`` is known only roughly, its logarithm has a
+    # normal error.
     lowest = expected * math.exp(-_MAX_ERRORS * relative_error)
     return expected - share > max(least, _MAX_ERRORS * difference) or lowest - share > max(least, _MAX_ERRORS * chance)

@@ -176,23 +176,18 @@ def _run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
 
 
 def expected_error(run: NestedRun) -> float:
-    """Return the standard deviation of the log volume at which the posterior lies, ``information`` nats down.
-
-    A death among ``n`` points shrinks the volume by a factor whose logarithm has mean and standard deviation ``1 / n``.
-    """
+    """Return the standard deviation of the log volume at which the posterior lies, ``information`` nats down."""
+    # A death among ``n`` points lowers the log volume by a number of mean and standard deviation ``1 / n``.
     before = run.log_volume >= -max(run.information, 0.0)
     return math.sqrt(float(run.live_counts[before].to(torch.float64).pow(-2).sum()))
 
 
 def _hidden_peak(run: NestedRun) -> list[str]:
-    """Climb from the best live points, and say so if a peak that they do not lead up to is higher than they foretell.
-
-    Near a smooth maximum the log likelihood is linear in the volume to the power ``2 / d``, which foretells its
-    height. A narrow peak within a broad one rises above that, and matters if its height times the
-    volume left is not small against the evidence.
-    """
+    """Climb from the best live points; return a warning if a peak is higher than the live points foretell."""
     n = run.num_live
     log_likelihood, relative = run.log_likelihood[-n:], run.log_volume[-n:] - run.log_volume[-n]
+    # Near a smooth maximum the log likelihood is linear in the volume to the power ``2 / d``. A narrow peak within a
+    # broad one rises above that, and matters if its height times the volume left is not small against the evidence.
     abscissa = (relative * 2 / run.target.dim).exp()
     centred = abscissa - abscissa.mean()
     slope = (centred * log_likelihood).sum() / centred.square().sum()

@@ -23,39 +23,13 @@ _EDGE = 6.0
 
 
 def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None, ax: Axes | None = None) -> Axes:
-    """Plot estimates of one log evidence with their 95 % intervals.
-
-    Filled circles are trusted, hollow ones are not, and a method that failed is listed without a mark. The axis is as
-    wide as a few typical errors of trusted estimates; what lies beyond it is an arrow at the edge that carries its
-    value, and a bar that goes on beyond it ends in an arrow, so that neither one absurd estimate nor one wide error
-    flattens the others.
-
-    Parameters
-    ----------
-    estimates : sequence of Evidence
-        From top to bottom.
-    reference : float, optional
-        An exact or published value, drawn as a dashed line.
-    ax : Axes, optional
-        Where to draw; by default new axes of ``pyplot``.
-
-    Returns
-    -------
-    Axes
-
-    Examples
-    --------
-    >>> from matplotlib.figure import Figure
-    >>> from bayeskit.inference.evidence.plots import plot_evidence
-    >>> from bayeskit.inference.evidence.result import Evidence
-    >>> estimates = [Evidence("bridge_sampling", -94.08, 0.004, 8000)]
-    >>> plot_evidence(estimates, -94.0845, Figure().subplots()).get_xlabel()
-    'log evidence (nats)'
-    """
+    """Plot estimates of one log evidence, from top to bottom, with 95 % intervals and a dashed reference."""
     if ax is None:
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=(7.0, 1.4 + 0.42 * len(estimates)), layout="constrained")
+    # A few typical errors of trusted estimates wide; an arrow at the edge stands for values or bars beyond it, so that
+    # neither an absurd estimate nor a wide error flattens the others.
     low, high = _axis_range(estimates, reference)
     for row, estimate in enumerate(estimates):
         if not math.isfinite(estimate.log_evidence):
@@ -172,46 +146,17 @@ def plot_calibration(
     *,
     failed: Mapping[str, np.ndarray] | None = None,
 ) -> Axes:
-    """Plot how many standard errors replicates of several methods are off.
-
-    A dot a replicate, hollow where it was not trusted; the band holds nineteen in twenty of right error bars. What lies
-    beyond six standard errors, infinitely many included, is drawn at the edge, with the number of such replicates
-    beside it. Replicates without an error or without an estimate are counted behind the name.
-
-    Parameters
-    ----------
-    z : mapping of str to ndarray
-        By method, shape ``(replicates,)``.
-    trusted : mapping of str to ndarray
-        Of the same shapes.
-    name : str, optional
-        Of the problem, as the title.
-    ax : Axes, optional
-        Where to draw; by default new axes of ``pyplot``.
-    failed : mapping of str to ndarray, optional
-        Of the same shapes: where there was no estimate. Other z that are NaN are those of estimates without an error.
-
-    Returns
-    -------
-    Axes
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from matplotlib.figure import Figure
-    >>> from bayeskit.inference.evidence.plots import plot_calibration
-    >>> z = {"bridge_sampling": np.array([0.3, -1.2, 0.8])}
-    >>> plot_calibration(z, {"bridge_sampling": np.ones(3, dtype=bool)}, "linreg10", Figure().subplots()).get_title()
-    'linreg10'
-    """
+    """Plot errors ``z (replicates,)`` of methods in standard errors, hollow for untrusted replicates."""
     if ax is None:
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=(7.0, 1.4 + 0.42 * len(z)), layout="constrained")
+    # Nineteen in twenty replicates of right error bars are in the band.
     ax.axvspan(-1.96, 1.96, color=GREY, alpha=0.15, linewidth=0)
     ax.axvline(0.0, color=GREY, linewidth=1.0)
     labels = []
     for row, (method, values) in enumerate(z.items()):
+        # NaN is an estimate without an error, or no estimate where ``failed``.
         known, lost = ~np.isnan(values), np.zeros(len(values), dtype=bool) if failed is None else failed[method]
         # Spread over the height of the row in an order that repeats itself, so that no dot hides another.
         height = row + 0.6 * (np.arange(len(values)) * 0.618034 % 1.0 - 0.5)

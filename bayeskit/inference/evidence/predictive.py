@@ -41,44 +41,14 @@ __all__ = [
     "scores_refusal",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # The likelihood of a target, one observation at a time.
-# --------------------------------------------------------------------------------------------------
 
 _PROBES = 2
 SITE_REMEDY = "give every part of the likelihood a site of its own"
 
 
 class Observations:
-    """The data of a target, and how likely each is.
-
-    Observations that are alike, such as sites of one pattern in an alignment, may share a term.
-
-    Parameters
-    ----------
-    target : Target
-        Made from a Pyro model whose observed sites are the data, or from one that tells what its ``pyro.factor``
-        adds up, as :class:`~bayeskit.models.phylogenetics.TreeModel` does.
-
-    Attributes
-    ----------
-    counts : Tensor
-        Observations of each term, ``(n,)``, float64.
-
-    Raises
-    ------
-    ModelError
-        If the likelihood is not a sum of one known term for each observation, or its terms are losses instead of log
-        densities.
-
-    Examples
-    --------
-    >>> import torch, bayeskit as bk
-    >>> target = bk.exact.get("linreg10").target()
-    >>> observations = Observations(target)
-    >>> observations.log_likelihood(torch.zeros(3, 10, dtype=torch.float64)).shape
-    torch.Size([3, 50])
-    """
+    """The data of a target and the log likelihood of each; ModelError unless it is a sum of known log densities."""
 
     def __init__(self, target: Target) -> None:
         _refuse_loss(target)
@@ -90,6 +60,7 @@ class Observations:
         probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
         probe = probe.to(target.device)
         terms, counts = self._evaluate(probe)
+        # Observations of each term, (n,), float64: equal ones, as sites of one alignment pattern, may share a term.
         self.counts = torch.cat(counts)
         check_terms_add_up(
             torch.cat(terms, -1).to(torch.float64) @ self.counts, target.log_likelihood(probe), SITE_REMEDY
@@ -155,21 +126,7 @@ def _refuse_loss(target: Target) -> None:
 
 
 def check_terms_add_up(total: Tensor, expected: Tensor, remedy: str, names: Iterable[str] = ()) -> None:
-    """Refuse terms of a likelihood that do not add up to it.
-
-    Parameters
-    ----------
-    total, expected : Tensor
-        Sums of the terms and whole log likelihoods at some vectors, ``(m,)`` each.
-    remedy : str
-    names : iterable of str
-        Observed sites, for the message.
-
-    Raises
-    ------
-    ModelError
-        If they differ at a vector where both are finite.
-    """
+    """Raise ModelError where sums of likelihood terms and whole ones, ``(m,)``, are finite and differ."""
     comparable = total.isfinite() & expected.isfinite()
     tolerance = 1e-3 if torch.float32 in (total.dtype, expected.dtype) else 1e-8
     off = (total - expected).abs() > tolerance * (1 + expected.abs())
@@ -185,9 +142,7 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-# --------------------------------------------------------------------------------------------------
 # Sums over observations of the log mean of a power of their likelihood, in bounded memory.
-# --------------------------------------------------------------------------------------------------
 
 KEPT = 2**26  # log likelihoods, half a gigabyte; of more, they are computed a second time
 AT_A_TIME = 2**21
@@ -231,28 +186,7 @@ class _Terms:
 
 
 def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> PredictiveScore:
-    """Add up ``sign log mean(likelihood ** sign)`` over the observations of ``target``.
-
-    Parameters
-    ----------
-    method : str
-    target : Target
-    draws : Draws
-        From its posterior.
-    sign : float
-        -1 for the harmonic mean of each observation's likelihood, 1 for the mean.
-
-    Returns
-    -------
-    PredictiveScore
-
-    Raises
-    ------
-    DrawsError
-        If the draws come from another target.
-    ModelError
-        If single observations have no likelihood.
-    """
+    """Return the score that sums ``sign log mean(likelihood ** sign)``, ``sign`` 1 or -1, over observations."""
     belongs(draws, target)
     draws = finite_chains(draws)
     observations = Observations(target)
@@ -334,9 +268,7 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
     return _Sums(sums[0] - math.log(num_draws), (2 * sums[0] - squares[0]).exp(), shape, farthest)
 
 
-# --------------------------------------------------------------------------------------------------
 # Conditional predictive ordinates: each observation given all others, from one set of posterior draws.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.POSTERIOR, kind="score", refuses=lambda target, parts: scores_refusal(target))
@@ -398,9 +330,7 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
     return _pointwise_score("conditional_predictive_ordinates", target, draws, -1.0)
 
 
-# --------------------------------------------------------------------------------------------------
 # Pointwise predictive density: each observation given all of them, itself included.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.POSTERIOR, kind="score", refuses=lambda target, parts: scores_refusal(target))

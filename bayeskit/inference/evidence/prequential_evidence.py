@@ -224,14 +224,7 @@ def prequential(
 
 
 def prequential_refusal(target: Target) -> str | None:
-    """Return why the prequential identity does not apply to a target, or None if it does.
-
-    Examples
-    --------
-    >>> from bayeskit import exact
-    >>> prequential_refusal(exact.get("beta_binomial").target()) is None
-    True
-    """
+    """Return the reason why the prequential identity does not apply to a target, or None if it does."""
     if not target.can_sample_prior:
         return NO_PRIOR_DRAWS
     try:

@@ -64,9 +64,7 @@ class Evidence:
         return f"{self.method}: log evidence {self.log_evidence:.4f} +- {self.standard_error:.4f}{flag}"
 
 
-# --------------------------------------------------------------------------------------------------
-# PredictiveScore: how well a model predicts its data, which is no log evidence.
-# --------------------------------------------------------------------------------------------------
+# Predictive scores, which are no log evidence.
 
 
 @dataclass(frozen=True)

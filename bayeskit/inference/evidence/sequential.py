@@ -65,9 +65,7 @@ __all__ = [
     "weigh",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Sequential Monte Carlo: the mean of unbiased estimates from independent populations.
-# --------------------------------------------------------------------------------------------------
 
 MIN_REPLICATES = 8
 _MAX_RELATIVE_SPREAD = 0.7
@@ -152,14 +150,7 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
 
 
 def average(run: SMCRun, method: str) -> Evidence:
-    """Average the estimates of a finished run's replicates, and check what they rest on.
-
-    Parameters
-    ----------
-    run : SMCRun
-    method : str
-        Whose estimate it is.
-    """
+    """Return the mean estimate of a finished run's replicates, with warnings, as that of ``method``."""
     log_values = run.log_evidence
     log_evidence = float(log_values.logsumexp(0)) - math.log(len(log_values))
     problems, diagnostics = _problems(run)
@@ -228,9 +219,7 @@ def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
     }
 
 
-# --------------------------------------------------------------------------------------------------
 # Populations of particles that move as one batch: each at a density and with a step size of its own.
-# --------------------------------------------------------------------------------------------------
 
 PLANNED_CALLS = 200
 _WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
@@ -251,40 +240,10 @@ class MovedPopulations(NamedTuple):
 
 @dataclass(frozen=True)
 class PopulationMoves:
-    """How populations move: each by its own step size, all by the same number of trajectories.
+    """Moves of populations by HMC, equally many for all, each at its own step size (Buchholz et al. 2021)."""
 
-    A metric must not be learnt on the very particles that it moves: they are led to where they were, and the evidence
-    comes out too low, by several standard errors where there are few of them. So half of the populations move by what
-    the other half has learnt.
-
-    Parameters
-    ----------
-    max_correlation : float in (0, 1), default 0.5
-        Moves end when no coordinate, nor the log likelihood, correlates more than this with its value before, or the
-        last move has lowered no such correlation by a tenth.
-    max_moves : int, default 20
-        They end here in any case.
-    target_acceptance : float in (0, 1), default 0.9
-
-    References
-    ----------
-    Buchholz, A., Chopin, N., Jacob, P. E. (2021). Adaptive tuning of Hamiltonian Monte Carlo within sequential Monte
-    Carlo. Bayesian Analysis 16, 745-771.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit import exact
-    >>> from bayeskit.inference.samplers.smc import start_populations
-    >>> target = exact.get("beta_binomial").target()
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> particles = start_populations(target, 4, 64, generator)
-    >>> metric, step_size = crossed_metrics(particles), first_step_size(particles)
-    >>> moved = PopulationMoves().run(target.evaluator(256), particles, metric, step_size, generator)
-    >>> moved.particles.position.shape, moved.step_size.shape, 1 <= moved.num_moves <= 20
-    (torch.Size([4, 64, 1]), torch.Size([4]), True)
-    """
-
+    # Moves end when no coordinate, nor the log likelihood, correlates more than this with its value before, or the last
+    # move has lowered no such correlation by a tenth.
     max_correlation: float = 0.5
     max_moves: int = 20
     target_acceptance: float = 0.9
@@ -297,19 +256,9 @@ class PopulationMoves:
     def run(
         self, evaluate: Evaluator, particles: SMCState, metric: Metric, step_size: Tensor, generator: torch.Generator
     ) -> MovedPopulations:
-        """Move until little is left of where the particles were; tune the step sizes meanwhile.
+        """Move ``r`` populations of ``n`` until little is left of where they were, and tune ``step_size (r,)``.
 
-        Parameters
-        ----------
-        evaluate : callable
-            ``(u (r * n, d), ones (r * n,)) -> Evaluation`` of the density that each population has reached.
-        particles : SMCState
-            ``r`` populations of ``n``.
-        metric : Metric
-            One for each population, as from :func:`crossed_metrics` before particles were resampled.
-        step_size : Tensor
-            Shape ``(r,)``.
-        generator : torch.Generator
+        ``evaluate`` maps ``(r * n, d)`` and ones ``(r * n,)`` to the density reached; ``metric`` has ``r`` entries.
         """
         r, n, d = particles.position.shape
         weight = particles.log_weight.exp()
@@ -356,21 +305,9 @@ def first_step_size(particles: SMCState) -> Tensor:
 
 
 def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold: float) -> Tensor:
-    """Return how far the populations can go on their way to one, all as far as each other, ``(r,)``.
-
-    A population that chose its own way by its own particles would, on average, be too low in what it says of the
-    evidence; all of them together are so by a number that falls with theirs. Without any likelihood at all they go to
-    the end.
-
-    Parameters
-    ----------
-    log_weight, log_ratio : Tensor
-        Shape ``(r, n)``: weights, and the log of what they are to be multiplied by on all of the way.
-    covered : Tensor
-        Where the populations are, ``(r,)``, equal numbers.
-    threshold : float
-        Conditional effective share that the step leaves, of all particles together.
-    """
+    """Return the next common point ``(r,)`` of all populations on the way to one, from log weights ``(r, n)``."""
+    # Steps that a population chose by its own particles would make its evidence too low on average; the bias of a
+    # common choice falls with the number of populations. ``covered`` holds equal numbers.
     weight = (log_weight.flatten() - math.log(len(log_weight))).unsqueeze(0)
     ratio, at = log_ratio.flatten().unsqueeze(0), covered[:1]
     whole = (1 - at).unsqueeze(-1)
@@ -383,20 +320,14 @@ def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold:
 
 
 def weigh(state: SMCState, log_ratio: Tensor, step: Tensor) -> tuple[SMCState, Tensor, Tensor]:
-    """Multiply weights by a power of what stands on the way; ``step (r,)`` is zero for populations that wait.
-
-    Returns
-    -------
-    state : SMCState
-    log_increment, conditional_share : Tensor
-        Shape ``(r,)``. A population without likelihood gets ``-inf`` and equal weights.
-    """
+    """Multiply weights by ``exp(step * log_ratio)``; also return log increments and conditional shares ``(r,)``."""
     step = step.unsqueeze(-1)
-    # Zero times minus infinity is not a number.
+    # A step of zero is for populations that wait; zero times minus infinity is not a number.
     change = torch.where(step > 0, step * log_ratio, torch.zeros_like(log_ratio))
     left = conditional_share(state.log_weight, change).nan_to_num(nan=0.0)
     log_weight = state.log_weight + change
     increment = log_weight.logsumexp(-1)
+    # A population without likelihood has an increment of minus infinity and gets equal weights.
     alive = increment.isfinite().unsqueeze(-1)
     log_weight = torch.where(alive, log_weight - increment.unsqueeze(-1), -math.log(log_weight.shape[-1]))
     return state._replace(log_weight=log_weight), increment, left
@@ -404,6 +335,7 @@ def weigh(state: SMCState, log_ratio: Tensor, step: Tensor) -> tuple[SMCState, T
 
 def crossed_metrics(particles: SMCState) -> Metric:
     """Learn a metric for each half of the populations from the weighted particles of the other half."""
+    # A metric learnt on the particles that it moves leads them to where they were, and the evidence comes out too low.
     r = len(particles.position)
     half = (r + 1) // 2
     learnt = [
@@ -418,18 +350,7 @@ def crossed_metrics(particles: SMCState) -> Metric:
 def finished_run(
     target: Target, particles: SMCState, info: SMCInfo, num_gradients: int, settings: dict[str, Any]
 ) -> SMCRun:
-    """Gather what populations that are at the posterior have done; the draws are their particles, resampled.
-
-    Parameters
-    ----------
-    target : Target
-    particles : SMCState
-    info : SMCInfo
-        Of all stages, ``(r, K)``.
-    num_gradients : int
-    settings : dict
-        How the run was made, its seed among it.
-    """
+    """Return the run of populations that reached the posterior; its draws are their particles, resampled."""
     generator = new_generator(settings["seed"], target.device, "draws of populations")
     particles = resample(particles, generator, below=1.0)
     draws = Draws(
@@ -481,9 +402,7 @@ def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
     return torch.where(size > 0, (weight * x * y).sum(0) / size, torch.zeros_like(size))
 
 
-# --------------------------------------------------------------------------------------------------
 # Adaptive sequential Monte Carlo: populations choose their temperatures on the way, without a pilot.
-# --------------------------------------------------------------------------------------------------
 
 
 def _adaptive_smc(target: Target, parts: Parts, seed: int) -> Evidence:
@@ -671,14 +590,7 @@ class AdaptivePopulations:
 
 
 def sequential_refusal(target: Target) -> str | None:
-    """Return why sequential Monte Carlo does not apply to a target, or None if it does.
-
-    Examples
-    --------
-    >>> from bayeskit import exact
-    >>> sequential_refusal(exact.get("beta_binomial").target()) is None
-    True
-    """
+    """Return the reason why sequential Monte Carlo does not apply to a target, or None if it does."""
     if target.can_sample_prior:
         return None
     return NO_PRIOR_DRAWS

@@ -46,9 +46,7 @@ __all__ = [
     "variational_importance_sampling",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Independent normal and Student-t distributions: draws and densities.
-# --------------------------------------------------------------------------------------------------
 
 _DEGREES_OF_FREEDOM = 3.0
 
@@ -86,44 +84,13 @@ def _standardised(location: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, T
     return (x.double() - location.double()) / scale.double(), scale.double().log().sum()
 
 
-# --------------------------------------------------------------------------------------------------
 # Fixed standard normal draws whose averages stand for expectations while something is optimised.
-# --------------------------------------------------------------------------------------------------
 
 
 def balanced_normal_draws(num_draws: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Make normal draws with mean exactly zero and, where there are enough, covariance exactly the identity.
-
-    A scrambled Sobol sequence, its mirror image, and a linear map that mends the
-    second moments. Averages of quadratic functions over them are exact, so that the
-    mean field of a normal posterior is found without any sampling error.
-
-    Parameters
-    ----------
-    num_draws : int
-        Even.
-    dim : int
-    generator : torch.Generator
-        On the CPU.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(num_draws, dim)``, double precision, on the CPU.
-
-    References
-    ----------
-    Owen, A. B. (1995). Randomly permuted (t, m, s)-nets and (t, s)-sequences. In:
-    Monte Carlo and Quasi-Monte Carlo Methods in Scientific Computing, 299-317.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.inference.evidence.variational import balanced_normal_draws
-    >>> z = balanced_normal_draws(64, 3, torch.Generator().manual_seed(0))
-    >>> torch.allclose(z.T @ z / 64, torch.eye(3, dtype=z.dtype)), bool(z.mean(0).abs().max() < 1e-12)
-    (True, True)
-    """
+    """Return an even number of normal draws ``(num_draws, dim)`` of exact moments, float64 on the CPU (Owen 1995)."""
+    # A scrambled Sobol sequence, its mirror image, and a linear map that mends the covariance or, of few draws, the
+    # variances: averages of quadratic functions are exact, and so is the mean field of a normal posterior.
     half = num_draws // 2
     z = normal_points(half, dim, generator)
     moments = z.T @ z / half if half >= 2 * dim else torch.diag(z.square().mean(0))
@@ -137,9 +104,7 @@ def _power_of_two(number: float) -> int:
     return 1 << max(0, math.ceil(math.log2(number)))
 
 
-# --------------------------------------------------------------------------------------------------
 # The independent normal distribution that is closest to the posterior in unconstrained space.
-# --------------------------------------------------------------------------------------------------
 
 _MIN_DRAWS = 128
 _MAX_START_DRAWS = 1024
@@ -438,25 +403,14 @@ def _same(a: _Fit, b: _Fit) -> bool:
     return bool(near.all() and (np.abs(a.log_scale - b.log_scale) < 0.5).all())
 
 
-# --------------------------------------------------------------------------------------------------
 # Importance weights of draws that a mean field was not fitted to.
-# --------------------------------------------------------------------------------------------------
 
 
 class _Weights(NamedTuple):
-    """Draws of a mean field and how the density compares with it there.
+    """Importance weights of draws of a mean field, with the log density there."""
 
-    Attributes
-    ----------
-    log_weights : Tensor
-        Shape ``(1, num_draws)``, double precision.
-    log_density : Tensor
-        Shape ``(num_draws,)``.
-    problems : list of str
-    """
-
-    log_weights: Tensor
-    log_density: Tensor
+    log_weights: Tensor  # (1, num_draws), float64
+    log_density: Tensor  # (num_draws,)
     problems: list[str]
 
 
@@ -468,9 +422,7 @@ def _fresh_weights(target: Target, mean_field: MeanField, num_draws: int, genera
         return _Weights((log_density.double() - mean_field.log_prob(x)).unsqueeze(0), log_density, problems)
 
 
-# --------------------------------------------------------------------------------------------------
 # The evidence lower bound of a mean field.
-# --------------------------------------------------------------------------------------------------
 
 
 @estimator(Part.MEAN_FIELD, kind="bound")
@@ -546,9 +498,7 @@ def evidence_lower_bound(
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # Importance sampling from a mean field.
-# --------------------------------------------------------------------------------------------------
 
 CHECK_DRAWS = 4000
 _MAX_UNSEEN = 0.5
@@ -695,24 +645,20 @@ class _Proposal:
 
 
 def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
-    """Pareto shape of the weights of the normal distributions if the log density were quadratic, and evaluations.
-
-    Along an eigenvector of the curvature, in units of the mean field, the weight is
-    ``exp((1 - eigenvalue) z^2 / 2)`` with ``z`` normal.
-    """
+    """Return the Pareto shape of normal weights were the log density quadratic, and evaluations spent."""
     precision, spent = negative_hessian(target, q.location)
     if not bool(precision.isfinite().all()):
         return math.inf, spent
+    # Along an eigenvector of the curvature, in units of the mean field, the weight is ``exp((1 - eigenvalue) z^2 / 2)``
+    # with ``z`` normal.
     return 1 - float(torch.linalg.eigvalsh(q.scale.unsqueeze(-1) * precision * q.scale).min()), spent
 
 
 def _unseen_variance(
     target: Target, q: MeanField, proposal: _Proposal, log_z: float, largest: float, generator: torch.Generator
 ) -> float:
-    """Estimate what regions with larger weights than any that was drawn add to the weights' relative variance.
-
-    From Student-t distributions at every optimum of the bound, at the best one twice as wide as the fit.
-    """
+    """Return what regions of log weights above ``largest`` add to the weights' relative variance."""
+    # From Student-t distributions at every optimum of the bound, at the best one twice as wide as the fit.
     unseen = 0.0
     for location, scale in ((q.location, 2 * q.scale), *q.others):
         x = sample_tails(location, scale, CHECK_DRAWS, generator)

@@ -36,9 +36,7 @@ __all__ = [
     "replicate_batches",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Posterior draws as minimisers of a loss under random weights of the data.
-# --------------------------------------------------------------------------------------------------
 
 BLOCK = 2**21
 """Numbers that the replicates of one batch may hold."""
@@ -127,18 +125,9 @@ def loss_likelihood_bootstrap(
 
 
 def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw one row from the Dirichlet law of each row of concentrations, ``(R, n) -> (R, n)``.
-
-    A concentration of zero gives weight zero. Small ones are drawn by logarithms, as gamma variables of theirs may be
-    too small for numbers: with ``g ~ Gamma(c + 1)`` and a uniform ``u``, ``g * u ** (1 / c) ~ Gamma(c)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> weights = dirichlet(torch.tensor([[1.0, 2.0, 0.0]]), torch.Generator().manual_seed(0))
-    >>> weights.sum().item(), weights[0, 2].item()
-    (1.0, 0.0)
-    """
+    """Draw from the Dirichlet law of each row of concentrations, ``(R, n) -> (R, n)``, where 0 gives weight 0."""
+    # Gamma variables of small concentrations underflow, so these are drawn by logarithms: with ``g ~ Gamma(c + 1)``
+    # and a uniform ``u``, ``g * u ** (1 / c) ~ Gamma(c)``.
     small = concentration < 1
     gamma = standard_gamma(concentration + small.to(concentration), generator=generator)
     if not bool(small.any()):
@@ -150,25 +139,13 @@ def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def replicate_batches(count: int, numbers: int) -> list[int]:
-    """Divide ``count`` replicates of so many numbers each into batches that fit into memory.
-
-    Examples
-    --------
-    >>> replicate_batches(5, 2**20)
-    [2, 2, 1]
-    """
+    """Return sizes of batches that sum to ``count`` replicates, each of at most ``BLOCK`` numbers or one replicate."""
     size = max(1, BLOCK // max(numbers, 1))
     return [min(size, count - start) for start in range(0, count, size)]
 
 
 def numbers_of(data: Data) -> int:
-    """Return how many numbers data consist of.
-
-    Examples
-    --------
-    >>> numbers_of((torch.zeros(3, 2), torch.zeros(3)))
-    9
-    """
+    """Return the total number of entries of all columns of the data."""
     return sum(x.numel() for x in columns(data))
 
 
@@ -178,18 +155,7 @@ def joined(parts: list[Minimum]) -> Minimum:
 
 
 def minima_as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, settings: dict[str, Any]) -> Draws:
-    """Return minima as one chain of draws, and warn of those that are none.
-
-    Raises
-    ------
-    SettingsError
-        If most minimisations did not converge, or one did not and all ended at the same place.
-
-    Warns
-    -----
-    SamplingWarning
-        If minimisations did not converge.
-    """
+    """Return minima as one chain of draws; warn of unconverged ones, raise SettingsError if most did not converge."""
     failed, count = int((~found.converged).sum()), len(found.value)
     stuck = count > 1 and bool((found.position == found.position[0]).all())
     if 2 * failed > count or (failed and stuck):
@@ -218,9 +184,7 @@ def minima_as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, s
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # Nonparametric learning: minimisers of a loss under draws from a Dirichlet process posterior of the data's law.
-# --------------------------------------------------------------------------------------------------
 
 Centring = Callable[[int, int, torch.Generator], Any]
 """``(replicates R, pseudo-samples T, generator) -> data (R, T, ...)``, a tuple where the data are one."""
@@ -340,17 +304,7 @@ def posterior_bootstrap(
 def _pseudo_samples(
     posterior: GibbsPosterior, centring: Any, replicates: int, count: int, generator: torch.Generator
 ) -> tuple[Tensor, ...]:
-    """Draw data from a centring model, each column ``(R, T, ...)``.
-
-    Raises
-    ------
-    SettingsError
-        If it is none.
-    ShapeError
-        If what it draws is no data like those of the posterior.
-    DataError
-        If they are not finite.
-    """
+    """Draw data from a centring model, each column ``(R, T, ...)``, and check their shapes and that they are finite."""
     if isinstance(centring, Distribution):
         with global_stream(generator):
             drawn: Any = draw_values(centring, (replicates, count))

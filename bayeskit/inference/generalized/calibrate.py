@@ -56,9 +56,7 @@ __all__ = [
     "weighted_likelihood_bootstrap_matching",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What a selector of the learning rate returns: the weight, what it aims at, and how far to rely on it.
-# --------------------------------------------------------------------------------------------------
+# The result of a selector of the learning rate: the weight, its criterion, and diagnostics.
 
 
 class Curve(NamedTuple):
@@ -164,9 +162,7 @@ class Selection:
         return f"Selection(weight={self.weight:.6g}{error}, method={self.method!r}, target={self.target!r}{warned})"
 
 
-# --------------------------------------------------------------------------------------------------
-# What selectors ask of a posterior, and what they say where it does not hold.
-# --------------------------------------------------------------------------------------------------
+# Conditions that selectors check on a posterior, and the warnings where they fail.
 
 _DATA_PER_UNKNOWN = 10
 _MAX_CONDITION = 1e8
@@ -177,12 +173,7 @@ _MIN_VARIATION = 1e-6  # of minimisers, in units of their asymptotic variance
 
 
 def _pointwise_loss(posterior: GibbsPosterior) -> PointwiseLoss:
-    """Return the loss, refusing one that no single datum has.
-
-    Raises
-    ------
-    SettingsError
-    """
+    """Return the loss of the posterior; SettingsError unless it is a PointwiseLoss pooled by the sum."""
     check_pooled_by_sum(posterior)
     if not isinstance(posterior.loss, PointwiseLoss):
         raise SettingsError(
@@ -215,13 +206,7 @@ def _ill_conditioned(information: InformationMatrices) -> tuple[str, ...]:
 
 
 def converged_rows(converged: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the rows whose minimum was found, and a warning that counts the others.
-
-    Raises
-    ------
-    DataError
-        If fewer than half were found.
-    """
+    """Return indices of the converged rows and a warning that counts others; DataError if under half converged."""
     rows, lost = converged.nonzero()[:, 0], int((~converged).sum())
     if len(rows) < _MIN_CONVERGED * len(converged):
         raise DataError(
@@ -237,10 +222,7 @@ def converged_rows(converged: Tensor) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def on_kinks(posterior: GibbsPosterior, position: Tensor) -> tuple[str, ...]:
-    """Return a warning where many data lie on a kink of their loss at ``position (d,)``, as tied or rounded ones do.
-
-    By as many kinks as there are unknowns a minimiser is held in place even where no data are tied.
-    """
+    """Return a warning where many data, such as tied ones, lie on a kink of their loss at ``position (d,)``."""
     loss = posterior.loss
     if not isinstance(loss, PointwiseLoss) or loss.smoothed(1.0) is loss:
         return ()
@@ -252,6 +234,7 @@ def on_kinks(posterior: GibbsPosterior, position: Tensor) -> tuple[str, ...]:
         for w in (width, width / 2)
     )
     # Half the width smooths a kink half as much, and a fourth as much far from it.
+    # A minimiser is held in place by as many kinks as there are unknowns, even where no data are tied.
     tied = int(((wide > 0.1 * wide.max()) & (narrow > 0.4 * wide)).sum())
     if tied <= _MAX_ON_KINKS * posterior.num_data + posterior.dim:
         return ()
@@ -262,20 +245,7 @@ def on_kinks(posterior: GibbsPosterior, position: Tensor) -> tuple[str, ...]:
 
 
 def _check_minimizers_vary(posterior: GibbsPosterior, position: Tensor, covariance: Tensor) -> None:
-    """Refuse minimisers of resampled data that vary much less than curvature and gradients at ``position`` tell.
-
-    Parameters
-    ----------
-    posterior : GibbsPosterior
-    position : Tensor
-        The minimiser for the data themselves, unconstrained, ``(d,)``.
-    covariance : Tensor
-        Of the minimisers for resampled data, ``(d, d)``.
-
-    Raises
-    ------
-    DataError
-    """
+    """Raise DataError where bootstrap minimisers, ``covariance (d, d)``, vary much less than the sandwich."""
     with one_thread(), validation_kept():
         torch.distributions.Distribution.set_default_validate_args(False)
         each, hessian = influence(posterior, position), hessian_of_loss(posterior, position)
@@ -293,9 +263,7 @@ def _check_minimizers_vary(posterior: GibbsPosterior, position: Tensor, covarian
         )
 
 
-# --------------------------------------------------------------------------------------------------
 # Learning rates to compare, and posteriors of parts of the data at each of them.
-# --------------------------------------------------------------------------------------------------
 
 _OCTAVES = 6
 _MAX_UNTRUSTED = 0.01
@@ -303,13 +271,7 @@ _NUMBERS_AT_ONCE = 2**22
 
 
 def _as_grid(posterior: GibbsPosterior, grid: Sequence[float] | Tensor | None) -> Tensor:
-    """Return increasing learning rates ``(g,)``; by default octaves about one that matches the loss's scale.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two, or one is not positive.
-    """
+    """Return increasing learning rates ``(g,)``, by default octaves about the curvature over the gradient variance."""
     if grid is None:
         found = information(posterior)
         hessian = found.mean_hessian
@@ -323,19 +285,10 @@ def _as_grid(posterior: GibbsPosterior, grid: Sequence[float] | Tensor | None) -
 
 
 class _PartPosteriors(NamedTuple):
-    """Posteriors of parts of the data at each learning rate.
+    """Posteriors of parts of the data at each learning rate."""
 
-    Attributes
-    ----------
-    replicates : ReplicatePosteriors
-        Part by part, for each all learning rates, ``p * g`` rows.
-    log_weights : Tensor
-        Normalised importance weights of the draws, ``(p * g, S)``.
-    warnings : tuple of str
-    """
-
-    replicates: ReplicatePosteriors
-    log_weights: Tensor
+    replicates: ReplicatePosteriors  # p * g rows: all learning rates of the first part, then of the next
+    log_weights: Tensor  # (p * g, S): normalised importance weights of the draws
     warnings: tuple[str, ...]
 
 
@@ -378,9 +331,7 @@ def _at_edge(grid: Tensor, chosen: int, *, lowest_only: bool = False) -> tuple[s
     return ()
 
 
-# --------------------------------------------------------------------------------------------------
 # Weights of the data that stand for resampling them.
-# --------------------------------------------------------------------------------------------------
 
 _MOST_RESAMPLES = 10**6
 
@@ -425,9 +376,7 @@ def all_resamples(num_data: int) -> Tensor:
     return torch.nn.functional.one_hot(chosen, num_data).sum(1).double()
 
 
-# --------------------------------------------------------------------------------------------------
-# The largest learning rate at which the region of each bootstrap replicate still covers what plays the truth.
-# --------------------------------------------------------------------------------------------------
+# The largest learning rate at which the region of each bootstrap replicate covers the plug-in truth.
 
 _DOUBLINGS = 10  # how far from the draws' weight a replicate's own is looked for: a factor of a thousand
 _HALVINGS = 30
@@ -458,22 +407,9 @@ def replicate_weights(
     functional: Functional | None = None,
     seed: int = 0,
 ) -> OwnWeights:
-    """Return the largest learning rate at which each replicate's region still covers the truth.
-
-    From the draws' own weight outward, twice as far at a time and with new draws wherever the old ones no longer
-    say anything, until coverage changes; then by bisection in the logarithm.
-
-    Parameters
-    ----------
-    replicates : ReplicatePosteriors
-    truth : Tensor
-        Unconstrained, ``(d,)``.
-    level : float
-    functional : Functional, optional
-        Of one number, whose equal-tailed interval takes the place of the highest-posterior-density region.
-    seed : int, default 0
-        Of new draws.
-    """
+    """Return the largest learning rate at which each replicate's region covers the unconstrained ``truth (d,)``."""
+    # Bracket from the weight of the draws outward, then bisect in the logarithm; a functional's equal-tailed interval
+    # takes the place of the highest-posterior-density region.
     replicates, near, far, covered, changed = _bracketed(replicates, truth, level, functional, seed)
     low, high = torch.minimum(near, far).log(), torch.maximum(near, far).log()
     evaluated = _Evaluated(replicates, truth, functional)
@@ -517,7 +453,7 @@ def _bracketed(
 
 
 class _Evaluated:
-    """What is evaluated once to know at which level the truth enters regions, for all learning rates."""
+    """Evaluations for the levels at which the truth enters regions, made once for all learning rates."""
 
     def __init__(self, replicates: ReplicatePosteriors, truth: Tensor, functional: Functional | None) -> None:
         self.replicates, self.truth, self.functional = replicates, truth, functional
@@ -533,9 +469,7 @@ class _Evaluated:
         return self.replicates.central_level(self.functional, self.value, weight, evaluated=self.each)[:, 0]
 
 
-# --------------------------------------------------------------------------------------------------
 # The learning rate whose posterior is nearest to the bootstrap of the minimiser, in Fisher divergence.
-# --------------------------------------------------------------------------------------------------
 
 _SCORES_AT_ONCE = 2**22
 
@@ -656,9 +590,7 @@ def _derivatives(posterior: GibbsPosterior, centre: Tensor, position: Tensor) ->
     return result
 
 
-# --------------------------------------------------------------------------------------------------
 # The learning rate that predicts held-out data best.
-# --------------------------------------------------------------------------------------------------
 
 
 def held_out_predictive(
@@ -782,9 +714,7 @@ def _scores(
     return result
 
 
-# --------------------------------------------------------------------------------------------------
-# The learning rate under which data teach as much as they were expected to.
-# --------------------------------------------------------------------------------------------------
+# The learning rate under which the information gain from the data equals its expectation under the model.
 
 _PAIRS_AT_ONCE = 2**21
 
@@ -910,9 +840,7 @@ def _gains(posterior: GibbsPosterior, loss: PointwiseLoss, draws: Tensor, data: 
     return result
 
 
-# --------------------------------------------------------------------------------------------------
 # The learning rate that matches the information of posterior and loss-likelihood bootstrap.
-# --------------------------------------------------------------------------------------------------
 
 
 def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) -> Selection:
@@ -990,9 +918,7 @@ def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) ->
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# The learning rate whose credible regions cover as often as they say, over bootstrap replicates of the data.
-# --------------------------------------------------------------------------------------------------
+# The learning rate whose credible regions have nominal coverage over bootstrap replicates of the data.
 
 _NEAR = math.log(1.25)
 _REDRAWS = 6
@@ -1115,11 +1041,9 @@ def posterior_coverage(
 
 
 def _known_to_be_beyond(own: Tensor, weight: float, selected: float, replicates: ReplicatePosteriors) -> Tensor:
-    """Tell which replicates' own weights lie on a known side of the selected one, wherever they are, ``(R,)``.
-
-    They are far from it, and draws made at ``weight``, near it, can tell whether the region covers there.
-    """
+    """Tell which replicates' own weights certainly lie on their side of the selected weight, ``(R,)``."""
     low, high = sorted((weight, selected))
+    # Draws made at ``weight`` can tell whether regions cover near it, and thus on which side a distant own weight lies.
     far = (own.log() < math.log(low) - _NEAR) | (own.log() > math.log(high) + _NEAR)
     return far & replicates.trusted
 
@@ -1139,10 +1063,8 @@ def _first_guess(mean_hessian: Tensor, gradient_covariance: Tensor) -> float:
 
 
 def _position(level: float, num_replicates: int) -> float:
-    """Return where among the replicates' own weights the selected one lies, from zero (smallest) to one.
-
-    The ``k``-th smallest of ``R`` has in expectation the share ``k / (R + 1)`` below it, whatever their law.
-    """
+    """Return the quantile level of the selected weight among the replicates' own weights, from zero to one."""
+    # The k-th smallest of R has in expectation the share k / (R + 1) below it, whatever their law.
     rank = (1 - level) * (num_replicates + 1)
     return min(max((rank - 1) / (num_replicates - 1), 0.0), 1.0)
 
@@ -1193,9 +1115,7 @@ def _warnings(each: OwnWeights, level: float) -> tuple[str, ...]:
     return tuple(found)
 
 
-# --------------------------------------------------------------------------------------------------
 # The learning rate with the smallest loss of each datum under the posterior of those before it.
-# --------------------------------------------------------------------------------------------------
 
 
 def safe_bayes(
@@ -1285,9 +1205,7 @@ def safe_bayes(
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # The learning rate that gives the posterior as much spread as the weighted-likelihood bootstrap.
-# --------------------------------------------------------------------------------------------------
 
 
 def weighted_likelihood_bootstrap_matching(

@@ -27,9 +27,7 @@ __all__ = [
     "residual_mismatch",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Whether a posterior integrates to one, judged by how its density falls off along rays.
-# --------------------------------------------------------------------------------------------------
+# Propriety of a posterior, judged by the decay of its density along rays.
 
 _FAR = 1e12  # how far rays reach, in units of the posterior's width
 _RAY_STARTS, _CLIMBS, _BISECTIONS = 8, 100, 32
@@ -40,25 +38,14 @@ _SHOWN = 0.1  # components of a direction smaller than this are not named
 
 @dataclass(frozen=True, eq=False)
 class Ray:
-    """A direction from the bulk of a posterior outwards.
+    """A direction from the bulk of a posterior outwards, with the growth of the mass along it."""
 
-    Attributes
-    ----------
-    direction : dict of str to float
-        Components by unconstrained coordinate, a unit vector.
-    slope : float
-        By how much the logarithm of the mass about the ray grows, decade by decade, per unit of log distance:
-        negative where the mass beyond is finite, ``-inf`` where the density vanishes.
-    distance : float
-        How far the ray could be followed.
-    toward : dict of Tensor
-        The sites' values there.
-    """
-
-    direction: dict[str, float]
+    direction: dict[str, float]  # unit vector, by unconstrained coordinate
+    # Growth of the log mass about the ray per unit of log distance: negative where the mass beyond is finite, -inf
+    # where the density vanishes.
     slope: float
-    distance: float
-    toward: dict[str, Tensor]
+    distance: float  # to the farthest point that the ray could be followed to
+    toward: dict[str, Tensor]  # values of the sites at that point
 
     def __repr__(self) -> str:
         shown = {name: x for name, x in self.direction.items() if abs(x) >= _SHOWN}
@@ -350,9 +337,7 @@ def _short(value: Tensor) -> str:
     return f"[{text}{', ...' if value.numel() > 4 else ''}]" if value.dim() else text
 
 
-# --------------------------------------------------------------------------------------------------
-# Whether beliefs updated by parts of the data and by all of them at once agree.
-# --------------------------------------------------------------------------------------------------
+# Coherence: agreement of an update by all data at once with successive updates by parts.
 
 _POINTS = 16
 
@@ -494,9 +479,7 @@ def _sizes(sizes: Sequence[int]) -> str:
     return shown if len(sizes) <= 6 else f"{shown} + ..."
 
 
-# --------------------------------------------------------------------------------------------------
-# How far a posterior's covariance stays from the sandwich, which one learning rate cannot mend in all directions.
-# --------------------------------------------------------------------------------------------------
+# Mismatch of a posterior's covariance with the sandwich, which no single learning rate removes in all directions.
 
 
 @dataclass(frozen=True, eq=False)

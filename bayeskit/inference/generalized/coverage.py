@@ -45,21 +45,12 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # Numbers of interest: functions of the parameter, as functions of the unconstrained vector.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Functional:
-    """Named numbers as a function of one unconstrained vector.
-
-    Parameters
-    ----------
-    names : tuple of str
-    function : callable
-        ``(d,) -> (k,)``, in torch, without branching on values.
-    """
+    """Named numbers as a torch function ``(d,) -> (k,)`` of one unconstrained vector, without branching on values."""
 
     names: tuple[str, ...]
     function: Callable[[Tensor], Tensor]
@@ -75,29 +66,7 @@ class Functional:
 
 
 def as_functional(posterior: GibbsPosterior, functional: Callable[[Any], Tensor] | None) -> Functional:
-    """Return numbers of interest as a function of the unconstrained vector.
-
-    Parameters
-    ----------
-    posterior : GibbsPosterior
-    functional : callable, optional
-        From what the loss takes as its parameter to one number or several, ``()`` or ``(k,)``. By default every
-        entry of every site of the prior.
-
-    Raises
-    ------
-    ModelError
-        If it returns anything else.
-
-    Examples
-    --------
-    >>> import torch, pyro.distributions as dist
-    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
-    >>> posterior = GibbsPosterior(dist.Gamma(2.0, 1.0), losses.HalfSquared(), torch.ones(2, dtype=torch.float64))
-    >>> numbers = as_functional(posterior, None)
-    >>> numbers.names, numbers(torch.zeros(1, dtype=torch.float64))
-    (('theta',), tensor([1.], dtype=torch.float64))
-    """
+    """Return ``functional``, parameter -> ``()`` or ``(k,)``, by default all entries of sites, as a ``Functional``."""
     prior = posterior.prior
     if functional is None:
         return Functional(_entries(posterior), lambda u: _flat(prior.values(u)))
@@ -126,44 +95,23 @@ def _entries(posterior: GibbsPosterior) -> tuple[str, ...]:
     return tuple(names)
 
 
-# --------------------------------------------------------------------------------------------------
 # Normal approximations of the posteriors of many data sets or weightings, at any learning rate.
-# --------------------------------------------------------------------------------------------------
 
 
 class QuadraticFits(NamedTuple):
-    """Second-order expansions of losses and of the log prior, one a replicate, in unconstrained coordinates.
+    """Second-order expansions of losses and of the log prior, one a replicate, in unconstrained coordinates."""
 
-    Attributes
-    ----------
-    position : Tensor
-        Where they are expanded, ``(R, d)``: modes at the weight ``reference``.
-    hessian : Tensor
-        Of the loss, ``(R, d, d)``; that of a loss with kinks is one of a smoothed version.
-    score : Tensor
-        Gradient of the log prior, ``(R, d)``.
-    precision : Tensor
-        Minus the Hessian of the log prior, ``(R, d, d)``.
-    reference : Tensor
-        ``(R,)``; infinite where the position is the minimiser of the loss alone.
-    converged : Tensor
-        Boolean, ``(R,)``: whether a minimum was found.
-    """
-
-    position: Tensor
-    hessian: Tensor
-    score: Tensor
-    precision: Tensor
-    reference: Tensor
-    converged: Tensor
+    position: Tensor  # (R, d): points of expansion, the modes at the weight ``reference``
+    hessian: Tensor  # (R, d, d), of the loss, smoothed where it has kinks
+    score: Tensor  # (R, d): gradient of the log prior
+    precision: Tensor  # (R, d, d): minus the Hessian of the log prior
+    reference: Tensor  # (R,): infinite where the position is the minimiser of the loss alone
+    converged: Tensor  # (R,), boolean: whether a minimum was found
 
     def normal(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means ``(R, d)`` and precisions ``(R, d, d)`` at the learning rates ``weight (R,)``.
-
-        One step of Newton's method leads from the mode at the reference weight to that at another: exact where loss
-        and log prior are quadratic.
-        """
+        """Return means ``(R, d)`` and precisions ``(R, d, d)`` at learning rates ``weight (R,)`` by a Newton step."""
         precision = _positive(weight[:, None, None] * self.hessian + self.precision)
+        # Exact where loss and log prior are quadratic: from the mode at the reference weight to that at another.
         step = torch.linalg.solve(precision, self.score * (1 - weight / self.reference)[:, None])
         return self.position + step, precision
 
@@ -208,9 +156,7 @@ def _squared_distance(offsets: Tensor, precision: Tensor) -> Tensor:
     return (torch.linalg.cholesky(precision).mT @ offsets.mT).square().sum(-2)
 
 
-# --------------------------------------------------------------------------------------------------
-# Weighted draws from the posteriors of many data sets or weightings, their proposals fitted where need be.
-# --------------------------------------------------------------------------------------------------
+# Weighted draws from the posteriors of many data sets or weightings, with adapted proposals.
 
 _DEGREES_OF_FREEDOM = 5.0
 _ROUNDS = 4
@@ -222,18 +168,11 @@ _ROWS_AT_ONCE = 500
 
 @dataclass(frozen=True, eq=False)
 class ReplicateLosses:
-    """The losses of many data sets or weightings as one function.
-
-    Attributes
-    ----------
-    posterior : GibbsPosterior
-    weights, data : Tensor or tuple of Tensor, or None
-        ``(R, n)`` and ``(R, n, ...)``.
-    """
+    """The losses of many data sets or weightings as one function."""
 
     posterior: GibbsPosterior
-    weights: Tensor | None
-    data: Data | None
+    weights: Tensor | None  # (R, n)
+    data: Data | None  # (R, n, ...)
 
     @property
     def num_replicates(self) -> int:
@@ -247,10 +186,7 @@ class ReplicateLosses:
         return ReplicateLosses(self.posterior, _rows(self.weights, rows), _rows(self.data, rows))
 
     def __call__(self, points: Tensor) -> Tensor:
-        """Return losses ``(R, S)`` at unconstrained points ``(R, S, d)``.
-
-        A bounded number of data times points is evaluated at a time.
-        """
+        """Return losses ``(R, S)`` at unconstrained points ``(R, S, d)``, evaluated in blocks of bounded size."""
         in_dims = (0, None if self.weights is None else 0, None if self.data is None else 0)
         batched = vmap(vmap(self._one, in_dims=(0, None, None)), in_dims=in_dims)
         num_points = points.shape[1]
@@ -273,22 +209,12 @@ class ReplicateLosses:
 
 
 class Points(NamedTuple):
-    """Where posteriors were evaluated, a row a replicate.
+    """Points at which posteriors were evaluated, a row a replicate."""
 
-    Attributes
-    ----------
-    draws : Tensor
-        Unconstrained, ``(R, S, d)``.
-    loss, log_prior : Tensor
-        There, ``(R, S)``.
-    log_proposal : Tensor
-        Log density that they were drawn from, up to a constant, ``(R, S)``.
-    """
-
-    draws: Tensor
-    loss: Tensor
-    log_prior: Tensor
-    log_proposal: Tensor
+    draws: Tensor  # (R, S, d), unconstrained
+    loss: Tensor  # (R, S)
+    log_prior: Tensor  # (R, S)
+    log_proposal: Tensor  # (R, S), up to a constant
 
     def log_density(self, weight: Tensor) -> Tensor:
         """Return the posteriors' log densities at learning rates ``(R,)``, not normalised, ``(R, S)``."""
@@ -303,23 +229,7 @@ class Points(NamedTuple):
 def _adapted_draws(
     losses: ReplicateLosses, fits: QuadraticFits, weight: Tensor, num_draws: int, seed: int
 ) -> tuple[QuadraticFits, Points]:
-    """Draw about normal approximations, fitted anew to the weighted draws while that makes weights more even.
-
-    Parameters
-    ----------
-    losses : ReplicateLosses
-    fits : QuadraticFits
-    weight : Tensor
-        Learning rates, ``(R,)``.
-    num_draws : int
-    seed : int
-
-    Returns
-    -------
-    fits : QuadraticFits
-        Those that the draws were made about.
-    points : Points
-    """
+    """Draw from normal approximations, refitted while that evens the importance weights at ``weight (R,)``."""
     generator = new_generator(seed, stream="replicate posteriors")
     with one_thread(), validation_kept(), torch.no_grad():
         torch.distributions.Distribution.set_default_validate_args(False)
@@ -410,9 +320,7 @@ def _rows(x: Any, rows: Any) -> Any:
     return tuple(part[rows] for part in x) if isinstance(x, tuple) else x[rows]
 
 
-# --------------------------------------------------------------------------------------------------
 # The posteriors of many data sets, or of many weightings of one, as a single batch.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -708,9 +616,7 @@ def _as_weight(weight: float | Tensor, like: Tensor) -> Tensor:
     return weight.to(like)
 
 
-# --------------------------------------------------------------------------------------------------
-# Do credible regions cover? Repeated sampling against the loss minimiser of the true law.
-# --------------------------------------------------------------------------------------------------
+# Coverage of credible regions, by repeated sampling against the loss minimiser of the true law.
 
 _LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 _HUGE = 500_000
@@ -880,14 +786,7 @@ class CoverageReport:
 
 
 def binomial_band(successes: int, trials: int) -> tuple[float, float]:
-    """Return the Clopper-Pearson interval of a probability, at 95 %.
-
-    Examples
-    --------
-    >>> lower, upper = binomial_band(0, 10)
-    >>> lower, round(upper, 4)
-    (0.0, 0.3085)
-    """
+    """Return the Clopper-Pearson interval of a probability, at 95 %."""
     tail = (1 - _CONFIDENCE) / 2
     lower = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
     upper = 1.0 if successes == trials else float(beta.isf(tail, successes + 1, trials - successes))

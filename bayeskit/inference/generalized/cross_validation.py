@@ -64,24 +64,11 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Sets of data that are held out: all of one size, or some at random.
-# --------------------------------------------------------------------------------------------------
+# Sets of data that are held out: all of one size, or a random sample of these.
 
 
 def as_sizes(p: Any, num_data: int) -> tuple[int, ...]:
-    """Return the sizes of held-out sets in increasing order, by default all of them.
-
-    Raises
-    ------
-    SettingsError
-        If one is no whole number from 1 to the number of data, or there is none.
-
-    Examples
-    --------
-    >>> as_sizes(None, 3), as_sizes(2, 3), as_sizes((3, 1), 3)
-    ((1, 2, 3), (2,), (1, 3))
-    """
+    """Return the sizes of held-out sets in increasing order, each from 1 to ``num_data``; by default all of them."""
     if p is None:
         return tuple(range(1, num_data + 1))
     given: Iterable[Any] = p if isinstance(p, Iterable) else (p,)
@@ -95,25 +82,14 @@ def as_sizes(p: Any, num_data: int) -> tuple[int, ...]:
 
 
 def _check_number(num_data: int, sizes: Iterable[int], most: int, remedy: str) -> None:
-    """Refuse to enumerate more than ``most`` sets.
-
-    Raises
-    ------
-    SettingsError
-    """
+    """Raise SettingsError where there are more than ``most`` sets to enumerate."""
     count = sum(math.comb(num_data, p) for p in sizes)
     if count > most:
         raise SettingsError(f"there are {count} sets of data to go through, more than max_sets={most}: {remedy}")
 
 
 def all_sets(num_data: int, size: int) -> Tensor:
-    """Return every set of ``size`` data as a row of a mask, ``(C(n, size), n)``.
-
-    Examples
-    --------
-    >>> all_sets(3, 2).int().tolist()
-    [[1, 1, 0], [1, 0, 1], [0, 1, 1]]
-    """
+    """Return every set of ``size`` data as a row of a mask, ``(C(n, size), n)``."""
     rows = torch.tensor(list(combinations(range(num_data), size)), dtype=torch.long)
     return torch.zeros(len(rows), num_data, dtype=torch.bool).scatter(1, rows.reshape(len(rows), size), True)
 
@@ -130,45 +106,13 @@ def sampled_sets(num_data: int, size: int, count: int, generator: torch.Generato
     return torch.zeros(count, num_data, dtype=torch.bool).scatter(1, rows, True)
 
 
-# --------------------------------------------------------------------------------------------------
-# A target whose data count as often as their weights say: all, none, or some of each.
-# --------------------------------------------------------------------------------------------------
+# A target with weights of its data, in which the log likelihood is linear.
 
 _PROBES = 8
 
 
 class WeightedData:
-    """The data of a target, each of which can be left out.
-
-    Parameters
-    ----------
-    target : Target
-        With a pointwise log likelihood that adds up to its log likelihood.
-    groups : Tensor, optional
-        Integers, one for each observation, in the order of the target's pointwise log likelihood: observations of
-        equal number are one datum. By default each observation is one.
-
-    Attributes
-    ----------
-    target : Target
-    num_data : int
-
-    Raises
-    ------
-    ModelError
-        If there is no pointwise log likelihood, or it does not add up to the whole.
-    ShapeError
-        If there are not as many ``groups`` as observations.
-
-    Examples
-    --------
-    >>> import torch, pyro.distributions as dist
-    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
-    >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-    >>> data = WeightedData(GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x))
-    >>> data.pointwise(torch.zeros(1, 1, dtype=torch.float64))
-    tensor([[-0.5000, -2.0000, -8.0000]], dtype=torch.float64)
-    """
+    """The data of a target, each of which can be left out; observations of equal ``groups`` number are one datum."""
 
     def __init__(self, target: Target, groups: Tensor | None = None) -> None:
         if not isinstance(target, Target):
@@ -214,9 +158,7 @@ def _assignment(groups: Any, num_entries: int) -> Tensor:
     return labels.unique(return_inverse=True)[1]
 
 
-# --------------------------------------------------------------------------------------------------
-# CrossValidation: scores by the number of data held out, with their errors and their sum.
-# --------------------------------------------------------------------------------------------------
+# Scores by the number of data held out, with their errors and their sum.
 
 
 @dataclass(frozen=True, eq=False)
@@ -386,9 +328,7 @@ def _no_error(sizes: tuple[int, ...]) -> Tensor:
     return torch.zeros(len(sizes), dtype=torch.float64)
 
 
-# --------------------------------------------------------------------------------------------------
-# Populations of particles that are carried from one part of the data to another, each population to its own.
-# --------------------------------------------------------------------------------------------------
+# Populations of particles, each carried from the posterior of one part of the data to that of another.
 
 _TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
 _LEARNING_RATE = 2.0
@@ -516,13 +456,7 @@ class Carriage:
 def prior_populations(
     data: WeightedData, num_populations: int, num_particles: int, generator: torch.Generator
 ) -> DataParticles:
-    """Draw populations from the prior: none of the data count.
-
-    Raises
-    ------
-    InitializationError
-        If a datum has no likelihood at any draw.
-    """
+    """Draw populations from the prior, data weights zero; InitializationError if a datum is impossible at all draws."""
     position = data.target.sample_prior(num_populations * num_particles, generator)
     state = at(data, position.reshape(num_populations, num_particles, -1), 0.0)
     hopeless = (state.pointwise <= _LOWEST / 2).all(1).all(0)
@@ -610,9 +544,7 @@ def _pointwise(data: WeightedData, position: Tensor) -> Tensor:
     return each.nan_to_num(nan=_LOWEST, posinf=_LOWEST, neginf=_LOWEST).clamp(min=_LOWEST)
 
 
-# --------------------------------------------------------------------------------------------------
 # The prequential curve: each datum predicted from those before it, whose log densities add up to the log evidence.
-# --------------------------------------------------------------------------------------------------
 
 _MIN_POPULATIONS = 8
 _MAX_RELATIVE_SPREAD = 0.7
@@ -843,13 +775,7 @@ def _admit(
 
 
 def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor:
-    """Return permutations ``(q, n)``, given or as many random ones as asked for.
-
-    Raises
-    ------
-    ShapeError
-        If they are no permutations.
-    """
+    """Return permutations ``(q, n)``: ``orders`` as given, ``(q, n)`` or ``(n,)``, or that many random ones."""
     if not isinstance(orders, Tensor):
         count = whole_number("orders", orders, 1)
         like = {"generator": generator, "device": generator.device}
@@ -867,10 +793,7 @@ def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor
 def _summarise(
     orders: Tensor, increments: Tensor, state: DataParticles, num_particles: int, seconds: float
 ) -> Prequential:
-    """Average populations: those of one order on its curve, all of them on the evidence.
-
-    ``increments`` are ``(q * replicates, n)``.
-    """
+    """Average ``increments (q * replicates, n)`` by order for the curves, over all for the evidence."""
     each = increments.reshape(len(orders), -1, increments.shape[1])
     q, r, n = each.shape
     curves = each.cumsum(-1)
@@ -927,9 +850,7 @@ def _carrying_problems(acceptance: float) -> list[str]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Three ways to the predictive densities of leave-p-out cross-validation.
-# --------------------------------------------------------------------------------------------------
+# Three estimators of the predictive densities of leave-p-out cross-validation.
 
 _MIN_EFFECTIVE = 50
 _MAX_SHARE = 0.1  # of held-out data may rest on fewer particles
@@ -967,20 +888,10 @@ class _SetScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _LeaveOut:
-    """What the three ways have in common.
-
-    Parameters
-    ----------
-    data : WeightedData
-    sizes : tuple of int
-        Increasing numbers of held-out data.
-    num_particles : int
-    carriage : Carriage
-    generator : torch.Generator
-    """
+    """Leave-p-out cross-validation scores by random orders, tempering, or importance weights."""
 
     data: WeightedData
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # increasing numbers of held-out data
     num_particles: int
     carriage: Carriage
     generator: torch.Generator
@@ -1012,7 +923,7 @@ class _LeaveOut:
             own[column] = scored.variance.sum() / len(scored.score) ** 2
             count[column], spent = len(scored.score), spent + scored.num_evaluations
         error = (widened_standard_error(rows).square() + doubt.square() + own).sqrt()
-        # What a kind of data that was never held out would add, it would add to every size.
+        # The error from a kind of data that was never held out is common to all sizes.
         cumulative_error = (
             widened_standard_error(rows.cumsum(1)).square() + doubt.cumsum(0).square() + own.cumsum(0)
         ).sqrt()
@@ -1029,10 +940,8 @@ class _LeaveOut:
         return _Scores(score, error, cumulative_error, count, problems, spent, prequential=sums)
 
     def _of_few_sets(self, num_orders: int) -> dict[int, _SetScores]:
-        """Score all sets of sizes that have no more of them than there are orders, where particles can predict them.
-
-        Random sets would repeat some and miss others, and those missed may be the ones that differ.
-        """
+        """Score every set of the sizes that have at most ``num_orders`` sets, where particles can predict them."""
+        # Random orders would repeat some of these sets and miss others, possibly those that differ.
         n, found = self.data.num_data, {}
         for size in self.sizes:
             if size < n and math.comb(n, size) <= num_orders:
@@ -1043,11 +952,9 @@ class _LeaveOut:
         return found
 
     def _controls(self, orders: Tensor, state: DataParticles, first_only: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how well the held-out data of each order and size are predicted by all data, and the mean of that.
-
-        Some data are hard to predict whatever one has seen. Of how well all data predict a datum the mean is known,
-        so that it does not matter which data happen to be held out.
-        """
+        """Return log densities of held-out data given all data, ``(orders, sizes)``, and the mean over data, ``()``."""
+        # Some data are hard to predict from any training set. The mean of these controls over all data is known, so the
+        # choice of held-out data adds no variance.
         each = predict(state).log_density.mean(0)
         along = each[orders].flip(1)
         means = along.cumsum(1) / torch.arange(1, orders.shape[1] + 1, device=orders.device)
@@ -1069,10 +976,7 @@ class _LeaveOut:
         return _Scores(score, variance.sqrt(), variance.cumsum(0).sqrt(), count, problems, spent)
 
     def by_importance(self, draws: Draws, num_sets: int | None) -> _Scores:
-        """Weight draws of the posterior by one over the likelihood of what is held out.
-
-        Where the tail of the weights is too heavy, particles are carried from draws to the training data.
-        """
+        """Weight posterior draws by one over the held-out likelihood, or carry particles where its tail is heavy."""
         belongs(draws, self.data.target)
         problems, _ = posterior_problems(draws)
         flat = draws.unconstrained.flatten(0, 1)
@@ -1177,22 +1081,7 @@ def _held_out_mean(state: DataParticles, held: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Regress scores on controls whose mean over all held-out sets is known.
-
-    Parameters
-    ----------
-    score, control : Tensor
-        Shape ``(r, m)``: a row for each held-out set or order.
-    centre : Tensor
-        The mean of the controls over all sets.
-
-    Returns
-    -------
-    score : Tensor
-        Shape ``(r, m)``.
-    doubt : Tensor
-        Shape ``(m,)``: a further error of the mean, where sets are of few kinds.
-    """
+    """Regress ``score (r, m)`` on ``control (r, m)`` of mean ``centre``; return scores and a further error ``(m,)``."""
     r = len(score)
     x, y = control - control.mean(0), score - score.mean(0)
     # The slope of each row comes from the others, so that no row is adjusted by what it is itself.
@@ -1236,9 +1125,7 @@ def _impossible(score: Tensor) -> list[str]:
     return ["the likelihood of a held-out datum is zero at all particles: use more num_particles"]
 
 
-# --------------------------------------------------------------------------------------------------
 # The log evidence as a sum of leave-p-out cross-validation scores.
-# --------------------------------------------------------------------------------------------------
 
 BLOCK = 4096  # training sets at a time
 

@@ -28,9 +28,7 @@ __all__ = [
     "quadratic_coefficients",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Loss-based posteriors in closed form: normal where the loss is quadratic, beta for coins.
-# --------------------------------------------------------------------------------------------------
 
 _NUM_CHECKS = 8
 _STEPS = (0.1, -0.1, 1.0, -1.0, 10.0, -10.0, 100.0, -100.0)
@@ -338,9 +336,7 @@ def _counts(weights: Tensor, outcomes: Tensor, dtype: torch.dtype) -> Tensor:
     return weights if weights.is_floating_point() else weights.to(dtype)
 
 
-# --------------------------------------------------------------------------------------------------
 # The posterior of a loss on a finite grid of parameters, by enumeration.
-# --------------------------------------------------------------------------------------------------
 
 _ENTRIES = 2**22  # of the losses of all data at some of the grid's values, held at a time
 _NEAR_ONE = 1e-2  # sums of rounded probabilities lie closer to one

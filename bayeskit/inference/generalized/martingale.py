@@ -49,9 +49,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Predictive rules: what the next datum is, given all before it.
-# --------------------------------------------------------------------------------------------------
+# Predictive rules: the law of the next datum, given all before it.
 
 
 class Completed(NamedTuple):
@@ -264,9 +262,7 @@ def normal_location(scale: float) -> Callable[[Tensor], Distribution]:
     return lambda mean: torch.distributions.Normal(mean[:, 0], torch.full_like(mean[:, 0], scale))
 
 
-# --------------------------------------------------------------------------------------------------
-# A predictive density for data on the real line that each datum updates by a normal copula.
-# --------------------------------------------------------------------------------------------------
+# A predictive density for data on the real line, updated by each datum through a normal copula.
 
 _EDGE = 1e-13
 _REACH = 6.0  # of the grid beyond the data, in scales of the first law

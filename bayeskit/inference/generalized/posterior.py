@@ -51,9 +51,7 @@ __all__ = [
     "check_pooling",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# How the losses of the data become one: only the sum makes updates coherent.
-# --------------------------------------------------------------------------------------------------
+# Pooling of the losses of single data into one loss; only the sum makes updates coherent.
 
 
 class Pooling(ABC):
@@ -156,13 +154,7 @@ class DeepSets(Pooling):
 
 
 def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any) -> Pooling:
-    """Return the pooling that a user names.
-
-    Raises
-    ------
-    SettingsError
-        If it is none.
-    """
+    """Return a pooling as it is, or the one named 'sum', 'mean' or 'max'; SettingsError for anything else."""
     if isinstance(pooling, Pooling):
         return pooling
     if pooling == "sum":
@@ -175,12 +167,7 @@ def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any) -> Poolin
 
 
 def check_pooled_by_sum(posterior: GibbsPosterior, what: str = "a learning rate is calibrated") -> None:
-    """Refuse losses that are pooled by anything but their sum.
-
-    Raises
-    ------
-    SettingsError
-    """
+    """Raise SettingsError unless losses are pooled by their sum."""
     if not isinstance(posterior.pooling, Sum):
         raise SettingsError(
             f"{what} for losses that add up, not ones pooled by {type(posterior.pooling).__name__}; leave pooling at "
@@ -189,13 +176,7 @@ def check_pooled_by_sum(posterior: GibbsPosterior, what: str = "a learning rate 
 
 
 def check_pooling(posterior: GibbsPosterior) -> None:
-    """Refuse poolings under which weights of the data mean nothing.
-
-    Raises
-    ------
-    SettingsError
-        If the pooling is neither sum nor mean.
-    """
+    """Raise SettingsError unless losses are pooled by sum or mean, for which data can have weights."""
     if not isinstance(posterior.pooling, (Sum, Mean)):
         raise SettingsError(
             f"{type(posterior.pooling).__name__} pools losses so that weights of the data mean nothing; take pooling "
@@ -203,9 +184,7 @@ def check_pooling(posterior: GibbsPosterior) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Beliefs updated by a loss instead of a likelihood.
-# --------------------------------------------------------------------------------------------------
+# The Gibbs posterior: the prior updated by a loss instead of a likelihood.
 
 _PROBES = 20
 _SHOWN = 0.1  # components of a direction smaller than this are not named
@@ -314,25 +293,9 @@ class GibbsPosterior(Target):
             self._refuse_recession(seed)
 
     def __call__(self, *data: Tensor, subsample_size: int | None = None) -> Any:
-        """Run as a Pyro model.
+        """Run as a Pyro model of all data, a minibatch ``data``, or ``subsample_size`` rows; return the loss parameter.
 
-        Parameters
-        ----------
-        *data : Tensor
-            A minibatch, column by column: its loss is scaled up to all data. By default all data.
-        subsample_size : int, optional
-            Or let the plate "data" draw as many rows by itself.
-
-        Returns
-        -------
-        What the loss takes as its parameter.
-
-        Raises
-        ------
-        SettingsError
-            If a minibatch is asked for where losses do not add up, or one larger than the data.
-        ShapeError
-            If a minibatch does not have the columns of the data.
+        The loss of a minibatch is scaled up to all data; SettingsError where it is no sum over data.
         """
         if subsample_size is not None and not 1 <= whole_number("subsample_size", subsample_size) <= self.num_data:
             raise SettingsError(f"subsample_size must lie between 1 and {self.num_data} data, not {subsample_size}")
@@ -537,13 +500,7 @@ class GibbsPosterior(Target):
 
 
 def as_loss(loss: Any) -> Loss:
-    """Return a loss, wrapping a function ``(parameter, data) -> (n,)``.
-
-    Raises
-    ------
-    SettingsError
-        If it is neither.
-    """
+    """Return a loss, wrapping a function ``(parameter, data) -> (n,)``; SettingsError if it is neither."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, type) or not callable(loss):

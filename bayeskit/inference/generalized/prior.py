@@ -23,9 +23,7 @@ from bayeskit.logdensity.transforms import bijection
 __all__ = ["Drawn", "Flat", "Joint", "Prior", "Site", "direction_of_recession"]
 
 
-# --------------------------------------------------------------------------------------------------
-# What is believed before the data: a Pyro model or a distribution, proper or not.
-# --------------------------------------------------------------------------------------------------
+# Priors: a Pyro model or a distribution, proper or improper.
 
 
 class Flat(dist.TorchDistribution):  # type: ignore[misc]
@@ -265,9 +263,7 @@ def _in_precision(distribution: Any, dtype: torch.dtype) -> Any:
     return result
 
 
-# --------------------------------------------------------------------------------------------------
 # Directions in which an improper prior is flat and the loss does not grow.
-# --------------------------------------------------------------------------------------------------
 
 _STARTS = 3
 _RANDOM = 16  # random directions
@@ -280,34 +276,15 @@ Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def direction_of_recession(joint: Joint, prior: Prior, largest: float, seed: int) -> Tensor | None:
-    """Return a direction of the improper coordinates in which the posterior has mass without end, if one is found.
-
-    Two kinds are looked for, from several points each: rays, along which the density does not fall between two far
-    distances, as where a predictor or a pooling bounds the loss; and combinations of coefficients that the loss does
-    not depend on, as where covariates are collinear. Either holds in a neighbourhood of the points, so that the mass
-    is infinite. Narrower regions are left to
-    :func:`~bayeskit.inference.generalized.checks.propriety_check`.
-
-    Parameters
-    ----------
-    joint : callable
-        Batched log prior and log likelihood.
-    prior : Prior
-        An improper one.
-    largest : float
-        The largest absolute value among the data: what is far is far from them, too.
-    seed : int
-        Of points and random directions.
-
-    Returns
-    -------
-    Tensor or None
-        A unit vector, ``(d,)``.
-    """
+    """Return a direction ``(d,)`` of improper coordinates in which the posterior has infinite mass, if one is found."""
+    # ``largest`` is the largest absolute value among the data, in units of which far points are far.
     search = _Search(joint, prior, max(1.0, largest), seed)
     with one_thread(), validation_kept(), torch.inference_mode(False), torch.no_grad():
         torch.distributions.Distribution.set_default_validate_args(False)  # far away, nothing is valid
         try:
+            # Either the density does not fall along a ray, as where a pooling bounds the loss; or the loss does not
+            # depend on a combination of coefficients, as of collinear covariates. Both hold in a neighbourhood of
+            # the points, so the mass is infinite. Narrower regions are left to propriety_check.
             found = search.bounded_ray()
             found = search.without_effect() if found is None else found
         except (RuntimeError, ValueError, ArithmeticError):

@@ -34,9 +34,7 @@ __all__ = [
 
 __getattr__ = answer_to_old_names(__name__)
 
-# --------------------------------------------------------------------------------------------------
-# Divergences: how far beliefs may go from the prior, as the second of the three choices of generalized variation.
-# --------------------------------------------------------------------------------------------------
+# Divergences from the prior: the second of the three choices of generalized variational inference.
 
 
 class NormalLaw(NamedTuple):
@@ -315,13 +313,7 @@ def _solve(factor: Tensor, right: Tensor) -> Tensor:
 
 
 def _as_divergence(divergence: Any) -> Divergence:
-    """Return a divergence.
-
-    Raises
-    ------
-    SettingsError
-        If it is none.
-    """
+    """Return a divergence as it is; SettingsError if it is none."""
     if isinstance(divergence, Divergence):
         return divergence
     hint = f"; write {divergence.__name__}()" if isinstance(divergence, type) else ""
@@ -413,18 +405,9 @@ class GVI(Objective):
 
 
 def _normal_laws(particles: Particles) -> tuple[NormalLaw, NormalLaw] | None:
-    """Return the joint laws of guide and prior over all latent sites, where both are normal and neither is a chain.
-
-    Parameters
-    ----------
-    particles : Particles
-
-    Returns
-    -------
-    (Gaussian, Gaussian) or None
-        None where a site is not normal, is masked, scaled or belongs to a datum, or depends on another site, which
-        shows in particles that differ in its law.
-    """
+    """Return the joint normal laws of guide and prior over all latent sites, or None where either is not normal."""
+    # None where a site is not normal, is masked, scaled or belongs to a datum, or depends on another site, which shows
+    # in particles that differ in its law.
     prior = {name: site for name, site in particles.model_sites.items() if not site["is_observed"]}
     guide = _free_sites(particles.guide_sites, prior)
     if guide is None or particles.layout.plates or not prior:

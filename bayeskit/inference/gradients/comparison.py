@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["GradientComparison", "GradientStatistics", "compare_estimators"]
 
 
-# --------------------------------------------------------------------------------------------------
-# What a comparison of estimators has found, as a table and a picture.
-# --------------------------------------------------------------------------------------------------
+# The result of a comparison of estimators, as a table and a picture.
 
 #: Draws of a category that are expected before its component is judged: rarer ones make no bell curve.
 _EXPECTED = 200

@@ -27,9 +27,7 @@ __all__ = [
     "magic",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What every gradient estimator is: a rule that draws weighted points.
-# --------------------------------------------------------------------------------------------------
+# Gradient estimators: rules that draw weighted points.
 
 #: What is averaged: points `(points, *batch, *event)` to values `(points, *batch)`.
 Function = Callable[[Tensor], Tensor]
@@ -194,15 +192,7 @@ class Table:
 
 
 def function_of(f: Function | Tensor, space: Space) -> Function:
-    """Return a function; a tensor is its values at the categories of one variable.
-
-    Raises
-    ------
-    SettingsError
-        If the points are no categories of one variable.
-    ShapeError
-        If there is not one value for each.
-    """
+    """Return a function; a tensor is a table over the categories of one variable, else SettingsError or ShapeError."""
     if not isinstance(f, Tensor):
         return f
     if space.num_variables > 1 or isinstance(space, Factorised) and space.binary:
@@ -216,13 +206,7 @@ def function_of(f: Function | Tensor, space: Space) -> Function:
 
 
 def evaluated(f: Function, drawn: WeightedPoints) -> Tensor:
-    """Return a function's values at points, of the shape of their weights.
-
-    Raises
-    ------
-    ShapeError
-        If the function returns another.
-    """
+    """Return a function's values at points, of the shape of their weights; ShapeError if it returns another."""
     found = f(drawn.values)
     if not isinstance(found, Tensor) or found.shape != drawn.weights.shape:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -255,9 +239,7 @@ def _with_gradient(distribution: Distribution | Space | Tensor) -> tuple[Space, 
     raise SettingsError(f"the logits of {name} require no gradient; make them with requires_grad_() first")
 
 
-# --------------------------------------------------------------------------------------------------
 # The exact gradient, by a sum over all points.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

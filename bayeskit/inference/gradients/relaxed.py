@@ -41,9 +41,7 @@ __all__ = [
     "weighted_draws",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Temperatures of relaxed draws: fixed, learned, or falling from step to step.
-# --------------------------------------------------------------------------------------------------
 
 #: A number, a scalar tensor such as a parameter, or what returns either when a draw needs it.
 Temperature = float | Tensor | Callable[[], float | Tensor]
@@ -137,13 +135,7 @@ class Annealed(nn.Module):
 
 
 def _check_temperature(temperature: Temperature) -> None:
-    """Refuse what cannot be a temperature; what it is at a draw is looked at then.
-
-    Raises
-    ------
-    SettingsError
-        If it is no positive number, no scalar tensor, or a function that wants arguments.
-    """
+    """Raise SettingsError unless this is a positive number, a scalar tensor, or a function without arguments."""
     if callable(temperature):
         try:
             inspect.signature(temperature.forward if isinstance(temperature, nn.Module) else temperature).bind()
@@ -159,13 +151,7 @@ def _check_temperature(temperature: Temperature) -> None:
 
 
 def _present(temperature: Temperature) -> float | Tensor:
-    """Return the temperature of a draw.
-
-    Raises
-    ------
-    SettingsError
-        If it is not above zero.
-    """
+    """Return the temperature of a draw; SettingsError if it is not above zero."""
     found = temperature() if callable(temperature) else temperature
     _positive(found)
     return found
@@ -181,9 +167,7 @@ def _positive(temperature: float | Tensor) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Estimators by paths: discrete draws relaxed to points between corners, at the price of a bias.
-# --------------------------------------------------------------------------------------------------
+# Pathwise estimators: discrete draws relaxed to points between corners, at the price of a bias.
 
 
 @dataclass(frozen=True)
@@ -306,13 +290,7 @@ class StraightThrough(GradientEstimator):
 
 
 def _require_independent(space: Space, name: str) -> Factorised:
-    """Return the space, if its variables are independent.
-
-    Raises
-    ------
-    SettingsError
-        If they are not.
-    """
+    """Return the space if its variables are independent; SettingsError otherwise."""
     if isinstance(space, Factorised):
         return space
     raise SettingsError(
@@ -337,43 +315,26 @@ def _equally_weighted(values: Tensor, like: Tensor) -> WeightedPoints:
     return WeightedPoints(values, like.new_full(like.shape[:-2], 1 / len(like)))
 
 
-# --------------------------------------------------------------------------------------------------
-# REBAR: the score function, with a relaxation of the very draw as its control variate.
-# --------------------------------------------------------------------------------------------------
+# REBAR: the score function, with a relaxation of the same draw as its control variate.
 
 
 class RelaxedDraws(NamedTuple):
-    """Draws at corners, and two relaxations of each, equal in value.
+    """Draws at corners, and two relaxations of each, equal in value."""
 
-    Attributes
-    ----------
-    corner : Tensor
-        As the function sees it, `(draws, *batch, *event)`; one-hot for a Categorical.
-    free : Tensor
-        The relaxed draw that was rounded to the corner, of the same shape.
-    given : Tensor
-        The relaxed draw as a function of the logits given that it is rounded to this corner.
-    score : Tensor
-        Ones whose gradient is that of the corner's log probability, `(draws, *batch)`.
-    """
-
-    corner: Tensor
-    free: Tensor
-    given: Tensor
-    score: Tensor
+    corner: Tensor  # (draws, *batch, *event), as the function sees it; one-hot for a Categorical
+    free: Tensor  # the relaxed draw that was rounded to the corner, of the same shape
+    given: Tensor  # the relaxed draw as a function of the logits given that it is rounded to this corner
+    score: Tensor  # (draws, *batch), ones whose gradient is that of the corner's log probability
 
 
 def relaxed_draws(
     space: Space, temperature: Temperature, num_samples: int, generator: torch.Generator | None, name: str
 ) -> RelaxedDraws:
-    r"""Draw corners with their relaxations.
-
-    Exponential arrival times :math:`T_i` with rates :math:`p_i` have :math:`z_i = -\log T_i` for log probabilities
-    plus Gumbel noise, and the first to arrive, `b`, is the draw. Its time does not depend on which it is, nor on the
-    probabilities; the others' are later by exponential times of their rates. So given `b`,
-    :math:`z_i = z_b - \log(1 + R_i / (p_i T_b))` with noise :math:`R_i` of rate one, taken from the same draw: both
-    relaxations have the same value, so that the estimate's is the draw's own, and different gradients.
-    """
+    """Draw corners with their relaxations."""
+    # Exponential arrival times T_i of rates p_i have z_i = -log T_i, which are log probabilities plus Gumbel noise, and
+    # the first to arrive, b, is the draw. Its time depends neither on b nor on the probabilities; the others are later
+    # by exponential times of their rates. So given b, z_i = z_b - log(1 + R_i / (p_i T_b)) with noise R_i of rate one,
+    # taken from the same draw: both relaxations have equal values and different gradients.
     independent = _require_independent(space, name)
     log_probability = independent.log_probabilities
     noisy = _perturbed(independent, num_samples, generator)
@@ -512,9 +473,7 @@ def _absent(scale: float | Tensor) -> bool:
     return not isinstance(scale, Tensor) and scale == 0
 
 
-# --------------------------------------------------------------------------------------------------
 # RELAX: a learned control variate at relaxed points.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -30,22 +30,14 @@ __all__ = [
     "leave_one_out_bound",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # The score function, with and without baselines that leave it unbiased.
-# --------------------------------------------------------------------------------------------------
 
 
 class Baseline(Protocol):
     """What is subtracted from values before they are multiplied by scores."""
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Return a number for each of the batch, `(*batch)` or one that broadcasts, that knows nothing of this draw.
-
-        Parameters
-        ----------
-        values : Tensor
-            Those of this draw, `(points, *batch)`: only what comes later may learn from them.
-        """
+        """Return a baseline, `(*batch)` or broadcastable; only later draws may learn from `values (points, *batch)`."""
         ...
 
 
@@ -271,30 +263,11 @@ def _independent(space: Space, num_samples: int, generator: torch.Generator | No
     return WeightedPoints(space.value(codes), magic(space.log_prob(codes)) / num_samples)
 
 
-# --------------------------------------------------------------------------------------------------
 # The multi-sample bound, and its gradient for draws that carry none.
-# --------------------------------------------------------------------------------------------------
 
 
 def leave_one_out_bound(log_weight: Tensor) -> Tensor:
-    """Return the bound with each particle's weight replaced by the geometric mean of the others.
-
-    Parameters
-    ----------
-    log_weight : Tensor
-        Shape ``(K, *batch)`` with ``K >= 2``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(K, *batch)``: what the bound would have been without looking at particle ``k``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> leave_one_out_bound(torch.tensor([1.0, 3.0]))
-    tensor([3., 1.])
-    """
+    """Return the bound with each weight replaced by the geometric mean of the others, ``(K, *batch)``, ``K >= 2``."""
     count = len(log_weight)
     finite = log_weight.isfinite()
     known = torch.where(finite, log_weight, 0.0)
@@ -312,24 +285,8 @@ def leave_one_out_bound(log_weight: Tensor) -> Tensor:
 
 
 def importance_weighted_estimate(log_weight: Tensor, log_score: Tensor | None = None) -> Tensor:
-    """Return the bound, with a gradient that is right whatever the guide draws.
-
-    Parameters
-    ----------
-    log_weight : Tensor
-        Shape ``(K, *batch)``.
-    log_score : Tensor, optional
-        Log density under the guide of draws that carry no gradient, ``(K, *batch)``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
-
-    References
-    ----------
-    Mnih, A., Rezende, D. (2016). Variational inference for Monte Carlo objectives. ICML.
-    """
+    """Return the bound, ``(*batch)``, with a gradient that is right for any draws (Mnih and Rezende 2016)."""
+    # log_weight: (K, *batch); log_score: (K, *batch), log density under the guide of draws that carry no gradient.
     bound = log_weight.logsumexp(0) - math.log(len(log_weight))
     if log_score is None:
         return bound
@@ -339,9 +296,7 @@ def importance_weighted_estimate(log_weight: Tensor, log_score: Tensor | None = 
     return bound.detach() + (surrogate - surrogate.detach())
 
 
-# --------------------------------------------------------------------------------------------------
 # The multi-sample bound's gradient for draws without a path.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -417,9 +372,7 @@ class VIMCO(GradientEstimator):
         return (log_probability[tuples].sum(0).exp() * bound).sum(0)
 
 
-# --------------------------------------------------------------------------------------------------
 # Estimators for independent bits, by antithetic draws.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

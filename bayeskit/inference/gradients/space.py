@@ -148,15 +148,7 @@ class Space(ABC):
 
 
 class _UnnormalisedCategorical(Categorical):
-    """A Categorical whose logits are normalised when somebody asks for them: estimators do that themselves.
-
-    Parameters
-    ----------
-    logits : Tensor
-        Shape `(*batch, categories)`.
-    validate_args : bool, optional
-        Taken for the sake of the signature; nothing is validated.
-    """
+    """A Categorical of logits ``(*batch, categories)`` that are normalised on access; nothing is validated."""
 
     def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
         self.given = self._param = logits
@@ -170,17 +162,7 @@ class _UnnormalisedCategorical(Categorical):
 
 
 class Factorised(Space):
-    """Independent variables: torch's Categorical, OneHotCategorical and Bernoulli, alone or made one event.
-
-    Parameters
-    ----------
-    distribution : Distribution
-
-    Raises
-    ------
-    SettingsError
-        If it is another distribution, or has categories of probability zero.
-    """
+    """Independent variables of torch's Categorical, OneHotCategorical and Bernoulli; else SettingsError."""
 
     def __init__(self, distribution: Distribution) -> None:
         base, events = distribution, 0
@@ -261,18 +243,8 @@ class Factorised(Space):
         return Factorised(Independent(copied, events, validate_args=False) if events else copied)
 
     def soft(self, relaxed: Tensor) -> Tensor:
-        """Return relaxed points as the distribution would have them, were they at corners.
-
-        Parameters
-        ----------
-        relaxed : Tensor
-            Probabilities of the categories of each variable, `(points, *batch, variables, categories)`.
-
-        Returns
-        -------
-        Tensor
-            `(points, *batch, *event)`; those of a Categorical, whose values are numbers, as of a OneHotCategorical.
-        """
+        """Return relaxed points, `(points, *batch, variables, categories)` to `(points, *batch, *event)`."""
+        # From probabilities of each variable's categories; those of a Categorical are as of a OneHotCategorical.
         relaxed = relaxed.reshape(*relaxed.shape[:-2], *self._event, self.num_categories)
         return relaxed[..., 1] if self.binary else relaxed
 
@@ -373,9 +345,7 @@ def impossible(what: str, values: Tensor, where: Tensor) -> DataError:
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # A distribution over sequences whose variables depend on those before them.
-# --------------------------------------------------------------------------------------------------
 
 #: From the codes before a variable, `(points, *batch, before)`, to its logits, `(points, *batch, categories)`.
 Logits = Callable[[Tensor], Tensor]

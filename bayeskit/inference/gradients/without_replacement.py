@@ -30,9 +30,7 @@ __all__ = [
     "stochastic_beam_search",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Draws without replacement: Gumbel top-k, and stochastic beam search where points are sequences.
-# --------------------------------------------------------------------------------------------------
 
 
 class Beam(NamedTuple):
@@ -141,10 +139,8 @@ def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = Non
 
 
 def most_probable_codes(space: Space, k: int) -> Tensor:
-    """Return the codes of the `k` points a beam search finds, `(k, *batch, variables)`.
-
-    These are the `k` most probable where variables are independent, and otherwise those that look so on the way.
-    """
+    """Return the codes of the `k` points that a beam search finds, `(k, *batch, variables)`."""
+    # These are the k most probable where variables are independent; otherwise the beam may miss some of those.
     _check_k(whole_number("k", k, least=1), space)
     with torch.no_grad():
         like = space.like
@@ -173,16 +169,10 @@ def _given_maximum(noisy: Tensor, maximum: Tensor) -> Tensor:
     return maximum - v.clamp_min(0) - torch.log1p((-v.abs()).exp())
 
 
-# --------------------------------------------------------------------------------------------------
-# Probabilities of drawing a set without replacement, and how they change when one draw is known.
-#
-# The set :math:`S` comes first, in whatever order, with probability
-#
-# .. math:: p(S) = \int_0^\infty e^{-t} \prod_{s \in S} (1 - e^{-a_s t}) \, dt, \quad a_s = p_s / (1 - p(\cup S)),
-#
-# because Gumbel noise makes arrival times of exponentials: all of :math:`S` arrive before the first of the others. Were
-# :math:`s` left out of the support, the same integral without its factor would be the probability of the rest.
-# --------------------------------------------------------------------------------------------------
+# Probabilities of drawing a set without replacement, and their changes when one draw is known.
+# Gumbel noise makes exponential arrival times, and all of the set S arrive before any other with probability
+# p(S) = \int_0^\infty e^{-t} \prod_{s \in S} (1 - e^{-a_s t}) dt, a_s = p_s / (1 - sum of p over S). With s left out
+# of the support, the same integral without its factor is the probability of the rest.
 
 #: Sets up to this size are summed exactly over the orders in which they may have been drawn.
 EXACT_SIZE = 4
@@ -193,50 +183,16 @@ _SMALL = -36.0
 
 
 def log_leave_one_out_ratios(log_probability: Tensor, rest: Tensor) -> Tensor:
-    r"""Return logs of :math:`R(S, s) = p^{D \setminus s}(S \setminus s) / p(S)` for each of a set.
-
-    Parameters
-    ----------
-    log_probability : Tensor
-        Of the members, shape `(k, *batch)`.
-    rest : Tensor
-        Log of the probability of all others, `(*batch)`; minus infinity where there are none.
-
-    Returns
-    -------
-    Tensor
-        Shape `(k, *batch)`.
-
-    References
-    ----------
-    Kool, W., van Hoof, H., Welling, M. (2020). Estimating gradients for discrete random variables by sampling without
-    replacement. ICLR.
-
-    Examples
-    --------
-    >>> import torch
-    >>> log_leave_one_out_ratios(torch.tensor([0.5, 0.3]).log(), torch.tensor(0.2).log()).exp()
-    tensor([1.1667, 1.3889])
-    """
+    r"""Return :math:`\log p^{D \setminus s}(S \setminus s) / p(S)` of each member, `(k, *batch)` (Kool et al. 2020)."""
+    # log_probability: (k, *batch), of the members; rest: (*batch), log of the probability of all others, -inf where
+    # there are none.
     whole, one = _log_probabilities(log_probability, rest, (0, 1))
     return one - whole
 
 
 def _log_second_order_ratios(log_probability: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the logs of :func:`log_leave_one_out_ratios`, and of the ratios where one draw is known already.
-
-    Parameters
-    ----------
-    log_probability, rest : Tensor
-        As there; `k` is at least 2.
-
-    Returns
-    -------
-    first : Tensor
-        :math:`\log R(S, s)`, shape `(k, *batch)`.
-    second : Tensor
-        :math:`\log R^{D \setminus s}(S, s')`, shape `(k, k, *batch)` with `s` first; zeros on the diagonal.
-    """
+    r"""Return :math:`\log R(S, s)`, `(k, *batch)`, and :math:`\log R^{D \setminus s}(S, s')`, `(k, k, *batch)`."""
+    # R is the ratio of log_leave_one_out_ratios; k >= 2; the second result has s first, and zeros on the diagonal.
     count = len(log_probability)
     whole, one, two = _log_probabilities(log_probability, rest, (0, 1, 2))
     number = torch.zeros(count, count, dtype=torch.int64, device="cpu")
@@ -284,11 +240,9 @@ def _by_orders(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...])
 
 
 def _by_quadrature(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:
-    """Return the integral without some of the factors.
-
-    Over log t the integrand is analytic and falls off doubly exponentially on one side and exponentially on the other,
-    so that the trapezoid rule is exact to rounding.
-    """
+    """Return the log of the integral, without each choice of ``left_out`` factors."""
+    # Over log t the integrand is analytic and falls off doubly exponentially on one side and exponentially on the
+    # other, so that the trapezoid rule is exact to rounding.
     count = len(log_probability)
     # Where members are improbable, the integrand is a power of t times exp(-t): of width 1 / sqrt(count) at log count.
     step = min(_STEP, 0.4 / math.sqrt(count + 1))
@@ -303,9 +257,7 @@ def _by_quadrature(log_probability: Tensor, rest: Tensor, left_out: tuple[int, .
     return [(everyone - factor[:, _choices(count, size)].sum(2)).logsumexp(0) - total for size in left_out]
 
 
-# --------------------------------------------------------------------------------------------------
 # Importance weights of draws without replacement.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -376,9 +328,7 @@ class ImportanceWithoutReplacement(GradientEstimator):
         return self.k
 
 
-# --------------------------------------------------------------------------------------------------
 # Rao-Blackwellised top-k: the most probable points are summed, the others sampled.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -487,26 +437,7 @@ def best_k(probabilities: Tensor, num_evaluations: int) -> Tensor:
 
 @torch.no_grad()
 def sample_outside(space: Space, kept: Tensor, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """Draw points independently, given that they are none of some others.
-
-    Parameters
-    ----------
-    space : Space
-    kept : Tensor
-        Codes of different points, `(kept, *batch, variables)`.
-    num_samples : int
-    generator : torch.Generator, optional
-
-    Returns
-    -------
-    Tensor
-        Codes `(num_samples, *batch, variables)`.
-
-    Raises
-    ------
-    SettingsError
-        If nothing is left.
-    """
+    """Draw codes `(num_samples, *batch, variables)` outside ``kept``, `(kept, *batch, variables)`, or SettingsError."""
     if len(kept) >= space.size:
         raise SettingsError(f"all {space.size} points are kept, so that none is left to draw")
     like = space.fixed_log_prob(kept)
@@ -532,9 +463,7 @@ def sample_outside(space: Space, kept: Tensor, num_samples: int, generator: torc
     return codes
 
 
-# --------------------------------------------------------------------------------------------------
 # The unordered-set estimator: draws without replacement, whatever their order.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,7 @@ from bayeskit.logdensity.pyro_distributions import MendedDraws
 
 __all__ = ["AnnealingPath", "Sandwich", "annealed_importance_sampling", "bidirectional_annealing", "sigmoid_schedule"]
 
-# --------------------------------------------------------------------------------------------------
-# Chains of every datum on their way between guide or prior and the joint density.
-# --------------------------------------------------------------------------------------------------
+# Chains of every datum between guide or prior and the joint density.
 
 _STEEPNESS = 4.0  # of the sigmoid that spaces the temperatures
 _FIRST_MOVES = 10  # at the first temperature, to find a step size at all
@@ -117,9 +115,7 @@ class AnnealingPath:
         return state.position, state.log_likelihood, info.acceptance_rate
 
 
-# --------------------------------------------------------------------------------------------------
 # Held-out log likelihood by annealed importance sampling with Hamiltonian Monte Carlo.
-# --------------------------------------------------------------------------------------------------
 
 _MIN_FOR_TAIL = 100  # chains from which the tail of their weights can be seen
 _MAX_ERROR = 0.5  # of a log likelihood, beyond which the delta method means nothing
@@ -264,9 +260,7 @@ def _summarised(log_weight: Tensor, dtype: torch.dtype, seconds: float) -> HeldO
     return HeldOut("annealed_importance_sampling", log_likelihood, error, count, pareto_k, tuple(problems), seconds)
 
 
-# --------------------------------------------------------------------------------------------------
 # Bounds from both sides on the log likelihood of data simulated from the model.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -37,36 +37,21 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Data taken in minibatches, and what one run of model and guide tells of them.
-# --------------------------------------------------------------------------------------------------
+# Data in minibatches, and a first run of model and guide that checks both.
 
 _BATCH_SIZE = 100
 
 
 @dataclass(frozen=True)
 class Minibatches:
-    """Arguments of model and guide, taken apart along the data.
+    """Arguments of model and guide, divided along the data."""
 
-    Attributes
-    ----------
-    args : tuple
-        All data.
-    num_items : int
-    batch_size : int
-    nesting : int
-        Dimensions of the plates of model and guide.
-    data_plate : str or None
-    particles : Particles
-        One draw of the guide for each datum.
-    """
-
-    args: tuple[Any, ...]
+    args: tuple[Any, ...]  # all data
     num_items: int
     batch_size: int
-    nesting: int
+    nesting: int  # plate dimensions of model and guide
     data_plate: str | None
-    particles: Particles
+    particles: Particles  # one draw of the guide for each datum
 
     @classmethod
     def of(
@@ -77,27 +62,10 @@ class Minibatches:
         batch_size: int | None,
         data_plate: str | None,
     ) -> Minibatches:
-        """Run guide and model once, which checks both, and see where the data are.
-
-        Parameters
-        ----------
-        model, guide : callable
-        args : tuple
-            What both are called with.
-        batch_size : int, optional
-            By default 100 where a tensor is the only argument and the data are its rows, and all data elsewhere.
-        data_plate : str, optional
-
-        Raises
-        ------
-        ModelError
-            If no plate holds all sites, or several do, the model takes a random minibatch itself, or a latent site of
-            model or guide is scaled.
-        GuideError
-            If guide and model do not fit together.
-        DataError
-            If ``batch_size`` is given and no argument has the data as leading dimension.
-        """
+        """Run guide and model once, which checks both, and find the plate of the data."""
+        # ModelError if no plate or several hold all sites, the model takes a random minibatch itself, or a latent site
+        # is scaled; GuideError if guide and model do not fit together; DataError if no argument has the data as leading
+        # dimension for ``batch_size``. The default is 100 rows of a tensor that is the only argument, else all data.
         nesting = plate_nesting(model, guide, args, {})
         particles = draw_particles(model, guide, args, 1, nesting, data_plate, Compatibility())
         num_items = _num_items(particles.layout)
@@ -197,9 +165,7 @@ def require_acceptance(target_acceptance: float) -> None:
         raise SettingsError(f"target_acceptance must lie between 0 and 1, not {target_acceptance}")
 
 
-# --------------------------------------------------------------------------------------------------
 # HeldOut: the log likelihood of each datum that was left out of training, with its error.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_PARETO_SHAPE = 0.7
 MAX_SHARE = 0.05  # of the data may have worse weights before the mean is in doubt
@@ -324,9 +290,7 @@ def tail_problems(pareto_k: Tensor, remedy: str) -> list[str]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------
 # Held-out log likelihood by importance sampling from the guide.
-# --------------------------------------------------------------------------------------------------
 
 ROWS = 4000  # particles times data of a run: enough to hide what Pyro costs, few enough for the caches
 

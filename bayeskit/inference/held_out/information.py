@@ -19,9 +19,7 @@ from bayeskit.inference.objectives.latent_density import LatentDensity
 
 __all__ = ["ActiveUnits", "Information", "ROWS", "active_units", "aggregate_kl", "mutual_information"]
 
-# --------------------------------------------------------------------------------------------------
-# Which coordinates of the code a guide uses.
-# --------------------------------------------------------------------------------------------------
+# The coordinates of the code that a guide uses.
 
 
 @dataclass(frozen=True)
@@ -175,9 +173,7 @@ def _variance(means: Tensor) -> tuple[Tensor, Tensor]:
     return variance - noise.mean(0), (deviation - noise).std(0) / math.sqrt(items)
 
 
-# --------------------------------------------------------------------------------------------------
-# What the code knows of the data: mutual information, and how far the aggregate posterior is from the prior.
-# --------------------------------------------------------------------------------------------------
+# Mutual information of code and data, and the divergence of the aggregate posterior from the prior.
 
 ROWS = 100_000  # draws times data of one evaluation of the guide
 _NEAR_LIMIT = 0.9

@@ -29,9 +29,7 @@ __all__ = [
     "updated_multiplier",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Training under a constraint: the least divergence from the prior at a given quality of reconstruction.
-# --------------------------------------------------------------------------------------------------
 
 Constraint = Callable[[Particles], Tensor]
 
@@ -269,27 +267,11 @@ class GECO(Objective):
 
 
 def updated_multiplier(multiplier: Tensor, average: Tensor, rate: float, bounds: tuple[float, float]) -> Tensor:
-    """Return the multiplier after a step: it grows while the constraint's average is positive.
-
-    Parameters
-    ----------
-    multiplier, average : Tensor
-        Scalars.
-    rate : float
-    bounds : (float, float)
-
-    Examples
-    --------
-    >>> import torch
-    >>> updated_multiplier(torch.tensor(2.0), torch.tensor(0.0), 0.1, (0.1, 10.0))
-    tensor(2.)
-    """
+    """Return the multiplier after a step within ``bounds``: it grows while the constraint's average is positive."""
     return (multiplier * (rate * average).clamp(-1, 1).exp()).clamp(*bounds)
 
 
-# --------------------------------------------------------------------------------------------------
 # The objective of InfoVAE: a divergence of the aggregate posterior from the prior beside that of each datum.
-# --------------------------------------------------------------------------------------------------
 
 
 class InfoVAE(Objective):
@@ -404,13 +386,7 @@ def _prior_sites(draw: Draw, particles: Particles) -> dict[str, Site]:
 
 
 def _code_vectors(sites: dict[str, Site], layout: Layout) -> Tensor:
-    """Return the latent values of each datum as one vector: ``(K, data, features)``.
-
-    Raises
-    ------
-    SettingsError
-        If there are not two data.
-    """
+    """Return the latent values of each datum as a vector, ``(K, data, features)``; SettingsError below two data."""
     data = sorted(plate.dim for plate in layout.plates.values())
     count = math.prod(layout.batch_shape)
     if count < 2:

@@ -64,9 +64,7 @@ __all__ = [
     "weight",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What a site of a trace contributes: its log density, and whether guide and model fit together.
-# --------------------------------------------------------------------------------------------------
+# Log density of a site of a trace, and checks that guide and model fit together.
 
 Site = dict[str, Any]
 
@@ -98,13 +96,7 @@ def site_log_density(fn: Any, value: Tensor) -> Tensor:
 
 
 def relaxed_log_density(name: str, fn: Any, value: Tensor) -> Tensor:
-    """Return the log density of bits or one-hot vectors, continued linearly to points between these.
-
-    Raises
-    ------
-    GuideError
-        If the site has another distribution.
-    """
+    """Return the log density of bits or one-hot vectors, continued linearly between these; else GuideError."""
     base, events = unwrapped(fn)
     if isinstance(base, Bernoulli):
         terms = value * base.logits - softplus(base.logits)
@@ -145,18 +137,7 @@ class Compatibility:
         self._seen: set[Any] = set()
 
     def __call__(self, model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
-        """Check that the guide names every latent site of the model, and no other.
-
-        Parameters
-        ----------
-        model, guide : mapping
-            Sample sites by name, those of subsampling left out.
-
-        Raises
-        ------
-        GuideError
-            Naming the site and the remedy.
-        """
+        """Check that the guide names every latent site of the model, and no other; else GuideError."""
         if self._is_new(tuple((n, s["is_observed"]) for sites in (model, guide) for n, s in sites.items())):
             _check_names(model, guide)
 
@@ -257,20 +238,7 @@ def _bounds(support: Any) -> tuple[Any, Any]:
 
 
 def require_reparameterized(guide: Mapping[str, Site], objective: str, otherwise: str) -> None:
-    """Refuse a guide with draws that carry no gradient.
-
-    Parameters
-    ----------
-    guide : mapping of Site
-    objective : str
-        What needs the gradient.
-    otherwise : str
-        What to use for such a guide.
-
-    Raises
-    ------
-    GuideError
-    """
+    """Raise GuideError for draws without a gradient, which ``objective`` needs; suggest ``otherwise``."""
     for name, site in guide.items():
         if not site["is_observed"] and not site["fn"].has_rsample:
             raise GuideError(
@@ -279,9 +247,7 @@ def require_reparameterized(guide: Mapping[str, Site], objective: str, otherwise
             )
 
 
-# --------------------------------------------------------------------------------------------------
-# Where particles and data stand in a trace.
-# --------------------------------------------------------------------------------------------------
+# Dimensions of particles and data in a trace.
 
 PARTICLES = "_particles"
 
@@ -296,20 +262,11 @@ class Plate(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where particles and data stand in a trace.
-
-    Attributes
-    ----------
-    num_particles : int
-    nesting : int
-        Number of plate dimensions; particles stand left of them.
-    plates : mapping
-        By name, those plates that hold every latent site: their items are the data.
-    """
+    """Dimensions of particles and data in a trace."""
 
     num_particles: int
-    nesting: int
-    plates: Mapping[str, Plate]
+    nesting: int  # number of plate dimensions; particles stand left of them
+    plates: Mapping[str, Plate]  # by name, those plates that hold every latent site: their items are the data
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -372,9 +329,7 @@ def masked(site: Site, term: Tensor) -> Tensor:
     return torch.zeros_like(term) if mask is False else torch.where(mask, term, term.new_zeros(()))
 
 
-# --------------------------------------------------------------------------------------------------
-# Sites of the guide that are drawn as weighted points, as their gradient estimators want it.
-# --------------------------------------------------------------------------------------------------
+# Sites of the guide that gradient estimators draw as weighted points.
 
 GRADIENT = "gradient"
 _WEIGHTS = "_weights"
@@ -396,12 +351,11 @@ class _Drawn(TorchDistribution):  # type: ignore[misc]
 
 
 class _Weighting(Messenger):
-    """Let sites marked ``infer={"gradient": estimator}`` run through points that the estimator draws.
+    """Messenger that lets sites marked ``infer={"gradient": estimator}`` run through points of the estimator."""
 
-    Stands right inside of the messenger that enumerates, which gives the points a dimension of their own, so that the
-    points of several sites multiply. Relaxed points lie between the corners of the support, where densities are
-    continued linearly; one alone, which carries all of its gradient itself, is a draw like others.
-    """
+    # It stands right inside the enumerating messenger, which gives the points a dimension of their own, so that the
+    # points of several sites multiply. Relaxed points lie between the corners of the support, where densities are
+    # continued linearly; a single relaxed point, which carries all of its gradient, is a draw like others.
 
     def __init__(self) -> None:
         super().__init__()
@@ -483,26 +437,9 @@ def _baseline_terms(
     log_guide: Mapping[str, Tensor],
     kl: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return what the baselines of sites add to the bound: zero in value, and in expectation of the gradient.
-
-    Parameters
-    ----------
-    sites : mapping of Site
-        Those of the guide.
-    log_model, log_guide, kl : mapping of Tensor
-        What the bound is made of, by site. It is linear in the weights of each, so that its derivative by these is
-        what each point is worth.
-
-    Returns
-    -------
-    dict of Tensor
-        By site, the shape of its density without the dimension of its points.
-
-    Raises
-    ------
-    GuideError
-        If this is computed again in the backward pass, where a baseline would learn once more.
-    """
+    """Return the baselines' terms of the bound, by site: zero in value, and in expectation of the gradient."""
+    # Each has the shape of its site's density without the dimension of the points. GuideError if this is computed again
+    # in the backward pass, where a baseline would learn once more.
     found: dict[str, Tensor] = {}
     with_baseline: dict[str, tuple[ScoreFunction, Tensor]] = {}
     for name, site in sites.items():
@@ -517,6 +454,7 @@ def _baseline_terms(
     for name, (estimator, weights) in with_baseline.items():
         if weights.requires_grad:
             _check_once(name)
+            # The bound is linear in the weights of each site, so this derivative is the worth of each point.
             (worth,) = torch.autograd.grad(bound, weights, retain_graph=True, allow_unused=True)
             if worth is not None:
                 found[name] = torch.as_tensor(estimator.correction(weights, worth))
@@ -547,9 +485,7 @@ def weight(site: Any) -> Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
-# --------------------------------------------------------------------------------------------------
-# What a site of a trace counts for: its log density, its score, and divergences that have a closed form.
-# --------------------------------------------------------------------------------------------------
+# Terms of a site of a trace: its log density, its score, and its divergence in closed form.
 
 
 def _term_of(site: Site, layout: Layout) -> Tensor:
@@ -573,11 +509,8 @@ def _is_path(site: Site) -> bool:
 
 
 def draw_log_density(site: Site) -> Tensor:
-    """Return the log density of a draw as its distribution has it.
-
-    Scales and masks say what a term counts for in the loss, not how probable the draw was. What a mask takes out may
-    be padding whose density is not a number.
-    """
+    """Return the log density of a draw by its distribution, without scales and masks."""
+    # A mask may take out padding whose density is not finite: zero there.
     term = site_log_density(site["fn"], site["value"])
     return torch.where(masked(site, torch.ones_like(term)) > 0, term, torch.where(term.isfinite(), term, 0.0))
 
@@ -589,11 +522,9 @@ def _weight_of_point(site: Site) -> Tensor:
 
 
 def _closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[tuple[str, Tensor]]:
-    """Return the divergences of guide from model that have a closed form, by site.
-
-    A site's divergence given what was drawn before it may stand for the difference of its log densities where the
-    model conditions it on nothing that the guide draws later.
-    """
+    """Return the closed-form divergences of guide from model, by site."""
+    # Given the earlier draws, a site's divergence may stand for the difference of its log densities where the model
+    # conditions the site on nothing that the guide draws later.
     found, order = [], {name: i for i, name in enumerate(guide)}
     latent = [name for name, site in model.items() if not site["is_observed"]]
     for position, name in enumerate(latent):
@@ -628,38 +559,20 @@ def _alike(posterior: Any, prior: Any) -> tuple[Any, Any]:
     return posterior.expand(shape), prior.expand(shape)
 
 
-# --------------------------------------------------------------------------------------------------
 # Sites that are summed out: of the model by log-sum-exp, of the guide by expectation.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Enumerated:
-    """The enumerated sites of one run.
+    """The enumerated sites of one run."""
 
-    Attributes
-    ----------
-    variables : dict
-        Names of the sites by the number Pyro gave them.
-    dims : dict
-        That number by the dimension it takes, where no Markov chain says otherwise.
-    in_guide : bool
-        Whether these are sites of the guide.
-    """
-
-    variables: dict[int, str]
-    dims: dict[int, int]
-    in_guide: bool
+    variables: dict[int, str]  # site names by the number Pyro gave them
+    dims: dict[int, int]  # that number by its dimension, where no Markov chain says otherwise
+    in_guide: bool  # whether these are sites of the guide
 
     @classmethod
     def of(cls, model: Mapping[str, Site], guide: Mapping[str, Site]) -> Enumerated | None:
-        """Find them; None where nothing is enumerated.
-
-        Raises
-        ------
-        GuideError
-            If some belong to the guide and others to the model alone.
-        """
+        """Return the enumerated sites, if any; GuideError if both the guide and the model alone have some."""
         found: dict[bool, dict[int, str]] = {True: {}, False: {}}
         for name, site in {**model, **guide}.items():
             dim = site["infer"].get("_enumerate_dim")
@@ -676,10 +589,7 @@ class Enumerated:
         return cls(variables, dict(_ENUM_ALLOCATOR.dim_to_id), in_guide) if variables else None
 
     def factor(self, site: Site, term: Tensor, layout: Layout, *, bare: bool = False) -> Factor:
-        """Label the dimensions of a term of a site, masked and without the scale of the data's plates.
-
-        A mask around a site that is summed out of the model is padding, whose prior integrates to one.
-        """
+        """Label the dimensions of a term of a site, masked and without the scale of the data's plates."""
         scale = 1.0 if bare else site["scale"] / layout.scale
         if isinstance(scale, Tensor) or abs(scale - 1) > 1e-12:
             if term.dim() > layout.nesting + 1 and not self.in_guide:
@@ -690,6 +600,7 @@ class Enumerated:
             term = term * scale
         plates = {f.dim: (f.name, f.size) for f in site["cond_indep_stack"] if f.vectorized}
         dims = {**self.dims, **site["infer"].get("_dim_to_id", {})}
+        # A mask around a site summed out of the model is padding, whose prior integrates to one.
         summed_out = not self.in_guide and "_enumerate_dim" in site["infer"] and not site["is_observed"]
         term = term if bare or summed_out else masked(site, term)
         return pack(site["name"], term, plates, dims, -layout.nesting - 2)
@@ -708,20 +619,8 @@ class Enumerated:
         return layout.shaped(total)
 
     def expected(self, cost: Factor, own: Mapping[int, Factor], layout: Layout) -> Tensor:
-        """Return the expectation of a term over the guide's enumerated sites that it depends on, ``(K, *batch)``.
-
-        Parameters
-        ----------
-        cost : Factor
-        own : mapping
-            The weight of each point of an enumerated site of the guide, such as its probability.
-        layout : Layout
-
-        Raises
-        ------
-        GuideError
-            If the term lies outside a plate of such a site.
-        """
+        """Return a term's expectation over the guide's enumerated sites that it depends on, ``(K, *batch)``."""
+        # own: the weight of each point of an enumerated site of the guide, such as its probability.
         needed: set[int] = set()
         reached = set(cost.variables)
         while reached - needed:
@@ -751,9 +650,7 @@ class Enumerated:
         return layout.shaped(align(Factor(value, left, frozenset(kept)), kept))
 
 
-# --------------------------------------------------------------------------------------------------
-# Run a model or guide once more, on the items it had and on values given to it.
-# --------------------------------------------------------------------------------------------------
+# Replays of a model or guide on the same items and on given values.
 
 
 class _Rows(NamedTuple):
@@ -766,25 +663,8 @@ _ROWS: ContextVar[_Rows | None] = ContextVar("rows of the minibatch", default=No
 
 @contextmanager
 def rows_of_minibatch(rows: Tensor | None, num_items: int) -> Iterator[None]:
-    """Say which of ``num_items`` data the minibatch holds that model and guide are called with inside.
-
-    A model whose plate has the size of the minibatch cannot know; training loops do.
-
-    Parameters
-    ----------
-    rows : Tensor or None
-        Shape ``(batch,)``; None where it is not known.
-    num_items : int
-        Of the whole data.
-
-    Examples
-    --------
-    >>> import pyro, torch
-    >>> with rows_of_minibatch(torch.tensor([7, 2]), 10), SubsampleIndices() as indices, pyro.plate("data", 2):
-    ...     pass
-    >>> indices.values["data"], indices.items["data"], indices.sizes["data"]
-    (tensor([0, 1]), tensor([7, 2]), 10)
-    """
+    """Set the rows ``(batch,)``, of ``num_items`` data, of the minibatch of calls inside; None where unknown."""
+    # A model whose plate has the size of the minibatch cannot know them; training loops do.
     token = _ROWS.set(None if rows is None else _Rows(rows, num_items))
     try:
         yield
@@ -793,31 +673,14 @@ def rows_of_minibatch(rows: Tensor | None, num_items: int) -> Iterator[None]:
 
 
 class SubsampleIndices(Messenger):
-    """Note which items every plate takes, while it is entered.
-
-    Attributes
-    ----------
-    values : dict of Tensor
-        Indices by name of the plate.
-    items : dict of Tensor
-        The same, but for plates over a whole minibatch: its rows, where :func:`rows_of_minibatch` tells them.
-    sizes : dict of int
-        How many items there are in all.
-
-    Examples
-    --------
-    >>> import pyro, torch
-    >>> with SubsampleIndices() as indices, pyro.plate("data", 5, subsample=torch.tensor([3, 1])):
-    ...     pass
-    >>> indices.values["data"]
-    tensor([3, 1])
-    """
+    """Messenger that records the items that every plate takes, by the plate's name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: dict[str, Tensor] = {}
+        self.values: dict[str, Tensor] = {}  # indices
+        # The same, but for plates over a whole minibatch: its rows, where rows_of_minibatch tells them.
         self.items: dict[str, Tensor] = {}
-        self.sizes: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}  # items in all
 
     def _pyro_post_sample(self, message: Any) -> None:
         if not site_is_subsample(message):
@@ -854,25 +717,8 @@ def supplied_sites(
     indices: Mapping[str, Tensor],
     value_of: Callable[[str, Any], Tensor | None],
 ) -> dict[str, Site]:
-    """Run a model or guide once more, on the same items and on given values, and return its sample sites.
-
-    Parameters
-    ----------
-    function : callable
-    args, kwargs
-        What it is called with.
-    layout : Layout
-        The number of particles and where they stand.
-    indices : mapping of Tensor
-        The items that each plate takes, by name.
-    value_of : callable
-        The value of a latent site, given its name and distribution; None has it drawn.
-
-    Returns
-    -------
-    dict
-        Sites by name, those of subsampling left out.
-    """
+    """Run a model or guide on the same ``indices`` and given values; return its sites but for subsampling."""
+    # ``value_of(name, distribution)`` returns the value of a latent site; None has it drawn.
     function = _Supply(indices, value_of)(function)
     if layout.num_particles > 1:
         function = pyro.plate(PARTICLES, layout.num_particles, dim=-layout.nesting - 1)(function)
@@ -882,49 +728,24 @@ def supplied_sites(
     return {name: site for name, site in nodes.items() if site["type"] == "sample"}
 
 
-# --------------------------------------------------------------------------------------------------
 # Particles: log weights of a guide's draws under a model, for every datum.
-#
-# Every multi-sample objective is a pure function of what stands here.
-# --------------------------------------------------------------------------------------------------
+# Every multi-sample objective is a pure function of these.
 
 
 @dataclass
 class Particles:
-    """What one run of guide and model gives for each of ``K`` particles of each datum.
+    """Terms from one run of guide and model, for each of ``K`` particles of each datum."""
 
-    Attributes
-    ----------
-    log_likelihood : Tensor
-        Log density of observed sites and factors, ``(K, *batch)``.
-    log_prior, log_guide : dict of Tensor
-        Log density of each latent site under model and guide, ``(K, *batch)``; of sites in ``kl`` only where a score
-        needs it.
-    log_score : Tensor or None
-        Log density under the guide of those sites whose draws carry no gradient, to be used in score-function
-        terms; None if there are none.
-    kl : dict of Tensor
-        Kullback-Leibler divergence of guide from model in closed form, ``(K, *batch)``, of those latent sites that
-        have one, if it was asked for.
-    scale : float
-        How many items of the whole data each datum stands for, from subsampling.
-    layout : Layout
-    model_sites, guide_sites : dict
-        The sites themselves.
-    in_expectation : str or None
-        Name of a site that the guide enumerates. All terms are then expectations over such sites, which may be
-        added up but make no weights.
-    """
-
-    log_likelihood: Tensor
-    log_prior: dict[str, Tensor]
-    log_guide: dict[str, Tensor]
-    log_score: Tensor | None
-    kl: dict[str, Tensor]
-    scale: float
+    log_likelihood: Tensor  # (K, *batch), of observed sites and factors
+    log_prior: dict[str, Tensor]  # (K, *batch), by latent site; of sites in kl only where a score needs it
+    log_guide: dict[str, Tensor]  # (K, *batch), as log_prior
+    log_score: Tensor | None  # (K, *batch), under the guide, of the sites whose draws carry no gradient
+    kl: dict[str, Tensor]  # (K, *batch), closed-form divergences of guide from model, if requested, by latent site
+    scale: float  # how many items of the whole data each datum stands for
     layout: Layout
     model_sites: dict[str, Site] = field(repr=False)
     guide_sites: dict[str, Site] = field(repr=False)
+    # A site that the guide enumerates: all terms are expectations over such sites, which add up but make no weights.
     in_expectation: str | None = None
     finite: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by site, where the sites are not kept
     in_sum: str | None = None  # a latent site whose prior is part of a sum over the model's enumerated sites
@@ -941,15 +762,7 @@ class Particles:
 
     @property
     def log_weight(self) -> Tensor:
-        """Log joint density less log density of the guide, ``(K, *batch)``.
-
-        Raises
-        ------
-        GuideError
-            If the guide enumerates a site.
-        RuntimeError
-            If closed forms took the place of log densities.
-        """
+        """Log joint density less log density of the guide, ``(K, *batch)``; GuideError if the guide enumerates."""
         if self.kl:
             raise RuntimeError("log weights need particles drawn without analytic_kl")
         if self.in_expectation is not None:
@@ -1045,27 +858,14 @@ def stacked(runs: list[Particles]) -> Particles:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# One forward pass, two objectives: weigh the gradient that reaches the guide.
-# --------------------------------------------------------------------------------------------------
+# Weights of the gradient that reaches the guide, so that a forward pass serves two objectives.
 
 
 class Gate:
-    """A factor by which gradients are multiplied on their way to the guide's parameters.
+    """A factor that multiplies gradients on their way to the guide's parameters, not to the model's."""
 
-    The loss is built first and the factor set before its backward pass, so that the factor may depend on
-    everything the forward pass found. The model's parameters do not notice.
-
-    Examples
-    --------
-    >>> import torch
-    >>> gate, x = Gate(), torch.tensor([1.0, 2.0], requires_grad=True)
-    >>> y = gate(x).square().sum()
-    >>> gate.factor = torch.tensor([3.0, -1.0])
-    >>> y.backward()
-    >>> x.grad
-    tensor([ 6., -4.])
-    """
+    # The loss is built first and the factor set before its backward pass, so that the factor may depend on everything
+    # that the forward pass found.
 
     def __init__(self) -> None:
         self._factor: Tensor | None = None
@@ -1103,9 +903,7 @@ class _Gated(torch.autograd.Function):
         return gradient * (factor if context.shape is None else factor.reshape(context.shape())), None, None
 
 
-# --------------------------------------------------------------------------------------------------
 # Draw particles: one run of the guide, and one of the model on its draws.
-# --------------------------------------------------------------------------------------------------
 
 _SUMMED_OUT = "_summed_out"
 _BASELINES = "_baselines"
@@ -1211,48 +1009,16 @@ def run_particles(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    num_particles: int,
-    nesting: int,
-    detached: bool = False,
-    path_only: bool = False,
-    analytic_kl: bool = False,
-    gate: Gate | None = None,
-    data_plate: str | None = None,
-    compatibility: Compatibility | None = None,
+    num_particles: int,  # all in one run, in a plate left of the model's own
+    nesting: int,  # plate dimensions of model and guide
+    detached: bool = False,  # cut the gradient through the guide's draws: scores are left
+    path_only: bool = False,  # let gradients reach the guide's parameters through its draws alone
+    analytic_kl: bool = False,  # compute divergences in closed form where there are any
+    gate: Gate | None = None,  # passed by all gradients to the guide; its factor is (K, *batch)
+    data_plate: str | None = None,  # the plate whose items are the data
+    compatibility: Compatibility | None = None,  # checks guide and model before anything is computed
 ) -> Particles:
-    """Run the guide and, on its draws, the model.
-
-    Parameters
-    ----------
-    model, guide : callable
-    args, kwargs
-        What both are called with.
-    num_particles : int
-        All in one run, in a plate left of the model's own.
-    nesting : int
-        Dimensions of the plates of model and guide.
-    detached : bool, default False
-        Cut the gradient through the guide's draws: what is left are scores.
-    path_only : bool, default False
-        Cut the other part: the gradient reaches the guide's parameters through its draws alone.
-    analytic_kl : bool, default False
-        Compute divergences in closed form where there are any.
-    gate : Gate, optional
-        Everything through which gradients reach the guide passes this; its factor has shape ``(K, *batch)``.
-    data_plate : str, optional
-        The plate whose items are the data.
-    compatibility : Compatibility, optional
-        Checks whether guide and model fit together, before anything is computed of their sites.
-
-    Returns
-    -------
-    Particles
-
-    Raises
-    ------
-    GuideError
-        If a site stands outside ``data_plate``.
-    """
+    """Run the guide and, on its draws, the model; GuideError if a site stands outside ``data_plate``."""
     run = _Run(num_particles, nesting, args, kwargs, data_plate)
     with _Detached() if detached else nullcontext():  # outermost, so that the trace, too, sees what it did
         guide_trace = run.trace(guide, first=True)
@@ -1446,11 +1212,9 @@ def _leave_path(log_guide: dict[str, Tensor], direct: Mapping[str, Tensor]) -> N
 def _scores(
     run: _Run, guide: Callable[..., Any], trace: Any, sites: Mapping[str, Site], layout: Layout
 ) -> dict[str, Tensor]:
-    """Return the log density of each draw, held fixed, as a function of the guide's parameters alone.
-
-    Subtracted from the full log density it leaves the gradient along the path. A guide of one site needs no
-    second run: its distribution cannot depend on draws.
-    """
+    """Return the log density of each draw, held fixed, as a function of the guide's parameters alone."""
+    # Subtracted from the full log density it leaves the gradient along the path. A guide of a single site needs no
+    # second run: its distribution cannot depend on draws.
     free = {name: site for name, site in sites.items() if not site["is_observed"]}
     if len(sites) > 1:
         fixed = {

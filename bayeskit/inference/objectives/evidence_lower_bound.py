@@ -25,9 +25,7 @@ __all__ = [
     "score_function_estimate",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Weights that change over the steps of training.
-# --------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -89,27 +87,13 @@ class Cyclical:
         return self.start + (self.end - self.start) * min(2 * (step % self.period) / self.period, 1.0)
 
 
-# --------------------------------------------------------------------------------------------------
 # The evidence lower bound, with closed-form divergences, weights on them, and free bits.
-# --------------------------------------------------------------------------------------------------
 
 
 def score_function_estimate(value: Tensor, log_score: Tensor | None) -> Tensor:
-    """Return the mean of ``value`` over particles, with a gradient that is right whatever the guide draws.
-
-    Parameters
-    ----------
-    value : Tensor
-        What each particle is worth, ``(K, *batch)``.
-    log_score : Tensor or None
-        Log density under the guide of draws that carry no gradient, ``(K, *batch)``. Each particle's baseline is
-        the mean of the others; a single particle has none.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
-    """
+    """Return the mean over particles of ``value (K, *batch)``, with a gradient that is right for any guide."""
+    # log_score: (K, *batch), log density under the guide of draws that carry no gradient, or None. Each particle's
+    # baseline is the mean of the others; a single particle has none.
     mean = value.mean(0)
     if log_score is None:
         return mean
@@ -270,9 +254,7 @@ def infomax_weight(information: float) -> float:
     return 1 / (1 + information)
 
 
-# --------------------------------------------------------------------------------------------------
 # The evidence lower bound whose gradient vanishes, draw by draw, where the guide is exact.
-# --------------------------------------------------------------------------------------------------
 
 
 class STL(Objective):

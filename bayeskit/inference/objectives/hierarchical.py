@@ -31,27 +31,9 @@ Reverse = Callable[..., Any]
 
 
 def _marginal_bound(log_joint: Tensor, log_ratio: Tensor) -> Tensor:
-    """Return the bound with the guide's density replaced by an estimate that is too large on average.
-
-    Parameters
-    ----------
-    log_joint : Tensor
-        Log joint density of each particle, ``(K, *batch)``.
-    log_ratio : Tensor
-        Log density of latent and auxiliary values under the guide less that of the auxiliary values under the
-        reverse model, ``(J + 1, K, *batch)``; first the auxiliary values that gave the latent ones.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(K, *batch)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> _marginal_bound(torch.zeros(1), torch.tensor([[2.0], [2.0]]))
-    tensor([-2.])
-    """
+    """Return the bound, ``(K, *batch)``, with the guide's density replaced by an estimate that is large on average."""
+    # log_joint: (K, *batch). log_ratio: (J + 1, K, *batch), log density of latent and auxiliary values under the guide
+    # less that of the auxiliary values under the reverse model; first those that gave the latent values.
     return log_joint - (log_ratio.logsumexp(0) - math.log(len(log_ratio)))
 
 

@@ -18,9 +18,7 @@ from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_
 
 __all__ = ["DReG", "IWAE", "Renyi", "leave_one_out_renyi", "renyi_bound", "renyi_estimate"]
 
-# --------------------------------------------------------------------------------------------------
 # The importance-weighted bound of Burda, Grosse and Salakhutdinov, for continuous and discrete guides.
-# --------------------------------------------------------------------------------------------------
 
 
 class IWAE(Objective):
@@ -82,9 +80,7 @@ class IWAE(Objective):
         return importance_weighted_estimate(particles.log_weight, particles.log_score)
 
 
-# --------------------------------------------------------------------------------------------------
 # The importance-weighted bound with the doubly reparameterised gradient of the guide.
-# --------------------------------------------------------------------------------------------------
 
 
 class DReG(Objective):
@@ -209,36 +205,15 @@ def _of_plates(site: Site) -> float:
     return math.prod(f.full_size / f.size for f in frames if f.full_size is not None and f.size)
 
 
-# --------------------------------------------------------------------------------------------------
 # Bounds from Renyi's divergence: from the ELBO through IWAE to the largest weight alone.
-# --------------------------------------------------------------------------------------------------
 
 # Below this power the log of the mean of powers is expanded about the mean log weight.
 _SMALL_POWER = 1e-3
 
 
 def renyi_bound(log_weight: Tensor, alpha: float) -> Tensor:
-    """Return the log of the power mean of the weights, with power ``1 - alpha``.
-
-    Parameters
-    ----------
-    log_weight : Tensor
-        Shape ``(K, *batch)``.
-    alpha : float
-        Minus infinity gives the largest log weight, plus infinity the smallest, one the mean.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> log_weight = torch.tensor([0.0, 2.0])
-    >>> [round(renyi_bound(log_weight, a).item(), 4) for a in (-math.inf, 0.0, 1.0, math.inf)]
-    [2.0, 1.4338, 1.0, 0.0]
-    """
+    """Return the log of the power mean of the weights, with power ``1 - alpha``, ``(K, *batch) -> (*batch)``."""
+    # An alpha of minus infinity gives the largest log weight, plus infinity the smallest, one the mean.
     power = 1.0 - alpha
     if math.isinf(power):
         return log_weight.amax(0) if power > 0 else log_weight.amin(0)
@@ -266,21 +241,8 @@ def leave_one_out_renyi(log_weight: Tensor, alpha: float) -> Tensor:
 
 
 def renyi_estimate(log_weight: Tensor, alpha: float, log_score: Tensor | None = None) -> Tensor:
-    """Return the bound, with a gradient that is right whatever the guide draws.
-
-    Parameters
-    ----------
-    log_weight : Tensor
-        Shape ``(K, *batch)``.
-    alpha : float
-    log_score : Tensor, optional
-        Log density under the guide of draws that carry no gradient, ``(K, *batch)``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
-    """
+    """Return the Renyi bound, ``(K, *batch) -> (*batch)``, with a gradient that is right whatever the guide draws."""
+    # log_score: (K, *batch), log density under the guide of draws that carry no gradient.
     bound = renyi_bound(log_weight, alpha)
     if log_score is None:
         return bound

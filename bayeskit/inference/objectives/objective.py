@@ -53,22 +53,14 @@ class _SameSubsample(Messenger):
 
 
 class Draw:
-    """Model, guide and data of one training step, from which an objective draws particles.
-
-    Attributes
-    ----------
-    model, guide, args, kwargs
-        What the step was called with.
-    last : Particles or None
-        The particles drawn last.
-    """
+    """Model, guide and data of one training step, from which an objective draws particles."""
 
     def __init__(
         self, objective: Objective, model: Callable[..., Any], guide: Callable[..., Any], args: Any, kwargs: Any
     ) -> None:
         self.objective = objective
         self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
-        self.last: Particles | None = None
+        self.last: Particles | None = None  # drawn last
         self._subsample = _SameSubsample()
         if math.isinf(objective.max_plate_nesting):
             with own_words():
@@ -83,11 +75,9 @@ class Draw:
         analytic_kl: bool = False,
         gate: Gate | None = None,
     ) -> Particles:
-        """Draw particles; see :func:`~bayeskit.inference.objectives.drawing.run_particles`.
-
-        Those beyond the objective's ``chunk_size`` are drawn in turn, and again in the backward pass, so that
-        memory holds one chunk.
-        """
+        """Draw particles; see :func:`~bayeskit.inference.objectives.drawing.run_particles`."""
+        # Those beyond the objective's chunk_size are drawn in turn, and again in the backward pass, so that memory
+        # holds one chunk.
         options = _Options(detached, path_only, analytic_kl)
         chunk = self.objective.chunk_size or num_particles
         if not self.objective.vectorize_particles:
@@ -193,10 +183,7 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
         self.compatibility = Compatibility()
 
     def __call__(self, model: Any, guide: Any) -> ELBOModule:
-        """Return a module whose call on the data returns the loss; it has the parameters of model and guide.
-
-        Either may be a module or a method of one.
-        """
+        """Return a module that maps data to the loss, with the parameters of model and guide, or of their owners."""
         module: ELBOModule = super().__call__(model, guide)
         owners = [getattr(role, "__self__", None) for role in (model, guide)]
         for name, owner in zip(("model_owner", "guide_owner"), owners, strict=True):
@@ -278,17 +265,7 @@ def _checked(value: float, draw: Draw) -> float:
 
 
 def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
-    """Return ``value`` with the gradient of ``surrogate``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor(2.0, requires_grad=True)
-    >>> y = with_gradient_of(torch.tensor(5.0), x.square())
-    >>> y.backward()
-    >>> y.item(), x.grad.item()
-    (5.0, 4.0)
-    """
+    """Return ``value`` with the gradient of ``surrogate``."""
     return value.detach() + (surrogate - surrogate.detach())
 
 

@@ -18,20 +18,9 @@ __all__ = ["ReweightedWakeSleep", "reweighted_estimate"]
 
 
 def reweighted_estimate(log_weight: Tensor, log_guide: Tensor, wake_phi: float = 1.0) -> Tensor:
-    """Return the importance-weighted bound, whose gradient drives the model, and the guide by weighted likelihood.
-
-    Parameters
-    ----------
-    log_weight, log_guide : Tensor
-        Log weights, and log densities under the guide, of draws that carry no gradient: ``(K, *batch)``.
-    wake_phi : float, default 1.0
-        Weight of the guide's update.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
-    """
+    """Return the importance-weighted bound, ``(*batch)``, whose gradient trains model and guide."""
+    # log_weight, log_guide: (K, *batch), of draws that carry no gradient. The guide is trained by weighted likelihood,
+    # with weight ``wake_phi``.
     bound = log_mean_exp(log_weight + (log_guide - log_guide.detach()))
     weights = log_weight.detach().softmax(0)
     return with_gradient_of(bound, bound + wake_phi * (weights * log_guide).sum(0))

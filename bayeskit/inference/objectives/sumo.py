@@ -18,9 +18,7 @@ from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_
 
 __all__ = ["GeometricTail", "ReciprocalTail", "SUMO", "Tail", "sumo_estimate"]
 
-# --------------------------------------------------------------------------------------------------
-# How many terms of an infinite sum to take: distributions of a stopping index, given by their tails.
-# --------------------------------------------------------------------------------------------------
+# Distributions of the stopping index of a randomly truncated infinite sum, given by their tails.
 
 
 @runtime_checkable

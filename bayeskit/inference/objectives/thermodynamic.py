@@ -122,28 +122,9 @@ def tempered_means(log_weight: Tensor, inverse_temperature: Tensor) -> Tensor:
 
 
 def thermodynamic_bounds(log_weight: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the left and the right Riemann sum of the expected log weight: lower and upper bound.
-
-    Parameters
-    ----------
-    log_weight : Tensor
-        Shape ``(K, *batch)``.
-    inverse_temperature : Tensor
-        Rising from 0 to 1, shape ``(T + 1,)``.
-
-    Returns
-    -------
-    tuple of Tensor
-        Each ``(*batch)``. With finitely many particles the expectations are self-normalised, so that the upper bound
-        comes out too low on average.
-
-    Examples
-    --------
-    >>> import torch
-    >>> lower, upper = thermodynamic_bounds(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
-    >>> round(lower.item(), 4), round(upper.item(), 4)
-    (0.5, 0.7311)
-    """
+    """Return left and right Riemann sums of the expected log weight, lower and upper bound, each ``(*batch)``."""
+    # log_weight: (K, *batch); inverse_temperature: (T + 1,), rising from 0 to 1. The expectations are self-normalised,
+    # so that with finitely many particles the upper bound is too low on average.
     means = tempered_means(log_weight, inverse_temperature)
     steps = inverse_temperature.diff().reshape(-1, *(1,) * (means.dim() - 1))
     return (steps * means[:-1]).sum(0), (steps * means[1:]).sum(0)
@@ -152,26 +133,11 @@ def thermodynamic_bounds(log_weight: Tensor, inverse_temperature: Tensor) -> tup
 def thermodynamic_estimate(
     log_model: Tensor, log_guide: Tensor, inverse_temperature: Tensor, log_score: Tensor | None = None
 ) -> Tensor:
-    """Return the lower bound, with its gradient by covariances.
-
-    The derivative of an expectation under the tempered density is the expected derivative plus the covariance with
-    the derivative of the unnormalised log density, that of the draws plus ``beta`` times the log weight.
-
-    Parameters
-    ----------
-    log_model, log_guide : Tensor
-        Log densities of draws that carry no gradient, ``(K, *batch)`` with ``K >= 2``.
-    inverse_temperature : Tensor
-        Rising from 0 to 1, shape ``(T + 1,)``.
-    log_score : Tensor, optional
-        Log density of the draws as they were drawn, whatever scale or mask says that it counts for; by default
-        ``log_guide``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
-    """
+    """Return the lower bound, ``(*batch)``, with its gradient by covariances."""
+    # log_model, log_guide: (K, *batch) with K >= 2, of draws that carry no gradient; inverse_temperature: (T + 1,),
+    # rising from 0 to 1; log_score: (K, *batch), log density of the draws without scale or mask, by default log_guide.
+    # The derivative of an expectation under the tempered density is the expected derivative plus the covariance with
+    # the derivative of the unnormalised log density, that of the draws plus beta times the log weight.
     log_score = log_guide if log_score is None else log_score
     log_weight = (log_model - log_guide).detach()
     weights = _tempered_weights(log_weight, inverse_temperature[:-1])

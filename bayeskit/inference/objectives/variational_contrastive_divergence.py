@@ -37,36 +37,11 @@ def contrastive_estimate(
     log_score: Tensor,
     control_variate: Tensor | float = 0.0,
 ) -> Tensor:
-    """Return minus the divergence, with the gradient by which guide and model are trained.
-
-    Parameters
-    ----------
-    weight_before : Tensor
-        Log weight of the guide's draws, ``(K, *batch)``, differentiable in the guide's parameters along the draws.
-    log_joint_after : Tensor
-        Log joint density where the chains ended, ``(K, *batch)``, differentiable in the model's parameters.
-    log_guide_after : Tensor
-        Log density of the guide there, ``(K, *batch)``, differentiable in its parameters.
-    log_score : Tensor
-        Log density of the guide where the chains began, held fixed, ``(K, *batch)``.
-    control_variate : Tensor or float
-        What the log weight after the chains is compared with, independent of these draws; broadcasts to
-        ``(K, *batch)``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> score = torch.zeros(1, requires_grad=True)
-    >>> estimate = contrastive_estimate(torch.tensor([-3.0]), torch.tensor([-1.0]), torch.tensor([1.0]), score, -2.5)
-    >>> estimate.backward()
-    >>> estimate.item(), score.grad.item()
-    (-1.0, -0.5)
-    """
+    """Return minus the divergence, ``(*batch)``, with the gradient by which guide and model are trained."""
+    # All arguments are (K, *batch). weight_before: log weight of the guide's draws, differentiable along these;
+    # log_joint_after and log_guide_after: log densities at the chains' ends, differentiable in the parameters;
+    # log_score: log density of the guide at the chains' starts, held fixed; control_variate: the value that the log
+    # weight after the chains is compared with, independent of these draws.
     weight_after = (log_joint_after - log_guide_after).detach()
     value = weight_before.detach() - weight_after
     surrogate = weight_before + log_guide_after - (weight_after - control_variate) * log_score

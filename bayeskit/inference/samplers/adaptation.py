@@ -27,37 +27,14 @@ __all__ = [
     "TrajectoryState",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Dual averaging: a step size that makes a mean acceptance statistic equal a wanted value.
-# --------------------------------------------------------------------------------------------------
+# Dual averaging of the step size towards a wanted mean acceptance statistic.
 
 
 class DualAveraging(NamedTuple):
-    """Nesterov's dual averaging on the log step size, ``g`` of them at once.
+    """Dual averaging of ``g`` log step sizes at once (Hoffman and Gelman 2014, section 3.2)."""
 
-    Attributes
-    ----------
-    step_size : Tensor
-        Shape ``(g,)``, in use.
-    error_sum, log_average, centre, count : Tensor
-        Shape ``(g,)``: what the algorithm remembers.
-
-    References
-    ----------
-    Hoffman, M. D., Gelman, A. (2014). The No-U-Turn sampler. Journal of Machine Learning
-    Research 15, 1593-1623, section 3.2.
-
-    Examples
-    --------
-    >>> import torch
-    >>> state = DualAveraging.start(torch.tensor([1.0]))
-    >>> for _ in range(200):  # acceptance falls with the step size and is 0.8 at 0.5
-    ...     state = state.update((1.05 - 0.5 * state.step_size).clamp(0, 1), wanted=0.8)
-    >>> round(float(state.averaged), 1)
-    0.5
-    """
-
-    step_size: Tensor
+    step_size: Tensor  # (g,), in use
+    # The memory of the algorithm, each (g,).
     error_sum: Tensor
     log_average: Tensor
     centre: Tensor
@@ -84,9 +61,7 @@ class DualAveraging(NamedTuple):
         return self.log_average.exp()
 
 
-# --------------------------------------------------------------------------------------------------
-# How long a Hamiltonian trajectory should be, learnt during warm-up.
-# --------------------------------------------------------------------------------------------------
+# Adaptation of the length of Hamiltonian trajectories during warm-up.
 
 
 class TrajectoryState(NamedTuple):
@@ -470,10 +445,9 @@ class Adaptation:
         return state._replace(wanted=wanted, divergences=torch.zeros_like(state.divergences))
 
     def _acceptance(self, chains: HMCState, rate: Tensor) -> Tensor:
-        """Return the harmonic mean acceptance of each group, which minds the chains that fare worst, ``(g,)``.
-
-        Chains lost where there is no density cannot be helped by any step size and do not count.
-        """
+        """Return the harmonic mean acceptance over the living chains of each group, ``(g,)``."""
+        # The harmonic mean weighs the chains of lowest acceptance most. No step size helps chains lost where the
+        # density is zero, so they do not count.
         alive = _alive(chains).reshape(self.num_groups, -1).to(rate)
         reciprocal = rate.reshape(self.num_groups, -1).clamp(min=FLOOR).reciprocal()
         return alive.sum(-1) / (alive * reciprocal).sum(-1).clamp(min=1.0)

@@ -36,9 +36,7 @@ __all__ = [
     "run",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Adapting chains of one target: what the driver advances when it runs Markov chain Monte Carlo.
-# --------------------------------------------------------------------------------------------------
+# Adapting chains of one target, as the driver advances them in Markov chain Monte Carlo.
 
 _NOT_RECORDED = ("proposal", "momentum")
 
@@ -228,9 +226,7 @@ def describe(x: Any) -> Any:
     return {"type": type(x).__name__} | known
 
 
-# --------------------------------------------------------------------------------------------------
 # Parallel tempering: neighbouring temperatures of a ladder exchange their states, non-reversibly.
-# --------------------------------------------------------------------------------------------------
 
 BLOCK = 64
 
@@ -244,17 +240,9 @@ class PriorBlock(NamedTuple):
 
 
 class PriorDraws:
-    """Independent prior draws for every iteration, made a block at a time when an iteration asks for them.
+    """Independent prior draws, ``num_chains`` for each iteration, made in blocks on demand."""
 
-    Blocks have random numbers of their own, so that a resumed run meets the same draws without storing them.
-
-    Parameters
-    ----------
-    target : Target
-    num_chains : int
-        Draws ``m`` for each iteration.
-    seed : int
-    """
+    # Each block has a random stream of its own, so that a resumed run meets the same draws without storing them.
 
     def __init__(self, target: Target, num_chains: int, seed: int) -> None:
         self._target, self.num_chains, self._seed = target, num_chains, seed
@@ -285,42 +273,21 @@ class PriorDraws:
 
 
 class TemperingState(NamedTuple):
-    """State of ``m`` independent ladders of ``T`` temperatures above the prior.
-
-    A replica is a state on its way through the temperatures; ``heading`` is 1 after it was at the
-    prior, 0 after it was at the posterior or as long as it has been at neither.
-    """
+    """State of ``m`` independent ladders of ``T`` temperatures above the prior."""
 
     chains: AdaptationState
-    replica: Tensor  # (T + 1, m), int64: which replica is at each temperature, the prior's first
-    heading: Tensor  # (T + 1, m), int64, by replica
+    replica: Tensor  # (T + 1, m), int64: the replica at each temperature, the prior's first
+    # (T + 1, m), int64, by replica: 1 since its last visit to the prior, 0 since one to the posterior or before either.
+    heading: Tensor
     round_trips: Tensor  # (m,), int64, since warm-up
 
 
 @dataclass(frozen=True)
 class Tempering:
-    """Chains of a ladder, and after each of their steps an exchange, as a driver's algorithm.
+    """Chains of a temperature ladder with an exchange of neighbours after each step, as a driver's algorithm."""
 
-    Exchanges alternate between even and odd pairs of neighbours instead of choosing at random,
-    which makes replicas travel straight instead of diffuse. The prior's place takes a fresh
-    independent draw each time.
-
-    Parameters
-    ----------
-    chains : Chains
-        Levels in groups of ``m`` neighbouring chains, coldest last; ``beta`` increases from group to group.
-    prior : PriorDraws
-
-    References
-    ----------
-    Okabe, T., Kawata, M., Okamoto, Y., Mikami, M. (2001). Replica-exchange Monte Carlo method for the
-    isobaric-isothermal ensemble. Chemical Physics Letters 335, 435-439 (alternating pairs).
-    Syed, S., Bouchard-Cote, A., Deligiannidis, G., Doucet, A. (2022). Non-reversible parallel
-    tempering: a scalable highly parallel MCMC scheme. JRSS B 84, 321-350.
-    """
-
-    chains: Chains
-    prior: PriorDraws
+    chains: Chains  # in groups of m neighbouring chains, whose ``beta`` increases from group to group
+    prior: PriorDraws  # a fresh draw each time for the prior's place
 
     @property
     def description(self) -> str:
@@ -362,6 +329,8 @@ class Tempering:
         # A prior draw of likelihood zero never moves up; NaN compares as false.
         probability = (width * (log_likelihood[:-1] - log_likelihood[1:])).exp().clamp(max=1.0)
         uniform = torch.rand(probability.shape, generator=generator, device=probability.device).to(probability)
+        # Even and odd pairs in turn, not at random, let replicas travel straight instead of diffuse (Okabe et al. 2001;
+        # Syed et al. 2022).
         turn = (torch.arange(len(probability), device=probability.device) + iteration) % 2 == 0
         return (uniform < probability) & turn.unsqueeze(-1), probability.nan_to_num(nan=0.0)
 
@@ -407,9 +376,7 @@ class Tempering:
         return self.chains.facts() | {"exchange": True, "prior_block": BLOCK}
 
 
-# --------------------------------------------------------------------------------------------------
 # Run chains to their end, alone or exchanging states between temperatures.
-# --------------------------------------------------------------------------------------------------
 
 
 class RunResult(NamedTuple):

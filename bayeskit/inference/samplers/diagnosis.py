@@ -27,15 +27,8 @@ _LONG_TAIL, _TAIL = 3.0, 1e-3  # how much longer one tail is than the other, fro
 
 
 def problems(draws: Draws, max_steps: int) -> list[str]:
-    """Return a sentence for each problem: what was seen, where, the likely cause and its remedy.
-
-    Parameters
-    ----------
-    draws : Draws
-        Of the posterior.
-    max_steps : int
-        Leapfrog steps at which warm-up stops to lengthen trajectories.
-    """
+    """Return a sentence for each problem of posterior draws: the observation, its place, likely cause and remedy."""
+    # ``max_steps``: the leapfrog steps at which warm-up stops lengthening trajectories.
     found = _divergences(draws)
     x = draws.unconstrained
     alive = draws.log_density.isfinite().all(1)  # a lost chain has a warning of its own

@@ -32,9 +32,7 @@ __all__ = [
     "say_early",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Save and restore a run, bit for bit.
-# --------------------------------------------------------------------------------------------------
 
 _VERSION = 2
 
@@ -50,13 +48,7 @@ def flatten(state: Any, prefix: str = "state") -> dict[str, Tensor]:
 
 
 def _restore(template: Any, tensors: dict[str, Tensor], prefix: str = "state") -> Any:
-    """Rebuild named tuples shaped like ``template`` from named tensors.
-
-    Raises
-    ------
-    CheckpointError
-        If a tensor is missing or has another shape or dtype.
-    """
+    """Rebuild named tuples shaped like ``template`` from named tensors; CheckpointError if one does not fit."""
     if isinstance(template, Tensor):
         found = tensors.get(prefix)
         if found is None or found.shape != template.shape or found.dtype != template.dtype:
@@ -87,13 +79,7 @@ def _save_checkpoint(
 def _load_checkpoint(
     path: str | Path, template: Any, generator: torch.Generator, settings: dict[str, Any]
 ) -> tuple[Any, dict[str, Tensor], int, float]:
-    """Read a checkpoint of the same run: returns the state, what was recorded, the iteration and the seconds spent.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is truncated, or belongs to another model or to other settings, or is the folder of a run in groups.
-    """
+    """Return state, records, iteration and seconds of the same run, and set ``generator``; else CheckpointError."""
     if Path(path).is_dir():
         raise CheckpointError(
             f"{path} is a folder, as runs in groups use for their checkpoints; give the num_groups that it was "
@@ -123,9 +109,7 @@ def _load_checkpoint(
     return state, records, int(facts["iteration"]), float(facts["seconds"])
 
 
-# --------------------------------------------------------------------------------------------------
-# The one loop: any computation that advances in steps, with progress, checkpoint, time budget and Ctrl-C.
-# --------------------------------------------------------------------------------------------------
+# The loop that advances any computation in steps, with progress, checkpoint, time budget and Ctrl-C.
 
 CHECKPOINT_SECONDS = 10.0
 Ending = Literal["finished", "converged", "time budget", "interrupted"]
@@ -205,10 +189,7 @@ class Algorithm(Protocol):
 
 
 class Records:
-    """Rows of tensors by name: kept as they come, copied together in blocks.
-
-    A row is not copied at once, so what was appended must not be changed in place.
-    """
+    """Rows of tensors by name, copied together in blocks; an appended row must not be changed in place."""
 
     def __init__(self, block: int = 256) -> None:
         self._block = block
@@ -361,13 +342,7 @@ def drive(
 
 
 def obey(ending: object) -> None:
-    """Raise ``KeyboardInterrupt`` if a run was interrupted: for callers that would go on to the next run.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.samplers.driver import obey
-    >>> obey("finished")
-    """
+    """Raise KeyboardInterrupt if a run was interrupted, for callers that would go on to the next run."""
     if ending == "interrupted":
         raise KeyboardInterrupt
 
@@ -386,22 +361,7 @@ def _nothing_begun(ending: Ending, control: Control) -> BudgetError | KeyboardIn
 
 
 def nothing_done(ending: Ending, control: Control, where: str) -> BudgetError | KeyboardInterrupt:
-    """Return what to raise where a run ended early and has nothing to return.
-
-    Parameters
-    ----------
-    ending : str
-    control : Control
-    where : str
-        How far it came, such as ``"in iteration 3 of the warm-up"``.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.samplers.driver import Control, nothing_done
-    >>> nothing_done("time budget", Control(time_budget=1.0), "in iteration 3 of the warm-up")
-    BudgetError('the time budget of 1 s ended in iteration 3 of the warm-up, before there was anything to return; \
-give more time, or a checkpoint from which the same call goes on')
-    """
+    """Return the error for a run that ended early, ``where`` such as ``"in iteration 3"``, without a result."""
     if ending == "interrupted":
         return KeyboardInterrupt()
     remedy = (
@@ -415,19 +375,8 @@ give more time, or a checkpoint from which the same call goes on')
 
 
 def say_early(ending: Ending, control: Control, what: str, done: str, stacklevel: int = 3) -> None:
-    """Warn if a run was ended early, from outside, and returns less than was asked for.
-
-    Parameters
-    ----------
-    ending : str
-    control : Control
-    what : str
-        The run.
-    done : str
-        What it returns, such as ``"after 3 of 10 draws a chain"``.
-    stacklevel : int, default 3
-        Of the warning: 3 blames the caller of the caller.
-    """
+    """Warn if a run was ended early, from outside, and returns less than was requested."""
+    # ``done`` tells what is returned, such as "after 3 of 10 draws a chain"; stack level 3 is the caller of the caller.
     if ending not in ("interrupted", "time budget"):
         return
     why = "interrupted" if ending == "interrupted" else f"ended by the time budget of {control.time_budget:g} s"

@@ -27,9 +27,7 @@ __all__ = [
     "require_temperature",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Positions and momenta moved in turn: the integrator that HMC and the moves of SMC share.
-# --------------------------------------------------------------------------------------------------
+# The integrator of positions and momenta that HMC and the moves of SMC share.
 
 
 def integrate(
@@ -42,29 +40,12 @@ def integrate(
     drift: float,
     kicks: Sequence[float],
 ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-    """Move positions by ``drift`` steps and then momenta by one of the ``kicks``, as often as there are kicks.
-
-    A density that is compiled row by row is integrated where it is compiled: one call for all of a trajectory.
-
-    Parameters
-    ----------
-    evaluate : callable
-    metric : Metric
-    q, p : Tensor
-        ``(n, d)``; momenta are whitened.
-    step, beta : Tensor
-        ``(n,)``
-    drift : float
-    kicks : sequence of float
-
-    Returns
-    -------
-    tuple
-        Positions and momenta ``(n, d)``, the evaluation of the last position, and the lowest log density of the path,
-        ``(n,)``, which is NaN where one is.
-    """
+    """Move positions by ``drift`` steps, then momenta by a kick, once for each of the ``kicks``."""
+    # q, p: (n, d), momenta whitened; step, beta: (n,). Returns positions, momenta, the last evaluation, and the lowest
+    # log density of the path, (n,), NaN where one is NaN.
     factor, is_dense = metric.factor, metric.is_dense
     if isinstance(evaluate, NativeEvaluator) and metric.directions is None and evaluate.fits(q, factor, is_dense):
+        # One compiled call for all of a trajectory.
         return evaluate.integrate(q, p, step, beta, factor, is_dense, drift, kicks)
     column, lowest = step.unsqueeze(-1), torch.full_like(step, torch.inf)
     for kick in kicks:
@@ -231,14 +212,10 @@ class HMC:
         evaluate: Callable[..., Evaluation],
         num_steps: int,
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-        """Go the same way, but turn round where there is no density; ``p (n, d)`` is a half step on.
-
-        A step that would end where the density is zero leaves the position as it is and reverses the momentum. Such a
-        step is its own inverse but for the sign of the momentum, and keeps volumes, as a leapfrog step does; so the
-        path is reversible, and walls cost no rejections. Returns position, momentum and evaluation at the end,
-        and what step sizes are judged by, ``(n,)``: a path that explodes into a wall and comes back by the way it went,
-        or that only turns round, is accepted, but it was not well integrated.
-        """
+        """Return the end of a path that turns round where the density is zero, and its quality, ``(n,)``."""
+        # ``p (n, d)`` is half a step ahead. A step into zero density keeps the position and reverses the momentum. Such
+        # a step is its own inverse but for the sign of the momentum and preserves volume, so the path is reversible,
+        # and walls cost no rejections.
         q, here = state.position, Evaluation(*state[1:5])
         beta = self._beta(q)
         force = metric.to_momentum(here.gradient)
@@ -257,6 +234,8 @@ class HMC:
             end = torch.addcmul(p, step, force, value=0.5)
             highest = torch.maximum(highest, 0.5 * end.square().sum(-1) - here.log_density)
             p = torch.addcmul(p, step, force)
+        # A path that explodes into a wall and returns the way it came, or only turns round, is accepted, but it was not
+        # well integrated.
         quality = (energy - highest).exp().nan_to_num(nan=0.0) * (1 - turns / num_steps)
         return q, end, here, torch.where(turns > 0, quality, 1.0)
 

@@ -12,9 +12,7 @@ from bayeskit.errors import SettingsError, ShapeError
 
 __all__ = ["MAX_CROSS_DIMENSION", "Metric", "Moments", "RANK", "Window"]
 
-# --------------------------------------------------------------------------------------------------
-# Metrics: the covariance a kernel believes in, kept as a factor, so that momenta are standard normal.
-# --------------------------------------------------------------------------------------------------
+# Metrics: a covariance kept as a factor, so that momenta are standard normal.
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +148,7 @@ class Metric:
         return (factor.unsqueeze(1) * x.reshape(len(factor), -1, x.shape[-1])).reshape(x.shape)
 
 
-# --------------------------------------------------------------------------------------------------
 # Running mean and covariance of groups of chains, and the metric they give.
-# --------------------------------------------------------------------------------------------------
 
 MAX_CROSS_DIMENSION = 400
 _PRIOR_WEIGHT, _FISHER_WEIGHT = 5.0, 1.0
@@ -160,21 +156,12 @@ _DRAWS_PER_EFFECTIVE = 3.0
 
 
 class Moments(NamedTuple):
-    """Pooled moments of the chains of each of ``g`` groups.
+    """Pooled moments of the chains of each of ``g`` groups."""
 
-    Attributes
-    ----------
-    count : Tensor
-        Draws seen, shape ``(g, 1)``.
-    mean : Tensor
-        Shape ``(g, d)``.
-    cross : Tensor
-        Sums of centred products, ``(g, d, d)``; of squares only, ``(g, d)``, above 400 dimensions.
-    """
-
+    # (g, 1), draws seen
     count: Tensor  # type: ignore[assignment]
-    mean: Tensor
-    cross: Tensor
+    mean: Tensor  # (g, d)
+    cross: Tensor  # sums of centred products, (g, d, d); of squares only, (g, d), above MAX_CROSS_DIMENSION
 
     @classmethod
     def start(cls, num_groups: int, like: Tensor) -> Moments:
@@ -184,10 +171,8 @@ class Moments(NamedTuple):
         return cls(like.new_zeros(num_groups, 1), like.new_zeros(num_groups, d), like.new_zeros(shape))
 
     def update(self, position: Tensor, alive: Tensor) -> Moments:
-        """Add one draw of every living chain, ``(n, d)`` and ``(n,)``; the chains of a group are neighbours.
-
-        A chain is dead where it started without density: it never moves, and tells nothing.
-        """
+        """Add one draw of every living chain, ``(n, d)`` and ``(n,)``; the chains of a group are neighbours."""
+        # A dead chain started where the density is zero and never moves, so it carries no information.
         x = position.reshape(len(self.mean), -1, position.shape[-1])
         known = alive.reshape(*x.shape[:2], 1)
         m = known.sum(1).to(x)
@@ -203,25 +188,19 @@ class Moments(NamedTuple):
         return Moments(count, self.mean + delta * (m / count.clamp(min=1)), self.cross + cross)
 
     def variance(self, before: Tensor) -> Tensor:
-        """Return variances ``(g, d)``, shrunk towards ``before`` with the weight of five draws.
-
-        The logarithms are averaged, as a prior may be wider than its posterior by orders of magnitude. Where a
-        coordinate has not moved, ``before`` stays.
-        """
+        """Return variances ``(g, d)``, shrunk towards ``before`` with the weight of five draws."""
+        # Logarithms are averaged, as a prior may be wider than its posterior by orders of magnitude. A coordinate that
+        # has not moved keeps ``before``.
         cross = self.cross.diagonal(dim1=-2, dim2=-1) if self.cross.dim() == 3 else self.cross
         variance = cross / (self.count - 1).clamp(min=1)
         shrunk = torch.lerp(before.log(), variance.log(), self.count / (self.count + _PRIOR_WEIGHT)).exp()
         return torch.where((variance > 0) & variance.isfinite(), shrunk, before)
 
     def root_with(self, slopes: Moments) -> Tensor:
-        """Return the Cholesky factor of the covariance that draws and gradients agree on, ``(g, d, d)``.
-
-        Among all metrics the geometric mean of the covariance of the draws and the inverse covariance of the
-        gradients has the least Fisher divergence from the posterior to a normal distribution (Seyboldt, Carlson and
-        Carpenter 2026, arXiv:2603.18845). On a normal posterior it is exact from a few more draws than dimensions
-        on, wherever they come from. Both are shrunk towards the identity with the weight of one draw: in units of
-        the metric before, which thus stays where nothing is known.
-        """
+        """Return the Cholesky factor of the covariance that draws and gradients agree on, ``(g, d, d)``."""
+        # Of all metrics this has the least Fisher divergence from the posterior to a normal distribution (Seyboldt,
+        # Carlson and Carpenter 2026, arXiv:2603.18845). On a normal posterior it is exact from a few more draws than
+        # dimensions on, wherever these come from.
         mean = _agreement(self.cross, slopes.cross, self.count.unsqueeze(-1))
         identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         factor, failed = torch.linalg.cholesky_ex(mean)
@@ -229,12 +208,9 @@ class Moments(NamedTuple):
         return torch.where(usable, factor, identity).to(self.mean.dtype)
 
     def correlation(self) -> Tensor:
-        """Return correlation matrices ``(g, d, d)``, shrunk towards the identity as far as the draws are noise.
-
-        The weight of the identity is the expected squared error of the correlations over their
-        squared size (Schaefer and Strimmer 2005), a third of the draws counted as independent:
-        where nothing is correlated the result is the identity.
-        """
+        """Return correlation matrices ``(g, d, d)``, shrunk towards the identity (Schaefer and Strimmer 2005)."""
+        # The identity's weight is the expected squared error of the correlations over their squared size, with a third
+        # of the draws counted as independent.
         variance = self.cross.diagonal(dim1=-2, dim2=-1)
         root = torch.where(variance > 0, variance.rsqrt(), torch.zeros_like(variance))
         identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
@@ -249,11 +225,9 @@ class Moments(NamedTuple):
 
 
 def _agreement(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
-    """Return the covariance that sums of centred products of draws and of gradients agree on, ``(g, d, d)``, float64.
-
-    That is the geometric mean of the covariance of the draws and the inverse covariance of the gradients, both shrunk
-    towards the identity with the weight of one draw; ``count (g, 1, 1)``.
-    """
+    """Return the geometric mean of draws' covariance and gradients' inverse covariance, ``(g, d, d)``, float64."""
+    # draws, slopes: sums of centred products, (g, d, d); count: (g, 1, 1). Both are shrunk towards the identity with
+    # the weight of one draw, which keeps the previous metric where little is known.
     identity = torch.eye(draws.shape[-1], dtype=torch.float64, device=draws.device)
     covariance, gradients = (
         (cross.double() + _FISHER_WEIGHT * identity) / (count.double() + _FISHER_WEIGHT) for cross in (draws, slopes)
@@ -273,9 +247,7 @@ def _power(matrix: Tensor, exponent: float) -> Tensor:
     return (vectors * values.clamp(min=smallest).pow(exponent).unsqueeze(-2)) @ vectors.mT
 
 
-# --------------------------------------------------------------------------------------------------
-# The few directions along which a posterior is longer or shorter than its coordinates say, in many dimensions.
-# --------------------------------------------------------------------------------------------------
+# Low-rank metrics in many dimensions: directions of larger or smaller scale than the coordinates suggest.
 
 RANK = 32  # directions at most
 _MAX_DRAWS = 256  # of a group that are remembered
@@ -283,22 +255,13 @@ _CUTOFF = 2.0  # variances, in units of the diagonal, that are nearer to one tha
 
 
 class Window(NamedTuple):
-    """Draws of a window of ``g`` groups and gradients there, evenly spread over the window.
+    """Draws and gradients of ``g`` groups of chains, evenly spread over a window of iterations."""
 
-    Attributes
-    ----------
-    draws, gradients : Tensor
-        Shape ``(g, slots, m, d)``, of ``m`` chains of a group at a time; NaN for what is not there.
-    count : Tensor
-        Times that were offered so far, (), int64, on the host.
-    stride : Tensor
-        Every so manyth is kept, (), int64, on the host.
-    """
-
-    draws: Tensor
-    gradients: Tensor
+    draws: Tensor  # (g, slots, m, d), of m chains of a group at a time; NaN where missing
+    gradients: Tensor  # (g, slots, m, d)
+    # (), int64, on the host: number of offers so far
     count: Tensor  # type: ignore[assignment]
-    stride: Tensor
+    stride: Tensor  # (), int64, on the host: one offer in this many is kept
 
     @classmethod
     def start(cls, num_groups: int, like: Tensor, kept: bool = True) -> Window:
@@ -328,12 +291,7 @@ class Window(NamedTuple):
         return Window(draws, gradients, self.count + 1, torch.full_like(self.stride, stride))
 
     def directions(self, deviation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return directions ``(g, d, k)`` and stretches ``(g, k)``, in units of ``deviation``, ``(g, d)``.
-
-        The candidates are the longest axes of the draws and of the gradients, which are the shortest of the posterior.
-        In the space of those, draws and gradients agree on a covariance as they do on a dense metric. Of its axes those
-        stay that are off by more than a factor of two; the others are stretched by one.
-        """
+        """Return directions ``(g, d, k)`` and stretches ``(g, k)``, in units of ``deviation``, ``(g, d)``."""
         g, d = deviation.shape
         k = min(RANK, d)
         unit = deviation[:, None, None]
@@ -341,6 +299,7 @@ class Window(NamedTuple):
         known = (x.isfinite() & y.isfinite()).all(-1, keepdim=True)
         count = known.sum(1, keepdim=True)
         x, y = (_centred(one, known, count) for one in (x, y))
+        # The longest axes of the draws and those of the gradients, which are the shortest of the posterior.
         basis, _ = torch.linalg.qr(torch.cat([_longest(x, k), _longest(y, k)], -1))  # (g, d, 2 k)
         along, sloping = x @ basis, y @ basis
         covariance = _agreement(along.mT @ along, sloping.mT @ sloping, count)
@@ -350,6 +309,7 @@ class Window(NamedTuple):
         values, size = values.gather(-1, best), size.gather(-1, best)
         vectors = vectors.gather(-1, best.unsqueeze(-2).expand(g, vectors.shape[-1], k))
         usable = values.isfinite().all(-1, keepdim=True) & (values > 0).all(-1, keepdim=True)
+        # Variances nearer to one than the cutoff are left alone.
         stretch = torch.where(usable & (size > torch.tensor(_CUTOFF).log()), values.sqrt(), 1.0)
         directions = (basis @ vectors).nan_to_num()
         return directions.to(deviation).contiguous(), stretch.to(deviation)

@@ -36,9 +36,7 @@ __all__ = [
     "tensors_of",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What a MinibatchTarget stands on: densities of one vector whose likelihood is estimated from rows.
-# --------------------------------------------------------------------------------------------------
+# Densities of one vector whose likelihood is estimated from rows of the data.
 
 
 class MinibatchDensity(Protocol):
@@ -250,13 +248,7 @@ def _check_batch_size(batch_size: int, num_data: int) -> None:
 
 
 def tensors_of(data: Sequence[Tensor] | Dataset[Any]) -> list[Tensor]:
-    """Return data as tensors with one row an observation.
-
-    Raises
-    ------
-    DataError
-        If they differ in length or hold NaN.
-    """
+    """Return data as tensors with one row per observation; DataError if they differ in length or hold NaN."""
     if isinstance(data, Tensor):
         data = (data,)
     if isinstance(data, TensorDataset):
@@ -276,27 +268,19 @@ def tensors_of(data: Sequence[Tensor] | Dataset[Any]) -> list[Tensor]:
     return tensors
 
 
-# --------------------------------------------------------------------------------------------------
 # Trace a minibatch density with its gradient once, rows as an input, and compile it where it pays.
-# --------------------------------------------------------------------------------------------------
 
 Estimator = Callable[[Tensor, Tensor], Evaluation]
 """``(u (n, d), rows (n, B)) -> Evaluation``."""
 
 
 class _MinibatchEngine:
-    """Estimators of one density, by number of chains and of planned calls.
-
-    Attributes
-    ----------
-    loops : bool
-        Whether the density cannot be batched and is evaluated chain by chain.
-    """
+    """Estimators of one density, by number of chains and of planned calls."""
 
     def __init__(self, density: MinibatchDensity) -> None:
         self._density = density
         self._estimators: dict[tuple[int, int, Compile], Estimator] = {}
-        self.loops = not self._can_be_batched()
+        self.loops = not self._can_be_batched()  # whether the density is evaluated chain by chain
 
     def estimator(self, num_vectors: int, num_calls: int, compile: Compile) -> Estimator:
         """Return the estimator for ``num_vectors`` chains, compiled if ``compile`` or the plan says so."""
@@ -374,9 +358,7 @@ class _MinibatchEngine:
         return Evaluation(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-# --------------------------------------------------------------------------------------------------
-# In which order a stochastic-gradient sampler visits the rows of its data.
-# --------------------------------------------------------------------------------------------------
+# The order in which a stochastic-gradient sampler visits the rows of its data.
 
 
 class RowState(NamedTuple):

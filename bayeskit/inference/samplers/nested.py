@@ -48,9 +48,7 @@ __all__ = [
     "sample_nested",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Slice sampling of the prior above a likelihood threshold, over a batch of chains.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_SHRINKS = 200
 """Bracket halvings after which a chain keeps its point: far more than exact arithmetic can need."""
@@ -261,9 +259,7 @@ class ConstrainedSlice:
         return low + (1 - low) * uniform
 
 
-# --------------------------------------------------------------------------------------------------
-# New live points by rejection: prior draws above the threshold, which remember nothing.
-# --------------------------------------------------------------------------------------------------
+# New live points by rejection: independent prior draws above the threshold.
 
 _MAX_ROUNDS = 4
 _MAX_ROWS = 2
@@ -281,42 +277,9 @@ class PointsAbove(NamedTuple):
 def draw_above(
     target: Target, kernel: ConstrainedSlice, num_points: int, share: float, generator: torch.Generator
 ) -> PointsAbove:
-    """Draw from the prior what lies above the threshold of a kernel.
-
-    Such points are independent of all others and of each other, which moved copies are only if they move far enough;
-    on a funnel, whose scale changes slowly, they do not.
-
-    Parameters
-    ----------
-    target : Target
-        It must be able to draw from its prior.
-    kernel : ConstrainedSlice
-        Whose threshold it is.
-    num_points : int
-        How many are wanted.
-    share : float in (0, 1]
-        Expected share of the prior above the threshold.
-    generator : torch.Generator
-
-    Returns
-    -------
-    Found
-        Fewer points than wanted where the share is smaller than was said.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit import exact
-    >>> from bayeskit.inference.samplers import ConstrainedSlice, Metric
-    >>> target = exact.get("beta_binomial").target()
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> ensemble = target.sample_prior(20, generator)
-    >>> level = torch.tensor(-4.0, dtype=torch.float64)
-    >>> kernel = ConstrainedSlice(level, torch.zeros_like(level), Metric.dense(torch.eye(1).double()), ensemble)
-    >>> points = draw_above(target, kernel, 10, 0.5, generator).points
-    >>> len(points.position), bool((points.log_likelihood > -4).all())
-    (10, True)
-    """
+    """Draw ``num_points`` from the prior above a kernel's threshold; fewer if less than ``share`` of it lies there."""
+    # Unlike moved copies, which become independent only by moving far, as they do not on a funnel, these points are
+    # independent of all others.
     parts: list[SliceState] = []
     found, spent = 0, 0
     num_nan = torch.zeros((), dtype=torch.int64, device=kernel.threshold.device)
@@ -338,9 +301,7 @@ def draw_above(
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# What nested sampling leaves behind: dead points, their prior volumes, and a test of how they came about.
-# --------------------------------------------------------------------------------------------------
+# Results of nested sampling: dead points, their prior volumes, and a test of insertion ranks.
 
 _SIMULATIONS_AT_ONCE = 64
 _MIN_INSERTIONS = 20
@@ -580,11 +541,8 @@ def _uniform_p_value(x: Tensor) -> float:
 
 
 def log_shells(log_volume: Tensor) -> Tensor:
-    """Return the log prior mass that each dead point stands for, ``(*batch, N) -> (*batch, N)``.
-
-    Borders lie halfway between neighbours; the first shell begins at the whole prior, and
-    the last goes down to nothing.
-    """
+    """Return the log prior mass of the shell of each dead point, ``(*batch, N) -> (*batch, N)``."""
+    # Borders lie halfway between neighbours; the first shell begins at the whole prior, the last ends at zero.
     halfway = torch.logaddexp(log_volume[..., :-1], log_volume[..., 1:]) - math.log(2)
     whole = torch.zeros_like(log_volume[..., :1])
     return _log_difference(torch.cat([whole, halfway], -1), torch.cat([halfway, whole - torch.inf], -1))
@@ -595,9 +553,7 @@ def _log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
     return larger + torch.log(-torch.expm1(smaller - larger))
 
 
-# --------------------------------------------------------------------------------------------------
 # Nested sampling: the prior is compressed, by steps of known size, towards the largest likelihoods.
-# --------------------------------------------------------------------------------------------------
 
 _EXPECTED_BLOCKS = 50
 _EVALUATIONS_PER_UPDATE = 5
@@ -727,11 +683,9 @@ class NestedSampler:
     def _born(
         self, dead: SliceState, copies: SliceState, log_share: float, generator: torch.Generator
     ) -> tuple[SliceState, int, Tensor | int, Tensor, Tensor | int]:
-        """Return new points above the last death, and how many of them, the first ones, are draws from the prior.
-
-        Then come evaluations spent, how many were NaN, and how many moves stuck. Where fewer prior draws are expected
-        to be needed than slice sampling takes evaluations, they are tried first.
-        """
+        """Return new points above the last death, how many are prior draws, and evaluations, NaNs and stuck moves."""
+        # Prior draws come first. They are tried where fewer are expected to be needed than slice sampling takes
+        # evaluations.
         kernel, k = self._kernel(dead), self.num_delete
         found, spent, num_nan = _take(dead, slice(0, 0)), 0, torch.zeros_like(dead.label[0], dtype=torch.int64)
         # A share may be too small for its reciprocal to be a number.
@@ -940,11 +894,9 @@ def _num_below(born: SliceState, others: SliceState) -> Tensor:
 
 
 def insertion_quantiles(born: SliceState, survivors: SliceState, uniform: Tensor) -> Tensor:
-    """Return each new point's rank among those it joins, spread over the unit interval, ``(k,)``.
-
-    Points join one after another, so that under correct sampling their ranks are
-    independent; ``uniform`` spreads each over its share of the interval.
-    """
+    """Return each new point's rank among the points it joins, spread over the unit interval, ``(k,)``."""
+    # Points join one after another, so that under correct sampling their ranks are independent; ``uniform (k,)``
+    # spreads each over its share of the interval.
     earlier = _is_below(born, born).tril(-1).sum(1)
     size = survivors.label.shape[0] + torch.arange(len(uniform), device=uniform.device)
     return (_num_below(born, survivors) + earlier + uniform) / (size + 1)

@@ -36,11 +36,8 @@ __all__ = [
     "subtrees_turn",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Trajectories that grow by doubling: the moves of the No-U-Turn sampler, for a batch of chains.
-#
 # All functions are pure; vectors have shape ``(n, d)`` and numbers ``(n,)``, the chain first.
-# --------------------------------------------------------------------------------------------------
 
 
 class Trajectory(NamedTuple):
@@ -174,11 +171,9 @@ def _turns(momentum_sum: Tensor, begin: Tensor, end: Tensor) -> Tensor:
 
 
 def subtrees_turn(first: Tensor, middle: Tensor, half: Half) -> Tensor:
-    """Tell of each of ``k`` subtrees that end with the last leaf whether it turns, shape ``(k, n)``.
-
-    ``first`` and ``middle``, each ``(k, 3, n, d)``, are what was remembered of the first leaves of
-    the subtree and of its second half: momentum, momentum of the leaf before, sum of all momenta before.
-    """
+    """Tell whether each of ``k`` subtrees that end with the last leaf makes a U-turn, ``(k, n)``."""
+    # first, middle: (k, 3, n, d), from the first leaves of a subtree and of its second half: momentum, momentum of the
+    # leaf before, and sum of all momenta before.
     begin, _, before = first.unbind(1)
     second_begin, first_end, before_second = middle.unbind(1)
     end, total = half.last_momentum, half.momentum_sum
@@ -243,14 +238,7 @@ class _Growth(Protocol):
 
 
 class _EagerGrowth:
-    """Growth operation by operation: for many chains or dimensions, where calls cost little beside arithmetic.
-
-    Parameters
-    ----------
-    metric : Metric
-    max_energy_error : float
-        A larger error of the Hamiltonian ends a chain's trajectory.
-    """
+    """Growth of trajectories operation by operation, for many chains or dimensions."""
 
     def __init__(self, metric: Metric, max_energy_error: float) -> None:
         self._metric, self._max_energy_error = metric, max_energy_error
@@ -286,25 +274,14 @@ class _EagerGrowth:
         return self._tree, self._half
 
 
-# --------------------------------------------------------------------------------------------------
 # Compiled moves of trajectories that grow by doubling, for few chains in few dimensions.
-#
 # There the bookkeeping of a leaf costs several times the density if each of its operations is a call of its own.
-# --------------------------------------------------------------------------------------------------
 
 _CLOSED_AT_ONCE = 3  # subtrees that compiled code looks at
 
 
 class CompiledGrowth:
-    """Growth by one compiled call a move, on packed tensors.
-
-    Parameters
-    ----------
-    metric : Metric
-    moves : Moves
-        From :func:`compiled_moves`, for this form of batch and metric.
-    max_depth : int
-    """
+    """Growth by one compiled call per move, by :func:`compiled_moves` for this form of batch and metric."""
 
     def __init__(self, metric: Metric, moves: CompiledMoves, max_depth: int) -> None:
         self._metric, self._moves, self._max_depth = metric, moves, max_depth
@@ -403,11 +380,9 @@ def compiled_moves(
     max_depth: int,
     max_energy_error: float,
 ) -> CompiledMoves | None:
-    """Compile the moves for one form of batch and metric, or return None where that fails.
-
-    Compiled code wants fixed shapes, so it always looks at three subtrees; which of
-    them are there it is told by a tensor. More are closed only by every sixteenth leaf.
-    """
+    """Compile the moves for one form of batch and metric; return None where that fails."""
+    # Compiled code needs fixed shapes, so it always checks three subtrees, and a tensor tells which of them exist. Only
+    # every sixteenth leaf closes more.
 
     def add(factor: Tensor, vectors: Tensor, numbers: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         exponential, memory, subtrees = rest[4:]

@@ -40,9 +40,7 @@ __all__ = [
     "sample",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Chains in groups that adapt by themselves, each group a task for a process of its own.
-# --------------------------------------------------------------------------------------------------
+# Groups of chains that adapt by themselves, each a task for a process of its own.
 
 _LEAST_SECONDS = 1e-3
 _EARLY: tuple[Ending, ...] = ("interrupted", "time budget")  # what a user most needs to know first
@@ -70,18 +68,7 @@ class GroupResults(NamedTuple):
 
 
 def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equal: bool = False) -> tuple[int, int]:
-    """Return both numbers as Python's own; refuse a division that cannot be made of ``count`` things called ``what``.
-
-    Raises
-    ------
-    SettingsError
-        If a number is below 1, there are more groups than things, or ``equal`` groups leave a remainder.
-
-    Warns
-    -----
-    SamplingWarning
-        If there are several jobs and only one group, which is nothing to share out.
-    """
+    """Return both numbers as ints; SettingsError if ``count`` cannot be so divided, a warning if jobs would idle."""
     num_groups, num_jobs = whole_number("num_groups", num_groups, 1), whole_number("num_jobs", num_jobs, 1)
     if num_groups > max(count, 1) or (equal and count % num_groups):
         kind = "equal groups" if equal else "groups"
@@ -102,52 +89,11 @@ def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equ
 def run_groups(
     target: Target, groups: Sequence[Group], settings: RunSettings, *, num_jobs: int = 1, all_needed: bool = False
 ) -> GroupResults:
-    """Run each group on random numbers of its own, so that the number of jobs decides nothing but the time.
-
-    Parameters
-    ----------
-    target : Target
-    groups : sequence of Group
-    settings : RunSettings
-        Of all groups together. Each gets a file in the folder ``checkpoint``, a stream of random numbers named after
-        it, and as much of the time budget as lets all of them have their turn.
-    num_jobs : int, default 1
-        Groups under way at a time; see :func:`bayeskit.parallel.map_tasks`.
-    all_needed : bool, default False
-        Return all groups or none. Otherwise groups that were ended early are left out where cutting the others to
-        their length would lose more draws than they bring.
-
-    Returns
-    -------
-    GroupResults
-
-    Raises
-    ------
-    BudgetError
-        If the time budget ended before the first draw of every group; with ``all_needed``, of any.
-    CheckpointError
-        If ``checkpoint`` is a file or the folder of another number of groups, or a group's checkpoint belongs to
-        another run.
-    KeyboardInterrupt
-        If Ctrl-C came before the first draws that could be returned, or while other processes were at work.
-
-    Warns
-    -----
-    SamplingWarning
-        If groups were ended early, by the time budget or by Ctrl-C.
-    BayeskitWarning
-        What the groups warned of, in whichever process.
-
-    Examples
-    --------
-    >>> from bayeskit import exact
-    >>> from bayeskit.inference.samplers import HMC, Adaptation, RunSettings
-    >>> from bayeskit.inference.samplers.sampling import Group, run_groups
-    >>> groups = [Group(Adaptation(HMC(), 50), 2), Group(Adaptation(HMC(), 50), 2)]
-    >>> done = run_groups(exact.get("beta_binomial").target(), groups, RunSettings(4, 50, 10))
-    >>> [result.position.shape for result in done.results]
-    [torch.Size([10, 2, 1]), torch.Size([10, 2, 1])]
-    """
+    """Run each group of chains on random numbers of its own, so that ``num_jobs`` affects only the time."""
+    # Each group has a file in the folder ``checkpoint`` and a share of the time budget that leaves all of them a turn.
+    # With ``all_needed`` all groups are returned or none; otherwise those that ended early are left out where cutting
+    # the others to their length would lose more draws than they add. Without a result, BudgetError or KeyboardInterrupt
+    # is raised.
     begin = time.monotonic()
     tasks = _tasks(groups, settings, num_jobs)
     function = _RunGroup(target, uuid4().hex)
@@ -338,9 +284,7 @@ def _arrived(target: Target, key: str) -> _RunGroup:
     return _here[key]
 
 
-# --------------------------------------------------------------------------------------------------
 # Posterior draws.
-# --------------------------------------------------------------------------------------------------
 
 
 def sample(

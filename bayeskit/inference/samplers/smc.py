@@ -64,79 +64,29 @@ __all__ = [
     "systematic",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Weighted particles: how many they are worth, how far they can be tempered, and resampling.
-#
+# Weighted particles: effective number, next temperature, and resampling.
 # Log weights are normalised over their last dimension, the particle.
-# --------------------------------------------------------------------------------------------------
 
 _BISECTIONS = 60
 
 
 def effective_share(log_weight: Tensor) -> Tensor:
-    """Effective number of particles over their number, ``(*batch, n) -> (*batch)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> float(effective_share(torch.tensor([0.5, 0.5, 0.0, 0.0]).log()))
-    0.5
-    """
+    """Return the effective number of particles over their number, ``(*batch, n) -> (*batch)``."""
     return (-(2 * log_weight).logsumexp(-1)).exp() / log_weight.shape[-1]
 
 
 def conditional_share(log_weight: Tensor, log_ratio: Tensor) -> Tensor:
-    """Effective share left by one more reweighting, relative to the share before.
-
-    Parameters
-    ----------
-    log_weight : Tensor
-        Shape ``(*batch, n)``.
-    log_ratio : Tensor
-        Logarithm of the factors that the weights are to be multiplied by, ``(*batch, n)``. Particles
-        where it is ``-inf`` do not count: no step is small enough to keep those.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``; one if all factors are equal.
-
-    References
-    ----------
-    Zhou, Y., Johansen, A. M., Aston, J. A. D. (2016). Toward automatic model comparison: an adaptive
-    sequential Monte Carlo approach. Journal of Computational and Graphical Statistics 25, 701-726.
-    """
+    """Return the effective share left by a reweighting, relative to that before, ``(*batch)`` (Zhou et al. 2016)."""
+    # Both arguments are (*batch, n). Particles of log ratio -inf do not count: no step is small enough to keep them.
     alive = torch.where(log_ratio == -torch.inf, -torch.inf, log_weight)
     first, second = (alive + log_ratio).logsumexp(-1), (alive + 2 * log_ratio).logsumexp(-1)
     return (2 * first - second - alive.logsumexp(-1)).exp()
 
 
 def next_temperature(log_weight: Tensor, log_likelihood: Tensor, beta: Tensor, threshold: float) -> Tensor:
-    """Raise the inverse temperature as far as the conditional effective share stays at ``threshold``.
-
-    Parameters
-    ----------
-    log_weight, log_likelihood : Tensor
-        Shape ``(*batch, n)``.
-    beta : Tensor
-        Where the particles are, shape ``(*batch)``, below one.
-    threshold : float
-        Between 0 and 1.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``, above ``beta``; exactly one if that is not too far.
-
-    Examples
-    --------
-    >>> import torch
-    >>> log_likelihood = torch.linspace(-100, 0, 1000, dtype=torch.float64)
-    >>> log_weight = torch.full_like(log_likelihood, 1e-3).log()
-    >>> beta = next_temperature(log_weight, log_likelihood, torch.tensor(0.0, dtype=torch.float64), 0.9)
-    >>> round(float(conditional_share(log_weight, beta * log_likelihood)), 3)
-    0.9
-    """
+    """Return the largest inverse temperature, ``(*batch)``, that keeps the conditional share at ``threshold``."""
+    # log_weight, log_likelihood: (*batch, n); beta: (*batch), below one. The result is above beta, and exactly one
+    # where that is not too far.
     room = 1 - beta
     low, high = torch.zeros_like(room), room
 
@@ -153,32 +103,7 @@ def next_temperature(log_weight: Tensor, log_likelihood: Tensor, beta: Tensor, t
 
 
 def systematic(log_weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Resample each row: one uniform number places ``n`` equidistant points on the cumulative weights.
-
-    Parameters
-    ----------
-    log_weight : Tensor
-        Shape ``(r, n)``.
-    generator : torch.Generator
-
-    Returns
-    -------
-    Tensor
-        Indices ``(r, n)`` in increasing order. Each particle is drawn its weight times ``n`` times, rounded
-        up or down such that the expectation is exact.
-
-    References
-    ----------
-    Kitagawa, G. (1996). Monte Carlo filter and smoother for non-Gaussian nonlinear state space models.
-    Journal of Computational and Graphical Statistics 5, 1-25.
-
-    Examples
-    --------
-    >>> import torch
-    >>> weight = torch.tensor([[0.5, 0.25, 0.25, 0.0]], dtype=torch.float64)
-    >>> systematic(weight.log(), torch.Generator().manual_seed(0))
-    tensor([[0, 0, 1, 2]])
-    """
+    """Return indices of systematic resampling in increasing order, ``(r, n) -> (r, n)`` (Kitagawa 1996)."""
     r, n = log_weight.shape
     like = {"dtype": log_weight.dtype, "device": log_weight.device}
     cumulative = log_weight.exp().cumsum(-1)
@@ -189,24 +114,9 @@ def systematic(log_weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def bounded(x: Tensor, log_weight: Tensor, limit: float = 4.0) -> tuple[Tensor, Tensor]:
-    """Standardise columns by weighted quartiles and cut off their tails, so that every moment exists.
-
-    Parameters
-    ----------
-    x : Tensor
-        Shape ``(n, k)``.
-    log_weight : Tensor
-        Shape ``(n,)``.
-    limit : float, default 4
-        In units of the scale.
-
-    Returns
-    -------
-    standardised : Tensor
-        Shape ``(n, k)``, within ``limit`` of zero.
-    scale : Tensor
-        Shape ``(k,)``, positive: the standard deviation of the normal distribution with these quartiles.
-    """
+    """Standardise ``x (n, k)`` by weighted quartiles within ``limit`` of zero; also return the scale, ``(k,)``."""
+    # Without tails every moment exists. The scale is the standard deviation of the normal distribution with these
+    # quartiles.
     ordered, order = x.sort(0)
     cumulative = log_weight.exp()[order].cumsum(0).mT.contiguous()
     levels = torch.arange(1, 4, dtype=cumulative.dtype, device=x.device) / 4
@@ -217,9 +127,7 @@ def bounded(x: Tensor, log_weight: Tensor, limit: float = 4.0) -> tuple[Tensor, 
     return ((x - middle) / scale).clamp(-limit, limit), scale
 
 
-# --------------------------------------------------------------------------------------------------
-# Hamiltonian moves of whole populations: momenta spread evenly over each, steps that err little.
-# --------------------------------------------------------------------------------------------------
+# Hamiltonian moves of whole populations, with momenta spread evenly over each.
 
 _OUTER_KICK = 0.21178
 GRADIENTS_PER_STEP = 2
@@ -365,9 +273,7 @@ class PopulationHMC:
         return torch.full_like(position[:, 0], self.beta)
 
 
-# --------------------------------------------------------------------------------------------------
 # Tempered sequential Monte Carlo: populations of particles that move from the prior to the posterior in stages.
-# --------------------------------------------------------------------------------------------------
 
 _RESAMPLE_BELOW = 0.9
 
@@ -396,30 +302,8 @@ class SMCInfo(NamedTuple):
 
 
 def start_populations(target: Target, num_replicates: int, num_particles: int, generator: torch.Generator) -> SMCState:
-    """Draw the populations from the prior.
-
-    Parameters
-    ----------
-    target : Target
-        Its prior must be one it can draw from.
-    num_replicates, num_particles : int
-        ``r`` and ``n``.
-    generator : torch.Generator
-
-    Returns
-    -------
-    SMCState
-        At ``beta = 0``.
-
-    Raises
-    ------
-    SettingsError
-        If the target cannot draw from its prior.
-    DataError
-        If the likelihood is not a number anywhere.
-    InitializationError
-        If it is zero everywhere.
-    """
+    """Draw ``num_replicates`` populations of ``num_particles`` from the prior, as a state at ``beta = 0``."""
+    # DataError where every log likelihood is NaN, InitializationError where every likelihood is zero.
     r, n = num_replicates, num_particles
     position = target.sample_prior(r * n, generator).to(target.device)
     log_prior, log_likelihood = target.evaluate(position, compiled=False)
@@ -444,15 +328,8 @@ def start_populations(target: Target, num_replicates: int, num_particles: int, g
 
 
 def _reweight(state: SMCState, beta: float | Tensor) -> tuple[SMCState, Tensor, Tensor]:
-    """Carry the weights to another temperature.
-
-    Returns
-    -------
-    state : SMCState
-    log_increment, conditional_share : Tensor
-        Shape ``(r,)``. A population without likelihood gets ``-inf`` and equal weights: its estimate is zero
-        and stays zero.
-    """
+    """Return the state at ``beta``, the log increment and the conditional share, both ``(r,)``."""
+    # A population without likelihood gets increment -inf and equal weights: its estimate is zero and stays zero.
     beta = beta if isinstance(beta, Tensor) else torch.full_like(state.beta, beta)
     log_ratio = (beta - state.beta) * state.log_likelihood.to(torch.float64)
     left = conditional_share(state.log_weight, log_ratio)
@@ -669,9 +546,7 @@ class SMCSchedule:
         return digest.hexdigest()[:32]
 
 
-# --------------------------------------------------------------------------------------------------
-# The pilot of a tempered sequential Monte Carlo run: one population that tunes every stage as it goes.
-# --------------------------------------------------------------------------------------------------
+# The pilot of a tempered sequential Monte Carlo run, which tunes every stage with a single population.
 
 _MAX_DENSE_DIMENSION = 200
 TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
@@ -691,31 +566,14 @@ class PilotState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """What :func:`drive` advances to learn a schedule, one stage a step.
-
-    Each stage raises the temperature as far as ``ess_threshold`` allows, takes the metric from the weighted
-    particles, and moves them until they have forgotten where they were. After every move the step size
-    follows the acceptance, and the number of steps follows the step size.
-
-    Parameters
-    ----------
-    target : Target
-    num_particles : int
-    ess_threshold : float
-        Conditional effective share that a change of temperature leaves.
-    seed : int
-    max_correlation : float
-        Moves end when no coordinate, nor the log likelihood, correlates more than this with its value before,
-        or the last move has lowered no such correlation by a tenth.
-    max_moves : int
-        They end here in any case.
-    target_acceptance : float
-    """
+    """Algorithm for :func:`drive` that learns a schedule of temperatures and moves, one stage a step."""
 
     target: Target
     num_particles: int
-    ess_threshold: float
+    ess_threshold: float  # conditional effective share that a change of temperature leaves
     seed: int
+    # Moves end when no coordinate, nor the log likelihood, correlates more than this with its value before, or the last
+    # move lowered no such correlation by a tenth, or after max_moves.
     max_correlation: float = 0.5
     max_moves: int = 20
     target_acceptance: float = 0.9
@@ -838,20 +696,8 @@ def _num_steps(step_size: float) -> int:
 
 
 def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:
-    """Estimate the covariance of weighted particles, tails cut off.
-
-    Parameters
-    ----------
-    position : Tensor
-        Shape ``(n, d)``.
-    log_weight : Tensor
-        Shape ``(n,)``.
-
-    Returns
-    -------
-    Metric
-        Dense up to 200 dimensions, shrunk to the diagonal by the square of ``d`` over the effective number.
-    """
+    """Return the metric of weighted particles, ``(n, d)`` and ``(n,)``, tails cut off; dense up to 200 dimensions."""
+    # Correlations are shrunk to zero by the square of ``d`` over the effective number of particles.
     n, d = position.shape
     weight = log_weight.exp().to(position.dtype).unsqueeze(-1)
     z, scale = bounded(position, log_weight)
@@ -883,9 +729,7 @@ def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
     return torch.where(size > 0, covariance / size, torch.zeros_like(size))
 
 
-# --------------------------------------------------------------------------------------------------
 # Tempered sequential Monte Carlo from a target: a pilot learns the schedule, independent replicates follow it.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -1167,10 +1011,8 @@ def _as_run(
     seed: int,
     deadline: float | None,
 ) -> SMCRun:
-    """Gather what a run has done, and make its particles draws of equal weight, moved once more.
-
-    They stay where they are if that would have to wait for the compiler beyond ``deadline``, or after Ctrl-C.
-    """
+    """Return a run's record and its particles as draws of equal weight, moved once more."""
+    # They are not moved if that would wait for the compiler beyond ``deadline``, or after Ctrl-C.
     r, n = state.log_weight.shape
     beta = torch.tensor([stage.beta for stage in stages], dtype=torch.float64)
     empty = torch.empty(0, r, dtype=torch.float64, device=target.device)
@@ -1206,11 +1048,8 @@ def _as_run(
 
 
 def _pooled(state: SMCState, log_evidence: Tensor, generator: torch.Generator) -> SMCState:
-    """Resample all populations as one, each as heavy as its evidence; neighbours stay neighbours.
-
-    Particles of one population estimate with a bias of order ``1 / n``; with these weights it
-    is of order ``1 / (r n)``.
-    """
+    """Resample all populations as one, each weighted by its evidence; neighbours stay neighbours."""
+    # Estimates from a single population have a bias of order 1 / n; with these weights it is of order 1 / (r n).
     r, n = state.log_weight.shape
     possible = log_evidence.isfinite().any()
     log_weight = state.log_weight + torch.where(possible, log_evidence, torch.zeros_like(log_evidence)).unsqueeze(1)

@@ -26,9 +26,7 @@ __all__ = [
     "starting_points",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Where chains start.
-# --------------------------------------------------------------------------------------------------
+# Starting points of chains.
 
 CANDIDATES = 10
 
@@ -36,29 +34,11 @@ CANDIDATES = 10
 def starting_points(
     target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, initial: Tensor | None = None
 ) -> Tensor:
-    """Return a starting point for each chain, shape ``(num_chains, d)``.
-
-    Each chain takes the one of ten draws from the prior that fits the data best, which is
-    plausible and still different from chain to chain. Where no prior can be drawn from, it takes the one of
-    ten uniform draws on [-2, 2]^d of the highest density.
-
-    Parameters
-    ----------
-    target : Target
-    num_chains : int
-    beta : Tensor
-        Inverse temperatures, shape ``(num_chains,)``.
-    generator : torch.Generator
-    initial : Tensor, optional
-        Points to start from instead, shape ``(d,)`` or ``(num_chains, d)``, unconstrained.
-
-    Raises
-    ------
-    InitializationError
-        If no chain has a finite density, or a single given point has none.
-    ShapeError
-        If ``initial`` has another shape.
-    """
+    """Return a starting point for each chain, ``(num_chains, d)``, at inverse temperatures ``(num_chains,)``."""
+    # Each chain takes the one of CANDIDATES prior draws that fits the data best, which is plausible and different from
+    # chain to chain; without a prior to draw from, that of uniform draws on [-2, 2]^d of the highest density.
+    # ``initial``, (d,) or (num_chains, d), unconstrained, replaces them. InitializationError, or DataError where all
+    # log likelihoods are NaN, if no chain has a finite density.
     if initial is not None:
         return _given(target, num_chains, beta, torch.as_tensor(initial))
     count = CANDIDATES * num_chains
@@ -95,10 +75,8 @@ def starting_points(
 
 
 def prior_positions(target: Target, num_vectors: int, generator: torch.Generator) -> Tensor | None:
-    """Return vectors ``(n, d)`` of a plausible size from where the sites draw; None if nothing knows any.
-
-    They follow the prior if that is proper. A site that is flat, or whose prior a mask leaves out, draws all the same.
-    """
+    """Return vectors ``(num_vectors, d)`` from the sites, of the prior if that is proper; None if no site draws."""
+    # A site that is flat, or whose prior a mask leaves out, draws all the same.
     if target.can_sample_prior:
         return target.sample_prior(num_vectors, generator)
     if isinstance(target.density, PyroDensity):
@@ -149,9 +127,7 @@ def _range(x: Tensor) -> str:
     return f"from {float(x.min()):.4g} to {float(x.max()):.4g}"
 
 
-# --------------------------------------------------------------------------------------------------
-# Starts that come home: from where each chain begins along its own climb to where most of the posterior's mass is.
-# --------------------------------------------------------------------------------------------------
+# Pathfinder starts: each chain climbs from its point to the bulk of the posterior's mass.
 
 _MAX_CLIMB = 150  # gradients of a chain
 _PLACES = 48  # of each climb, at which a normal approximation is looked at
@@ -173,31 +149,12 @@ class Start(NamedTuple):
 
 
 def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, generator: torch.Generator) -> Start:
-    """Take each chain to a draw from the best normal approximation on its way uphill.
-
-    Every chain climbs by L-BFGS from its own point. Curvature seen on the way gives a normal approximation at each
-    place; a few draws from it measure its evidence lower bound, and the chain starts at one of the draws from the best.
-    That is neither the mode, which in many dimensions is far from all draws and in a funnel infinitely high,
-    nor a place shared by all chains: chains that climb different hills stay on them, unless the lower bound of the one
-    is so far below that of another, by 20 nats and one a dimension, that no draw would be on it: such a chain starts on
-    one of the others. Where no chain has a place better than its point, all keep theirs.
-
-    Parameters
-    ----------
-    target : Target
-    points : Tensor
-        Shape ``(n, d)``.
-    beta : Tensor
-        Inverse temperatures, ``(n,)``.
-    scale : Tensor
-        Rough unit of each coordinate, ``(d,)``.
-    generator : torch.Generator
-
-    References
-    ----------
-    Zhang, L., Carpenter, B., Gelman, A., Vehtari, A. (2022). Pathfinder: parallel quasi-Newton variational
-    inference. Journal of Machine Learning Research 23, 1-49.
-    """
+    """Take each chain to a draw from the best normal approximation on its way uphill (Zhang et al. 2022)."""
+    # points: (n, d); beta: (n,); scale: (d,), a rough unit of each coordinate. Curvature on the L-BFGS path gives a
+    # normal approximation at each place, judged by its evidence lower bound. A mode would be no start: in many
+    # dimensions it is far from all draws, and in a funnel infinitely high. Chains that climb different hills stay on
+    # them, unless a hill is so far below another of the same temperature that no draw would be on it. Where no chain
+    # has a place better than its point, all keep theirs.
     n, d = points.shape
     evaluate = target.evaluator(n, _MAX_CLIMB)
 
@@ -243,12 +200,10 @@ def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Gene
 
 
 def _places(path: list[Place], bound: Tensor) -> Tensor:
-    """Return the place on each climb at which its chain starts, ``(n,)``: where the lower bound ``(L, n)`` is highest.
-
-    A climb that does not come to rest, or not where most of the mass is, goes to where a density is infinite, as down
-    the neck of a funnel of many groups. There the bounds say little, as they hardly change all the way, and no chain
-    would come back. It is left at the first place whose bound is within one nat a dimension of the best one.
-    """
+    """Return the place on each climb where its lower bound ``(L, n)`` is highest, ``(n,)``."""
+    # A climb that does not come to rest, or not where most of the mass is, goes to where a density is infinite, as down
+    # the neck of a funnel of many groups. There the bounds hardly change, and no chain would come back: it starts at
+    # the first place whose bound is within one nat a dimension of the best.
     highest = bound.max(0)
     level = highest.values - path[0].position.shape[-1]
     first = (bound >= level).long().argmax(0)
@@ -261,10 +216,8 @@ def _places(path: list[Place], bound: Tensor) -> Tensor:
 def _approximations(
     target: Target, path: list[Place], beta: Tensor, scale: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
-    """Return draws ``(L, DRAWS, n, d)`` from normal approximations and their lower bounds ``(L, n)``, and the cost.
-
-    Minus infinity stands where there is none: where a climb rests, or knows no curvature, or need not be looked at.
-    """
+    """Return draws ``(L, DRAWS, n, d)`` of normal approximations, bounds ``(L, n)``, and the evaluations spent."""
+    # Bounds are -inf where a climb rests, has no curvature, or is not examined.
     moved = torch.stack([place.moved & (place.curvature.diagonal > 0).all(-1) for place in path])  # (L, n)
     number = moved.long().cumsum(0)
     count = number[-1].clamp(min=1)
@@ -320,9 +273,7 @@ def _covariance(
     return scale[:, None] * mean * scale if d <= _MAX_DENSE else scale.square() * mean
 
 
-# --------------------------------------------------------------------------------------------------
 # Starting points of a tempered ladder: prior draws that climb it.
-# --------------------------------------------------------------------------------------------------
 
 _MOVES = 2  # at each temperature
 _LEAPFROGS = 3.0  # in each move
@@ -332,49 +283,17 @@ _FASTER, _SLOWER = 1.25, 0.6  # what a step size is multiplied by
 
 @dataclass(frozen=True)
 class Climb:
-    """Chains start from the prior and climb to their temperature, a few moves on every rung below it.
+    """Starts of chains that climb from the prior to their temperature, a few moves on every rung below it."""
 
-    A draw from the prior lies so far outside a sharp posterior that chains started there spend a warm-up on the way,
-    and the step size of those that do is no help to the others. On a ladder the way is short from rung to rung. The
-    chains stay independent of each other, so that R-hat sees modes that they cannot leave.
+    # Chains started at prior draws far outside a sharp posterior spend a warm-up on the way. Here they stay independent
+    # of each other, so that R-hat still shows modes that they cannot leave.
 
-    Parameters
-    ----------
-    levels : Tensor
-        The whole ladder's inverse temperatures above zero, increasing, shape ``(T,)``.
-    variance : Tensor, optional
-        The prior's variances, shape ``(d,)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit import exact
-    >>> from bayeskit.inference.samplers.starts import Climb
-    >>> levels = torch.linspace(0.1, 1, 10, dtype=torch.float64)
-    >>> target, generator = exact.get("linreg10").target(), torch.Generator().manual_seed(0)
-    >>> points, num_gradients = Climb(levels).points(target, levels.repeat_interleave(4), generator)
-    >>> points.shape, num_gradients
-    (torch.Size([40, 10]), 280)
-    """
-
-    levels: Tensor
-    variance: Tensor | None = None
+    levels: Tensor  # (T,), increasing: the whole ladder's inverse temperatures above zero
+    variance: Tensor | None = None  # (d,), of the prior
 
     def points(self, target: Target, beta: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Return a starting point for each chain, shape ``(n, d)``, and the gradients spent on them.
-
-        Parameters
-        ----------
-        target : Target
-        beta : Tensor
-            Inverse temperatures of the chains, ``(n,)``, as many at each of some neighbouring ``levels``.
-        generator : torch.Generator
-
-        Raises
-        ------
-        InitializationError
-            If no chain can start at the lowest temperature.
-        """
+        """Return a starting point for each chain, ``(n, d)``, and the gradients spent on them."""
+        # beta: (n,), equally many chains at each of some neighbouring ``levels``.
         wanted = beta.unique()
         num_chains = len(beta) // len(wanted)
         levels = self.levels[self.levels <= wanted[-1]].to(beta)

@@ -52,9 +52,7 @@ __all__ = [
     "standard_normal",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Step sizes that may shrink as a sampler goes on.
-# --------------------------------------------------------------------------------------------------
+# Step-size schedules.
 
 
 class StepSizeSchedule(Protocol):
@@ -135,9 +133,7 @@ def _as_schedule(step_size: float | Tensor | StepSizeSchedule) -> StepSizeSchedu
     return Constant(step_size) if isinstance(step_size, (int, float, Tensor)) else step_size
 
 
-# --------------------------------------------------------------------------------------------------
 # Stochastic-gradient Langevin dynamics, plain and with a preconditioner, over a batch of chains.
-# --------------------------------------------------------------------------------------------------
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
@@ -426,9 +422,7 @@ def _zero(position: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.int64, device=position.device)
 
 
-# --------------------------------------------------------------------------------------------------
 # Stochastic-gradient Hamiltonian Monte Carlo with friction, over a batch of chains.
-# --------------------------------------------------------------------------------------------------
 
 
 class SGHMCState(NamedTuple):
@@ -599,9 +593,7 @@ class SGHMC:
         return torch.linalg.solve(identity - product, noise.flatten(-2)).unflatten(-1, (2, 2))
 
 
-# --------------------------------------------------------------------------------------------------
 # Posterior draws from minibatches.
-# --------------------------------------------------------------------------------------------------
 
 _TOO_HOT = 2.0
 _FEWEST_DRAWS = 16  # to judge a temperature by

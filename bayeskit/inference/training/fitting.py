@@ -84,9 +84,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# What training returns.
-# --------------------------------------------------------------------------------------------------
+# The result of training.
 
 Ending = Literal["finished", "early stopping", "time budget", "interrupted"]
 _DRAWS = "_draws"
@@ -276,9 +274,7 @@ def _latent(guide: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Tens
     }
 
 
-# --------------------------------------------------------------------------------------------------
-# Settings of a training run, and what happens in it.
-# --------------------------------------------------------------------------------------------------
+# Settings and events of a training run.
 
 
 @dataclass(frozen=True)
@@ -357,9 +353,7 @@ class TrainingOutcome(NamedTuple):
     seconds: float
 
 
-# --------------------------------------------------------------------------------------------------
-# Networks inside a model or guide: found, compiled, and computed in fewer digits.
-# --------------------------------------------------------------------------------------------------
+# Networks inside a model or guide: search, compilation and mixed precision.
 
 
 def _owner(function: Any) -> nn.Module | None:
@@ -374,17 +368,7 @@ def named_modules(function: Any) -> dict[str, nn.Module]:
 
 
 def named_modules_in_settings(function: Any) -> dict[str, nn.Module]:
-    """Return the modules in dataclasses that a model or guide holds or reads, as a baseline in a gradient estimator.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.gradients import MovingAverage, ScoreFunction
-    >>> estimator = ScoreFunction(baseline=MovingAverage())
-    >>> def guide():
-    ...     return {"gradient": estimator}
-    >>> named_modules_in_settings(guide)
-    {'estimator.baseline': MovingAverage(0.9)}
-    """
+    """Return the modules in dataclasses that a model or guide holds or reads, as ``{'estimator.baseline': ...}``."""
     whole = _owner(function)
     values: Iterable[tuple[str, Any]] = _around(function)
     if whole is not None:
@@ -420,22 +404,7 @@ def _in_settings(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def networks(*functions: Any) -> list[nn.Module]:
-    """Return the largest modules inside models and guides that know nothing of Pyro.
-
-    Parameters
-    ----------
-    *functions
-        Models and guides: modules, their methods, or functions that read modules from around themselves.
-
-    Examples
-    --------
-    >>> import torch
-    >>> encoder = torch.nn.Linear(2, 1)
-    >>> def guide(x):
-    ...     return encoder(x)
-    >>> networks(guide)
-    [Linear(in_features=2, out_features=1, bias=True)]
-    """
+    """Return the largest Pyro-free modules inside models and guides, or that these functions read."""
     found: dict[int, nn.Module] = {}
     for function in functions:
         whole = _owner(function)
@@ -473,10 +442,8 @@ def _replaced_forward(modules: Sequence[nn.Module], wrap: Callable[[nn.Module], 
 
 
 def in_mixed_precision(module: nn.Module, dtype: torch.dtype) -> Callable[..., Any]:
-    """Return the module's computation in ``dtype`` where that is safe; what it returns is as precise as before.
-
-    Log densities are computed outside of it, in full precision.
-    """
+    """Return the module's computation under autocast to ``dtype``, with results in the parameters' dtype."""
+    # Log densities are computed outside, in full precision.
     forward = module.forward
     parameter = next(module.parameters())
 
@@ -496,9 +463,7 @@ def compiled(module: nn.Module) -> Callable[..., Any]:
     return torch.compile(module.forward)
 
 
-# --------------------------------------------------------------------------------------------------
-# Minibatches: what model and guide are called with, epoch by epoch.
-# --------------------------------------------------------------------------------------------------
+# Minibatches: the arguments of model and guide, epoch by epoch.
 
 
 class Batch(NamedTuple):
@@ -558,23 +523,10 @@ class Batches:
 
 
 class Columns(Batches):
-    """Tensors whose leading dimension is the items, shuffled anew in each epoch.
+    """Tensors whose leading dimension is the items, shuffled in each epoch; ``batch_size`` is over all processes."""
 
-    Parameters
-    ----------
-    value : Tensor, or tuple or mapping of them
-    batch_size : int, optional
-        Over all processes. All items by default, in their order.
-    ranks : Ranks
-    seed : int
-
-    Raises
-    ------
-    DataError
-        If the tensors are of different length, or there are no items.
-    SettingsError
-        If the batches cannot be shared by the processes.
-    """
+    # Without a batch size a single process yields all items in their order. DataError if the tensors differ in length
+    # or are empty, SettingsError if the processes cannot share the batches.
 
     def __init__(self, value: Any, batch_size: int | None, ranks: Ranks, seed: int) -> None:
         self._all, self._seed = _as_batch(value), seed
@@ -633,10 +585,9 @@ class Columns(Batches):
 
 
 class Given(Batches):
-    """Batches that somebody else makes, such as a ``DataLoader``; each epoch iterates anew.
+    """Batches that a caller makes, such as a ``DataLoader``; each epoch iterates anew."""
 
-    Whatever it draws from torch's global stream follows from the seed and the epoch's number.
-    """
+    # Its draws from torch's global stream follow from the seed and the epoch's number.
 
     def __init__(self, source: Iterable[Any], seed: int) -> None:
         if iter(source) is source:
@@ -707,20 +658,7 @@ def _tensors(data: Any) -> Any:
 
 
 def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Batches:
-    """Return the minibatches of whatever a user gives as data.
-
-    Raises
-    ------
-    DataError
-        If it is neither tensors nor an iterable of batches.
-
-    Examples
-    --------
-    >>> import torch
-    >>> batches = as_batches(torch.arange(4.0), 2, Ranks(), 0)
-    >>> [batch.num_items for batch in batches.epoch(0)]
-    [2, 2]
-    """
+    """Return the minibatches of a user's data; DataError if it is neither tensors nor an iterable of batches."""
     if data is None:
         return Nothing()
     data = _tensors(data)
@@ -736,29 +674,13 @@ def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Ba
     return Given(data, seed)
 
 
-# --------------------------------------------------------------------------------------------------
 # States of optimisers and schedules as tensors and JSON, and the checkpoint of a training run.
-# --------------------------------------------------------------------------------------------------
 
 _KIND, _VERSION = "training", 1
 
 
 def _encode(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """Return ``value`` as JSON, its tensors put into ``tensors`` under names that start with ``name``.
-
-    Raises
-    ------
-    SettingsError
-        If there is something that is neither a tensor nor a number, string, None, list, tuple or mapping.
-
-    Examples
-    --------
-    >>> import torch
-    >>> tensors = {}
-    >>> coded = _encode({0: (torch.ones(1), None)}, tensors, "optimizer")
-    >>> _decode(coded, tensors), list(tensors)
-    ({0: (tensor([1.]), None)}, ['optimizer.0.0'])
-    """
+    """Return ``value`` as JSON, its tensors in ``tensors`` with prefix ``name``; SettingsError if that fails."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
@@ -789,17 +711,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def setting_as_json(value: Any) -> Any:
-    """Return a setting as JSON that differs where the setting does.
-
-    Numbers, strings, None, tensors, and the lists, tuples, mappings and dataclasses made of such are compared by value,
-    functions and other objects by name only.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.objectives import Linear
-    >>> setting_as_json((Linear(20), print))
-    [['Linear', {'num_steps': 20, 'start': 0.0, 'end': 1.0}], 'print']
-    """
+    """Return a setting as JSON that differs where the setting does."""
+    # Functions and other objects are compared by name only; tensors, numbers and containers by value.
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
@@ -819,29 +732,14 @@ def setting_as_json(value: Any) -> Any:
 
 
 def _write_checkpoint(path: str | Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Write the state of a run, whole or not at all.
-
-    Parameters
-    ----------
-    path : path
-    settings : mapping
-        What must agree with a run that resumes it, as JSON.
-    state : mapping
-        Tensors, numbers, lists and mappings.
-    """
+    """Write the state of a run, whole or not at all, with the ``settings`` that a resuming run must share."""
     tensors: dict[str, Tensor] = {}
     coded = _encode(state, tensors, "state")
     save_tensors(path, tensors, {"kind": _KIND, "version": _VERSION, "settings": dict(settings), "state": coded})
 
 
 def _read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the state of the same run; reading runs no code.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is truncated, of another kind, or belongs to another model, other data or other settings.
-    """
+    """Return the state of the same run without running code; CheckpointError for any other file."""
     tensors, facts = load_tensors(path)
     if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
         raise CheckpointError(f"{path} is no checkpoint of training by this version; use another path, or move it away")
@@ -862,39 +760,14 @@ def _read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str,
     return state
 
 
-# --------------------------------------------------------------------------------------------------
-# What is trained: model, guide and objective as one module whose call returns the loss.
-# --------------------------------------------------------------------------------------------------
+# Model, guide and objective as one module whose call returns the loss.
 
 
 class _Learner(nn.Module):
-    """The loss of model and guide as a function of a minibatch, and everything that it depends on.
+    """The loss of model and guide as a function of a minibatch, with everything that it depends on."""
 
-    Belongs into a scope of Pyro's parameter store that was empty before.
-
-    Parameters
-    ----------
-    model, guide : callable
-    objective : pyro.infer.ELBO
-    first : Batch
-        Model and guide run on it once, so that guides make their parameters.
-
-    Attributes
-    ----------
-    whole : int or None
-        Number of items to which a plate of the model scales minibatches up; None where none does.
-    has_global_latents : bool
-        Whether a latent variable of the model stands outside every plate.
-
-    Raises
-    ------
-    SettingsError
-        If ``objective`` is no objective, or there is nothing to train.
-    DataError
-        If model or guide cannot be run, and the data are not finite.
-    GuideError
-        If a site names a gradient estimator, of which an objective of Pyro knows nothing.
-    """
+    # It must be made in an empty scope of Pyro's parameter store. Model and guide run on ``first`` once, so that guides
+    # make their parameters.
 
     def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], objective: Any, first: Batch) -> None:
         super().__init__()
@@ -917,6 +790,7 @@ class _Learner(nn.Module):
             raise DataError(f"{where}; leave such rows out, or mask them in the model") from error
         self.load_buffers(before)
         self.load_learnt(learnt)
+        # The number of items to which a plate scales minibatches up, or None; whether a latent site is in no plate.
         self.whole, self.has_global_latents = self._plates(first)
         if not self.trained():
             raise SettingsError(
@@ -1066,9 +940,7 @@ def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
                 target.copy_(values[name])
 
 
-# --------------------------------------------------------------------------------------------------
 # Steps, epochs, checkpoints and endings of a training run.
-# --------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -1485,9 +1357,7 @@ def _optimizer(make: Callable[[list[Tensor]], Any], parameters: list[Tensor]) ->
     return optimizer
 
 
-# --------------------------------------------------------------------------------------------------
 # The training loop.
-# --------------------------------------------------------------------------------------------------
 
 Precision = Literal["float32", "bfloat16"]
 

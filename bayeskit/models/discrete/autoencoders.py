@@ -23,19 +23,11 @@ from bayeskit.models.vae.networks import Activation, check_hidden, check_sizes, 
 __all__ = ["BinaryVAE", "CategoricalVAE", "DiscreteVAE", "binary_vae", "categorical_vae", "checked_gradient"]
 
 
-# --------------------------------------------------------------------------------------------------
-# The gradient estimator that a model puts into its guide's sites.
-# --------------------------------------------------------------------------------------------------
+# The gradient estimator of a guide's sites.
 
 
 def checked_gradient(gradient: object | None) -> object | None:
-    """Return a gradient estimator, or None, as it is.
-
-    Raises
-    ------
-    SettingsError
-        If it is anything else, such as a name or a class.
-    """
+    """Return a gradient estimator, or None, as it is; SettingsError for anything else, such as a name or a class."""
     if gradient is None or not isinstance(gradient, type) and callable(getattr(gradient, "points", None)):
         return gradient
     raise SettingsError(

@@ -45,9 +45,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# A social network that split.
-# --------------------------------------------------------------------------------------------------
+# Zachary's karate club, a social network that split.
 
 
 class KarateClub(NamedTuple):
@@ -87,9 +85,7 @@ def karate_club() -> KarateClub:
     return KarateClub(adjacency + adjacency.T, torch.tensor([side == "instructor" for _, side, *_ in lines]))
 
 
-# --------------------------------------------------------------------------------------------------
-# What an assignment of nodes to blocks leaves of a graph, and how probable that is.
-# --------------------------------------------------------------------------------------------------
+# Sufficient statistics of assignments of nodes to blocks, and their marginal likelihood.
 
 
 class BlockCounts(NamedTuple):
@@ -138,33 +134,21 @@ class BlockCounts(NamedTuple):
 
 
 class _EdgePrior:
-    """Beta distributions of the probabilities of edges, integrated out.
-
-    As counts are whole numbers, ratios of Gamma functions are read from tables, several times faster than computed.
-    These are float64 whatever the graph is in, for what is wanted are small differences of large entries.
-
-    Parameters
-    ----------
-    edges, gaps : Tensor
-        Parameters of the Beta distributions, symmetric, ``(blocks, blocks)``.
-    most : int
-        The most pairs of nodes there can be.
-    """
+    """Beta distributions of the edge probabilities, ``(blocks, blocks)``, integrated out for up to ``most`` pairs."""
 
     def __init__(self, edges: Tensor, gaps: Tensor, most: int) -> None:
         self.edges, self.gaps = edges, gaps
         kinds, kind = torch.stack([edges, gaps], -1).flatten(0, 1).unique(dim=0, return_inverse=True)
         self._start = kind.view_as(edges) * (most + 1)
+        # Counts are whole numbers, so ratios of Gamma functions are read from tables, which is several times faster.
+        # Tables are float64 for any graph, because results are small differences of large entries.
         first, second = kinds.double().unbind(-1)
         self._edge_table, self._gap_table, self._pair_table = (
             _log_rising_factorials(start, most) for start in (first, second, first + second)
         )
 
     def log_marginal(self, edges: Tensor, pairs: Tensor) -> Tensor:
-        """Return the log probability of the edges among pairs of nodes, elementwise.
-
-        Shape ``(*batch, blocks, blocks)``, float64.
-        """
+        """Return log probabilities of ``edges`` among ``pairs`` of nodes, ``(*batch, blocks, blocks)``, float64."""
         found, all_pairs = edges.long(), pairs.long()
         among = self._edge_table[self._start + found] + self._gap_table[self._start + all_pairs - found]
         return among - self._pair_table[self._start + all_pairs]
@@ -180,9 +164,7 @@ def _log_rising_factorials(start: Tensor, most: int) -> Tensor:
     return torch.nn.functional.pad(factors.cumsum(-1), (1, 0)).flatten()
 
 
-# --------------------------------------------------------------------------------------------------
-# The stochastic block model: nodes in blocks, and edges whose probabilities depend on the blocks alone.
-# --------------------------------------------------------------------------------------------------
+# The stochastic block model: edge probabilities depend only on the blocks of the nodes.
 
 _CHUNK = 2**14
 _MAX_SUMMED_ASSIGNMENTS = 2**12
@@ -419,13 +401,7 @@ class StochasticBlockModel:
         return members.argmax(-1).T
 
     def __call__(self) -> None:
-        """Sample proportions and edge probabilities, assign nodes (to be summed out), and observe every pair.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than 4096 assignments; the message has their number.
-        """
+        """Run as a Pyro model whose assignments are summed out; SettingsError if there are more than 4096 of them."""
         if self.num_blocks**self.num_nodes > _MAX_SUMMED_ASSIGNMENTS:
             raise SettingsError(
                 f"{self.num_nodes} nodes in {self.num_blocks} blocks have {self.num_blocks**self.num_nodes} "
@@ -571,9 +547,7 @@ def _check_prior(name: str, prior: tuple[float, float]) -> tuple[float, float]:
     return real_number(f"{name}[0]", first, positive), real_number(f"{name}[1]", second, positive)
 
 
-# --------------------------------------------------------------------------------------------------
 # The evidence of a block model where assignments cannot be listed.
-# --------------------------------------------------------------------------------------------------
 
 #: Effective chains below which a result is not to be relied on, or half of the chains where they are few.
 _LEAST_EFFECTIVE = 50
@@ -758,9 +732,7 @@ def _too_few(estimate: AnnealedEvidence, what: str) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# How many blocks: by the evidence of each number.
-# --------------------------------------------------------------------------------------------------
+# The number of blocks, by the evidence of each.
 
 
 @dataclass(frozen=True, repr=False)
@@ -966,9 +938,7 @@ def _sizes(num_blocks: Any) -> list[int]:
     return sizes
 
 
-# --------------------------------------------------------------------------------------------------
 # Plots of graphs in blocks.
-# --------------------------------------------------------------------------------------------------
 
 
 def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = None) -> Axes:

@@ -39,9 +39,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Which binary matrices fit a perfect phylogeny: the three-gametes rule, how many do, and all of them.
-# --------------------------------------------------------------------------------------------------
+# Binary matrices that fit a perfect phylogeny: the three-gametes rule, their number, and a list of them.
 
 #: Of more cells or mutations, lists refuse without an exact number.
 _MAX_COUNTED = 30
@@ -244,9 +242,7 @@ def _stirling(n: int, k: int) -> int:
     return sum((-1) ** (k - j) * comb(k, j) * j**n for j in range(k + 1)) // factorial(k)
 
 
-# --------------------------------------------------------------------------------------------------
 # Sum over all conflict-free matrices without listing them: a recursion over sets of cells and of mutations.
-# --------------------------------------------------------------------------------------------------
 
 #: The recursion takes about 3^cells 4^mutations multiplications and, with a gradient, keeps 2^cells 4^mutations
 #: numbers for each element of a batch: about half a gigabyte each at these limits.
@@ -316,39 +312,21 @@ def log_sum_over_columns(log_weights: Tensor) -> Tensor:
 
 
 class _Level(NamedTuple):
-    """Sets of cells of one size, and how each falls apart.
+    """Sets of cells of one size, as bits, and the partitions of each into two parts."""
 
-    Attributes
-    ----------
-    sets : Tensor
-        As bits, ``(sets,)``.
-    without : Tensor
-        Row of each set less its lowest cell, ``(sets,)``.
-    parts, rest : Tensor
-        Rows of each proper part that holds the lowest cell, and of what it leaves, ``(sets, parts)``.
-    """
-
-    sets: Tensor
-    without: Tensor
-    parts: Tensor
-    rest: Tensor
+    sets: Tensor  # (sets,), as bits
+    without: Tensor  # (sets,): row of each set less its lowest cell
+    parts: Tensor  # (sets, parts): rows of each proper part that holds the lowest cell
+    rest: Tensor  # (sets, parts): rows of the complements of these parts in the set
 
 
 class _Pairs(NamedTuple):
-    """Pairs of disjoint sets of mutations, each field of shape ``(pairs,)``.
-
-    Attributes
-    ----------
-    first, second, union : Tensor
-        As bits.
-    place : Tensor
-        In a flattened table of all pairs.
-    """
+    """Pairs of disjoint sets of mutations, as bits, each field of shape ``(pairs,)``."""
 
     first: Tensor
     second: Tensor
     union: Tensor
-    place: Tensor
+    place: Tensor  # in a flattened table of all pairs
 
 
 @lru_cache(maxsize=16)
@@ -405,9 +383,7 @@ def _products(weights: Tensor) -> Tensor:
     return products
 
 
-# --------------------------------------------------------------------------------------------------
-# How a genotype is read: the log probabilities of entries, of columns, and of the whole matrix.
-# --------------------------------------------------------------------------------------------------
+# The likelihood of a genotype matrix: log probabilities of entries, of columns, and of the whole matrix.
 
 #: A Gibbs sweep weighs all 2^mutations genotypes of a cell.
 _MAX_SWEEP_MUTATIONS = 12
@@ -445,22 +421,17 @@ def subset_members(num_items: int, like: Tensor) -> Tensor:
 
 
 def _entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log probability of each observed entry if it is 0, and if it is 1.
-
-    Both are float64, of shape ``(*batch, cells, mutations)``; the gradient by a rate of exactly zero is NaN.
-    """
+    """Return the log probabilities of each entry if it is 0 and if it is 1, ``(*batch, cells, mutations)``, float64."""
     positive, negative = (rate.double()[..., None, None] for rate in (false_positive, false_negative))
     read, missing = observed == 1, observed.isnan()
+    # The gradient by a rate of exactly zero is NaN.
     absent = torch.where(read, positive.log(), (-positive).log1p())
     present = torch.where(read, (-negative).log1p(), negative.log())
     return absent.masked_fill(missing, 0.0), present.masked_fill(missing, 0.0)
 
 
 def _column_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> Tensor:
-    """Return the log probability of each observed column for each set of cells, as :func:`_entry_terms` does.
-
-    Shape ``(*batch, mutations, 2**cells)``.
-    """
+    """Return the log probability of each observed column for each set of cells, ``(*batch, mutations, 2**cells)``."""
     absent, present = (x.mT.unsqueeze(-2) for x in _entry_terms(observed, false_positive, false_negative))
     # A rate of zero has a term of minus infinity, which no product with an indicator would survive.
     return torch.where(subset_members(observed.shape[0], observed) == 1, present, absent).sum(-1)
@@ -506,9 +477,7 @@ def _check_possible(log_evidence: Tensor) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------
 # The tree that a conflict-free genotype matrix implies.
-# --------------------------------------------------------------------------------------------------
 
 
 class MutationTree(NamedTuple):
@@ -623,9 +592,7 @@ class MutationTree(NamedTuple):
         return "\n".join(lines)
 
 
-# --------------------------------------------------------------------------------------------------
 # Binary genotypes of cells, seen through false positives, false negatives and missing entries.
-# --------------------------------------------------------------------------------------------------
 
 #: How many recursions run side by side while columns are sampled: at most so many, and numbers kept by all of them.
 _PREFIXES, _NUMBERS = 64, 2**27
@@ -966,9 +933,7 @@ def _gametes(present: Tensor) -> Tensor:
     return torch.stack([left & ~right, ~left & right, left & right], dim=-2)
 
 
-# --------------------------------------------------------------------------------------------------
 # Noisy genotypes with unknown error rates, as a Pyro model whose genotypes are summed out.
-# --------------------------------------------------------------------------------------------------
 
 
 class GenotypeModel:
@@ -1040,9 +1005,7 @@ def _is_over_rates(prior: object) -> bool:
     return bool(support.lower_bound >= 0) and bool(support.upper_bound <= 1)
 
 
-# --------------------------------------------------------------------------------------------------
 # Plots of genotype matrices.
-# --------------------------------------------------------------------------------------------------
 
 
 def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = None) -> Axes:

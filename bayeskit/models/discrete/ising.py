@@ -26,9 +26,7 @@ __all__ = [
     "kaufman_log_partition",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Kaufman's partition function of the homogeneous Ising torus.
-# --------------------------------------------------------------------------------------------------
 
 #: The coupling at which an infinite square lattice begins to order.
 CRITICAL_COUPLING = 0.5 * math.asinh(1.0)
@@ -93,13 +91,11 @@ def kaufman_log_partition(
 
 
 def _modes(width: int, between: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the exponent of each mode per row, ``(*batch, 2 * width)``, and by how much it exceeds ``-log(tanh(K))``.
-
-    That is the exponent which all have in common where neighbours in a row are not coupled: it grows without bound as
-    the coupling ``K`` between rows vanishes, when only the excess counts. With ``tanh`` for ``tanh(K)`` and ``decay``
-    for ``exp(-2 K')`` of the coupling in rows, ``cosh(gamma) - 1 = distance / (tanh * decay)``.
-    """
+    """Return the exponent of each mode per row, ``(*batch, 2 * width)``, and its excess over ``-log(tanh(K))``."""
     between, within = between.unsqueeze(-1), within.unsqueeze(-1)
+    # -log(tanh(K)) is the exponent of all modes where neighbours in a row are not coupled. It grows without bound as
+    # the coupling K between rows vanishes, when only the excess counts. With decay = exp(-2 K') of the coupling K' in
+    # rows, cosh(gamma) - 1 = distance / (tanh * decay).
     log_tanh = (-(-2 * between).expm1()).log() - (-2 * between).exp().log1p()
     # The mode at angle zero has a sign, which turns at the critical coupling.
     zero = 2 * within + log_tanh
@@ -121,9 +117,7 @@ def _positive(name: str, value: Tensor | float) -> Tensor:
     return coupling if coupling.is_floating_point() else coupling.to(torch.get_default_dtype())
 
 
-# --------------------------------------------------------------------------------------------------
 # The transfer matrix of an Ising grid, applied bond by bond in log space.
-# --------------------------------------------------------------------------------------------------
 
 
 class Couplings(NamedTuple):
@@ -155,33 +149,15 @@ def _row_states(width: int, like: Tensor) -> Tensor:
 
 
 def _row_potentials(couplings: Couplings) -> Tensor:
-    """Return what fields and horizontal bonds add to the log probability of each state of each row.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch, rows, 2**columns)``.
-    """
+    """Return the log weight of each state of each row from fields and its own bonds, ``(*batch, rows, 2**columns)``."""
     states = _row_states(couplings.field.shape[-1], couplings.field)
     return couplings.field @ states.mT + couplings.horizontal @ (states * states.roll(-1, -1)).mT
 
 
 def _messages(couplings: Couplings, rows: Tensor, periodic: bool) -> Iterator[Tensor]:
-    """Yield the log weight of all that lies below a row, from the last row to the first.
+    """Yield the log weight of all below a row by its state, ``(*batch, first, 2**columns)``, from the last row up.
 
-    Parameters
-    ----------
-    couplings : Couplings
-    rows : Tensor
-        From :func:`_row_potentials`.
-    periodic : bool
-        Whether the last row is joined to the first.
-
-    Yields
-    ------
-    Tensor
-        For each state of the row, ``(*batch, first, 2**columns)``: where the last row is joined to the first, the
-        weight depends on the state of the first row too, and ``first`` is ``2**columns``; otherwise it is 1.
+    ``first`` is the number of states of the first row where the last is joined to it, otherwise 1.
     """
     message = _closing_bonds(couplings, rows, periodic)
     yield message
@@ -191,28 +167,12 @@ def _messages(couplings: Couplings, rows: Tensor, periodic: bool) -> Iterator[Te
 
 
 def _first_row(rows: Tensor, periodic: bool, below: Tensor) -> Tensor:
-    """Return the log weight of each state of the first row, all other rows summed out: ``(*batch, 2**columns)``.
-
-    ``below`` is the last that :func:`_messages` yields.
-    """
+    """Return the log weight of each state of the first row, ``(*batch, 2**columns)``, from the last of its messages."""
     return rows[..., 0, :] + (below.diagonal(dim1=-2, dim2=-1) if periodic else below.squeeze(-2))
 
 
 def draw_grids(couplings: Couplings, periodic: bool, count: int) -> Tensor:
-    """Draw grids exactly, spin after spin, from torch's global stream.
-
-    Parameters
-    ----------
-    couplings : Couplings
-        With one batch dimension.
-    periodic : bool
-    count : int
-
-    Returns
-    -------
-    Tensor
-        Spins, ``(batch, count, rows, columns)``.
-    """
+    """Draw spins ``(batch, count, rows, columns)`` exactly, one after the other, from torch's global stream."""
     rows = _row_potentials(couplings)
     below = list(_messages(couplings, rows, periodic))
     logits = _first_row(rows, periodic, below.pop())
@@ -243,10 +203,8 @@ def _closing_bonds(couplings: Couplings, rows: Tensor, periodic: bool) -> Tensor
 
 
 def _cross_bonds(message: Tensor, coupling: Tensor) -> list[Tensor]:
-    """Return the weight of a row and all below it after ``0, 1, ..., columns`` of its spins were summed out.
-
-    Each is replaced by the spin above it: bits of the state below that number are spins of the row above.
-    """
+    """Return ``message`` after ``0, 1, ..., columns`` of its spins were summed out, each leaving the spin above it."""
+    # Bits of the state below the number of the stage are spins of the row above.
     width = coupling.shape[-1]
     stages = [message]
     for j in range(width):
@@ -256,9 +214,7 @@ def _cross_bonds(message: Tensor, coupling: Tensor) -> list[Tensor]:
     return stages
 
 
-# --------------------------------------------------------------------------------------------------
 # The Ising model on a grid as a distribution, with its exact partition function.
-# --------------------------------------------------------------------------------------------------
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 

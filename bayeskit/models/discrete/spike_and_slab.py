@@ -33,9 +33,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # The posterior over all subsets of a regression's predictors, and what it says about coefficients and responses.
-# --------------------------------------------------------------------------------------------------
 
 #: Subsets whose covariances are computed at a time.
 _BATCH = 4096
@@ -354,14 +352,11 @@ class SubsetPosterior:
 
 @dataclass(frozen=True, eq=False)
 class _MixtureOfT:
-    """Mixtures of ``k`` t distributions, one a column; where the scale is zero, of a point mass.
+    """Mixtures of ``k`` t distributions, one for each of ``m`` columns; a component of scale zero is a point mass."""
 
-    Weights are ``(k, 1)``, locations and scales ``(k, m)``.
-    """
-
-    weights: np.ndarray
-    locations: np.ndarray
-    scales: np.ndarray
+    weights: np.ndarray  # (k, 1)
+    locations: np.ndarray  # (k, m)
+    scales: np.ndarray  # (k, m)
     freedom: float
 
     def cdf(self, x: np.ndarray, *, open_end: bool = False) -> np.ndarray:
@@ -675,13 +670,11 @@ class SpikeAndSlabRegression:
         return _Summary(n, mean_x, mean_y, centred.mT @ centred, centred.mT @ responses, triangle, best, least)
 
     def _solved(self, inclusion: Tensor, data: _Summary) -> _Solved:
-        """Integrate coefficients and noise out.
-
-        The deviations of responses from their mean come first, and then the mean, as one more response whose unit is
-        the standard deviation that the intercept leaves it: sums of squares alone, so that no offset cancels.
-        """
+        """Integrate coefficients and noise out, for each row of ``inclusion (*batch, p)``."""
         kept = inclusion.to(data.gram)
         unit, row, factor = self._precision(kept, data)
+        # The deviations of responses from their mean come first, and then the mean, as one more response whose unit is
+        # the standard deviation that the intercept leaves it: sums of squares alone, so that no offset cancels.
         right = torch.stack([kept * data.projected, kept * row], -1)
         half = torch.linalg.solve_triangular(factor, right, upper=False)
         weights, gain = torch.linalg.solve_triangular(factor.mT, half, upper=True).unbind(-1)
@@ -729,47 +722,24 @@ class SpikeAndSlabRegression:
 
 
 class _Solved(NamedTuple):
-    """Of subsets.
+    """Marginal likelihoods and posterior moments of subsets of predictors."""
 
-    Attributes
-    ----------
-    log_evidence : Tensor
-        ``(*batch)``.
-    coefficients : Tensor
-        Posterior means, the intercept first, ``(*batch, 1 + p)``.
-    noise_rate : Tensor
-        Of the noise variance's posterior, ``(*batch)``.
-    """
-
-    log_evidence: Tensor
-    coefficients: Tensor
-    noise_rate: Tensor
+    log_evidence: Tensor  # (*batch)
+    coefficients: Tensor  # (*batch, 1 + p): posterior means, the intercept first
+    noise_rate: Tensor  # (*batch), of the posterior of the noise variance
 
 
 class _Summary(NamedTuple):
-    """Of the data: its means, and its deviations from them with predictors in units of the slab.
-
-    Attributes
-    ----------
-    n : int
-    mean_x, mean_y : Tensor
-        ``(p,)`` and ``()``.
-    gram, projected : Tensor
-        Products of predictors, ``(p, p)``, and with responses, ``(p,)``.
-    triangle : Tensor
-        A root of the gram matrix and the prior's unit matrix, ``(p, p)``.
-    best, least : Tensor
-        Coefficients of all predictors, ``(p,)``, and their sum of squares, ``()``.
-    """
+    """Means of the data, and cross products of their deviations, with predictors in units of the slab."""
 
     n: int
-    mean_x: Tensor
-    mean_y: Tensor
-    gram: Tensor
-    projected: Tensor
-    triangle: Tensor
-    best: Tensor
-    least: Tensor
+    mean_x: Tensor  # (p,)
+    mean_y: Tensor  # ()
+    gram: Tensor  # (p, p): products of predictors
+    projected: Tensor  # (p,): products of predictors with responses
+    triangle: Tensor  # (p, p): a root of the gram matrix plus the unit matrix of the prior
+    best: Tensor  # (p,): coefficients of all predictors
+    least: Tensor  # (): residual sum of squares of these coefficients plus their own
 
 
 def _read(x: Any, y: Any) -> tuple[Tensor, Tensor]:

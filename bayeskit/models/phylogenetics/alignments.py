@@ -23,13 +23,9 @@ from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = ["Alignment", "primates"]
 
-# --------------------------------------------------------------------------------------------------
-# FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against their files.
-#
-# DendroPy gets an alphabet of all characters that a file has, because its own has no U beside T; which of them are
-# nucleotides is told afterwards, with taxon and site. It says nothing about a wrong number of taxa, and where a
-# sequence is too short it takes the next name for characters.
-# --------------------------------------------------------------------------------------------------
+# FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against their files. DendroPy gets an alphabet of all
+# characters in the file, because its own has no U beside T. It reports no wrong number of taxa, and where a sequence is
+# too short it reads the next name as characters.
 
 #: Sets of bases as bits (A=1, C=2, G=4, T=8) for each IUPAC code; gaps and unknowns are all four.
 _BASES = {
@@ -59,21 +55,11 @@ class _Misread(Exception):
 
 @dataclass
 class _Record:
-    """One sequence and the lines on which it stands.
-
-    Attributes
-    ----------
-    name : str
-        Name of the taxon.
-    text : str
-        Its characters, one a site.
-    rows : list of (int, int)
-        Line and number of sites, for each line; empty where there is no file.
-    """
+    """A sequence of an alignment, with the lines of the file that it stands on."""
 
     name: str
-    text: str
-    rows: list[tuple[int, int]]
+    text: str  # one character per site
+    rows: list[tuple[int, int]]  # line and number of its sites; empty without a file
 
     @property
     def line(self) -> int | None:
@@ -90,26 +76,9 @@ class _Record:
 
 
 def _read_records(path: str | os.PathLike[str], format: str | None = None) -> list[_Record]:
-    """Read the sequences of an alignment file.
+    """Return the sequences of an alignment file in file order, their characters unchecked.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file.
-    format : {"fasta", "nexus", "phylip"}, optional
-        Its format; by default told from its content, then from its suffix.
-
-    Returns
-    -------
-    list of Record
-        The sequences in file order. Their characters are not checked here.
-
-    Raises
-    ------
-    AlignmentError
-        If the file is missing, empty, truncated or malformed.
-    SettingsError
-        If `format` is none of the three.
+    Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed.
     """
     source = os.fspath(path)
     if format is not None and format.lower() not in ("fasta", "nexus", "phylip"):
@@ -434,9 +403,7 @@ def _set_letter(found: re.Match[str]) -> str:
     return _LETTER.get(mask, "?")
 
 
-# --------------------------------------------------------------------------------------------------
 # Nucleotide alignments as weighted site patterns.
-# --------------------------------------------------------------------------------------------------
 
 _MASK_OF_BYTE = np.zeros(256, dtype=np.uint8)
 for _symbol, _mask in _BASES.items():
@@ -660,9 +627,7 @@ def _masks(record: _Record, source: str) -> np.ndarray:
     return masks
 
 
-# --------------------------------------------------------------------------------------------------
 # Data that ship with the package.
-# --------------------------------------------------------------------------------------------------
 
 _PRIMATES_TOPOLOGY = "(2,(12,((11,(10,(9,8))),(7,(6,(5,(4,3)))))),1);"
 

@@ -188,24 +188,7 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
 
 
 def check_branch_length_prior(prior: object, num_edges: int) -> None:
-    """Refuse what is no prior of branch lengths.
-
-    Parameters
-    ----------
-    prior : object
-        To be a distribution over one positive number, or over the vector of so many.
-    num_edges : int
-
-    Raises
-    ------
-    SettingsError
-        If it is something else: no distribution, one with batch dimensions or over vectors of another size, discrete,
-        or one that allows negative numbers.
-
-    Examples
-    --------
-    >>> check_branch_length_prior(Gamma(2.0, 20.0), num_edges=5)
-    """
+    """Raise SettingsError unless the prior is over one positive number or a vector of `num_edges` such numbers."""
     remedy = (
         "Remedy: give one such as Exponential(torch.tensor(10.0)), which is repeated for every edge, or one over "
         f"vectors ({num_edges},) such as GammaDirichlet.for_tree(tree)."
@@ -232,14 +215,8 @@ def check_branch_length_prior(prior: object, num_edges: int) -> None:
 
 
 def in_double_precision(prior: TorchDistribution) -> TorchDistribution:
-    """Return a prior with parameters of double precision; some round what they are asked about to that of their own.
-
-    Examples
-    --------
-    >>> prior = in_double_precision(Gamma(0.5, 5.0))
-    >>> prior.log_prob(torch.tensor(0.1, dtype=torch.float64)).dtype, prior.rate.dtype
-    (torch.float64, torch.float64)
-    """
+    """Return a copy of a prior with parameters in double precision."""
+    # Some distributions round their arguments to the precision of their own parameters.
     made = copy.copy(prior)
     for name, value in vars(prior).items():
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -250,25 +227,7 @@ def in_double_precision(prior: TorchDistribution) -> TorchDistribution:
 
 
 def log_prior_of_lengths(prior: TorchDistribution, lengths: Tensor) -> Tensor:
-    """Return the log prior density of the branch lengths of trees.
-
-    Parameters
-    ----------
-    prior : TorchDistribution
-        That `check_branch_length_prior` lets pass.
-    lengths : Tensor
-        Shape `(*batch, edges)`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(*batch)`; minus infinity where the prior allows a length not.
-
-    Examples
-    --------
-    >>> log_prior_of_lengths(torch.distributions.Uniform(0.0, 0.5), torch.tensor([[0.1, 0.2], [0.1, 0.6]]))
-    tensor([1.3863,   -inf])
-    """
+    """Return the log prior density of branch lengths, `(*batch, edges) -> (*batch)`, -inf outside the support."""
     allowed = _support(prior).check(lengths)
     if bool(allowed.all()):
         log_prob = prior.log_prob(lengths)
@@ -281,13 +240,7 @@ def log_prior_of_lengths(prior: TorchDistribution, lengths: Tensor) -> Tensor:
 
 
 def allowed_lengths(prior: TorchDistribution, num_edges: int) -> Tensor:
-    """Return branch lengths that a prior allows, 0.05 each or the nearest to it, shape `(edges,)`, float64.
-
-    Examples
-    --------
-    >>> allowed_lengths(torch.distributions.Uniform(0.0, 0.01), 2) < 0.01
-    tensor([True, True])
-    """
+    """Return branch lengths in the support of a prior, 0.05 each where it allows them: `(edges,)`, float64."""
     factor = torch.logspace(0, 9, 181, dtype=torch.float64)
     tried = 0.05 * torch.stack([factor, 1 / factor], -1).flatten()
     points = tried[:, None].expand(-1, num_edges)

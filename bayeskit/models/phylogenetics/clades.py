@@ -34,24 +34,12 @@ _PAIRS = 4_000_000
 
 
 def num_words(num_taxa: int) -> int:
-    """Return how many words a set takes.
-
-    Examples
-    --------
-    >>> num_words(64), num_words(65)
-    (1, 2)
-    """
+    """Return the number of 64-bit words of a set."""
     return -(-num_taxa // 64)
 
 
 def single(num_taxa: int) -> Bits:
-    """Return the sets of one taxon each, shape `(taxa, words)`.
-
-    Examples
-    --------
-    >>> single(3).ravel().tolist()
-    [1, 2, 4]
-    """
+    """Return the sets of one taxon each, shape `(taxa, words)`."""
     taxa = np.arange(num_taxa)
     sets = np.zeros((num_taxa, num_words(num_taxa)), dtype=np.uint64)
     sets[taxa, taxa // 64] = np.uint64(1) << (taxa % 64).astype(np.uint64)
@@ -59,70 +47,29 @@ def single(num_taxa: int) -> Bits:
 
 
 def everything(num_taxa: int) -> Bits:
-    """Return the set of all taxa, shape `(words,)`.
-
-    Examples
-    --------
-    >>> everything(3).tolist()
-    [7]
-    """
+    """Return the set of all taxa, shape `(words,)`."""
     return np.bitwise_or.reduce(single(num_taxa), axis=0)
 
 
 def size(sets: Bits) -> NDArray[np.int64]:
-    """Return the number of taxa of each set, shape `sets.shape[:-1]`.
-
-    Examples
-    --------
-    >>> size(everything(70)).item()
-    70
-    """
+    """Return the number of taxa of each set, shape `sets.shape[:-1]`."""
     return np.bitwise_count(sets).sum(axis=-1, dtype=np.int64)
 
 
 def contains(sets: Bits, taxon: int) -> NDArray[np.bool_]:
-    """Tell which sets hold a taxon, shape `sets.shape[:-1]`.
-
-    Examples
-    --------
-    >>> contains(single(3), 1).tolist()
-    [False, True, False]
-    """
+    """Tell which sets hold a taxon, shape `sets.shape[:-1]`."""
     held: NDArray[np.bool_] = (sets[..., taxon // 64] >> np.uint64(taxon % 64)) & np.uint64(1) != 0
     return held
 
 
 def members(one: Bits) -> list[int]:
-    """Return the taxa of one set.
-
-    Examples
-    --------
-    >>> members(everything(3))
-    [0, 1, 2]
-    """
+    """Return the taxa of one set in ascending order."""
     return np.flatnonzero(np.unpackbits(one.astype("<u8").view(np.uint8), bitorder="little")).tolist()
 
 
 def identify(sets: Bits) -> tuple[Bits, NDArray[np.int64]]:
-    """Give equal sets one number.
-
-    Parameters
-    ----------
-    sets : ndarray
-        Shape `(*batch, words)`.
-
-    Returns
-    -------
-    distinct : ndarray
-        Each set once, ordered by size and then by taxa, shape `(sets, words)`.
-    index : ndarray
-        Which of them each one is, shape `(*batch,)`.
-
-    Examples
-    --------
-    >>> identify(single(3)[[2, 0, 2]])[1].tolist()
-    [1, 0, 1]
-    """
+    """Return the distinct sets, `(sets, words)`, and the number of each given one, `(*batch, words) -> (*batch,)`."""
+    # Distinct sets are ordered by size and then by taxa.
     flat = np.ascontiguousarray(sets.reshape(-1, sets.shape[-1]))
     distinct, index = np.unique(flat, axis=0, return_inverse=True)
     ranking = order(distinct)
@@ -132,38 +79,15 @@ def identify(sets: Bits) -> tuple[Bits, NDArray[np.int64]]:
 
 
 def order(sets: Bits) -> NDArray[np.int64]:
-    """Return the order of sets `(*batch, count, words)` by size and then by taxa, shape `(*batch, count)`.
-
-    Examples
-    --------
-    >>> order(np.array([[3], [4], [1]], dtype=np.uint64)).tolist()
-    [2, 1, 0]
-    """
+    """Return the order of sets `(*batch, count, words)` by size and then by taxa, shape `(*batch, count)`."""
     keys = [sets[..., word] for word in range(sets.shape[-1])]
     return np.lexsort((*keys, size(sets).astype(np.uint64)), axis=-1)
 
 
 def below(children: NDArray[Any], num_taxa: int, tips: Bits | None = None) -> Bits:
-    """Return the taxa below every node.
+    """Return the taxa below every node, `(trees, num_taxa + internal, words)`, from children `(trees, internal, 2)`.
 
-    Parameters
-    ----------
-    children : ndarray
-        Both children of each internal node, shape `(trees, internal, 2)`, children before parents.
-    num_taxa : int
-        Number of tips; internal nodes are numbered from here on.
-    tips : ndarray, optional
-        The set of each tip, shape `(trees, num_taxa, words)`; tip `i` is taxon `i` by default.
-
-    Returns
-    -------
-    ndarray
-        Shape `(trees, num_taxa + internal, words)`.
-
-    Examples
-    --------
-    >>> below(np.array([[[0, 2], [1, 3]]]), 3).ravel().tolist()
-    [1, 2, 4, 5, 7]
+    Children precede parents; `tips` `(trees, num_taxa, words)` are the tips' sets, by default taxon `i` at tip `i`.
     """
     count, internal = children.shape[:2]
     sets = np.empty((count, num_taxa + internal, num_words(num_taxa)), dtype=np.uint64)
@@ -176,57 +100,16 @@ def below(children: NDArray[Any], num_taxa: int, tips: Bits | None = None) -> Bi
 
 
 def turned(sets: Bits, split: Bits, num_taxa: int) -> Bits:
-    """Turn round the sets between a tree's root and the edge on which it shall have its root instead.
-
-    Parameters
-    ----------
-    sets : ndarray
-        The taxa below each node, shape `(*batch, nodes, words)`.
-    split : ndarray
-        The taxa below the edge, shape `(*batch, 1, words)`.
-    num_taxa : int
-        Number of taxa.
-
-    Returns
-    -------
-    ndarray
-        Shape `(*batch, nodes, words)`.
-
-    Examples
-    --------
-    >>> turned(np.array([[0b1100], [0b1110]], dtype=np.uint64), single(4)[2:3], 4).ravel().tolist()
-    [3, 1]
-    """
+    """Return the sets `(*batch, nodes, words)` with the root moved to the edge above `split` `(*batch, 1, words)`."""
+    # Only nodes between the two roots change: they lie above the edge, and now hold the other taxa.
     above = ((split & ~sets) == 0).all(axis=-1) & (sets != split).any(axis=-1)
     return np.where(above[..., None], everything(num_taxa) & ~sets, sets)
 
 
 def children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]:
-    """Find the children of every internal node from the taxa below it.
+    """Return the children of internal nodes, `(trees, internal, 2)`, from the taxa below, `(trees, internal, words)`.
 
-    Parameters
-    ----------
-    internal : ndarray
-        The taxa below each internal node, in the order of `order`, shape `(trees, internal, words)`.
-    num_taxa : int
-        Number of taxa.
-    first : int
-        The first taxon that hangs below a node: 1 where taxon 0 stands apart.
-
-    Returns
-    -------
-    ndarray
-        Shape `(trees, internal, 2)`, the smaller number first, int32.
-
-    Raises
-    ------
-    TreeError
-        If the sets are not those of binary trees.
-
-    Examples
-    --------
-    >>> children_of(np.array([[[5], [7]]], dtype=np.uint64), 3, 0).tolist()
-    [[[0, 2], [1, 3]]]
+    Sets stand in the order of `order`, and `first` is 1 where taxon 0 stands apart; TreeError if no binary trees fit.
     """
     count, nodes = internal.shape[:2]
     children = np.empty((count, nodes, 2), dtype=np.int32)

@@ -35,11 +35,7 @@ __all__ = [
     "unquoted",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# The statements of Newick and NEXUS files, one after another.
-#
-# DendroPy takes a file that ends too early for a complete one; the code here does not.
-# --------------------------------------------------------------------------------------------------
+# The statements of Newick and NEXUS files. DendroPy takes a file that ends too early for complete; this code does not.
 
 QUOTED = re.compile(r"'(?:[^']|'')*'")
 _PIECE = re.compile(r"[^'\[\];]+|'(?:[^']|'')*'|.")
@@ -73,11 +69,9 @@ def read_text(path: str | os.PathLike[str], what: str, error: ErrorType) -> str:
 
 
 def _statements(text: str, source: str, error: ErrorType, line: int = 1) -> Iterator[_Statement]:
-    """Yield each statement, ended by a ';' outside quotes and comments or by the end of the text.
-
-    Comments are left out, but not their line ends; `line` is where `text` starts in the file. A
-    '#NEXUS' at the start is skipped.
-    """
+    """Yield each statement up to a ';' outside quotes and comments, or to the end of the text."""
+    # Comments are left out, but not their line ends; `line` is that of the start of `text`. A '#NEXUS' there is
+    # skipped.
     head = re.match(r"\s*#nexus", text, re.IGNORECASE)
     position = head.end() if head else 0
     line += text.count("\n", 0, position)
@@ -153,34 +147,13 @@ def unquoted(text: str) -> str:
     return QUOTED.sub(lambda found: found.group()[1:-1].replace("''", "'"), text)
 
 
-# --------------------------------------------------------------------------------------------------
-# Nodes with too many children, resolved at random.
-# --------------------------------------------------------------------------------------------------
+# Random resolution of nodes with too many children.
 
 
 def resolve_at_random(
     children: list[list[int]], lengths: list[float | None], length: float | None, generator: torch.Generator
 ) -> None:
-    """Resolve, in place, all nodes that join too many subtrees; every way is equally likely.
-
-    Parameters
-    ----------
-    children : list of list of int
-        Children of each node; node 0 is the root, which may have three. New nodes are appended.
-    lengths : list of float or None
-        Length of the edge above each node.
-    length : float or None
-        That of the new edges.
-    generator : torch.Generator
-        Source of randomness.
-
-    Examples
-    --------
-    >>> children, lengths = [[1, 2, 3, 4], [], [], [], []], [None] * 5
-    >>> resolve_at_random(children, lengths, None, torch.Generator().manual_seed(0))
-    >>> len(children[0]), sorted(len(below) for below in children)
-    (3, [0, 0, 0, 0, 0, 2, 3])
-    """
+    """Resolve polytomies in place, all ways equally likely; new nodes are appended, with edges of length `length`."""
     for node in range(len(children)):
         # At an unrooted root three edges meet, one of them as good as from above.
         kept = 1 if node == 0 and len(children[node]) > 2 else 0
@@ -216,9 +189,7 @@ def _join(
     return next(node for node in nodes if node not in parents)
 
 
-# --------------------------------------------------------------------------------------------------
-# The trees of Newick and NEXUS files as texts, with what the file says about each.
-# --------------------------------------------------------------------------------------------------
+# The trees of Newick and NEXUS files as texts, with their annotations.
 
 #: The weight that PAUP and MrBayes give a tree, `[&W 1/3]` or `[p = 0.33, P = 0.9]`, and lists, `0.33 (...)`.
 _WEIGHT_NOTE = re.compile(r"&w\s+([^\s/]+)(?:\s*/\s*(\S+))?\s*", re.IGNORECASE)
@@ -228,61 +199,21 @@ _LEADING_WEIGHT = re.compile(r"([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|nan|inf))[ \t]+
 
 @dataclass(frozen=True)
 class TreeText:
-    """One Newick description, where it stands, and what the file says about it.
-
-    Attributes
-    ----------
-    newick : str
-        The description.
-    source : str
-        Name of the file.
-    line : int
-        Line on which it starts.
-    translate : mapping of str to str
-        The labels it abbreviates.
-    weight : float or None
-        Its weight or probability; None where the file gives none.
-    rooted : bool or None
-        Whether it is marked as rooted or unrooted; None where it is not marked.
-    name : str or None
-        Its name in NEXUS; None in Newick.
-    """
+    """A Newick description, its place in a file, and its annotations there."""
 
     newick: str
-    source: str
-    line: int
-    translate: Mapping[str, str]
-    weight: float | None = None
-    rooted: bool | None = None
-    name: str | None = None
+    source: str  # name of the file
+    line: int  # where the description starts
+    translate: Mapping[str, str]  # labels by their abbreviations
+    weight: float | None = None  # weight or probability; None where the file gives none
+    rooted: bool | None = None  # None where it is not marked
+    name: str | None = None  # in NEXUS; None in Newick
 
 
 def read_tree_texts(path: str | os.PathLike[str], incomplete: str = "error") -> list[TreeText]:
-    """Find the tree descriptions of a Newick or NEXUS file.
+    """Return the tree descriptions of a Newick or NEXUS file in file order; TreeError if it is invalid or has none.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file.
-    incomplete : {"error", "warn"}, default "error"
-        What to do where the file ends too early: refuse it, or read the trees that are complete.
-
-    Returns
-    -------
-    list of TreeText
-        One entry for each tree, in file order.
-
-    Raises
-    ------
-    TreeError
-        If the file cannot be read, ends too early, or holds no tree.
-    SettingsError
-        If `incomplete` is none of the two.
-
-    Warns
-    -----
-    ConversionWarning
-        If the file ended too early and `incomplete` is "warn".
+    Of a truncated file, `incomplete="warn"` returns the complete trees with a ConversionWarning.
     """
     if incomplete not in ("error", "warn"):
         raise SettingsError(f"incomplete={incomplete!r} is unknown. Remedy: use 'error' or 'warn'.")
@@ -416,13 +347,9 @@ def _translation(text: str, source: str, line: int) -> dict[str, str]:
     return translate
 
 
-# --------------------------------------------------------------------------------------------------
-# Trees in Newick text, through DendroPy.
-#
-# DendroPy reads; the code here adds what it leaves out: it drops an empty node before ')' and lets a second branch
-# length replace the first. Descriptions of plain names and numbers, which is what samplers write by the thousand, are
-# read here, with the same result in a twentieth of the time.
-# --------------------------------------------------------------------------------------------------
+# Trees in Newick text, read by DendroPy. It drops an empty node before ')' and lets a second branch length replace the
+# first; both are refused here. Descriptions of plain names and numbers, as samplers write them by the thousand, are
+# read without it, with the same result in a twentieth of the time.
 
 #: What only DendroPy reads or refuses: quotes, comments and the like, and parentheses in a wrong place.
 _NOT_PLAIN = re.compile(r"['\"\\\[\]{}=;]|[(,][ \t\r\n]*[,)]|[^(, \t\r\n][ \t\r\n]*\(")
@@ -466,29 +393,17 @@ _IN_MEMORY = "Newick text"
 
 @dataclass(frozen=True)
 class ParsedTree:
-    """Nodes of one Newick description, in the order in which they open; the root is node 0.
+    """Nodes of one Newick description, in the order in which they open; the root is node 0."""
 
-    Attributes
-    ----------
-    children : list of list of int
-        Children of each node, from left to right.
-    labels : list of str or None
-        Label of each node.
-    lengths : list of float or None
-        Length of the edge above each node.
-    """
-
-    children: list[list[int]]
+    children: list[list[int]]  # from left to right
     labels: list[str | None]
-    lengths: list[float | None]
+    lengths: list[float | None]  # of the edge above each node
 
 
 @contextmanager
 def _frames(number: int) -> Iterator[None]:
-    """Allow so many more nested calls: DendroPy reads a tree by recursion, one call for each nested node.
-
-    Since Python 3.11 these calls take no C stack, so the limit is all that stands against it.
-    """
+    """Raise the recursion limit by `number`."""
+    # DendroPy reads a tree by recursion, one call for each nested node; since Python 3.11 these calls take no C stack.
     with _LIMIT:
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(limit + number)
@@ -504,27 +419,7 @@ def quote(label: str) -> str:
 
 
 def parse_newick(text: str, source: str = _IN_MEMORY, first_line: int = 1) -> ParsedTree:
-    """Read one Newick description.
-
-    Parameters
-    ----------
-    text : str
-        The description, with or without its closing semicolon.
-    source : str
-        Name of its origin, for error messages.
-    first_line : int
-        Line of the file on which it starts.
-
-    Returns
-    -------
-    ParsedTree
-        Its nodes, labels and lengths.
-
-    Raises
-    ------
-    TreeError
-        If the text is not one Newick tree; the message names source and line.
-    """
+    """Read one Newick description; a TreeError names `source` and the line, counted from `first_line`."""
     found = list(_statements(text, source, TreeError, first_line))
     line, newick = found[0][:2] if found else (first_line, "")
 

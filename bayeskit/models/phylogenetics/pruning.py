@@ -34,18 +34,11 @@ __all__ = [
     "root_log_likelihoods",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# The order in which partial likelihoods are computed, each distinct one once.
-#
-# Below a node, many site patterns look alike: a partial likelihood depends only on the tips below. A schedule lists for
-# every node its distinct sub-patterns (its *rows*) and which rows of its two children each comes from. Where the
-# substitution model treats all four bases alike, sub-patterns that differ only by a renaming of the bases share a row
-# too, and are read with their states permuted.
-#
-# Nodes are grouped by their distance from the root, so that one gather and one product serve a whole level however many
-# nodes it has. All children of a level stand one level deeper, so a level needs no other table than that of the level
-# before it.
-# --------------------------------------------------------------------------------------------------
+# The order in which partial likelihoods are computed, each distinct one once: a schedule lists for every node its
+# distinct sub-patterns (its *rows*) and the rows of its two children that each comes from. Where the substitution model
+# treats all four bases alike, sub-patterns that differ only by a renaming of the bases share a row, which is read with
+# its states permuted. Nodes are grouped by their distance from the root, so that one gather and one product serve a
+# whole level, which needs no other table than that of the level before it.
 
 _ALL_RENAMINGS = np.array(list(itertools.permutations(range(4))))
 _NO_RENAMING = np.arange(4)[None]
@@ -53,36 +46,20 @@ _NO_RENAMING = np.arange(4)[None]
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """All nodes at one distance from the root.
+    """All nodes at one distance from the root, and the lines of their table of messages."""
 
-    A level makes a table of messages with one line for each state of each row: first the lines of
-    its tips (state 0 of all tip rows, state 1, ...), then those of its inner rows in the same way.
+    # The table has one line for each state of each row: first those of the tips (state 0 of all tip rows, state 1,
+    # ...), then those of the inner rows in the same way.
 
-    Attributes
-    ----------
-    tips : slice
-        Where the level's tip lines stand among the tip lines of all levels.
-    left, right : tuple of Tensor
-        For each state, the two factors of each inner row as lines of the next deeper level's
-        table: four tensors of shape `(rows,)`, int64.
-    targets, siblings, parents : Tensor
-        The same as a list of factors: the line of the factor, the line of the other factor of
-        that product, and the line of the product (`state * rows + row`), each `(8 * rows,)`.
-    slots : tuple of Tensor
-        For each coefficient of an edge, where the table of coefficients has the one for the edge
-        above each inner row, shape `(rows,)`.
-    weights : Tensor
-        Number of sites that use each inner row, shape `(rows,)`.
-    """
-
-    tips: slice
-    left: tuple[Tensor, ...]
-    right: tuple[Tensor, ...]
-    targets: Tensor
-    siblings: Tensor
-    parents: Tensor
+    tips: slice  # the level's tip lines among those of all levels
+    left: tuple[Tensor, ...]  # by state, one factor of each inner row as a line of the next deeper table, (rows,) each
+    right: tuple[Tensor, ...]  # likewise, the other factor
+    targets: Tensor  # lines of all factors, (8 * rows,)
+    siblings: Tensor  # line of the other factor in the same product, (8 * rows,)
+    parents: Tensor  # line of the product, `state * rows + row`, (8 * rows,)
+    # by coefficient of an edge, its place in the table for the edge above each inner row, (rows,) each
     slots: tuple[Tensor, ...]
-    weights: Tensor
+    weights: Tensor  # number of sites of each inner row, (rows,)
 
     @property
     def num_rows(self) -> int:
@@ -102,45 +79,18 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class PruningSchedule:
-    """Everything the likelihood of one alignment on one topology needs but the branch lengths.
+    """The data of the likelihood of one alignment on one topology other than branch lengths."""
 
-    Attributes
-    ----------
-    levels : tuple of Level
-        From the deepest to the one below the root.
-    tip_sets : Tensor
-        The bases that the row of each tip line allows, shape `(4, tip_lines)`, entries 0 and 1.
-    tip_states : Tensor
-        The entry of `tip_sets` for the line's own state, shape `(tip_lines,)`.
-    tip_edges : Tensor
-        Edge above each tip line, shape `(tip_lines,)`.
-    tip_line_states : Tensor
-        State of each tip line, shape `(tip_lines,)`.
-    root_factors : tuple of tuple of Tensor
-        For each of the root's three neighbours and each state, the line of the factor of each
-        root row, shape `(root_rows,)`.
-    root_targets : Tensor
-        All of `root_factors` in one list, shape `(12 * root_rows,)`.
-    root_weights : Tensor
-        Number of sites of each root row, shape `(root_rows,)`.
-    weights : Tensor
-        The weights of all inner rows, level by level, and of the root rows.
-    root_of_pattern : Tensor
-        Root row of each site pattern, shape `(patterns,)`.
-    num_edges : int
-        Number of edges of the tree.
-    """
-
-    levels: tuple[Level, ...]
-    tip_sets: Tensor
-    tip_states: Tensor
-    tip_edges: Tensor
-    tip_line_states: Tensor
-    root_factors: tuple[tuple[Tensor, ...], ...]
-    root_targets: Tensor
-    root_weights: Tensor
-    weights: Tensor
-    root_of_pattern: Tensor
+    levels: tuple[Level, ...]  # from the deepest to the one below the root
+    tip_sets: Tensor  # bases that each tip line's row allows, entries 0 and 1, (4, tip_lines)
+    tip_states: Tensor  # entry of `tip_sets` for the line's own state, (tip_lines,)
+    tip_edges: Tensor  # edge above each tip line, (tip_lines,)
+    tip_line_states: Tensor  # state of each tip line, (tip_lines,)
+    root_factors: tuple[tuple[Tensor, ...], ...]  # by neighbour of the root and state, line of the factor, (root_rows,)
+    root_targets: Tensor  # all of `root_factors` in one list, (12 * root_rows,)
+    root_weights: Tensor  # number of sites of each root row, (root_rows,)
+    weights: Tensor  # of all inner rows, level by level, and of the root rows
+    root_of_pattern: Tensor  # root row of each site pattern, (patterns,)
     num_edges: int
 
     @property
@@ -150,51 +100,27 @@ class PruningSchedule:
 
 
 class _Renamings:
-    """A group of renamings of the four bases.
-
-    Attributes
-    ----------
-    images : ndarray
-        `images[g, i]` is what renaming `g` makes of base `i`.
-    compose : ndarray
-        `compose[g, h]` does `h` first, then `g`.
-    inverse : ndarray
-        Number of the inverse of each renaming.
-    """
+    """A group of renamings of the four bases."""
 
     def __init__(self, images: np.ndarray) -> None:
-        self.images = images
+        self.images = images  # [g, i]: image of base i under renaming g
         number = {tuple(image): index for index, image in enumerate(images.tolist())}
+        # [g, h]: h first, then g.
         self.compose = np.array([[number[tuple(g[h].tolist())] for h in images] for g in images])
         self.inverse = np.array([number[tuple(np.argsort(g).tolist())] for g in images])
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows of one node, and the renamed sub-patterns ("versions") that are read from them.
-
-    Attributes
-    ----------
-    num_rows : int
-        Number of rows.
-    factors : ndarray
-        Version of each child that makes up each row, shape `(children, rows)`; for a tip the row's
-        set of bases instead, shape `(1, rows)`.
-    row_of, renaming_of : ndarray
-        Row of each version, and the renaming that makes the version of the row, `(versions,)`.
-    renamed : ndarray
-        `renamed[v, g]` is the version that renaming `g` makes of version `v`.
-    versions, rows : ndarray
-        Version and row of each site pattern, shape `(patterns,)`.
-    """
+    """The rows of one node, and the renamed sub-patterns ("versions") that are read from them."""
 
     num_rows: int
-    factors: np.ndarray
-    row_of: np.ndarray
-    renaming_of: np.ndarray
-    renamed: np.ndarray
-    versions: np.ndarray
-    rows: np.ndarray
+    factors: np.ndarray  # version of each child in each row, (children, rows); for a tip its set of bases, (1, rows)
+    row_of: np.ndarray  # of each version, (versions,)
+    renaming_of: np.ndarray  # that turns the row into each version, (versions,)
+    renamed: np.ndarray  # [v, g]: version that renaming g makes of version v
+    versions: np.ndarray  # of each site pattern, (patterns,)
+    rows: np.ndarray  # of each site pattern, (patterns,)
 
 
 def _tip_rows(masks: np.ndarray, group: _Renamings) -> _Rows:
@@ -268,31 +194,11 @@ def build_schedule(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PruningSchedule:
-    """Find the distinct sub-patterns below every node and put them in order.
+    """Return the schedule of distinct sub-patterns below each node, hung from the node that makes it cheapest.
 
-    Parameters
-    ----------
-    tree : Tree
-        The topology.
-    patterns : ndarray
-        Sets of bases as bits, shape `(taxa, patterns)`, rows in the order of `tree.taxa`.
-    weights : ndarray
-        Number of sites of each pattern, shape `(patterns,)`.
-    num_coefficients : int
-        How many numbers describe what happens along an edge.
-    interchangeable : bool
-        Whether the substitution model stays the same when bases are renamed.
-    dtype : torch.dtype
-        Type of the floating-point tables.
-    device : torch.device
-        Where the tables live.
-
-    Returns
-    -------
-    Schedule
-        The schedule, hung from the internal node that makes it cheapest; the likelihood of a
-        time-reversible model does not depend on that choice.
+    `patterns` `(taxa, patterns)` are sets of bases as bits in the order of `tree.taxa`; `weights` are `(patterns,)`.
     """
+    # The likelihood of a time-reversible model does not depend on the choice of the root.
     group = _Renamings(_ALL_RENAMINGS if interchangeable else _NO_RENAMING)
     neighbors = neighbors_of(tree)
     root = choose_root(tree, neighbors, count_sub_patterns(tree, neighbors, patterns))
@@ -402,14 +308,9 @@ def build_schedule(
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# How partial likelihoods cross an edge, and how their adjoints come back.
-#
-# Everything here is batched over vectors of branch lengths with the batch as the *last* dimension: the same row of all
-# vectors lies side by side in memory, so that a gather moves contiguous runs and arithmetic uses the machine's vector
-# instructions whatever the tree looks like. The four states of a row are four separate tensors, which lets a compiler
-# keep them in registers.
-# --------------------------------------------------------------------------------------------------
+# How partial likelihoods cross an edge, and how their adjoints come back. The batch of branch lengths is the *last*
+# dimension, so that a gather moves contiguous runs and arithmetic uses vector instructions; the four states of a row
+# are four separate tensors, which lets a compiler keep them in registers.
 
 States = list[Tensor]
 
@@ -454,11 +355,10 @@ class Transport(ABC):
 
 
 class UniformTransport(Transport):
-    """Transport where all changes are equally likely; the input is the branch length.
+    """Transport where all changes are equally likely; the input is the branch length."""
 
-    The matrix is `a I + (1 - a) J / 4` with `a = exp(-4 t / 3)`, so a message is `a L + (1 - a) mean(L)`
-    and its derivative by `t` is `-4/3 (message - mean(message))`.
-    """
+    # The matrix is `a I + (1 - a) J / 4` with `a = exp(-4 t / 3)`, so a message is `a L + (1 - a) mean(L)` and its
+    # derivative by `t` is `-4/3 (message - mean(message))`.
 
     num_coefficients = 2
     uses_partials = False
@@ -564,43 +464,20 @@ def _dot(entries: States, states: States) -> Tensor:
     return (products[0] + products[1]) + (products[2] + products[3])
 
 
-# --------------------------------------------------------------------------------------------------
-# The likelihood of an alignment on a tree, and its gradient, in two passes.
-#
-# The upward pass is Felsenstein's pruning algorithm over the rows of a schedule. Each partial likelihood is divided by
-# its largest entry, so that neither many taxa nor short branches underflow; the logarithms of these scalers are added
-# up, either all at once with the number of sites that use each row, or along the tree where the likelihood of each root
-# row is wanted. The downward pass carries the adjoints of all messages back. It treats the scalers as constants, which
+# The likelihood of an alignment on a tree, and its gradient, in two passes over the rows of a schedule (J. Felsenstein
+# 1981, J. Mol. Evol. 17, 368-376; X. Ji et al. 2020, Mol. Biol. Evol. 37, 3047-3060; K. Kobert, A. Stamatakis and T.
+# Flouri 2017, Syst. Biol. 66, 205-217). Each partial likelihood is divided by its largest entry, so that nothing
+# underflows, and the logarithms of these scalers are added up. The downward pass treats the scalers as constants, which
 # is exact: a scaler divides the likelihood and multiplies it again, so its derivative cancels.
-#
-# References ---------- J. Felsenstein (1981), Evolutionary trees from DNA sequences: a maximum likelihood approach,
-# Journal of Molecular Evolution 17, 368-376.
-#
-# X. Ji, Z. Zhang, A. Holbrook, A. Nishimura, G. Baele, A. Rambaut, P. Lemey and M. A. Suchard (2020), Gradients do grow
-# on trees, Molecular Biology and Evolution 37, 3047-3060.
-#
-# K. Kobert, A. Stamatakis and T. Flouri (2017), Efficient detection of repeating sites to accelerate phylogenetic
-# likelihood calculations, Systematic Biology 66, 205-217.
-# --------------------------------------------------------------------------------------------------
 
 
 class Plan(NamedTuple):
-    """A schedule, and what edges do along it.
-
-    Attributes
-    ----------
-    schedule : Schedule
-        The order of computing.
-    transport : Transport
-        What edges do to partial likelihoods.
-    scaler_rows : tuple of tuple of Tensor
-        For each level with inner rows and then for the root: which rows of the level below are the
-        factors of each row, one tensor `(rows,)` for each factor. The number after the last row
-        stands for tips, which have no scaler.
-    """
+    """A schedule, its transport, and the rows that scalers come from."""
 
     schedule: PruningSchedule
     transport: Transport
+    # For each level with inner rows and then for the root: which rows of the level below are the factors of each row,
+    # one tensor (rows,) for each factor. The number after the last row stands for tips, which have no scaler.
     scaler_rows: tuple[tuple[Tensor, ...], ...]
 
 
@@ -617,28 +494,13 @@ def make_plan(schedule: PruningSchedule, transport: Transport) -> Plan:
 
 
 class _Upward(NamedTuple):
-    """What the upward pass leaves behind; every tensor has the batch as its last dimension.
+    """Results of the upward pass, with the batch as the last dimension."""
 
-    Attributes
-    ----------
-    coefficients : Tensor
-        The transport's table, `(coefficients, batch)`.
-    tip_messages : Tensor
-        Messages of all tips, `(tip_lines, batch)`.
-    tables : list of Tensor
-        Messages of each level, `(lines, batch)`.
-    scalers : list of Tensor
-        Largest entry of each product, `(rows, batch)`, for all levels but the deepest, which has
-        only tips.
-    sites : Tensor
-        Scaled likelihood of each root row, `(root_rows, batch)`.
-    """
-
-    coefficients: Tensor
-    tip_messages: Tensor
-    tables: list[Tensor]
-    scalers: list[Tensor]
-    sites: Tensor
+    coefficients: Tensor  # table of the transport, (coefficients, batch)
+    tip_messages: Tensor  # (tip_lines, batch)
+    tables: list[Tensor]  # messages of each level, (lines, batch)
+    scalers: list[Tensor]  # largest entry of each product, (rows, batch), for levels with inner rows
+    sites: Tensor  # scaled likelihood of each root row, (root_rows, batch)
 
 
 def _products(table: Tensor, left: Sequence[Tensor], right: Sequence[Tensor]) -> States:
@@ -646,10 +508,8 @@ def _products(table: Tensor, left: Sequence[Tensor], right: Sequence[Tensor]) ->
 
 
 def _safe(values: Tensor) -> Tensor:
-    """Replace zeros by ones: an impossible row stays impossible, without dividing by zero.
-
-    Numbers so small that their inverse would overflow become the smallest whose inverse does not.
-    """
+    """Return divisors that are neither zero nor so small that their inverse overflows."""
+    # Zeros become ones, which leaves an impossible row impossible.
     return torch.where(values > 0, values.clamp(min=torch.finfo(values.dtype).tiny), torch.ones_like(values))
 
 
@@ -750,11 +610,10 @@ def _scatter(values: Tensor, targets: Tensor, size: int) -> Tensor:
 
 
 class _LogLikelihood(torch.autograd.Function):
-    """Log-likelihoods of inputs `(*batch, edges, *shape)` and frequencies `(*batch, 4)`.
+    """Log-likelihoods of inputs `(*batch, edges, *shape)` and frequencies `(*batch, 4)`."""
 
-    The first output has shape `(root_rows, *batch)`, or `(1, *batch)` where `summed` asks for all sites
-    together. The others are what the downward pass needs, with the batch as the last dimensions, too.
-    """
+    # The first output is (root_rows, *batch), or (1, *batch) for all sites together if `summed`; the others, with the
+    # batch last, are for the downward pass.
 
     @staticmethod
     def forward(inputs: Tensor, frequencies: Tensor, plan: Plan, summed: bool) -> tuple[Tensor, ...]:
@@ -843,85 +702,32 @@ def _to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 def log_likelihood(inputs: Tensor, frequencies: Tensor, plan: Plan) -> Tensor:
-    """Compute the log-likelihood of an alignment, differentiable once by both arguments.
+    """Return the log-likelihood of an alignment in nats, `(*batch)`, differentiable once by both tensors.
 
-    It may be mapped with `torch.func.vmap`, differentiated with `torch.func.grad`, in either order,
-    traced with `make_fx` and compiled with `torch.compile`.
-
-    Parameters
-    ----------
-    inputs : Tensor
-        What the plan's transport takes, shape `(*batch, edges)` or `(*batch, edges, 4, 4)`.
-    frequencies : Tensor
-        Frequencies of the bases at the root, shape `(*batch, 4)`.
-    plan : Plan
-        Schedule and transport.
-
-    Returns
-    -------
-    Tensor
-        Log-likelihoods in nats, shape `(*batch)`.
+    `inputs` are `(*batch, edges)` or `(*batch, edges, 4, 4)`, by the transport, and `frequencies` `(*batch, 4)`.
     """
+    # `torch.func.vmap` and `grad`, in either order, `make_fx` and `torch.compile` apply to it.
     return _LogLikelihood.apply(inputs, frequencies, plan, True)[0][0]
 
 
 def root_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> Tensor:
-    """Compute the log-likelihood of each root row, differentiable once by both arguments.
-
-    It may be mapped, differentiated, traced and compiled like `log_likelihood`.
-
-    Parameters
-    ----------
-    inputs : Tensor
-        What the plan's transport takes, shape `(*batch, edges)` or `(*batch, edges, 4, 4)`.
-    frequencies : Tensor
-        Frequencies of the bases at the root, shape `(*batch, 4)`.
-    plan : Plan
-        Schedule and transport.
-
-    Returns
-    -------
-    Tensor
-        Log-likelihoods in nats, shape `(root_rows, *batch)`, float64; `plan.schedule.root_weights` counts
-        the sites of each.
-    """
+    """Return log-likelihoods of root rows in nats, `(root_rows, *batch)`, float64, as `log_likelihood`."""
     return _LogLikelihood.apply(inputs, frequencies, plan, False)[0]
 
 
 def pattern_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> Tensor:
-    """Compute the log-likelihood of each site pattern by plain, differentiable tensor operations.
-
-    Parameters
-    ----------
-    inputs : Tensor
-        What the plan's transport takes, shape `(*batch, edges)` or `(*batch, edges, 4, 4)`.
-    frequencies : Tensor
-        Frequencies of the bases at the root, shape `(*batch, 4)`.
-    plan : Plan
-        Schedule and transport.
-
-    Returns
-    -------
-    Tensor
-        Log-likelihoods in nats, shape `(*batch, patterns)`.
-    """
+    """Return log-likelihoods of site patterns in nats, `(*batch, patterns)`; arguments as in `log_likelihood`."""
+    # Plain tensor operations are differentiable any number of times.
     batch = frequencies.shape[:-1]
     rows = _root_logs(_upward(*_flatten(inputs, frequencies, batch), plan), plan)
     patterns = rows[plan.schedule.root_of_pattern]
     return patterns.T.reshape(*batch, patterns.shape[0]).to(frequencies.dtype)
 
 
-# --------------------------------------------------------------------------------------------------
-# First and second derivatives of a likelihood by each branch length, in two passes over the patterns.
-#
-# The pass upward finds the message of each edge: the probability of the data below it, for each base at its upper end.
-# The pass downward finds the same of everything else. Their product gives the likelihood, and with the rate matrix
-# between them its derivatives by the length of that edge. Only ratios to the likelihood are needed, so all partial
-# likelihoods are scaled freely.
-#
-# References ---------- X. Ji, Z. Zhang, A. Holbrook, A. Nishimura, G. Baele, A. Rambaut, P. Lemey and M. A. Suchard
-# (2020), Gradients do grow on trees, Molecular Biology and Evolution 37, 3047-3060.
-# --------------------------------------------------------------------------------------------------
+# First and second derivatives of a likelihood by each branch length, in two passes over the patterns (X. Ji et al.
+# 2020, Mol. Biol. Evol. 37, 3047-3060). The product of an edge's message from below and of that from everything else is
+# the likelihood, and with the rate matrix between them its derivative by the length of that edge. Only ratios to the
+# likelihood are needed, so all partial likelihoods are scaled freely.
 
 
 class BranchDerivatives(NamedTuple):
@@ -943,18 +749,10 @@ class BranchDerivatives(NamedTuple):
 
 
 class Sites(NamedTuple):
-    """The data, pattern by pattern.
+    """The data, pattern by pattern."""
 
-    Attributes
-    ----------
-    tips : Tensor
-        The bases that each tip allows, entries 0 and 1, shape `(taxa, 4, patterns)`, taxa in the order of the tree.
-    weights : Tensor
-        Number of sites of each pattern, shape `(patterns,)`.
-    """
-
-    tips: Tensor
-    weights: Tensor
+    tips: Tensor  # allowed bases, entries 0 and 1, (taxa, 4, patterns), taxa in the order of the tree
+    weights: Tensor  # number of sites of each pattern, (patterns,)
 
 
 #: About how many numbers all messages of a chunk may take.
@@ -964,25 +762,9 @@ _CHUNK_NUMBERS = 2**24
 def branch_derivatives(
     tree: Tree, sites: Sites, lengths: Tensor, substitution: SubstitutionModel, categories: Categories
 ) -> BranchDerivatives:
-    """Compute a log-likelihood and its first and second derivatives by each branch length.
+    """Return a log-likelihood, `(*batch)`, and its first and second derivatives by branch lengths, `(*batch, edges)`.
 
-    Parameters
-    ----------
-    tree : Tree
-        The topology.
-    sites : Sites
-        The data.
-    lengths : Tensor
-        Branch lengths times the rate of each category, shape `(categories, *batch, edges)`.
-    substitution : SubstitutionModel
-        How bases change; the batch of its parameters broadcasts with `(*batch)`.
-    categories : Categories
-        Rates of sites; their batch broadcasts with `(*batch)`.
-
-    Returns
-    -------
-    BranchDerivatives
-        Value `(*batch)` and derivatives `(*batch, edges)`.
+    `lengths` `(categories, *batch, edges)` include the rate of each category; the models' batches broadcast.
     """
     batch = lengths.shape[1:-1]
     size = batch.numel()

@@ -53,24 +53,11 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # Weights of sampled trees.
-# --------------------------------------------------------------------------------------------------
 
 
 def normalised_weights(weights: Sequence[float] | np.ndarray | Tensor | None, count: int) -> np.ndarray:
-    """Return weights divided by their sum, equal ones where none are given, shape `(count,)`, float64.
-
-    Raises
-    ------
-    SettingsError
-        If there are not as many, one is negative, or their sum is not positive and finite.
-
-    Examples
-    --------
-    >>> normalised_weights([1, 3], 2).tolist()
-    [0.25, 0.75]
-    """
+    """Return weights divided by their sum, or equal ones, `(count,)`, float64; SettingsError if they are invalid."""
     if isinstance(weights, Tensor):
         weights = weights.detach().cpu().numpy()
     values = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -83,13 +70,7 @@ def normalised_weights(weights: Sequence[float] | np.ndarray | Tensor | None, co
 
 
 def _check_shares(weights: np.ndarray, index: np.ndarray, num_topologies: int) -> None:
-    """Refuse weights `(samples,)` that sum to something else than one, and an index `(samples,)` that leads nowhere.
-
-    Raises
-    ------
-    SettingsError
-        If so.
-    """
+    """Raise SettingsError unless weights `(samples,)` sum to one and `index` `(samples,)` numbers topologies."""
     if not (weights >= 0).all() or not abs(weights.sum() - 1) <= 1e-9:
         raise SettingsError(
             "sample_weights: one is negative, or they do not sum to one. Remedy: make samples by "
@@ -101,9 +82,7 @@ def _check_shares(weights: np.ndarray, index: np.ndarray, num_topologies: int) -
         )
 
 
-# --------------------------------------------------------------------------------------------------
 # Branch lengths of sampled trees that lose their roots, or get one.
-# --------------------------------------------------------------------------------------------------
 
 
 def _reordered(lengths: Tensor | None, edges: np.ndarray, index: np.ndarray) -> Tensor | None:
@@ -114,24 +93,8 @@ def _reordered(lengths: Tensor | None, edges: np.ndarray, index: np.ndarray) -> 
 def _without_roots(
     topologies: Topologies, index: np.ndarray, lengths: Tensor | None
 ) -> tuple[Topologies, Tensor | None]:
-    """Dissolve the roots of rooted topologies; the lengths of the two edges at each add.
-
-    Parameters
-    ----------
-    topologies : Topologies
-        Rooted.
-    index : ndarray
-        Which of them each sampled tree has, shape `(samples,)`.
-    lengths : Tensor or None
-        Shape `(samples, edges)`.
-
-    Returns
-    -------
-    topologies : Topologies
-        One for each given.
-    lengths : Tensor or None
-        Shape `(samples, edges - 1)`.
-    """
+    """Return unrooted topologies and lengths `(samples, edges - 1)`, where those of the two root edges add."""
+    # `index` (samples,) is the topology of each sampled tree, and `lengths` are (samples, edges).
     unrooted, edges = topologies.unrooted()
     if lengths is not None:
         upper = topologies.upper_root_edge
@@ -144,26 +107,8 @@ def _without_roots(
 def _with_outgroup(
     topologies: Topologies, taxon: str, index: np.ndarray, lengths: Tensor | None
 ) -> tuple[Topologies, Tensor | None]:
-    """Put the roots of unrooted topologies in the middle of the edge that ends in a taxon.
-
-    Parameters
-    ----------
-    topologies : Topologies
-        Unrooted.
-    taxon : str
-        The outgroup.
-    index : ndarray
-        Which of them each sampled tree has, shape `(samples,)`.
-    lengths : Tensor or None
-        Shape `(samples, edges)`.
-
-    Returns
-    -------
-    topologies : Topologies
-        One for each given.
-    lengths : Tensor or None
-        Shape `(samples, edges + 1)`.
-    """
+    """Return topologies rooted amid the edge that ends in a taxon, and lengths `(samples, edges + 1)`."""
+    # `index` (samples,) is the topology of each sampled tree, and `lengths` are (samples, edges).
     rooted = topologies.rooted_at(taxon)
     if lengths is None:
         return rooted, None
@@ -179,9 +124,7 @@ def _with_outgroup(
     return rooted, placed
 
 
-# --------------------------------------------------------------------------------------------------
-# What can be said of topologies by their weights alone.
-# --------------------------------------------------------------------------------------------------
+# Summaries of topologies by their weights alone.
 
 
 class RankedTopologies(ABC):
@@ -287,36 +230,20 @@ class RankedTopologies(ABC):
         return pd.DataFrame({"topology": order, "weight": weights, "cumulative": weights.cumsum(), "newick": newick})
 
 
-# --------------------------------------------------------------------------------------------------
 # Files of many trees: chains and lists of weighted trees, read at once, and written.
-# --------------------------------------------------------------------------------------------------
 
 #: Share of a chain that is left out unless the user says otherwise.
 _BURN_IN = 0.25
 
 
 class _TreesRead(NamedTuple):
-    """Trees of a file.
+    """The trees of a file."""
 
-    Attributes
-    ----------
-    topologies : Topologies
-        One for each description that differs as a text.
-    rows : ndarray
-        Which of them each tree has, shape `(trees,)`.
-    weights : ndarray or None
-        What the file gives, shape `(trees,)`.
-    branch_lengths : Tensor or None
-        Shape `(trees, edges)`, float64.
-    num_burn_in : int
-        How many trees before them were left out.
-    """
-
-    topologies: Topologies
-    rows: np.ndarray
-    weights: np.ndarray | None
-    branch_lengths: Tensor | None
-    num_burn_in: int
+    topologies: Topologies  # one for each description that differs as a text
+    rows: np.ndarray  # topology of each tree, (trees,)
+    weights: np.ndarray | None  # as the file gives them, (trees,)
+    branch_lengths: Tensor | None  # (trees, edges), float64
+    num_burn_in: int  # number of trees before them that were left out
 
 
 def _read_runs(
@@ -583,9 +510,7 @@ def _join_at_random(parts: Sequence[int], generator: torch.Generator) -> list[in
     return [node for node in nodes if node not in parts and node != sum(parts)]
 
 
-# --------------------------------------------------------------------------------------------------
-# How far trees, and samples of trees, are apart.
-# --------------------------------------------------------------------------------------------------
+# Distances between trees, and between samples of trees.
 
 
 @overload
@@ -831,13 +756,7 @@ def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> Spli
 
 
 def comparable(samples: Sequence[TreeSample]) -> list[TreeSample]:
-    """Bring the taxa of several samples into one order.
-
-    Raises
-    ------
-    TreeError
-        If there is no sample, or they differ in taxa or in being rooted.
-    """
+    """Return samples with their taxa in one order; TreeError if there are none, or taxa or rooting differ."""
     if not samples:
         raise TreeError("There is no sample of trees. Remedy: give at least one.")
     first = check_sample(samples[0])
@@ -849,13 +768,7 @@ def comparable(samples: Sequence[TreeSample]) -> list[TreeSample]:
 
 
 def check_sample(sample: TreeSample) -> TreeSample:
-    """Return a sample of trees; refuse anything else.
-
-    Raises
-    ------
-    TreeError
-        If it is something else, such as a path.
-    """
+    """Return a sample of trees, and raise TreeError for anything else."""
     if not (isinstance(getattr(sample, "topologies", None), Topologies) and hasattr(sample, "sample_weights")):
         raise TreeError(
             f"{type(sample).__name__} is no sample of trees. Remedy: read a file by TreeSample.from_file(path), or "
@@ -878,9 +791,7 @@ def _incidence(index: np.ndarray, among: np.ndarray) -> csr_array:
     return csr_array((np.ones(index.size, dtype=np.int64), index.ravel(), ends), shape=shape)
 
 
-# --------------------------------------------------------------------------------------------------
 # Samples of trees: weighted topologies, with the branch lengths of each sampled tree where there are any.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -29,23 +29,13 @@ __all__ = [
     "one_rate",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Categories of a Gamma distribution with mean one, differentiable by its shape.
-#
-# All is in double precision. With `x` the argument of the Gamma distribution with rate one and `y = log x`,
-#
-# P(shape, x) = g (1 + T), P(shape + 1, x) = g T, g = x^shape exp(-x) / Gamma(shape + 1), T = sum over n >= 1 of x^n /
-# ((shape + 1) ... (shape + n)),
-#
+# Categories of a Gamma distribution with mean one, differentiable by its shape (Z. Yang 1994, J. Mol. Evol. 39,
+# 306-314; E. A. Cornish and R. A. Fisher 1938, Rev. Inst. Int. Stat. 5, 307-320), in double precision. With `x` the
+# argument of the Gamma distribution with rate one and `y = log x`,
+#     P(shape, x) = g (1 + T), P(shape + 1, x) = g T, g = x^shape exp(-x) / Gamma(shape + 1),
+#     T = sum over n >= 1 of x^n / ((shape + 1) ... (shape + n)),
 # where all terms are positive, so nothing cancels. Quantiles are found by Newton's method on `log P` as a function of
 # `y`, which is increasing and concave; its last steps carry the derivative by the shape.
-#
-# References ---------- Z. Yang (1994), Maximum likelihood phylogenetic estimation from DNA sequences with variable
-# rates over sites: approximate methods, Journal of Molecular Evolution 39, 306-314.
-#
-# E. A. Cornish and R. A. Fisher (1938), Moments and cumulants in the specification of distributions, Revue de
-# l'Institut International de Statistique 5, 307-320.
-# --------------------------------------------------------------------------------------------------
 
 #: Terms of the series: enough up to the shape from which on the expansion takes over.
 _NUM_TERMS = 256
@@ -56,25 +46,7 @@ _NUM_STEPS = 5
 
 
 def category_means(shape: Tensor, num_categories: int) -> Tensor:
-    """Return the mean of each of several equally likely categories.
-
-    Parameters
-    ----------
-    shape : Tensor
-        Shape of the Gamma distribution with mean one, shape `(*batch)`, above 0.
-    num_categories : int
-        Number of categories `K`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(*batch, K)`, float64; their mean is one.
-
-    Examples
-    --------
-    >>> category_means(torch.tensor(0.5), 4)
-    tensor([0.0334, 0.2519, 0.8203, 2.8944], dtype=torch.float64)
-    """
+    """Return the means of `K` equally likely Gamma categories with mean one, `(*batch) -> (*batch, K)`, float64."""
     shape = shape.to(torch.float64)[..., None]
     bounds = torch.arange(1, num_categories, dtype=torch.float64, device=shape.device) / num_categories
     small, large = _split(shape)
@@ -87,50 +59,14 @@ def category_means(shape: Tensor, num_categories: int) -> Tensor:
 
 
 def category_medians(shape: Tensor, num_categories: int) -> Tensor:
-    """Return the median of each of several equally likely categories, scaled to a mean of one.
-
-    Parameters
-    ----------
-    shape : Tensor
-        Shape of the Gamma distribution with mean one, shape `(*batch)`, above 0.
-    num_categories : int
-        Number of categories `K`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(*batch, K)`, float64; their mean is one.
-
-    Examples
-    --------
-    >>> category_medians(torch.tensor(0.5), 4)
-    tensor([0.0291, 0.2807, 0.9248, 2.7654], dtype=torch.float64)
-    """
+    """Return the medians of `K` equally likely Gamma categories, scaled to mean one, `(*batch) -> (*batch, K)`."""
     shape = shape.to(torch.float64)[..., None]
     middles = (torch.arange(num_categories, dtype=torch.float64, device=shape.device) + 0.5) / num_categories
     return num_categories * torch.softmax(log_quantiles(shape, middles), -1)
 
 
 def log_quantiles(shape: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the logarithms of quantiles of the Gamma distribution with rate one.
-
-    Parameters
-    ----------
-    shape : Tensor
-        Above 0, float64, any shape that broadcasts with that of `probabilities`.
-    probabilities : Tensor
-        Between 0 and 1, float64.
-
-    Returns
-    -------
-    Tensor
-        The quantiles' logarithms; differentiable by `shape`.
-
-    Examples
-    --------
-    >>> log_quantiles(torch.ones(1, dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)).exp()
-    tensor([0.6931], dtype=torch.float64)
-    """
+    """Return log quantiles of the Gamma distribution with rate one, differentiable by `shape`, in float64."""
     small, large = _split(shape)
     newton, expansion = _by_newton(small, probabilities), large.log() + torch.log1p(_deviations(large, probabilities))
     return torch.where(shape > _LARGE_SHAPE, expansion, newton)
@@ -386,23 +322,9 @@ class InvariantSites(SiteRates):
 
 
 def mix(logs: Tensor, categories: Categories, frequencies: Tensor, constant: Tensor) -> Tensor:
-    """Return the log-likelihood of sites whose category is not known.
+    """Return log-likelihoods of sites of unknown category, `(sites, *batch)`, from `(sites, categories, *batch)`.
 
-    Parameters
-    ----------
-    logs : Tensor
-        Log-likelihood of each site in each category, shape `(sites, categories, *batch)`.
-    categories : Categories
-        Batched as `(*batch)`.
-    frequencies : Tensor
-        Stationary frequencies, shape `(*batch, 4)`.
-    constant : Tensor
-        The bases that all taxa allow at each site, shape `(sites, 4)`, entries 0 and 1.
-
-    Returns
-    -------
-    Tensor
-        Shape `(sites, *batch)`.
+    `frequencies` are `(*batch, 4)`, and `constant` `(sites, 4)` is 1 for bases that all taxa allow at a site, else 0.
     """
     largest = logs.detach().amax(1, keepdim=True)
     largest = torch.where(largest > -torch.inf, largest, torch.zeros_like(largest))

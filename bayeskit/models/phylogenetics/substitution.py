@@ -29,9 +29,7 @@ __all__ = [
     "empirical_frequencies",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Parameters of a model that are either given as numbers or left to a prior.
-# --------------------------------------------------------------------------------------------------
 
 #: What a user may give for a parameter: numbers fix it, a distribution is its prior, None takes the usual prior.
 Given = float | Sequence[float] | Tensor | TorchDistribution | None
@@ -221,9 +219,7 @@ class Parameterized:
         return values.to(dtype=like.dtype, device=like.device)
 
 
-# --------------------------------------------------------------------------------------------------
-# What every substitution model offers, and what several of them share.
-# --------------------------------------------------------------------------------------------------
+# The interface of substitution models, and parts that several of them share.
 
 #: The order of the bases in every vector and matrix.
 _BASE_ORDER = "ACGT"
@@ -334,20 +330,8 @@ def _normalised(frequencies: Tensor) -> Tensor:
 
 
 def _reversible_rate_matrix(exchangeabilities: Tensor, frequencies: Tensor) -> Tensor:
-    """Return the rates of a time-reversible model, scaled to one expected change.
-
-    Parameters
-    ----------
-    exchangeabilities : Tensor
-        Of the pairs AC, AG, AT, CG, CT and GT up to a common factor, shape `(*batch, 6)`.
-    frequencies : Tensor
-        Stationary frequencies, shape `(*batch, 4)`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(*batch, 4, 4)`.
-    """
+    """Return the rates of a time-reversible model, `(*batch, 4, 4)`, scaled to one expected change."""
+    # `exchangeabilities` (*batch, 6) are of AC, AG, AT, CG, CT and GT, up to a factor; `frequencies` are (*batch, 4).
     ac, ag, at, cg, ct, gt = exchangeabilities.unbind(-1)
     none = torch.zeros_like(ac)
     pairs = [none, ac, ag, at, ac, none, cg, ct, ag, cg, none, gt, at, ct, gt, none]
@@ -358,17 +342,13 @@ def _reversible_rate_matrix(exchangeabilities: Tensor, frequencies: Tensor) -> T
 
 
 def _gone(events: Tensor) -> Tensor:
-    """Return `1 - exp(-events)` without loss of digits for few expected events.
-
-    Compilers may carry `expm1` out as `exp() - 1`, so it goes by way of the hyperbolic tangent.
-    """
+    """Return `1 - exp(-events)` without loss of digits for few expected events."""
+    # Compilers may carry `expm1` out as `exp() - 1`, so it goes by way of the hyperbolic tangent.
     half = torch.tanh(0.5 * events)
     return 2.0 * half / (1.0 + half)
 
 
-# --------------------------------------------------------------------------------------------------
 # The substitution model of Jukes and Cantor.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -417,9 +397,7 @@ class JC69(SubstitutionModel):
         return torch.exp(-events) * identity + _gone(events) * 0.25
 
 
-# --------------------------------------------------------------------------------------------------
 # Substitution models that tell transitions from transversions: K80 and HKY85.
-# --------------------------------------------------------------------------------------------------
 
 #: Ratio of the rates of transitions and transversions. The usual prior is that of BEAST 1 (its wiki, page on parameter
 #: priors) and BEAST 2 (BEAUti's template `SubstModels.xml`, M=1 and S=1.25 of the logarithm), and of torchtree
@@ -567,9 +545,7 @@ class HKY85(_TwoRates):
         return _normalised(self._values("base_frequencies", like))
 
 
-# --------------------------------------------------------------------------------------------------
 # The general time-reversible substitution model, GTR.
-# --------------------------------------------------------------------------------------------------
 
 #: Exchangeabilities, which count up to a common factor; the usual prior is flat, as in MrBayes.
 _EXCHANGEABILITIES = Parameter(lambda like: Dirichlet(like.new_ones(6)), size=6)
@@ -660,24 +636,10 @@ class GTR(SubstitutionModel):
 
 
 def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:
-    """Return `exp(times * matrix) - 1` of symmetric matrices whose largest eigenvalue is zero.
-
-    The value is that of the eigendecomposition. The derivative in a direction `E`, seen in the eigenvectors, is `E`
-    times the divided differences of `exp` between each two eigenvalues (Daleckii and Krein), so it does not matter
-    whether eigenvalues are equal and eigenvectors not unique.
-
-    Parameters
-    ----------
-    matrix : Tensor
-        Shape `(*batch, 4, 4)`.
-    times : Tensor
-        Shape `(*batch, edges)`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(*batch, edges, 4, 4)`.
-    """
+    """Return `exp(times * matrix) - I` of symmetric matrices with largest eigenvalue zero: `(*batch, edges, 4, 4)`."""
+    # `matrix` is (*batch, 4, 4), `times` (*batch, edges). The value is that of the eigendecomposition. The derivative
+    # in a direction `E`, seen in the eigenvectors, is `E` times the divided differences of `exp` between each two
+    # eigenvalues (Daleckii and Krein), so that eigenvalues may be equal and eigenvectors not unique.
     values, vectors = torch.linalg.eigh(matrix.detach())
     # The last is the largest; what rounding makes of it would let very long branches decay for ever.
     decay = torch.cat([-values[..., :-1].clamp(max=0.0), torch.zeros_like(values[..., -1:])], -1)

@@ -35,9 +35,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # Consensus trees.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -329,9 +327,7 @@ def _mean_lengths(sample: TreeSample, splits: clades.Bits) -> Tensor | None:
     return torch.from_numpy(np.concatenate([weights @ lengths[:, : sample.num_taxa], added[chosen] / total[chosen]]))
 
 
-# --------------------------------------------------------------------------------------------------
 # Plots of trees, of split frequencies and of credible sets, drawn with matplotlib itself.
-# --------------------------------------------------------------------------------------------------
 
 
 def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:

@@ -20,37 +20,13 @@ from bayeskit.models.phylogenetics.trees import Tree, check_once, check_same_tax
 
 __all__ = ["Topologies", "all_topologies", "canonical_children"]
 
-# --------------------------------------------------------------------------------------------------
-# The canonical form of topologies that come as numbers of nodes.
-# --------------------------------------------------------------------------------------------------
+# The canonical form of topologies that are given as numbers of nodes.
 
 
 def canonical_children(children: NDArray[Any], num_taxa: int, rooted: bool) -> NDArray[np.int32]:
-    """Check that pairs of children make topologies, and bring them into the order of `Topologies`.
+    """Return pairs of children, `(topologies, internal, 2)`, in the order of `Topologies`, int32.
 
-    Parameters
-    ----------
-    children : ndarray
-        Both children of each internal node, children before parents, shape `(topologies, internal, 2)`, integers.
-    num_taxa : int
-        Number of taxa.
-    rooted : bool
-        Whether the topologies are rooted; unrooted ones hang from taxon 0, which is no child.
-
-    Returns
-    -------
-    ndarray
-        The same topologies in canonical form, int32.
-
-    Raises
-    ------
-    TreeError
-        If they are no integers, a child does not come before its parent, or a node is not used exactly once.
-
-    Examples
-    --------
-    >>> canonical_children(np.array([[[3, 1], [4, 2]]]), 4, rooted=False).tolist()
-    [[[1, 3], [2, 4]]]
+    TreeError unless children precede parents and every node is used once, but taxon 0 of unrooted topologies never.
     """
     if not np.issubdtype(children.dtype, np.integer):
         raise TreeError(f"children: {children.dtype} numbers no nodes. Remedy: give integers.")
@@ -72,25 +48,7 @@ def canonical_children(children: NDArray[Any], num_taxa: int, rooted: bool) -> N
 
 
 def _first_rows(children: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find where each distinct topology appears first, and which of them each one is.
-
-    Parameters
-    ----------
-    children : ndarray
-        In canonical form, shape `(topologies, internal, 2)`.
-
-    Returns
-    -------
-    first : ndarray
-        Shape `(distinct,)`, rising.
-    index : ndarray
-        Shape `(topologies,)`.
-
-    Examples
-    --------
-    >>> [part.tolist() for part in _first_rows(np.array([[[1, 3], [2, 4]], [[1, 2], [3, 4]], [[1, 3], [2, 4]]]))]
-    [[0, 1], [0, 1, 0]]
-    """
+    """Return the rising first places of distinct topologies, `(distinct,)`, and each one's number, `(topologies,)`."""
     if not len(children):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     _, first, index = np.unique(children.reshape(len(children), -1), axis=0, return_index=True, return_inverse=True)
@@ -100,9 +58,7 @@ def _first_rows(children: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.i
     return first[order], rank[index.ravel()]
 
 
-# --------------------------------------------------------------------------------------------------
 # Many topologies over the same taxa, as arrays.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -537,9 +493,7 @@ class Topologies:
         return (self[place] for place in range(len(self)))
 
 
-# --------------------------------------------------------------------------------------------------
 # Every topology of a few taxa.
-# --------------------------------------------------------------------------------------------------
 
 
 def all_topologies(taxa: Sequence[str], rooted: bool = False) -> Topologies:

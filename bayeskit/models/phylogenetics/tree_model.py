@@ -390,24 +390,12 @@ def _check_tensors(values: Mapping[str, object]) -> None:
 
 
 class _State(NamedTuple):
-    """A model at some branch lengths and parameters.
+    """A model at given branch lengths and parameters."""
 
-    Attributes
-    ----------
-    substitution : SubstitutionModel
-        With values for all parameters.
-    lengths : Tensor
-        Branch lengths, `(*batch, edges)`; with site rates those of each category, `(categories, *batch, edges)`.
-    frequencies : Tensor
-        Stationary frequencies, `(*batch, 4)`.
-    categories : Categories or None
-        Site rates, batched as `(*batch)`; None for one rate.
-    """
-
-    substitution: SubstitutionModel
-    lengths: Tensor
-    frequencies: Tensor
-    categories: Categories | None
+    substitution: SubstitutionModel  # with values for all parameters
+    lengths: Tensor  # (*batch, edges); with site rates those of each category, (categories, *batch, edges)
+    frequencies: Tensor  # (*batch, 4)
+    categories: Categories | None  # batched as (*batch); None for one rate
 
     @property
     def frequencies_by_category(self) -> Tensor:

@@ -34,9 +34,7 @@ __all__ = [
     "tip_name",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Unrooted binary trees.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -299,17 +297,7 @@ class Tree:
 
 
 def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_name: str) -> None:
-    """Refuse two lists of taxa that differ in more than their order.
-
-    Raises
-    ------
-    TreeError
-        If they do, or one names a taxon twice.
-
-    Examples
-    --------
-    >>> check_same_taxa(("A", "B"), ("B", "A"), "the alignment", "the tree")
-    """
+    """Raise TreeError if two lists of taxa differ in more than their order, or one names a taxon twice."""
     check_once(one, name)
     check_once(other, other_name)
     missing, extra = sorted(set(one) - set(other)), sorted(set(other) - set(one))
@@ -456,19 +444,11 @@ def describe_node(children: Sequence[Sequence[int]], names: Sequence[str], node:
     return "(" + ", ".join(tips[:4]) + (", ..." if len(tips) > 4 else "") + ")"
 
 
-# --------------------------------------------------------------------------------------------------
-# The two orders in which edges stand: that of a tree's text, and the canonical one of `Topologies`.
-# --------------------------------------------------------------------------------------------------
+# Two orders of edges: that of a tree's text, and the canonical one of `Topologies`.
 
 
 def edges_of_trees(trees: Sequence[Tree], taxa: Sequence[str] | None = None) -> tuple[tuple[str, ...], clades.Bits]:
-    """Return the order of the taxa, and the taxa below every edge in each tree's order, `(trees, edges, words)`.
-
-    Raises
-    ------
-    TreeError
-        If there is no tree, one is something else, or a tree has other taxa.
-    """
+    """Return the order of taxa and the taxa below every edge, `(trees, edges, words)`; TreeError if taxa differ."""
     if isinstance(trees, Tree) or not isinstance(trees, Sequence):
         raise TreeError(f"trees: {type(trees).__name__} is no list of trees. Remedy: give a list of Tree.")
     if not trees:
@@ -489,13 +469,7 @@ def edges_of_trees(trees: Sequence[Tree], taxa: Sequence[str] | None = None) -> 
 
 
 def stacked_lengths(trees: Sequence[Tree]) -> Tensor | None:
-    """Return the branch lengths of trees in their own orders, `(trees, edges)`; None where no tree has any.
-
-    Raises
-    ------
-    TreeError
-        If only some have.
-    """
+    """Return branch lengths `(trees, edges)`, None where no tree has any; TreeError if only some have."""
     lengths = [tree.branch_lengths for tree in trees if tree.branch_lengths is not None]
     if len(lengths) not in (0, len(trees)):
         raise TreeError(f"Only {len(lengths)} of {len(trees)} trees have branch lengths. Remedy: give all, or none.")
@@ -505,18 +479,7 @@ def stacked_lengths(trees: Sequence[Tree]) -> Tensor | None:
 def chosen_edges(
     edge: int | str | np.ndarray | Sequence[int], taxa: Sequence[str], num_topologies: int, num_edges: int
 ) -> np.ndarray:
-    """Return the number of an edge of each topology, shape `(topologies,)`; the name of a taxon stands for its tip's.
-
-    Raises
-    ------
-    TreeError
-        If there is no such edge or taxon.
-
-    Examples
-    --------
-    >>> chosen_edges("C", "ABCD", 2, 5).tolist()
-    [2, 2]
-    """
+    """Return an edge of each topology, `(topologies,)`, from numbers or the taxon at its tip; TreeError if absent."""
     if isinstance(edge, str):
         if edge not in taxa:
             raise TreeError(f"There is no taxon {edge!r}. Remedy: use one of {', '.join(taxa[:5])}, ...")
@@ -533,27 +496,8 @@ def chosen_edges(
 
 
 def as_written(children: Sequence[Sequence[int]], num_taxa: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
-    """Put nodes into the order of a tree's text: tips from left to right, then internal nodes as they close.
-
-    Parameters
-    ----------
-    children : sequence of sequence of int
-        Children of each internal node; the last is the root.
-    num_taxa : int
-        Number of tips; internal nodes are numbered from here on.
-
-    Returns
-    -------
-    nodes : list of int
-        The nodes in that order, the root last.
-    children : tuple of tuple of int
-        Children of the internal nodes, by their places in `nodes`.
-
-    Examples
-    --------
-    >>> as_written([[2, 1], [0, 3, 4]], 4)
-    ([0, 3, 2, 1, 4, 5], ((2, 3), (0, 1, 4)))
-    """
+    """Return nodes in the order of a tree's text, the root last, and the children of internal ones by their places."""
+    # The order is that of tips from left to right, then of internal nodes as they close.
     ours: list[int] = []
     stack = [num_taxa + len(children) - 1]
     while stack:
@@ -567,9 +511,7 @@ def as_written(children: Sequence[Sequence[int]], num_taxa: int) -> tuple[list[i
     return nodes, tuple(tuple(places[child] for child in children[node - num_taxa]) for node in nodes[num_taxa:])
 
 
-# --------------------------------------------------------------------------------------------------
-# Where to hang a tree from, so that its likelihood costs least.
-# --------------------------------------------------------------------------------------------------
+# The choice of the node to hang a tree from, so that its likelihood costs least.
 
 #: Cost of one more level, in rows: a level costs a fixed number of calls and kernels to compile.
 _LEVEL_COST = 30
@@ -585,14 +527,7 @@ def neighbors_of(tree: Tree) -> list[list[int]]:
 
 
 def count_sub_patterns(tree: Tree, neighbors: list[list[int]], patterns: np.ndarray) -> dict[tuple[int, int], int]:
-    """Count the distinct sub-patterns on the far side of every edge, seen from either end.
-
-    Returns
-    -------
-    dict
-        For `(node, towards)` the number of distinct sub-patterns of the subtree that holds `node`
-        when the edge to `towards` is cut.
-    """
+    """Return for `(node, towards)` the number of distinct sub-patterns on the side of `node` of that edge."""
     ids: dict[tuple[int, int], np.ndarray] = {}
     counts: dict[tuple[int, int], int] = {}
 

@@ -44,9 +44,7 @@ __all__ = [
     "semi_supervised_vae",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Variational autoencoders, and ready ones for vectors and images.
-# --------------------------------------------------------------------------------------------------
 
 
 class VAE(Autoencoder):
@@ -191,9 +189,7 @@ def features(num_inputs: int, hidden: Sequence[int], activation: Activation = nn
     return nn.Sequential(*mlp([num_inputs, *hidden], activation), activation())
 
 
-# --------------------------------------------------------------------------------------------------
-# VAE of data given what is known about them.
-# --------------------------------------------------------------------------------------------------
+# VAE of data given a condition.
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -373,9 +369,7 @@ def conditional_vae(
     return ConditionalVAE(encoder, decoder, latent_dim, condition_dim, likelihood, data_dim)
 
 
-# --------------------------------------------------------------------------------------------------
 # VAE with several layers of codes.
-# --------------------------------------------------------------------------------------------------
 
 
 class HierarchicalVAE(GenerativeModel):
@@ -535,9 +529,7 @@ def hierarchical_vae(
     return HierarchicalVAE(encoders, priors, decoder, latent_dims, likelihood, (data_dim,))
 
 
-# --------------------------------------------------------------------------------------------------
 # VAE of data with missing entries.
-# --------------------------------------------------------------------------------------------------
 
 
 class MissingDataVAE(PyroModule):  # type: ignore[misc]
@@ -666,9 +658,7 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         return independent(self.vae.likelihood(outputs, event_dim).base_dist.mask(mask), event_dim)
 
 
-# --------------------------------------------------------------------------------------------------
 # VAE with a class label that is known for some of the data.
-# --------------------------------------------------------------------------------------------------
 
 
 class SemiSupervisedVAE(GenerativeModel):

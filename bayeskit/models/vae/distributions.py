@@ -18,34 +18,9 @@ Shape = torch.Size | list[int] | tuple[int, ...]
 
 
 class DiscretizedLogisticMixture(TorchDistribution):  # type: ignore[misc]
-    r"""Logistic variable, or a mixture of them, rounded to equally spaced levels in ``[0, 1]``.
+    """Logistic variable, or mixture, rounded to levels ``k / (num_levels - 1)`` in ``[0, 1]`` (Salimans et al. 2017).
 
-    Level :math:`k = 0 \dots L - 1` has the value :math:`k / (L - 1)` and the mass that the logistic density puts
-    nearer to it than to any other; the outermost levels take the tails. The masses sum to one.
-
-    Parameters
-    ----------
-    loc : Tensor
-        Location in units of the data, ``(*batch)``; of a mixture ``(*batch, components)``.
-    log_scale : Tensor
-        Log of the logistic scale, same shape.
-    logits : Tensor, optional
-        Log weights of a mixture up to a constant, ``(*batch, components)``.
-    num_levels : int, default 256
-        At least two.
-
-    References
-    ----------
-    Salimans, T., Karpathy, A., Chen, X., Kingma, D. P. (2017). PixelCNN++: improving the PixelCNN with discretized
-    logistic mixture likelihood and other modifications. ICLR.
-
-    Examples
-    --------
-    >>> import torch
-    >>> pixel = DiscretizedLogisticMixture(torch.tensor(0.3), torch.tensor(-2.0))
-    >>> levels = torch.arange(256) / 255
-    >>> round(float(pixel.log_prob(levels).exp().sum()), 4)
-    1.0
+    ``loc`` and ``log_scale`` are ``(*batch)``; with the mixture's ``logits``, all three are ``(*batch, components)``.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}
@@ -69,6 +44,7 @@ class DiscretizedLogisticMixture(TorchDistribution):  # type: ignore[misc]
         return (weights + self._log_mass(value.unsqueeze(-1))).logsumexp(-1)
 
     def _log_mass(self, value: Tensor) -> Tensor:
+        # The outermost levels take the tails, so that the masses sum to one.
         # With edges a < b in units of the scale: F(b) - F(a) = F(b) F(-a) (1 - exp(a - b)), which cancels nowhere.
         spacing, inverse_scale = 1 / (self.num_levels - 1), (-self.log_scale).exp()
         level = (value / spacing).round()

@@ -115,18 +115,7 @@ class FlowPrior(nn.Module):
 
 
 def inverse_autoregressive_flow(dim: int, context: int, num_transforms: int, hidden: Sequence[int]) -> nn.Module:
-    """Create a flow that draws, and weighs its own draws, in one pass; densities elsewhere take ``dim`` passes.
-
-    Parameters
-    ----------
-    dim, context, num_transforms : int
-    hidden : sequence of int
-        Units of the layers of each transform's network.
-
-    References
-    ----------
-    Kingma, D. P. et al. (2016). Improved variational inference with inverse autoregressive flow. NeurIPS.
-    """
+    """Create an inverse autoregressive flow (Kingma et al. 2016); densities except of draws take ``dim`` passes."""
     flow = zuko.flows.MAF(dim, context, transforms=num_transforms, hidden_features=tuple(hidden))
     return zuko.flows.Flow(flow.transform.inv, flow.base)
 

@@ -27,9 +27,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # Images of digits that come inside Python packages: nothing is downloaded when they are loaded.
-# --------------------------------------------------------------------------------------------------
 
 
 class Images(NamedTuple):
@@ -164,9 +162,7 @@ def _missing(function: str, package: str) -> MissingPackageError:
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # Plots of images, reconstructions and latent traversals.
-# --------------------------------------------------------------------------------------------------
 
 
 def plot_images(images: Tensor, ax: Axes) -> Axes:

@@ -56,9 +56,7 @@ __all__ = [
 
 __getattr__ = answer_to_old_names(__name__)
 
-# --------------------------------------------------------------------------------------------------
-# What an activation function must know of itself: moments under normal laws.
-# --------------------------------------------------------------------------------------------------
+# Interface of activation functions: moments under normal laws.
 
 
 class NormalMoments(NamedTuple):
@@ -118,9 +116,7 @@ class Activation(ABC):
         """Return the function's derivative with respect to the logarithm of its argument, ``x f'(x)``."""
 
 
-# --------------------------------------------------------------------------------------------------
 # Activations that are linear on either side of zero: ReLU, leaky ReLU, absolute value, identity.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -201,9 +197,7 @@ class PiecewiseLinear(Activation):
         return self
 
 
-# --------------------------------------------------------------------------------------------------
 # Activations that are constant on either side of zero.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -241,9 +235,7 @@ class Step(Activation):
         return Step(0.0, 0.0)
 
 
-# --------------------------------------------------------------------------------------------------
 # Polynomials as activations: monomials, Hermite polynomials and any other.
-# --------------------------------------------------------------------------------------------------
 
 _LARGEST_DEGREE = 150  # factorials of numbers somewhat larger leave the range of float64
 _LARGEST_HERMITE = 40  # of higher degrees, powers cancel to less than ten digits
@@ -393,9 +385,7 @@ def _series(coefficients: list[Tensor], k: Tensor) -> Tensor:
     return result
 
 
-# --------------------------------------------------------------------------------------------------
 # Any other activation: moments from its expansion in Hermite polynomials, by Gauss-Hermite quadrature.
-# --------------------------------------------------------------------------------------------------
 
 _NEGLIGIBLE = 1e-300  # weights of nodes that are left out, beyond 37 standard deviations: float64 has lost their digits
 
@@ -663,9 +653,7 @@ def _fine_rule() -> tuple[Tensor, Tensor]:
     return nodes, step * _FINEST * place.cosh() * density
 
 
-# --------------------------------------------------------------------------------------------------
 # Smooth activations whose moments have a closed form: erf, GELU, sines, Gaussian bumps, exponentials.
-# --------------------------------------------------------------------------------------------------
 
 
 class Smooth(Activation):
@@ -817,9 +805,7 @@ class ExponentialActivation(Smooth):
         return torch.exp(0.5 * self.rate**2 * a)
 
 
-# --------------------------------------------------------------------------------------------------
-# Which activation a function is.
-# --------------------------------------------------------------------------------------------------
+# The activation of a function.
 
 _HALF_PI = 1.5707963267948966
 
@@ -872,14 +858,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def activation_of_function(target: Any, settings: tuple[Any, ...], options: dict[str, Any]) -> Activation | None:
-    """Return the activation that a function or the name of a tensor's method is, or None.
+    """Return the activation of a function, or of the name of a tensor's method, or None if none is known.
 
-    Parameters
-    ----------
-    target : callable or str
-        The function or method.
-    settings, options : tuple and dict
-        What it is called with behind the tensor, by position and by name.
+    ``settings`` and ``options`` are the positional and keyword arguments behind the tensor.
     """
     if target is functional.gelu:
         return Gelu() if options.get("approximate", "none") == "none" else Quadrature(_Bound(target, (), options))
@@ -910,9 +891,7 @@ class _Bound:
         return result
 
 
-# --------------------------------------------------------------------------------------------------
-# Activations as torch modules, and which activation a torch module is.
-# --------------------------------------------------------------------------------------------------
+# Activations as torch modules, and the activation of a torch module.
 
 _PROBES = (-2.3, -0.4, 0.0, 0.7, 1.1, 2.6, 3.9)  # at which functions are tried out
 _MODULES: tuple[type[nn.Module], ...] = (

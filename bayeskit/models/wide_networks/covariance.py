@@ -50,53 +50,24 @@ __all__ = [
     "where_zero",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What a layer of infinite width knows of its inputs: covariances of one channel between pairs of inputs.
-# --------------------------------------------------------------------------------------------------
+# Covariances of one channel of a layer of infinite width between pairs of inputs.
 
 _SNAP = 16  # rounding errors by which a product of variances may exceed the squared covariance of parallel features
 
 
 @dataclass(frozen=True)
 class Covariance:
-    """Covariances of one channel's features between pairs of inputs, at pairs of sites.
+    """Second moments of one channel's features between pairs of inputs, per site or per pair of sites of a grid."""
 
-    Channels are alike, so that one stands for all. Where features lie on a grid (an image's pixels), there is a
-    covariance for each site, or for each pair of sites if a later layer averages over them.
-
-    Attributes
-    ----------
-    nngp : Tensor
-        Second moments of the features, ``(*batch, *sites)`` or ``(*batch, *sites, *sites)``.
-    ntk : Tensor or None
-        Products of the features' gradients with respect to all parameters so far, of the same shape.
-    channels : int
-        Of the finite network.
-    num_axes : int
-        Of the grid: 0 for vectors, 2 for images.
-    all_pairs : bool
-        Whether all pairs of sites are there, or each site with itself only.
-    gap : Tensor, optional
-        The product of the variances minus the squared covariance, where it is known to more digits than the
-        difference has.
-    mean : Tensor, optional
-        First moments, ``(*batch, *sites)``, where they are not zero; for an input with itself only.
-    gain : bool
-        Whether the features have just been multiplied by trainable gains, a number a channel, whose gradients (the
-        features themselves) the next layer is to add.
-    mixed : bool
-        Whether such gradients are among those in ``ntk`` already, on average over channels.
-    """
-
-    nngp: Tensor
-    ntk: Tensor | None
-    channels: int
-    num_axes: int = 0
-    all_pairs: bool = False
-    gap: Tensor | None = None
-    mean: Tensor | None = None
-    gain: bool = False
-    mixed: bool = False
+    nngp: Tensor  # (*batch, *sites), or (*batch, *sites, *sites) with all_pairs
+    ntk: Tensor | None  # inner products of the features' gradients with respect to all parameters so far, same shape
+    channels: int  # of the finite network
+    num_axes: int = 0  # of the grid: 0 for vectors, 2 for images
+    all_pairs: bool = False  # whether all pairs of sites are present, or each site with itself only
+    gap: Tensor | None = None  # product of variances minus squared covariance, if known beyond the difference's digits
+    mean: Tensor | None = None  # first moments that are not zero, (*batch, *sites); for an input with itself only
+    gain: bool = False  # features were just multiplied by trainable gains, whose gradients the next layer adds to ntk
+    mixed: bool = False  # ntk includes gradients of gains, averaged over channels
 
     @property
     def sites(self) -> torch.Size:
@@ -195,10 +166,7 @@ def angle(sine: Tensor, cosine: Tensor) -> Tensor:
 
 
 def acute_angle(sine: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the angle to the nearer of both directions of an axis, and how far the angle to one is from a right one.
-
-    The former keeps its digits where it is small; the latter has the sign of the cosine.
-    """
+    """Return ``min(t, pi - t)``, accurate where small, and ``pi / 2 - t`` of the angle ``t`` in ``[0, pi]``."""
     if tracked(sine, cosine):
         between = angle(sine, cosine)
         return torch.where(cosine < 0, math.pi - between, between), 0.5 * math.pi - between
@@ -265,18 +233,11 @@ def _plain(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.numel() > 0 and not (transformed() or torch.compiler.is_compiling())
 
 
-# --------------------------------------------------------------------------------------------------
-# Where matrices go: tensors that are given, and files of NumPy's format for those too large for memory.
-# --------------------------------------------------------------------------------------------------
+# Storage of matrices: tensors that are given, and files of NumPy's format for matrices too large for memory.
 
 
 def check_out(out: Sequence[Tensor | None], shape: tuple[int, int], inputs: Sequence[Tensor]) -> None:
-    """Refuse tensors that matrices do not fit into, or whose memory is in use while matrices are computed.
-
-    Raises
-    ------
-    ShapeError, SettingsError
-    """
+    """Raise ``ShapeError`` or ``SettingsError`` unless each tensor fits and shares no memory with inputs or others."""
     dtype, taken = inputs[0].dtype, list(inputs)
     for matrix in out:
         if matrix is None:
@@ -295,12 +256,7 @@ def check_out(out: Sequence[Tensor | None], shape: tuple[int, int], inputs: Sequ
 
 
 def check_paths(*paths: str | Path | None) -> None:
-    """Refuse files that are named twice, or not as NumPy's are.
-
-    Raises
-    ------
-    SettingsError
-    """
+    """Raise a ``SettingsError`` unless there is a path, every path ends in ``.npy``, and no two are the same file."""
     named = [Path(path) for path in paths if path is not None]
     if not named:
         raise SettingsError("name a file for at least one kernel: save(x, nngp=..., ntk=...)")
@@ -338,14 +294,9 @@ def _stretch(x: Tensor) -> tuple[int, int]:
 
 @contextmanager
 def new_matrix(path: str | Path, shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield a matrix whose memory is a file, which gets its name when the body has ended without an error.
+    """Yield a matrix mapped to a temporary file, which is renamed to ``path`` when the body ends without an error.
 
-    Raises
-    ------
-    OutputError
-        If the folder does not exist, cannot be written, or has no space for the whole matrix.
-    DataError
-        If NumPy has no such dtype.
+    Failures to write raise an ``OutputError``, dtypes that NumPy lacks a ``DataError``.
     """
     path = Path(path)
     try:
@@ -379,9 +330,7 @@ def _reserve(path: Path) -> None:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
-# --------------------------------------------------------------------------------------------------
-# Matrices of pairs of inputs, block by block, so that what layers hold in between stays in the cache.
-# --------------------------------------------------------------------------------------------------
+# Matrices of pairs of inputs, block by block, so that intermediate results of layers stay in the cache.
 
 SIZE = 1 << 16  # covariances of pairs of sites that one block holds
 WIDE_SIZE = 1 << 18  # where threads share a large matrix: small blocks would have them wait for the interpreter's lock
@@ -393,19 +342,11 @@ Result = TypeVar("Result")
 
 
 class Block(NamedTuple):
-    """Rows and columns of one block of a matrix.
-
-    Attributes
-    ----------
-    rows, columns : slice
-        Where it lies.
-    mirrored : bool
-        Whether its transpose is a block, too, which need not be computed.
-    """
+    """Rows and columns of one block of a matrix."""
 
     rows: slice
     columns: slice
-    mirrored: bool
+    mirrored: bool  # whether the block's transpose is a block of the matrix, too, and need not be computed
 
 
 def shared_size(num_covariances: int, device: torch.device) -> int:
@@ -432,11 +373,8 @@ def matrix_blocks(num_rows: int, num_columns: int, symmetric: bool, length: int)
 
 
 def each(function: Callable[[Block], Result], chosen: Sequence[Block], device: torch.device) -> Iterator[Result]:
-    """Yield what a function makes of each block, in order.
-
-    On a CPU there are as many blocks at a time as torch has threads, each of which works on its own with one: torch's
-    way, many threads on one operation, is too fine for operations that fit into the cache.
-    """
+    """Yield ``function(block)`` of each block, in order."""
+    # One block per thread on a CPU: operations that fit into the cache are too small to be shared among threads.
     workers = min(torch.get_num_threads(), len(chosen)) if device.type == "cpu" else 1
     # The number of threads is torch's own between batches, when the caller's code runs.
     for first in range(0, len(chosen), _BATCH * workers):

@@ -72,9 +72,7 @@ __all__ = [
 __getattr__ = answer_to_old_names(__name__)
 
 
-# --------------------------------------------------------------------------------------------------
 # A network as a function of the vector of its parameters, and that function's derivatives.
-# --------------------------------------------------------------------------------------------------
 
 BLOCK_SIZE = 1 << 22  # numbers of Jacobians or of curvatures in outputs held at once
 PRODUCT_ROWS = 512  # inputs whose activations are held at once
@@ -202,13 +200,9 @@ class FlatNetwork:
 
 
 def flat_network(module: nn.Module) -> FlatNetwork:
-    """Take a module at its present parameters.
+    """Return a copy of a module as a function of the flat vector of its parameters that require gradients.
 
-    Raises
-    ------
-    ModelError
-        If it has no parameters that require gradients, they differ in dtype or device, its outputs are random or
-        depend on other inputs of a batch, or it cannot be copied.
+    No such parameters, mixed dtypes or devices, and BatchNorm or dropout in training mode raise ``ModelError``.
     """
     if not isinstance(module, nn.Module):
         raise ModelError(f"a curvature is of a torch.nn.Module, not a {type(module).__name__}")
@@ -237,14 +231,9 @@ def flat_network(module: nn.Module) -> FlatNetwork:
 
 
 def _check_data(network: FlatNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inputs and the network's outputs there, or say what is wrong with them.
+    """Return the detached inputs ``(n, ...)`` and outputs ``(n, k)``, or raise if either is not finite or does not fit.
 
-    Raises
-    ------
-    DataError, ShapeError
-        If inputs or outputs are not finite, or do not fit.
-    ModelError
-        If outputs at one input depend on others, or on chance.
+    Outputs at an input that depend on other inputs, or on chance, raise a ``ModelError``.
     """
     if not isinstance(x, Tensor) or x.dim() < 1 or not len(x):
         raise ShapeError(f"x must be a tensor of at least one input, (n, ...), not {getattr(x, 'shape', type(x))}")
@@ -273,9 +262,7 @@ def _row_blocks(num_rows: int, length: int) -> Iterator[slice]:
         yield slice(first, min(first + length, num_rows))
 
 
-# --------------------------------------------------------------------------------------------------
 # Likelihoods of data given a network's outputs, with their curvature in those outputs.
-# --------------------------------------------------------------------------------------------------
 
 
 class OutputLikelihood(ABC):
@@ -538,9 +525,7 @@ def _refuse_rows(wrong: Tensor, message: str) -> None:
         raise DataError(f"{message}; the first that is not is in row {int(rows[0])}")
 
 
-# --------------------------------------------------------------------------------------------------
 # A symmetric matrix that differs from the identity within a span of few vectors.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -596,9 +581,7 @@ class System:
         return inside, outside - self.basis @ (self.basis.mT @ outside)
 
 
-# --------------------------------------------------------------------------------------------------
-# A curvature matrix of a network, held as what makes it.
-# --------------------------------------------------------------------------------------------------
+# A curvature matrix of a network, held as its factors.
 
 LARGEST = 20_000  # rows of a matrix that is still formed
 _COLUMNS = 16  # vectors multiplied at once
@@ -908,9 +891,7 @@ def _positive_solve(matrix: Tensor, v: Tensor, name: str) -> Tensor:
     return torch.cholesky_solve(v.unsqueeze(1), factor).squeeze(1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Whether observed data look like the model, so that the empirical Fisher may stand for the Fisher information.
-# --------------------------------------------------------------------------------------------------
+# Check of observed data against the model, for the empirical Fisher to stand for the Fisher information.
 
 _NUM_DIRECTIONS = 8
 _NUM_REPLICATES = 200
@@ -923,14 +904,7 @@ _LARGEST_GRADIENT = 12.0  # a squared normal variable exceeds it once in 2,000 t
 def _empirical_problems(
     network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, outputs: Tensor, targets: Tensor, seed: int
 ) -> tuple[tuple[str, ...], dict[str, float]]:
-    """Compare both matrices along random directions, and the gradient with what the model expects.
-
-    Returns
-    -------
-    problems : tuple of str
-        Each with its remedy.
-    diagnostics : dict of float
-    """
+    """Return problems with remedies, and diagnostics, of empirical against expected Fisher along random directions."""
     generator = new_generator(seed, stream="empirical Fisher")
     tangents = torch.randn(
         _NUM_DIRECTIONS,
@@ -995,9 +969,7 @@ def _quadratic(score: Tensor, along: Tensor) -> Tensor:
     return torch.einsum("nk,nkm->nm", score, along).square().sum(0)
 
 
-# --------------------------------------------------------------------------------------------------
 # Fisher information, generalized Gauss-Newton and empirical Fisher of a network.
-# --------------------------------------------------------------------------------------------------
 
 
 def fisher(module: nn.Module, likelihood: OutputLikelihood, x: Tensor, *, mean: bool = False) -> Curvature:
@@ -1192,9 +1164,7 @@ def _empirical_fisher_of(
     return Curvature("empirical Fisher", network, x, factor, outputs.shape[1], 1, 1 / len(x) if mean else 1.0)
 
 
-# --------------------------------------------------------------------------------------------------
 # Natural gradients, and their fields over the plane of two parameters.
-# --------------------------------------------------------------------------------------------------
 
 EXACT_SIZE = 2000  # rows of the smaller matrix up to which it is factorised
 
@@ -1354,9 +1324,7 @@ def _solved(curvature: Curvature, v: Tensor, damping: float) -> Tensor:
     return curvature.solve(v, damping)
 
 
-# --------------------------------------------------------------------------------------------------
 # The normal approximation to a network's posterior at a mode, with the Gauss-Newton matrix as its curvature.
-# --------------------------------------------------------------------------------------------------
 
 POLISHED = 1000  # rows of matrices up to which steps are taken
 NUM_STEPS = 20
@@ -1583,30 +1551,9 @@ def find_parameter_mode(
     *,
     max_iterations: int = 5000,
 ) -> nn.Module:
-    """Return a copy of a module at a mode of its posterior, found from where it is.
+    """Return a copy of a module at a posterior mode, found by L-BFGS and, for small matrices, Gauss-Newton steps.
 
-    By L-BFGS, and then, where matrices are not too large, Gauss-Newton steps; in double precision if the module can be
-    converted, whatever its own.
-
-    Parameters
-    ----------
-    module, likelihood, x, y, prior_precision
-        As in :func:`laplace_posterior`.
-    max_iterations : int, default 5000
-
-    Returns
-    -------
-    torch.nn.Module
-
-    Raises
-    ------
-    SettingsError, ModelError, DataError, ShapeError
-        As in :func:`laplace_posterior`, which also tells whether the search came close enough.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the search ended before it came close enough.
+    Arguments are those of :func:`laplace_posterior`; a search that ends too far away warns with ``AccuracyWarning``.
     """
     likelihood, network = _checked_likelihood(likelihood), flat_network(module)
     prior = _checked_precision(prior_precision, network.vector)
@@ -1691,10 +1638,8 @@ def _newton_step(
 
 
 def _mean_sigmoid(mean: Tensor, deviation: Tensor) -> Tensor:
-    """Return the mean of the sigmoid of normal variables, by the trapezoidal rule.
-
-    Its error falls exponentially in the distance of the sigmoid's poles, ``pi / deviation``, by the step.
-    """
+    """Return ``E[sigmoid(mean + deviation * N(0, 1))]`` by the trapezoidal rule, in the shape of ``mean``."""
+    # The error falls exponentially in the distance of the sigmoid's poles, pi / deviation, divided by the step.
     largest = float(deviation.max())
     step = min(0.25, 1.0 / max(largest, 1e-3))
     half = round(9 / step)

@@ -48,9 +48,7 @@ __all__ = [
     "relative_change",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What training by gradient descent needs, and how far a kernel has moved.
-# --------------------------------------------------------------------------------------------------
+# Step sizes of gradient descent, and the relative change of a kernel.
 
 
 def relative_change(kernel: Tensor, first: Tensor) -> Tensor:
@@ -92,51 +90,27 @@ def largest_eigenvalue(kernel: Tensor) -> float:
     return float(torch.linalg.eigvalsh(kernel.double())[-1])
 
 
-# --------------------------------------------------------------------------------------------------
-# One run of a module, during which hooks note what enters its layers and where their outputs lie in the graph.
-# --------------------------------------------------------------------------------------------------
+# One run of a module, during which hooks record its layers' inputs and the graph nodes of their outputs.
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer.
-
-    Attributes
-    ----------
-    layer : torch.nn.Module
-    entered : Tensor
-    left : GradientEdge
-        Where its output lies in the graph, even if it is changed in place afterwards.
-    version : int
-        How often what entered had been changed in place.
-    size : int
-        How many numbers left the layer.
-    """
+    """One call of a layer."""
 
     layer: nn.Module
-    entered: Tensor
-    left: GradientEdge
-    version: int
-    size: int
+    entered: Tensor  # the layer's input, detached
+    left: GradientEdge  # of the output, which stays valid if the output is changed in place
+    version: int  # of the input: the number of in-place changes before the call
+    size: int  # number of entries of the output
 
 
 @dataclass
 class _Recording:
-    """What a run has left behind.
+    """Outputs of one run of a module, and the calls of its watched layers."""
 
-    Attributes
-    ----------
-    outputs : Tensor
-        ``(n, k)``, with its graph.
-    calls : list of Call
-        Of layers that were watched.
-    opaque : set of torch.nn.Module
-        Layers called in a way that could not be noted.
-    """
-
-    outputs: Tensor = field(default_factory=lambda: torch.empty(0))
+    outputs: Tensor = field(default_factory=lambda: torch.empty(0))  # (n, k), with its graph
     calls: list[_Call] = field(default_factory=list)
-    opaque: set[nn.Module] = field(default_factory=set)
+    opaque: set[nn.Module] = field(default_factory=set)  # layers with a call that could not be recorded
 
     def note(self, expected: Mapping[str, Tensor], layer: nn.Module, entered: tuple[Any, ...], left: Any) -> None:
         """Note a call; a hook."""
@@ -173,25 +147,9 @@ class _Recording:
 
 
 def _record(module: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> _Recording:
-    """Run a module with hooks on some of its layers.
+    """Run a module on inputs ``(n, ...)`` with hooks on ``layers``; its buffers stay as they are.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Left as it is, buffers included.
-    layers : sequence of torch.nn.Module
-        The layers to watch.
-    x : Tensor
-        Inputs, ``(n, ...)``.
-
-    Returns
-    -------
-    Recording
-
-    Raises
-    ------
-    ShapeError
-        If the module does not take ``x``, or does not return one row an input.
+    Inputs that it cannot take, or outputs without one row per input, raise a ``ShapeError``.
     """
     result = _Recording()
     with ExitStack() as stack:
@@ -234,9 +192,7 @@ def functional_outputs(module: nn.Module, parameters: dict[str, Tensor], x: Tens
     return y.reshape(len(y), -1)
 
 
-# --------------------------------------------------------------------------------------------------
 # Gradients with respect to one layer's parameters, in factors whose products are cheap.
-# --------------------------------------------------------------------------------------------------
 
 CHUNK = 1 << 22  # numbers that an intermediate result of a product may hold
 
@@ -251,35 +207,19 @@ class _Outputs(Enum):
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Gradients themselves.
+    """Gradients of each output at each input."""
 
-    Attributes
-    ----------
-    values : Tensor
-        ``(k, n, parameters)``, of each output at each input.
-    """
-
-    values: Tensor
+    values: Tensor  # (k, n, parameters)
 
 
 @dataclass(frozen=True)
 class _Sites:
-    """Gradients of a weight matrix that is applied at several sites: sums over sites of outer products.
+    """Gradients of a weight matrix applied at several sites: sums over sites of outer products."""
 
-    Attributes
-    ----------
-    activations : Tensor
-        What enters the layer, ``(n, sites, features)``; or which row of the matrix, integers ``(n, sites)``.
-    gradients : Tensor
-        What arrives at its outputs, ``(k, n, sites, channels)``.
-    weight, bias : float
-        Squared factors of weights and biases in the forward pass, zero for those that are not there or frozen.
-    """
-
-    activations: Tensor
-    gradients: Tensor
-    weight: float = 1.0
-    bias: float = 0.0
+    activations: Tensor  # the layer's inputs, (n, sites, features); or integer row indices, (n, sites)
+    gradients: Tensor  # with respect to the layer's outputs, (k, n, sites, channels)
+    weight: float = 1.0  # squared factor of the weights in the forward pass, zero if absent or frozen
+    bias: float = 0.0  # likewise of the bias
 
     def rows(self, start: int, end: int) -> _Sites:
         """Return the factors of some of the inputs."""
@@ -290,14 +230,7 @@ LayerGradients = _Gradients | _Sites
 
 
 def _squared_length(gradients: LayerGradients, weights: Tensor) -> Tensor:
-    """Return the squared length of the gradient of a weighted sum of all outputs.
-
-    Parameters
-    ----------
-    gradients : Gradients or Sites
-    weights : Tensor
-        ``(n, k)``.
-    """
+    """Return the squared norm of the gradient of the outputs' weighted sum, ``weights`` ``(n, k)`` -> ``()``."""
     if isinstance(gradients, _Gradients):
         return torch.einsum("nk,knp->p", weights, gradients.values).square().sum()
     a = gradients.activations
@@ -312,18 +245,7 @@ def _squared_length(gradients: LayerGradients, weights: Tensor) -> Tensor:
 def _add_products(
     result: Tensor, first: LayerGradients, second: LayerGradients, outputs: _Outputs, upper: bool
 ) -> None:
-    """Add the products of two sets of gradients to a kernel.
-
-    Parameters
-    ----------
-    result : Tensor
-        The kernel, of the shape that ``outputs`` names.
-    first, second : Gradients or Sites
-        Both of one kind.
-    outputs : Outputs
-    upper : bool
-        For all pairs of outputs, whether to leave out those with the second before the first.
-    """
+    """Add products of gradients of one type to a kernel; ``upper`` omits pairs of outputs below the diagonal."""
     if isinstance(first, _Gradients) and isinstance(second, _Gradients):
         _add_gram(result, first.values, second.values, None, outputs, upper)
         return
@@ -421,22 +343,15 @@ def _weight_gradients(sites: _Sites, start: int, end: int) -> Tensor:
     return (chosen.mT @ (sites.activations * sites.weight**0.5)).flatten(2)
 
 
-# --------------------------------------------------------------------------------------------------
-# Layers whose gradients have factors: what entered the layer, and what arrived at its outputs.
-# --------------------------------------------------------------------------------------------------
+# Layers whose gradients have factors: the layer's inputs, and the gradients at its outputs.
 
 Calls = list[tuple[Tensor, Tensor]]  # what entered, (n, ...), and what arrived, (k, n, ...), at each call of a layer
 
 
 def factors(layer: nn.Module, calls: Calls) -> list[LayerGradients]:
-    """Return the factors of the gradients with respect to a layer's trainable parameters.
+    """Return the factors of a layer's gradients, for layers with :func:`_has_factors`.
 
-    Parameters
-    ----------
-    layer : torch.nn.Module
-        One for which :func:`_has_factors`.
-    calls : list of (Tensor, Tensor)
-        What entered the layer, ``(n, ...)``, and the gradients at its outputs, ``(k, n, ...)``.
+    ``calls`` are pairs of inputs ``(n, ...)`` and gradients at outputs ``(k, n, ...)``.
     """
     return _FACTORS[type(layer)](layer, calls)
 
@@ -558,9 +473,7 @@ _FACTORS: dict[type[nn.Module], Callable[[Any, Calls], list[LayerGradients]]] = 
 }
 
 
-# --------------------------------------------------------------------------------------------------
-# Which of a module's layers have gradients in factors, and what a kernel of it costs to hold.
-# --------------------------------------------------------------------------------------------------
+# Choice of the layers whose gradients have factors, and the memory that a kernel takes.
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _COPIES = 4  # of gradients that are computed for single inputs: torch's, both in another order, and a product's
@@ -606,24 +519,9 @@ def _first_trainable(module: nn.Module) -> nn.Parameter:
 
 
 def make_gradient_plan(module: nn.Module, x: Tensor) -> GradientPlan:
-    """Try a module on two inputs.
+    """Return the plan for a module's gradients, found by a trial on the first two inputs of ``x`` ``(n, ...)``.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-    x : Tensor
-        ``(n, ...)``, of which the first two are used.
-
-    Returns
-    -------
-    Plan
-
-    Raises
-    ------
-    ModelError
-        If outputs at one input depend on another or on chance, or no parameter is trainable.
-    DataError, ShapeError
-        If inputs do not fit the module.
+    It raises ``ModelError`` if outputs at an input depend on others, on chance, or on no trainable parameter.
     """
     _check_module(module)
     _check_module_inputs(module, x)
@@ -661,13 +559,7 @@ def make_gradient_plan(module: nn.Module, x: Tensor) -> GradientPlan:
 
 
 def _check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None:
-    """Refuse inputs that no kernel is of.
-
-    Raises
-    ------
-    DataError
-        If they are not finite, not a tensor, or of another dtype or device than the module.
-    """
+    """Raise a ``DataError`` unless inputs are a finite tensor with rows, of the module's dtype and device."""
     if not isinstance(x, Tensor) or not x.dim() or not len(x):
         raise DataError(f"{name} must be a tensor with at least one input, not {getattr(x, 'shape', type(x))}")
     parameter = _first_trainable(module)
@@ -764,9 +656,7 @@ def _patch(layer: nn.Module) -> int:
     return math.prod(getattr(layer, "kernel_size", (0,)))
 
 
-# --------------------------------------------------------------------------------------------------
 # Products of a neural tangent kernel with a vector, without the kernel.
-# --------------------------------------------------------------------------------------------------
 
 _Parameters = Mapping[str, Tensor]
 
@@ -843,11 +733,9 @@ def _backward(module: nn.Module, parameters: _Parameters, x: Tensor, weights: Te
 
 
 def _change(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters, shared: bool) -> Tensor:
-    """Return the change of outputs as parameters change.
-
-    Where parameters are shared, torch's forward mode is not always the transpose of its gradients: it knows nothing of
-    the row of an embedding that gets none.
-    """
+    """Return the derivative of the outputs along a change ``total`` of the parameters, ``(n, k)``."""
+    # With shared parameters torch's forward mode may differ from the transpose of its gradients: it does not know that
+    # an embedding's padding row has none.
     if shared:
         return _twice_or_by_rows(module, parameters, x, total)
     start = {name: p.detach() for name, p in parameters.items()}
@@ -891,9 +779,7 @@ def _twice_backward(module: nn.Module, parameters: _Parameters, x: Tensor, total
         return torch.autograd.grad(product, weights)[0].detach()
 
 
-# --------------------------------------------------------------------------------------------------
-# The neural tangent kernel of a network as it is: products of its gradients.
-# --------------------------------------------------------------------------------------------------
+# The neural tangent kernel of a finite network: inner products of its gradients.
 
 _GIB = 1 << 30
 
@@ -1060,14 +946,7 @@ def _mirror(block: Tensor, outputs: _Outputs) -> None:
 
 
 def gradient_factors(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
-    """Return the factors of the gradients of all outputs at some inputs.
-
-    Parameters
-    ----------
-    plan : Plan
-    x : Tensor
-        ``(n, ...)``.
-    """
+    """Return the factors of the gradients of all outputs at inputs ``(n, ...)``."""
     trial = _record(plan.module, plan.layers, x)
     if trial.opaque or trial.outputs.shape[1] != plan.num_outputs:
         raise _Disagreement
@@ -1094,10 +973,8 @@ def _check(
     found: dict[torch.nn.Module, list[LayerGradients]],
     rest: list[LayerGradients],
 ) -> None:
-    """Compare an ordinary gradient of all outputs, weighted, with that from the gradients of single inputs.
-
-    Hooks cannot tell which row of what enters a layer belongs to which input: a module may sort them, or route them.
-    """
+    """Raise unless the gradient of a weighted sum of all outputs is that from the gradients of single inputs."""
+    # Hooks cannot tell which row belongs to which input: a module may sort or route the rows that enter a layer.
     weights = _weights(trial.outputs)
     named = {name: p for name, p in plan.module.named_parameters() if p.requires_grad}
     total = torch.autograd.grad(trial.outputs, list(named.values()), weights, allow_unused=True, retain_graph=True)
@@ -1169,9 +1046,7 @@ def _one_by_one(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
     return [_Gradients(g) for g in torch.stack(rows, 1).split([p.numel() for p in chosen], 2)]
 
 
-# --------------------------------------------------------------------------------------------------
 # A network's first-order expansion in its parameters.
-# --------------------------------------------------------------------------------------------------
 
 
 class Linearized(nn.Module):

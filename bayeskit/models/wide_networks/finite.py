@@ -22,9 +22,7 @@ from bayeskit.models.wide_networks.reader import INPUT, Graph
 
 __all__ = ["Arguments", "ScaledConv1d", "ScaledConv2d", "ScaledLinear", "along", "finite_network"]
 
-# --------------------------------------------------------------------------------------------------
 # Derivatives along vectors, torch's forward mode.
-# --------------------------------------------------------------------------------------------------
 
 Arguments = TypeVar("Arguments", Tensor, dict[str, Tensor])
 

@@ -68,9 +68,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # A power of the width, fitted to numbers with errors.
-# --------------------------------------------------------------------------------------------------
 
 _RATES = (-1.0, 6.0)  # between which a fit looks
 _STEPS = 141
@@ -200,9 +198,7 @@ def _crossing(misfit: Callable[[float], float], bound: float, start: float, step
     return float(brentq(lambda rate: misfit(rate) - bound, start, end))
 
 
-# --------------------------------------------------------------------------------------------------
 # Many random networks of one width at once, and the kernels of each.
-# --------------------------------------------------------------------------------------------------
 
 CHUNK = 1 << 22  # numbers that gradients of a chunk of networks hold: more, and they leave the cache for nothing
 
@@ -310,13 +306,7 @@ class RandomNetworks:
 
 
 def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype) -> RandomNetworks:
-    """Return the law of ``kernel.network(width)``.
-
-    Raises
-    ------
-    ModelError
-        If the network does not end in layers with weights, or draws noise of its own.
-    """
+    """Return the law of ``kernel.network(width)``, which must have no dropout and end in weights (``ModelError``)."""
     last = _last_layers(kernel)
     standard = kernel.parameterization == "standard"
     template = kernel.network(width).to(dtype)
@@ -369,9 +359,7 @@ def _deviations(layer: str, module: nn.Module, variances: Variances) -> dict[str
     return result
 
 
-# --------------------------------------------------------------------------------------------------
 # Moments, over random networks of one width, of the entries of their kernels.
-# --------------------------------------------------------------------------------------------------
 
 _NUM_BLOCKS = 8  # tasks a width, each with random numbers of its own: enough for a few processes
 _KERNELS = ("nngp", "ntk")
@@ -435,13 +423,7 @@ def _kernel_moments(
     num_jobs: int,
     progress: bool,
 ) -> list[DeviationMoments]:
-    """Average over random networks of each width.
-
-    Raises
-    ------
-    SettingsError, DataError, ShapeError, ModelError
-        If settings, inputs or the network do not fit.
-    """
+    """Return the moments of the deviations of random networks' kernels from the limit, one for each width."""
     refuse_module(kernel)
     if which not in _KERNELS:
         raise SettingsError(f'which must be "nngp" or "ntk", not {which!r}')
@@ -512,9 +494,7 @@ def _moments(width: int | None, limit: Tensor, num_networks: int, total: Tensor)
     return DeviationMoments(width, num_networks, limit, bias, covariance, (float(distance[0]), float(error)))
 
 
-# --------------------------------------------------------------------------------------------------
-# How far kernels of finite networks are, on average, from their limit.
-# --------------------------------------------------------------------------------------------------
+# Mean deviation of the kernels of finite networks from their limit.
 
 
 @dataclass(frozen=True)
@@ -754,9 +734,7 @@ def finite_width_bias(
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# How much the tangent kernel of a finite network moves while it is trained.
-# --------------------------------------------------------------------------------------------------
+# Drift of the tangent kernel of a finite network during training.
 
 
 @dataclass(frozen=True)
@@ -1163,9 +1141,7 @@ def _trained(
     return torch.cat(changes), torch.cat(losses)
 
 
-# --------------------------------------------------------------------------------------------------
-# Whether a finite network is wide enough for its kernels of infinite width to describe it.
-# --------------------------------------------------------------------------------------------------
+# Test whether a finite network is wide enough for its kernels of infinite width to describe it.
 
 _LEVEL = 0.975
 _Weighted = Dense | Convolution
@@ -1473,10 +1449,7 @@ def _rounded(factor: float) -> str:
 
 
 def _bias(moments: DeviationMoments) -> Interval:
-    """Return the relative Frobenius norm of the bias off the diagonal.
-
-    The square of an estimated bias is too large by the variance of the estimate, which is taken off.
-    """
+    """Return the bias off the diagonal as a relative Frobenius norm, with its interval."""
     chosen = ~moments.is_diagonal
     value = moments.bias[chosen]
     error = moments.covariance[chosen][:, chosen] / moments.num_networks
@@ -1484,6 +1457,7 @@ def _bias(moments: DeviationMoments) -> Interval:
     size = float(moments.limit[rows, columns][chosen].square().sum())
     if size == 0:
         raise DataError("the tangent kernel is zero for all pairs of inputs, so that there is no relative bias")
+    # The square of an estimated bias exceeds that of the bias by the estimate's variance on average.
     square = float(value @ value - error.trace())
     twice = 2 * float(error.square().sum())  # the variance of the square, if there is no bias at all
     spread = math.sqrt(max(4 * float(value @ error @ value) - twice, twice))

@@ -38,9 +38,7 @@ from bayeskit.models.wide_networks.reader import INPUT, Graph, read, readable
 
 __all__ = ["InfiniteWidth", "KernelBlock", "Kernels", "Variance", "infinite_width", "weighted_layers"]
 
-# --------------------------------------------------------------------------------------------------
-# Kernels of a graph's output for pairs of inputs: what layers need of single inputs first, then block by block.
-# --------------------------------------------------------------------------------------------------
+# Kernels of a graph's output for pairs of inputs: profiles of single inputs first, then block by block.
 
 _MARGIN = 1e-3  # of the largest number whose square there is: layers take products of variances times small factors
 
@@ -77,29 +75,15 @@ class _Singles(NamedTuple):
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """Kernels of two sets of inputs, or of one with itself.
-
-    Attributes
-    ----------
-    graph, variances : Graph, Variances
-        The network.
-    first, second : Singles
-        Both sets.
-    symmetric : bool
-        Whether they are one.
-    ntk : bool
-        Whether the tangent kernel is wanted.
-    dtype : torch.dtype
-        Of results; they are computed in double precision where the range of another does not suffice.
-    """
+    """Kernels of two sets of inputs, or of one set with itself."""
 
     graph: Graph
     variances: Variances
     first: _Singles
     second: _Singles
-    symmetric: bool
-    ntk: bool
-    dtype: torch.dtype
+    symmetric: bool  # whether both sets are one
+    ntk: bool  # whether the tangent kernel is wanted
+    dtype: torch.dtype  # of results; computations are in double precision where its range does not suffice
 
     def whole(self) -> tuple[Tensor, Tensor | None]:
         """Return whole matrices at once, through which derivatives flow."""
@@ -159,29 +143,9 @@ class _Evaluation:
 def _evaluation(
     graph: Graph, variances: Variances, x1: Tensor, x2: Tensor | None, ntk: bool, derivatives: bool
 ) -> _Evaluation:
-    """Return the kernels of two sets of inputs, or of one with itself, to be computed.
+    """Return the kernels of checked inputs, to be computed; ``x2`` None stands for ``x1``.
 
-    Parameters
-    ----------
-    graph, variances : Graph, Variances
-        The network.
-    x1, x2 : Tensor
-        Inputs that have been checked; None for the same.
-    ntk : bool
-        Whether the tangent kernel is wanted.
-    derivatives : bool
-        Whether derivatives are to flow.
-
-    Returns
-    -------
-    Evaluation
-
-    Raises
-    ------
-    ShapeError
-        If there are no inputs.
-    DataError
-        If second moments leave the range of numbers.
+    No inputs raise a ``ShapeError``, second moments outside the dtype's range a ``DataError``.
     """
     with torch.set_grad_enabled(derivatives and torch.is_grad_enabled()):
         first = _singles(graph, variances, x1, ntk)

@@ -39,26 +39,16 @@ __all__ = [
     "padded",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What every layer does: move covariances of its inputs to covariances of its outputs.
-# --------------------------------------------------------------------------------------------------
+# Interface of layers: from covariances of inputs to covariances of outputs.
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which inputs are paired: all of one set with all of another, or one by one.
+    """Pairing of inputs: all of one set with all of another, or one by one."""
 
-    Attributes
-    ----------
-    first, second : Profile or None
-        Of the two sets; None while each input is paired with itself and its profile is being made.
-    outer : bool
-        Whether all are paired with all, so that covariances begin with two dimensions.
-    """
-
-    first: Profile | None
+    first: Profile | None  # None while each input is paired with itself and its profile is being made
     second: Profile | None
-    outer: bool
+    outer: bool  # whether all are paired with all, so that covariances begin with two dimensions
 
     def variances(self, name: str, state: Covariance) -> tuple[Tensor, Tensor]:
         """Return the second moments of one layer's features, to be broadcast against its covariances."""
@@ -107,22 +97,14 @@ class Layer(Protocol):
         ...
 
 
-# --------------------------------------------------------------------------------------------------
-# Layers that add, join or scale what others have made.
-# --------------------------------------------------------------------------------------------------
+# Layers that add, join or scale the outputs of others.
 
 
 @dataclass(frozen=True)
 class SumOfBranches:
-    """A weighted sum of features that are uncorrelated, such as a residual connection.
+    """A weighted sum of uncorrelated features, such as a residual connection."""
 
-    Attributes
-    ----------
-    scale : tuple of float
-        Of each input.
-    """
-
-    scale: tuple[float, ...]
+    scale: tuple[float, ...]  # one factor per input
 
     def needs_all_pairs(self, wanted: bool) -> bool:
         """Each pair of sites goes by itself."""
@@ -199,32 +181,17 @@ def _combined_tangents(tensors: Sequence[Tensor | None], weights: Sequence[float
     return _combined([x for x, _ in found], [weight for _, weight in found]) if found else None
 
 
-# --------------------------------------------------------------------------------------------------
 # Layers with random weights: dense ones, and convolutions.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A dense layer.
+    """A dense layer."""
 
-    Attributes
-    ----------
-    fan_in, channels : int
-        Numbers of inputs and outputs of the finite layer.
-    bias : bool
-        Whether it has one.
-    standard : bool
-        Whether gradients are those of the weights themselves (standard parametrisation) or of weights with unit
-        variance (NTK parametrisation).
-    trains_weight, trains_bias : bool
-        Whether they take part in gradients.
-    """
-
-    fan_in: int
+    fan_in: int  # of the finite layer, as the channels
     channels: int
     bias: bool
-    standard: bool
+    standard: bool  # whether gradients are those of the weights themselves, or of weights with unit variance (NTK)
     trains_weight: bool = True
     trains_bias: bool = True
 
@@ -292,26 +259,14 @@ def _plus(x: Tensor, y: Tensor, factor: Tensor | float) -> Tensor:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution over one or two axes.
+    """A convolution over one or two axes."""
 
-    Attributes
-    ----------
-    dense : Dense
-        Whose inputs are all numbers beneath the window.
-    window, stride, dilation : tuple of int
-        An entry an axis.
-    padding : tuple of tuple of int
-        Sites added before and after, an entry an axis.
-    mode : str
-        How they are filled: ``"zeros"``, ``"circular"``, ``"reflect"`` or ``"replicate"``.
-    """
-
-    dense: Dense
-    window: tuple[int, ...]
+    dense: Dense  # its inputs are all numbers beneath the window
+    window: tuple[int, ...]  # one entry per axis, as in the following
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    mode: str = "zeros"
+    padding: tuple[tuple[int, int], ...]  # sites added before and after
+    mode: str = "zeros"  # of the padding: "zeros", "circular", "reflect" or "replicate"
 
     def needs_all_pairs(self, wanted: bool) -> bool:
         """Pass on what is wanted: the window moves over both inputs alike, and sites stay as far apart as they are."""
@@ -404,9 +359,7 @@ def _zeros_like(x: Tensor, shape: Sequence[int]) -> Tensor:
     return zeros.permute(sorted(range(x.dim()), key=order.__getitem__))
 
 
-# --------------------------------------------------------------------------------------------------
 # Layers that average over sites, or turn sites into channels.
-# --------------------------------------------------------------------------------------------------
 
 _NO_WEIGHTS = Dense(1, 1, bias=False, standard=False)
 
@@ -442,18 +395,10 @@ class Flatten:
 
 @dataclass(frozen=True)
 class GlobalAverage:
-    """The average over all sites.
-
-    Attributes
-    ----------
-    num_axes : int
-        Of the grid.
-    keeps_grid : bool
-        Whether a grid of one site is left, instead of a vector.
-    """
+    """The average over all sites."""
 
     num_axes: int
-    keeps_grid: bool = False
+    keeps_grid: bool = False  # whether the output lies on a grid of one site, instead of being a vector
 
     def needs_all_pairs(self, wanted: bool) -> bool:
         """Averages are correlated through all pairs of sites."""
@@ -481,19 +426,11 @@ class GlobalAverage:
 
 @dataclass(frozen=True)
 class AveragePool:
-    """Averages over windows.
+    """Averages over windows."""
 
-    Attributes
-    ----------
-    window, stride : tuple of int
-        An entry an axis.
-    padding : tuple of tuple of int
-        Zeros added before and after, which count in the average.
-    """
-
-    window: tuple[int, ...]
+    window: tuple[int, ...]  # one entry per axis, as in the following
     stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
+    padding: tuple[tuple[int, int], ...]  # zeros added before and after, which count in the average
 
     def needs_all_pairs(self, wanted: bool) -> bool:
         """Averages are correlated through all pairs of sites."""
@@ -537,9 +474,7 @@ def _apply(function: Callable[[Tensor], Tensor], x: Tensor | None) -> Tensor | N
     return None if x is None else function(x)
 
 
-# --------------------------------------------------------------------------------------------------
 # Nonlinear functions of each feature.
-# --------------------------------------------------------------------------------------------------
 
 _ACCURACY = 1e-6  # relative errors of moments above it are worth a warning
 _PROBES = 8  # variances at which errors are bounded, from the smallest to the largest
@@ -616,32 +551,18 @@ class Nonlinearity:
                 )
 
 
-# --------------------------------------------------------------------------------------------------
 # Normalisation of each input's features, and noise on them.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LayerNormalization:
-    """Features minus their mean, by their standard deviation, over channels and sites.
+    """Features minus their mean, divided by their standard deviation, over channels and sites."""
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Of channels and sites of the finite layer.
-    epsilon : float
-        Added to the variance.
-    trains_gain, trains_shift : bool
-        Whether a gain and a shift for each channel and site, one and zero at first, take part in gradients.
-    any_sites : bool
-        Whether ``shape`` is of channels only; sites are as they come, and share their gains and shifts.
-    """
-
-    shape: tuple[int, ...]
-    epsilon: float
-    trains_gain: bool = False
-    trains_shift: bool = False
-    any_sites: bool = False
+    shape: tuple[int, ...]  # channels and sites of the finite layer
+    epsilon: float  # added to the variance
+    trains_gain: bool = False  # of gains for each channel and site, one at first
+    trains_shift: bool = False  # of shifts for each channel and site, zero at first
+    any_sites: bool = False  # ``shape`` has channels only; any number of sites, which share gains and shifts
 
     def needs_all_pairs(self, wanted: bool) -> bool:
         """Each input has one mean and one variance."""
@@ -698,15 +619,9 @@ class LayerNormalization:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Features set to zero at random, each input with a mask of its own, and the rest scaled up.
+    """Features set to zero at random, with a mask per input, and the rest scaled up."""
 
-    Attributes
-    ----------
-    rate : float
-        The probability of zero.
-    """
-
-    rate: float
+    rate: float  # probability of zero
 
     def needs_all_pairs(self, wanted: bool) -> bool:
         """Each pair of sites goes by itself."""
@@ -724,9 +639,7 @@ class Dropout:
         return replace(state, nngp=state.nngp * more, ntk=None if state.ntk is None else state.ntk * more, gap=None)
 
 
-# --------------------------------------------------------------------------------------------------
 # Covariances of data: products of inputs, averaged over channels.
-# --------------------------------------------------------------------------------------------------
 
 CHUNK = 1 << 22  # numbers held at once while near pairs are looked at closely
 
@@ -801,10 +714,11 @@ def own_covariance(x: Tensor, all_pairs: bool, ntk: bool) -> Covariance:
 def cross_covariance(
     x1: Tensor, x2: Tensor, variances: tuple[Tensor, Tensor], all_pairs: bool, ntk: bool
 ) -> Covariance:
-    """Return the covariances of all inputs of one set with all of another, each of which has been paired with itself.
+    """Return the covariances of inputs ``(n1, channels, *sites)`` and ``(n2, channels, *sites)``.
 
-    On a grid the inputs of the second set lie side by side in memory, so that parts of the grid are long stretches.
+    They are ``(n1, n2, *sites)``, or ``(n1, n2, *sites, *sites)`` with ``all_pairs``; ``variances`` are of each set.
     """
+    # On a grid the inputs of the second set are contiguous in memory, so that slices of the grid are long stretches.
     num_axes, channels = x1.dim() - 2, x1.shape[1]
     gap = None
     if not num_axes:
@@ -825,11 +739,8 @@ def cross_covariance(
 
 
 def _vector_gap(x1: Tensor, x2: Tensor, k: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of squared norms minus the squared product of vectors, all by the number of features.
-
-    Where vectors are nearly parallel the difference has lost its digits, and what is left of one vector beside the
-    other is computed instead.
-    """
+    """Return ``a b - k**2`` accurately where vectors are nearly parallel, ``x1`` ``(n1, channels)`` -> ``(n1, n2)``."""
+    # Nearly parallel vectors lose the difference's digits; the residual of the projection is computed instead.
     channels = x1.shape[1]
     product = a[:, None] * b
     gap = torch.addcmul(product, k, k, value=-1)

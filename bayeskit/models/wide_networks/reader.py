@@ -48,9 +48,7 @@ from bayeskit.models.wide_networks.layers import (
 
 __all__ = ["Features", "Graph", "INPUT", "Node", "Refusal", "check_limit", "given", "read", "readable", "trace_module"]
 
-# --------------------------------------------------------------------------------------------------
-# What has no limit, and what to write instead.
-# --------------------------------------------------------------------------------------------------
+# Parts of a network without a limit, and their remedies.
 
 _ATTENTION = (
     *(nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder),
@@ -61,13 +59,7 @@ _EMPIRICAL = "take empirical_ntk of the module as it is"
 
 
 class Refusal(ModelError):
-    """A part of a network that has no limit here.
-
-    Attributes
-    ----------
-    place, reason : str
-        Where it is, and why or what to write instead.
-    """
+    """A part of a network without a limit: its ``place``, and the ``reason`` or remedy."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -188,49 +180,27 @@ def _called_as(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
-# --------------------------------------------------------------------------------------------------
-# A network as a list of layers, each of which knows which others feed it.
-# --------------------------------------------------------------------------------------------------
+# A network as a list of layers, each with the names of the layers that feed it.
 
 INPUT = ".input"  # no layer can be called so
 
 
 @dataclass(frozen=True)
 class Node:
-    """One layer.
+    """One layer of a network."""
 
-    Attributes
-    ----------
-    name : str
-        Its own, as in the torch module.
-    layer : Layer
-        What it does.
-    inputs : tuple of str
-        The nodes that feed it.
-    place : str
-        Where it stands in the user's code, for messages.
-    """
-
-    name: str
+    name: str  # of the torch module or operation, with a suffix where it makes several nodes
     layer: Layer
-    inputs: tuple[str, ...]
-    place: str = field(default="", compare=False)
+    inputs: tuple[str, ...]  # names of the nodes that feed it
+    place: str = field(default="", compare=False)  # in the user's code, for messages
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A network: nodes in an order in which each comes after those that feed it; the last one is its output.
-
-    Attributes
-    ----------
-    nodes : tuple of Node
-        All layers.
-    num_axes : int or None
-        Of the grid on which inputs lie; None if the layers do not tell.
-    """
+    """A network: nodes in topological order, of which the last is the output."""
 
     nodes: tuple[Node, ...]
-    num_axes: int | None
+    num_axes: int | None  # of the grid of the inputs; None if the layers do not tell
 
     @property
     def all_pairs(self) -> frozenset[str]:
@@ -313,9 +283,7 @@ def _axes_behind(name: str, nodes: Mapping[str, Node], of_input: int | None) -> 
     return next((axes for axes in known if axes is not None), None)
 
 
-# --------------------------------------------------------------------------------------------------
 # From a torch module to a list of the operations in its forward method.
-# --------------------------------------------------------------------------------------------------
 
 _LONGEST = 70  # a line of code in a message
 _LINE = "line"  # where in a node's notes the line of the user's code is
@@ -341,13 +309,7 @@ class _Tracer(fx.Tracer):
 
 
 def trace_module(module: nn.Module) -> fx.Graph:
-    """Return the operations of a module's forward method.
-
-    Raises
-    ------
-    ModelError
-        If it has branches on values, or does what cannot be recorded.
-    """
+    """Return the operations of a module's forward method, or raise a ``ModelError`` if it cannot be traced."""
     _check_plain(f"{type(module).__name__}, the whole network", module)
     try:
         # Whether the caller wants gradients is not a property of the network.
@@ -417,9 +379,7 @@ def _line_of_code() -> str:
     return ""
 
 
-# --------------------------------------------------------------------------------------------------
-# How functions are called in a trace.
-# --------------------------------------------------------------------------------------------------
+# Arguments of function calls in a trace.
 
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
@@ -464,22 +424,14 @@ def given(node: fx.Node, **settings: Any) -> dict[str, Any]:
     return settings | by_position | {key: value for key, value in named.items() if key in settings}
 
 
-# --------------------------------------------------------------------------------------------------
-# Which layer of infinite width a torch module is.
-# --------------------------------------------------------------------------------------------------
+# The layer of infinite width of a torch module.
 
 _IDENTITY = SumOfBranches((1.0,))
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm)
 
 
 def _layer_of(name: str, module: nn.Module, standard: bool) -> Layer:
-    """Return the layer that a module is; nonlinearities are not among them.
-
-    Raises
-    ------
-    ModelError
-        If there is none.
-    """
+    """Return the infinite-width layer of a module that is no nonlinearity; without one raise a ``ModelError``."""
     place = _place_of_module(name, module)
     _check_plain(place, module)
     if isinstance(module, nn.Linear):
@@ -571,50 +523,23 @@ def _convolution(place: str, module: nn.Conv1d | nn.Conv2d, standard: bool) -> C
     return Convolution(dense, window, tuple(module.stride), tuple(module.dilation), padding, module.padding_mode)
 
 
-# --------------------------------------------------------------------------------------------------
-# Whether a network's layers fit together, and have the limit that their kernels assume.
-# --------------------------------------------------------------------------------------------------
+# Checks that a network's layers fit together, and have the limit that their kernels assume.
 
 
 @dataclass(frozen=True)
 class Features:
-    """What the layers before have made of some features.
+    """Properties of features that the layers before determine."""
 
-    Attributes
-    ----------
-    normal : bool
-        Whether they are jointly normal, given the input.
-    alike : bool
-        Whether all channels have one law.
-    terms : frozenset of str or None
-        The layers with weights in which they are linear, one a term; None for a term that is linear in none.
-    ancestors : frozenset of str
-        All layers with weights on which they depend.
-    channels, num_axes : int or None
-        How many channels there are, and axes of the grid on which they lie, where layers before tell.
-    """
-
-    normal: bool
-    alike: bool
-    terms: frozenset[str | None]
-    ancestors: frozenset[str]
-    channels: int | None = None
-    num_axes: int | None = None
+    normal: bool  # whether they are jointly normal, given the input
+    alike: bool  # whether all channels have one law
+    terms: frozenset[str | None]  # layers with weights in which they are linear, one per term; None for any other term
+    ancestors: frozenset[str]  # all layers with weights on which they depend
+    channels: int | None = None  # None if the layers before do not tell
+    num_axes: int | None = None  # of the grid; None likewise
 
 
 def check_limit(graph: Graph) -> Features:
-    """Refuse networks whose layers do not fit together, or whose limit is not the one that kernels assume.
-
-    Returns
-    -------
-    Features
-        Of the output.
-
-    Raises
-    ------
-    ShapeError, ModelError
-        Naming the layer.
-    """
+    """Return the output's features; layers that do not fit or have no limit raise ``ShapeError`` or ``ModelError``."""
     start = Features(normal=False, alike=True, terms=frozenset({None}), ancestors=frozenset(), num_axes=graph.num_axes)
     found = {INPUT: start}
     for node in graph.nodes:
@@ -748,13 +673,7 @@ _ADAPTIVE_POOLS = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2
 
 
 def readable(module: nn.Module) -> nn.Module:
-    """Return a module whose layers have names: a single layer of torch's becomes a ``Sequential``.
-
-    Raises
-    ------
-    SettingsError
-        If it is no module.
-    """
+    """Return a module whose layers have names: a single layer of torch becomes a ``Sequential``."""
     if not isinstance(module, nn.Module):
         raise SettingsError(
             f"infinite_width takes a torch.nn.Module, not {type(module).__name__}; Elementwise makes one of a function "
@@ -764,13 +683,7 @@ def readable(module: nn.Module) -> nn.Module:
 
 
 def read(module: nn.Module, standard: bool) -> Graph:
-    """Return the graph of a module.
-
-    Raises
-    ------
-    ModelError
-        If it cannot be traced, or has layers without a limit that is known here, all of which are named.
-    """
+    """Return the graph of a module; a ``ModelError`` names all layers without a limit, a ``ShapeError`` misfits."""
     reading = _Reading(dict(module.named_modules()), standard)
     for node in trace_module(module).nodes:
         reading.add(node)

@@ -65,9 +65,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# What may be added to the diagonal of a kernel matrix, and how it is reported.
-# --------------------------------------------------------------------------------------------------
+# Jitter on the diagonal of a kernel matrix, and its report.
 
 _ROUNDING = 10  # machine precisions of the largest eigenvalue that rounding may leave of one that is zero
 _INACCURATE = 0.25  # power of the machine precision: share of the targets at which errors of a mean are worth a warning
@@ -158,26 +156,9 @@ def needed_jitter(
 
 
 def _check_accuracy(coefficients: Tensor, y: Tensor, largest: float, name: str) -> None:
-    """Warn where coefficients of a kernel's columns are so large that little is left of their sum.
+    """Warn with ``AccuracyWarning`` if rounding errors of the mean may be large relative to the targets.
 
-    Parameters
-    ----------
-    coefficients, y : Tensor
-        What the kernel matrix turns into targets, and these, both ``(n, outputs)``, or both rotated.
-    largest : float
-        Eigenvalue of the kernel matrix, or what bounds it.
-    name : str
-        Of the kernel.
-
-    Warns
-    -----
-    AccuracyWarning
-        If rounding errors of the mean may be more than the fourth root of the machine's precision, beside targets.
-
-    Examples
-    --------
-    >>> import torch
-    >>> _check_accuracy(torch.tensor([[2.0]]), torch.tensor([[4.0]]), 2.0, "NNGP")
+    ``coefficients`` and ``y`` are ``(n, outputs)``, both rotated or neither; ``largest`` bounds the eigenvalues.
     """
     size = float(y.detach().norm())
     precision = torch.finfo(y.dtype).eps
@@ -192,9 +173,7 @@ def _check_accuracy(coefficients: Tensor, y: Tensor, largest: float, name: str) 
         )
 
 
-# --------------------------------------------------------------------------------------------------
 # The Cholesky factor of the covariance of data, through which gradients flow.
-# --------------------------------------------------------------------------------------------------
 
 
 class Cholesky(NamedTuple):
@@ -277,9 +256,7 @@ def cholesky(matrix: Tensor, ridge: float | Tensor, name: str, max_jitter: float
     return Cholesky(lower, jitter)
 
 
-# --------------------------------------------------------------------------------------------------
-# What regression needs of a kernel, and kernels that are matrices already.
-# --------------------------------------------------------------------------------------------------
+# Interface of kernels for regression, and precomputed kernel matrices.
 
 CHUNK = 32  # inputs whose small square of covariances is computed for its diagonal
 
@@ -368,13 +345,7 @@ def both(kernel: WideKernel, x1: Tensor, x2: Tensor | None = None) -> Kernels:
 
 
 def refuse_module(kernel: object) -> None:
-    """Refuse a torch module where a kernel is wanted.
-
-    Raises
-    ------
-    ModelError
-        If it is one, and has no kernel as a method.
-    """
+    """Raise a ``ModelError`` if a torch module without a kernel method is given as a kernel."""
     if isinstance(kernel, nn.Module) and not any(callable(getattr(kernel, name, None)) for name in ("nngp", "ntk")):
         raise ModelError(
             f"{type(kernel).__name__} is a torch module, and a kernel is wanted; wrap it: infinite_width(module, "
@@ -409,9 +380,7 @@ def _chosen(matrix: Tensor, x1: Tensor, x2: Tensor | None) -> Tensor:
     return matrix[x1[:, None], x2]
 
 
-# --------------------------------------------------------------------------------------------------
 # A Gaussian process over functions, as regression returns it.
-# --------------------------------------------------------------------------------------------------
 
 
 class GaussianProcess(ABC):
@@ -493,13 +462,7 @@ def _root(covariance: Tensor, scale: float) -> Tensor:
 
 
 def remaining_variance(prior: Tensor, change: Tensor) -> Tensor:
-    """Return the sum of variances before data and what data change, ``(n_new,)``; rounding leaves none below zero.
-
-    Raises
-    ------
-    KernelError
-        If one is negative beyond rounding.
-    """
+    """Return ``prior + change`` ``(n_new,)`` clamped at zero; values negative beyond rounding raise ``KernelError``."""
     result = prior + change
     if not result.numel():
         return result
@@ -523,9 +486,7 @@ def _check_kernel(matrix: Tensor, x: Tensor, y: Tensor, name: str) -> Tensor:
     return matrix
 
 
-# --------------------------------------------------------------------------------------------------
 # Bayes' rule with the kernel of a wide network as the covariance of the prior.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -722,9 +683,7 @@ def _posterior(
     return Posterior(prior, kernel, x, y, noise, found)
 
 
-# --------------------------------------------------------------------------------------------------
 # The eigenvalues of a kernel matrix, computed once for all training times and noise variances.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -795,9 +754,7 @@ def spectrum(matrix: Tensor, ridge: float, name: str, max_jitter: float | None =
     return Spectrum(values + jitter, vectors, jitter)
 
 
-# --------------------------------------------------------------------------------------------------
-# How far training has come in each direction: gradient flow and gradient descent.
-# --------------------------------------------------------------------------------------------------
+# Progress of training in each eigendirection: gradient flow and gradient descent.
 
 
 @dataclass(frozen=True)
@@ -928,9 +885,7 @@ def relative_ridge(diagonal: Tensor, share: float) -> float:
     return _not_negative("share", share) * float(diagonal.mean())
 
 
-# --------------------------------------------------------------------------------------------------
-# Ridge regression with the tangent kernel: one function, and no law.
-# --------------------------------------------------------------------------------------------------
+# Ridge regression with the tangent kernel: a point estimate without a law.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -1067,9 +1022,7 @@ def _no_law(what: str) -> NoReturn:
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # The law of wide networks that gradient flow has trained from random weights.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -1391,9 +1344,7 @@ def _ensemble(
     return Ensemble(kernel, x, y, last_layer, flow, ridge, target_noise, found, initial)
 
 
-# --------------------------------------------------------------------------------------------------
 # The four Gaussian processes of a wide network on the same data.
-# --------------------------------------------------------------------------------------------------
 
 _BAND = "2 standard deviations"
 

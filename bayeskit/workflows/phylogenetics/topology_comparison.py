@@ -74,25 +74,13 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# A little of the prior and of a heavy tail in a proposal of branch lengths, so that importance weights are bounded.
-#
-# A density that was matched to a posterior may fall off faster than the posterior itself: data say little about a very
-# long branch, and next to nothing about how short a branch without a substitution is. The weight of a draw far out can
-# then be of any size, and so rare that no diagnostic of the weights at hand sees it missing.
-#
-# One draw of ten is of the prior, so that no weight can exceed that of the likelihood by much: few sites with a wide
-# prior leave much of the evidence to trees with all branches so long that the sites are random. In another one, where
-# the prior is the same for each branch, a random half of the branch lengths is of the prior, because often some are
-# known.
-#
-# In the others, a share of each branch length comes from a log-Cauchy distribution, such that in one of five one length
-# at least does. Its density falls off as `1 / (x log(x)**2)`, both towards zero and towards infinity, so that the
-# weight is bounded whatever power of the length the prior rises or falls by, and whatever the others are.
-#
-# References ---------- Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture distributions.
-# Technometrics 37, 185-194.
-# --------------------------------------------------------------------------------------------------
+# A defensive mixture with the prior and a heavy tail in a proposal of branch lengths (T. Hesterberg 1995, Technometrics
+# 37, 185-194), so that importance weights are bounded: a density matched to a posterior may fall off faster than it,
+# towards very long branches and very short ones, and no diagnostic of the weights at hand sees it. One draw of ten is
+# of the prior; in another one, where the prior is the same for each branch, a random half of the branch lengths is. In
+# the others, a share of each length is log-Cauchy, such that in one of five at least one length is. Its density falls
+# off as `1 / (x log(x)**2)`, both towards zero and towards infinity, so that the weight is bounded whatever power of
+# the length the prior rises or falls by.
 
 #: The shares of draws of which all branch lengths, or a random half, are of the prior.
 PRIOR, HALF = 0.1, 0.1
@@ -106,42 +94,17 @@ _ANGLE = math.atan(_END)
 
 
 def share_of_tail(num_edges: int) -> float:
-    """Return the probability that one of so many branch lengths comes from the heavy tail.
-
-    Examples
-    --------
-    >>> (1 - share_of_tail(5)) ** 5
-    0.8
-    """
+    """Return the share of the heavy tail in one length, such that any of `num_edges` has it with share `_DEFENCE`."""
     return -math.expm1(math.log1p(-_DEFENCE) / num_edges)
 
 
 def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Replace a share of draws by the prior's, and of other branch lengths by draws from the prior or the heavy tail.
+    """Mix draws with the prior and a heavy tail; return `(draws, *batch, edges)` and the part of each, `(draws,)`.
 
-    How many draws have all lengths from the prior, or a half, is not left to chance, but for rounding, so that an error
-    may leave out what the shares would add: see `stratified_log_mean_exp_error`.
-
-    Parameters
-    ----------
-    near : Tensor
-        Draws of what is to be defended, shape `(draws, *batch, edges)`.
-    prior : TorchDistribution
-        Over one branch length or over the vector of all.
-    generator : torch.Generator
-
-    Returns
-    -------
-    lengths : Tensor
-        Shape `(draws, *batch, edges)`.
-    part : Tensor
-        Which part of the mixture each draw is from, shape `(draws,)`.
-
-    Raises
-    ------
-    SettingsError
-        If the prior has no draws.
+    `near` are draws `(draws, *batch, edges)` to be defended; SettingsError if the prior cannot be drawn from.
     """
+    # Numbers of draws from each part are fixed but for rounding, so that an error may leave out what the shares would
+    # add: see `stratified_log_mean_exp_error`.
     uniform = torch.rand((2, *near.shape), generator=generator, dtype=near.dtype, device=near.device)
     far = _MEDIAN * (_WIDTH * ((2 * uniform[0] - 1) * _ANGLE).tan()).exp()
     tailed = torch.where(uniform[1] < share_of_tail(near.shape[-1]), far, near)
@@ -165,21 +128,7 @@ def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Gene
 
 
 def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistribution) -> Tensor:
-    """Return the log density of `defended_draws`.
-
-    Parameters
-    ----------
-    log_near : Tensor
-        Log density of each length by itself, shape `(*batch, edges)`.
-    lengths : Tensor
-        Shape `(*batch, edges)`.
-    prior : TorchDistribution
-
-    Returns
-    -------
-    Tensor
-        Shape `(*batch)`.
-    """
+    """Return log densities of `defended_draws`, `(*batch)`, from `log_near` and `lengths`, both `(*batch, edges)`."""
     share = share_of_tail(lengths.shape[-1])
     log_length = lengths.log()
     standard = (log_length - math.log(_MEDIAN)) / _WIDTH
@@ -201,41 +150,13 @@ def _share_of_half(prior: TorchDistribution) -> float:
     return 0.0 if prior.event_shape else HALF
 
 
-# --------------------------------------------------------------------------------------------------
-# What both workflows are given: topologies in any form, and models of the sites.
-# --------------------------------------------------------------------------------------------------
+# Arguments of both workflows: topologies in any form, and models of the sites.
 
 
 def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignment: Alignment) -> Topologies:
-    """Return topologies without their roots, the taxa in the order of an alignment.
+    """Return topologies without roots, with taxa in the order of an alignment; TreeError if they differ.
 
-    Parameters
-    ----------
-    trees : TreeSample, Topologies or sequence of Tree
-        Of rooted ones that are alike but for the root, one is kept.
-    alignment : Alignment
-
-    Returns
-    -------
-    Topologies
-
-    Raises
-    ------
-    SettingsError
-        If something else is given.
-    TreeError
-        If the taxa are not those of the alignment, or there is no tree.
-
-    Warns
-    -----
-    ConversionWarning
-        Once, if the topologies are rooted.
-
-    Examples
-    --------
-    >>> alignment = Alignment.from_sequences({"D": "A", "C": "A", "B": "C", "A": "C"})
-    >>> unrooted_topologies([Tree.from_newick("((A,B),C,D);")], alignment).to_newick(0)
-    '(D,C,(B,A));'
+    Of rooted ones only distinct unrooted topologies remain, with a ConversionWarning; other types raise SettingsError.
     """
     if isinstance(trees, TreeSample):
         trees = trees.topologies
@@ -255,13 +176,7 @@ def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignme
 def check_models(
     alignment: Alignment, substitution: SubstitutionModel | None, site_rates: SiteRates | None
 ) -> SubstitutionModel:
-    """Refuse what is no alignment or model; return the substitution model, Jukes-Cantor by default.
-
-    Raises
-    ------
-    SettingsError
-        Naming the argument.
-    """
+    """Return the substitution model, JC69 by default; SettingsError if an argument is no alignment or model."""
     if not isinstance(alignment, Alignment):
         raise SettingsError(f"alignment: {alignment!r:.80} is none. Remedy: give Alignment.from_file(path).")
     substitution = JC69() if substitution is None else substitution
@@ -285,9 +200,7 @@ def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
     return list(trees)
 
 
-# --------------------------------------------------------------------------------------------------
-# Where to draw branch lengths from to weigh topologies.
-# --------------------------------------------------------------------------------------------------
+# Proposals of branch lengths for weighing topologies.
 
 #: Effective draws that count as much as what was there before.
 _STEADY = 20.0
@@ -297,56 +210,21 @@ _FLATTEST = 0.01
 
 @dataclass(frozen=True)
 class BranchLengthProposal:
-    """Independent gamma distributions of branch lengths, with a little of their prior and a heavy tail (see `defence`).
+    """Independent gamma distributions of branch lengths, defended by the prior and a heavy tail."""
 
-    Attributes
-    ----------
-    shape, rate : Tensor
-        Of the gamma distributions, shape `(*batch, edges)`.
-    prior : TorchDistribution
-        Over one branch length or over the vector of all.
-
-    Examples
-    --------
-    >>> import torch
-    >>> proposal = BranchLengthProposal(torch.ones(2, 3), torch.full((2, 3), 9.0), torch.distributions.Exponential(9.0))
-    >>> x, part = proposal.sample(5, torch.Generator().manual_seed(0))
-    >>> x.shape, part.shape, proposal.log_prob(x).shape
-    (torch.Size([5, 2, 3]), torch.Size([5]), torch.Size([5, 2]))
-    """
-
-    shape: Tensor
-    rate: Tensor
-    prior: TorchDistribution
+    shape: Tensor  # (*batch, edges)
+    rate: Tensor  # (*batch, edges)
+    prior: TorchDistribution  # over one branch length or over the vector of all
 
     @classmethod
     def matched_in_logarithms(
         cls, mode: Tensor, first: Tensor, second: Tensor, prior: TorchDistribution
     ) -> BranchLengthProposal:
-        """Match gamma distributions at the mode of the logarithms, which a gamma distribution always has.
+        """Match gamma distributions at a `mode` `(*batch, edges)` of `log_density(x) + log(x).sum(-1)`.
 
-        Parameters
-        ----------
-        mode : Tensor
-            Of `log_density(x) + log(x).sum(-1)`, shape `(*batch, edges)`.
-        first, second : Tensor
-            Derivatives of that by each coordinate, not by its logarithm.
-        prior : TorchDistribution
-
-        Returns
-        -------
-        Proposal
-
-        Examples
-        --------
-        Of a gamma distribution itself, with shape 0.5 and rate 10:
-
-        >>> mode = torch.tensor([0.05], dtype=torch.float64)
-        >>> slope, curvature = torch.zeros_like(mode), -0.5 / mode**2
-        >>> found = BranchLengthProposal.matched_in_logarithms(mode, slope, curvature, Gamma(0.5, 10.0))
-        >>> found.shape, found.rate
-        (tensor([0.5000], dtype=torch.float64), tensor([10.], dtype=torch.float64))
+        `first` and `second` are derivatives of that by each coordinate, not by its logarithm.
         """
+        # A gamma distribution always has a mode of the logarithms.
         shape = (-(second * mode + first) * mode).clamp(min=_FLATTEST)
         return cls(shape, shape / mode, prior)
 
@@ -362,20 +240,8 @@ class BranchLengthProposal:
         return defended_log_prob(Gamma(self.shape, self.rate, validate_args=False).log_prob(x), x, self.prior)
 
     def refitted(self, x: Tensor, log_weights: Tensor) -> BranchLengthProposal:
-        """Match the gamma distributions to weighted draws.
-
-        Parameters
-        ----------
-        x : Tensor
-            Draws, shape `(draws, *batch, edges)`.
-        log_weights : Tensor
-            Shape `(draws, *batch)`. The fewer effective draws they leave, the less is changed.
-
-        Returns
-        -------
-        Proposal
-            With the weighted mean and variance of the logarithm of each coordinate.
-        """
+        """Match the gamma distributions to draws `(draws, *batch, edges)` with log weights `(draws, *batch)`."""
+        # The fewer effective draws, the less is changed.
         weights = log_weights.softmax(0)[..., None]
         effective = 1.0 / weights.square().sum(0)
         trust = effective / (effective + _STEADY)
@@ -390,13 +256,7 @@ class BranchLengthProposal:
 
 
 def _inverse_trigamma(value: Tensor) -> Tensor:
-    """Return where the second derivative of the log of the gamma function has this value, by Newton's method.
-
-    Examples
-    --------
-    >>> bool((torch.polygamma(1, _inverse_trigamma(torch.tensor([1e-3, 1.0, 1e3]).double())) > 0).all())
-    True
-    """
+    """Return the inverse of the trigamma function, by Newton's method."""
     x = 0.5 + 1.0 / value
     for _ in range(20):
         found = torch.polygamma(1, x)

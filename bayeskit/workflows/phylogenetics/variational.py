@@ -91,9 +91,7 @@ __all__ = [
     "variational_inference",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Distributions of branch lengths whose parameters topologies share.
-# --------------------------------------------------------------------------------------------------
 
 _HALF_LOG_TWO_PI = 0.9189385332046727
 
@@ -191,14 +189,8 @@ class LogNormalLengths:
 
 
 def _sum_features(table: Tensor, features: Tensor) -> Tensor:
-    """Add up the rows of each edge's features; one past the last row counts as zero.
-
-    Examples
-    --------
-    >>> _sum_features(torch.tensor([[1.0], [2.0]]), torch.tensor([[[0, 1], [1, 2]]]))
-    tensor([[[3.],
-             [2.]]])
-    """
+    """Add up the rows of `table` named by each edge's features, `(..., features) -> (..., columns)`."""
+    # A feature one past the last row counts as zero.
     padded = torch.cat([table, table.new_zeros(1, table.shape[1])])
     flat = functional.embedding_bag(features.flatten(0, -2), padded, mode="sum", padding_idx=len(table))
     return flat.reshape(*features.shape[:-1], -1)
@@ -209,9 +201,7 @@ def _standard(noise: Tensor) -> Tensor:
     return 0.5 * noise.square().sum(-1) + noise.shape[-1] * _HALF_LOG_TWO_PI
 
 
-# --------------------------------------------------------------------------------------------------
 # Branch lengths with a normalizing flow on top.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -317,9 +307,7 @@ class FlowLengths:
         return sums[..., 0] + start[0], sums[..., 1] + start[1].log(), transform
 
 
-# --------------------------------------------------------------------------------------------------
-# Where topologies stand in a subsplit Bayesian network, kept for those that are drawn again.
-# --------------------------------------------------------------------------------------------------
+# Places of topologies in a subsplit Bayesian network, kept for those that are drawn again.
 
 #: Size of what is kept, in bytes.
 _MEMORY = 2**26
@@ -329,53 +317,22 @@ _COLUMN = 10
 
 
 class FoundTopologies(NamedTuple):
-    """Where some topologies stand.
+    """Places of some topologies in a network: options and features."""
 
-    Attributes
-    ----------
-    choices : EveryRoot
-        The options of the network that make them, for `log_prob_of_choices`.
-    features : Tensor
-        The features of every edge, `(topologies, edges, features of an edge)`, int64: its split and, on request, the
-        primary subsplit pairs on both sides of it. `Places.num_features` stands for a side that has none, a tip.
-    """
-
-    choices: EveryRoot
+    choices: EveryRoot  # for `log_prob_of_choices`
+    # Of every edge, (topologies, edges, features of an edge), int64: its split and, on request, the primary subsplit
+    # pairs on both sides of it. `Places.num_features` stands for a side that has none, a tip.
     features: Tensor
 
 
 class Places:
-    """Look topologies up in a network, each distinct one once.
+    """Index of topologies in a network, each distinct one found once; TreeError if the network is of rooted ones.
 
-    A primary subsplit pair is the split of an edge together with how one side of it is split further. Both are options
-    of the network: with its root on the edge, the split is a root split, and the pairs are those of the root's
-    children. So every topology that the network can draw has features that trees of its support have, too.
-
-    Parameters
-    ----------
-    network : SubsplitBayesianNetwork
-        Over unrooted topologies.
-    with_pairs : bool
-        Whether primary subsplit pairs are features.
-
-    Attributes
-    ----------
-    num_features : int
-        Number of different features.
-
-    Raises
-    ------
-    TreeError
-        If the network is over rooted topologies.
-
-    Examples
-    --------
-    >>> from bayeskit.models.phylogenetics import all_topologies
-    >>> topologies = all_topologies("ABCD")
-    >>> places = Places(SubsplitBayesianNetwork.from_topologies(topologies), with_pairs=True)
-    >>> places.num_features, places.look_up(topologies).features.shape
-    (25, torch.Size([3, 5, 3]))
+    A primary subsplit pair is the split of an edge together with the further split of one side of it.
     """
+
+    # Both are options of the network: with its root on the edge, the split is a root split, and the pairs are those of
+    # the root's children. So every topology that the network can draw has features that trees of its support have, too.
 
     def __init__(self, network: SubsplitBayesianNetwork, with_pairs: bool) -> None:
         if not network.graph.of_rootings:
@@ -392,23 +349,7 @@ class Places:
         self._known: dict[bytes, np.ndarray] = {}
 
     def look_up(self, topologies: Topologies) -> FoundTopologies:
-        """Find topologies of the network's support.
-
-        Parameters
-        ----------
-        topologies : Topologies
-            Over the same taxa in the same order.
-
-        Returns
-        -------
-        Found
-            Their options and features.
-
-        Raises
-        ------
-        TreeError
-            If an edge of a topology is in no tree of the support.
-        """
+        """Return options and features of topologies over the network's taxa; TreeError for an edge not in its trees."""
         width = topologies.children[0].nbytes
         text = np.ascontiguousarray(topologies.children).tobytes()
         keys = [text[start : start + width] for start in range(0, len(text), width)]
@@ -459,24 +400,15 @@ def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
     return table, len(used)
 
 
-# --------------------------------------------------------------------------------------------------
-# The approximation of a posterior of trees, and what it is compared with.
-# --------------------------------------------------------------------------------------------------
+# The approximation of a posterior of trees, and its target.
 
 
 @dataclass(frozen=True, eq=False)
 class TreeTarget:
-    """The joint density of data, branch lengths and topology, all topologies equally probable before the data.
-
-    Parameters
-    ----------
-    likelihood : ForestLikelihood
-    branch_length_prior : TorchDistribution
-        Over one branch length or over the vector of all.
-    """
+    """The joint density of data, branch lengths and topology, with a uniform prior of topologies."""
 
     likelihood: ForestLikelihood
-    branch_length_prior: dist.TorchDistribution
+    branch_length_prior: dist.TorchDistribution  # over one branch length or over the vector of all
 
     def log_densities(self, topologies: Topologies, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return log prior and log likelihood `(topologies,)` of trees with branch lengths `(topologies, edges)`."""
@@ -486,41 +418,17 @@ class TreeTarget:
 
 
 class DrawnTrees(NamedTuple):
-    """Trees drawn from an approximation.
-
-    Attributes
-    ----------
-    topologies : Topologies
-    lengths : Tensor
-        Shape `(trees, edges)`.
-    log_topology, log_lengths : Tensor
-        Log probability of each topology, and log density of its branch lengths: `(trees,)`.
-    part : Tensor
-        Which part of a mixture each tree is from, `(trees,)`; zero where there is no mixture.
-    """
+    """Trees drawn from an approximation."""
 
     topologies: Topologies
-    lengths: Tensor
-    log_topology: Tensor
-    log_lengths: Tensor
-    part: Tensor
+    lengths: Tensor  # (trees, edges)
+    log_topology: Tensor  # log probability of each topology, (trees,)
+    log_lengths: Tensor  # log density of its branch lengths, (trees,)
+    part: Tensor  # of the mixture that each tree is from, zero without mixture, (trees,)
 
 
 class TreeFamily:
-    """A subsplit Bayesian network with branch lengths given the topology, all parameters in one vector.
-
-    Parameters
-    ----------
-    network : SubsplitBayesianNetwork
-        The support, and the logits at the start.
-    lengths : LengthFamily
-        The distributions of branch lengths.
-
-    Attributes
-    ----------
-    num_logits : int
-        How many of the parameters, the first ones, are logits of the network.
-    """
+    """A subsplit Bayesian network with branch lengths given the topology, all parameters in one vector."""
 
     def __init__(self, network: SubsplitBayesianNetwork, lengths: LengthFamily) -> None:
         self.network, self.lengths = network, lengths
@@ -539,21 +447,7 @@ class TreeFamily:
     def draw(
         self, parameters: Tensor, num_trees: int, generator: torch.Generator, *, reparameterized: bool = True
     ) -> DrawnTrees:
-        """Draw trees.
-
-        Parameters
-        ----------
-        parameters : Tensor
-        num_trees : int
-        generator : torch.Generator
-        reparameterized : bool, default True
-            Whether branch lengths are differentiable by the parameters. If not, their density is, as that of given
-            numbers.
-
-        Returns
-        -------
-        DrawnTrees
-        """
+        """Draw trees, with lengths differentiable by the parameters, or, if not `reparameterized`, their density."""
         network = self.topologies(parameters)
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
@@ -570,21 +464,7 @@ class TreeFamily:
     def draw_defended(
         self, prior: dist.TorchDistribution, parameters: Tensor, num_trees: int, generator: torch.Generator
     ) -> DrawnTrees:
-        """Draw trees with a little of the prior and of a heavy tail in branch lengths, for importance sampling.
-
-        Parameters
-        ----------
-        prior : TorchDistribution
-            Of one branch length or of the vector of all.
-        parameters : Tensor
-        num_trees : int
-        generator : torch.Generator
-
-        Returns
-        -------
-        DrawnTrees
-            Whose densities are those of the mixture.
-        """
+        """Draw trees for importance sampling, lengths defended by `prior` and a heavy tail, with mixture densities."""
         network, of_lengths = self.topologies(parameters), parameters[self.num_logits :]
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
@@ -599,9 +479,7 @@ class TreeFamily:
 LogDensities = Callable[[Topologies, Tensor], tuple[Tensor, Tensor]]
 
 
-# --------------------------------------------------------------------------------------------------
-# What a fitted approximation is made of, as data of a file.
-# --------------------------------------------------------------------------------------------------
+# The contents of a fitted approximation as data of a file.
 
 _KIND, _VERSION = "VariationalPosterior", 1
 #: Priors of one branch length, or of several that are independent, and of all together.
@@ -612,19 +490,11 @@ _PRIORS = (
 
 
 class _Prior(NamedTuple):
-    """A distribution by the name of its class.
-
-    Attributes
-    ----------
-    name : str
-    parameters : dict of str to Tensor
-    event_dims : int
-        How many of its batch dimensions are one event.
-    """
+    """A distribution by the name of its class."""
 
     name: str
     parameters: dict[str, Any]
-    event_dims: int
+    event_dims: int  # number of its batch dimensions that are one event
 
 
 _STORED = (
@@ -635,17 +505,7 @@ _TYPES = {qualified_name(kind): kind for kind in _STORED}
 
 
 class _Contents(NamedTuple):
-    """What a file holds.
-
-    Attributes
-    ----------
-    family : TreeFamily
-    target : TreeTarget
-    parameters, bounds : Tensor
-    ending : Ending
-    seconds : float
-    settings : dict
-    """
+    """The contents of a file."""
 
     family: TreeFamily
     target: TreeTarget
@@ -657,15 +517,7 @@ class _Contents(NamedTuple):
 
 
 def _write(path: str | Path, contents: _Contents) -> None:
-    """Write a file, whole or not at all.
-
-    Raises
-    ------
-    SettingsError
-        If the model or the family is of a class that a file cannot name.
-    OutputError
-        If the file cannot be written.
-    """
+    """Write a file, whole or not at all; SettingsError for classes that it cannot name, OutputError if it fails."""
     network, likelihood = contents.family.network, contents.target.likelihood
     data = {
         "alignment": likelihood.alignment,
@@ -689,13 +541,7 @@ def _write(path: str | Path, contents: _Contents) -> None:
 
 
 def _read(path: str | Path) -> _Contents:
-    """Read a file; reading runs no code.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is missing, truncated, or holds something else.
-    """
+    """Read a file without running its code; CheckpointError if it is missing, truncated or of something else."""
     tensors, facts = load_tensors(path)
     if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
         raise CheckpointError(f"{path} holds {facts.get('kind')}, not a {_KIND} of this version; load it as what it is")
@@ -706,13 +552,7 @@ def _read(path: str | Path) -> _Contents:
 
 
 def _prior_parameters(prior: dist.TorchDistribution) -> dict[str, Any]:
-    """Return what tells a distribution from others of its class: its parameters, or those of what it is made of.
-
-    Examples
-    --------
-    >>> _prior_parameters(dist.LogNormal(torch.tensor([-2.0, -3.0]), 1.0).to_event(1))["base_dist"]
-    ['LogNormal', {'loc': tensor([-2., -3.]), 'scale': tensor([1., 1.])}]
-    """
+    """Return the parameters that tell a distribution from others of its class, those of its base if it has one."""
     if isinstance(prior, torch.distributions.Independent):
         base = prior.base_dist
         return {
@@ -764,9 +604,7 @@ def _restored(data: dict[str, Any]) -> _Contents:
     return _Contents(family, target, parameters, bounds, ending, float(data["seconds"]), dict(data["settings"]))
 
 
-# --------------------------------------------------------------------------------------------------
 # A fitted approximation of a posterior of trees.
-# --------------------------------------------------------------------------------------------------
 
 #: Trees that are drawn at a time.
 _AT_ONCE = 500
@@ -1055,9 +893,7 @@ def _trusted_weights(log_weight: Tensor) -> Tensor:
     return usable.softmax(0)
 
 
-# --------------------------------------------------------------------------------------------------
 # Training of a variational approximation: gradients of its bound, and Adam, as an algorithm of the one loop.
-# --------------------------------------------------------------------------------------------------
 
 #: Adam's averages and what keeps its steps finite.
 _FIRST_DECAY, _SECOND_DECAY, _FLOOR = 0.9, 0.999, 1e-8
@@ -1120,29 +956,15 @@ class TrainingState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """Ascent of the expected bound of a family; an algorithm of `drive`.
-
-    Parameters
-    ----------
-    family : TreeFamily
-    log_densities : callable
-        Log prior and log likelihood of trees.
-    objective : IWAE or ReweightedWakeSleep
-    learning_rates : LearningRates
-    annealing : Schedule
-        Inverse temperature of the likelihood at each step.
-    num_steps : int
-    identity : dict
-        What a checkpoint must agree with, as JSON.
-    """
+    """Ascent of the expected bound of a family; an algorithm of `drive`."""
 
     family: TreeFamily
-    log_densities: LogDensities
+    log_densities: LogDensities  # log prior and log likelihood of trees
     objective: IWAE | ReweightedWakeSleep
     learning_rates: LearningRates
-    annealing: WeightSchedule
+    annealing: WeightSchedule  # inverse temperature of the likelihood at each step
     num_steps: int
-    identity: dict[str, Any] = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)  # facts that a checkpoint must agree with, as JSON
     description: str = "fitting trees"
 
     def facts(self) -> dict[str, Any]:
@@ -1157,20 +979,7 @@ class Training:
     def estimate(
         self, parameters: Tensor, inverse_temperature: float, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return an estimate of the tempered bound, whose gradient drives the parameters, and that of the bound itself.
-
-        Parameters
-        ----------
-        parameters : Tensor
-            Requires a gradient.
-        inverse_temperature : float
-        generator : torch.Generator
-
-        Returns
-        -------
-        value, bound : Tensor
-            Scalars.
-        """
+        """Return scalar estimates of the tempered bound, whose gradient drives the parameters, and of the bound."""
         wake = isinstance(self.objective, ReweightedWakeSleep)
         drawn = self.family.draw(parameters, self.objective.num_particles, generator, reparameterized=not wake)
         log_guide = drawn.log_topology + drawn.log_lengths

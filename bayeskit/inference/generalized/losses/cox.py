@@ -149,18 +149,9 @@ def _refuse(name: str, values: Tensor, wrong: Tensor, domain: str) -> None:
 
 
 def _efron(num_events: Tensor, shares: Tensor) -> Tensor:
-    r"""Return the log product over ``l`` of ``1 - share * l / m`` for each time.
-
-    With ``a = m / share`` this is :math:`\log\Gamma(a + 1) - \log\Gamma(a - m + 1) - m \log a`, whose terms are large
-    and nearly cancel: differences are taken before logarithms, in Stirling's series and the products that shift it.
-
-    Parameters
-    ----------
-    num_events : Tensor
-        The total weight ``m`` of those that fail at a time, zero or more, ``(n,)``.
-    shares : Tensor
-        Their share of the risk set's hazard, ``(n,)``.
-    """
+    """Return the log product over ``l`` of ``1 - share * l / m`` for event weights ``m (n,)`` and ``shares (n,)``."""
+    # With a = m / share this is lgamma(a + 1) - lgamma(a - m + 1) - m log(a), whose large terms nearly cancel, so that
+    # differences are taken before logarithms, in Stirling's series and the products that shift it.
     some = num_events > 0
     m = torch.where(some, num_events, 1.0)
     a = m / torch.where(some, shares, 1.0).clamp_min(torch.finfo(m.dtype).eps)

@@ -45,9 +45,7 @@ __all__ = [
     "unvalidated",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Normalised models as losses see them: log densities of the data, and integrals of powers of a density.
-# --------------------------------------------------------------------------------------------------
+# Normalised models: log densities of the data, and integrals of powers of a density.
 
 Model = Callable[..., Distribution]
 """``parameter -> distribution`` of a datum, or ``(parameter, *covariates) -> distributions``, one for each datum."""
@@ -74,15 +72,7 @@ def law_of(model: Model, parameter: Any, data: Data) -> tuple[Distribution, Tens
 
 
 def joint_law_of(model: Model, parameter: Any, data: Data) -> tuple[Distribution, Tensor]:
-    """Return the joint distribution of the entries of an outcome, independent where it says nothing else.
-
-    Raises
-    ------
-    ModelError
-        If the model returns no distribution.
-    ShapeError
-        If it does not fit the outcomes.
-    """
+    """Return the joint law of the entries of an outcome, independent over batch dimensions, and the outcomes."""
     law, outcomes = law_of(model, parameter, data)
     if not isinstance(law, Distribution):
         raise ModelError(f"distribution must return a distribution, not {law!r:.80}")
@@ -101,13 +91,7 @@ def joint_law_of(model: Model, parameter: Any, data: Data) -> tuple[Distribution
 
 
 def outcome_log_density(law: Distribution, outcomes: Tensor) -> Tensor:
-    """Return the log density of each outcome, ``(n,)``; minus infinity for those outside the support.
-
-    Raises
-    ------
-    ShapeError
-        If the distribution does not fit the outcomes.
-    """
+    """Return the log density of each outcome, ``(n,)``, minus infinity outside the support."""
     inside: Tensor = law.support.check(outcomes)  # type: ignore[union-attr]
     with unvalidated():
         value = law.log_prob(_replaced(outcomes, inside))
@@ -220,9 +204,7 @@ def _(law: Independent, power: float) -> Tensor:
     return value.flatten(-law.reinterpreted_batch_ndims).sum(-1) if law.reinterpreted_batch_ndims else value
 
 
-# --------------------------------------------------------------------------------------------------
-# The density power divergence: outliers stop to matter where the model gives them little density.
-# --------------------------------------------------------------------------------------------------
+# The density power divergence, which downweights data of low density.
 
 
 @dataclass(frozen=True)
@@ -304,9 +286,7 @@ class BetaDivergence(PointwiseLoss):
         return integral / (1 + self.beta) - power / self.beta
 
 
-# --------------------------------------------------------------------------------------------------
 # The gamma-divergence: a power of the density, divided by a norm of it.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -385,9 +365,7 @@ class GammaDivergence(PointwiseLoss):
         return -(self.gamma * log_ratio).exp() / self.gamma
 
 
-# --------------------------------------------------------------------------------------------------
 # The alpha-divergence between an estimate of the density of the data and a model.
-# --------------------------------------------------------------------------------------------------
 
 
 class DensityEstimate(ABC):
@@ -395,23 +373,9 @@ class DensityEstimate(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return points, the probability that they stand for, and the log density there.
+        """Return points ``(m, ...)``, masses ``(m,)`` and log densities ``(m,)`` of the estimate.
 
-        Parameters
-        ----------
-        x : Tensor
-            Data, shape ``(n, ...)``.
-        shares : Tensor
-            Their weights, shape ``(n,)``, which sum to one.
-
-        Returns
-        -------
-        points : Tensor
-            Shape ``(m, ...)``: means under the estimate are sums over these.
-        masses : Tensor
-            Shape ``(m,)``.
-        log_density : Tensor
-            Shape ``(m,)``.
+        Data ``x (n, ...)`` have weights ``shares (n,)`` of sum one; means under the estimate are sums over the points.
         """
 
 

@@ -147,15 +147,7 @@ class FunctionLoss(PointwiseLoss):
 
 
 def as_data(data: Any) -> Data:
-    """Return data as tensors of one leading dimension.
-
-    Raises
-    ------
-    DataError
-        If there are none, they are no numbers, or one is not finite.
-    ShapeError
-        If the leading dimensions differ.
-    """
+    """Return data as finite real tensors of one leading dimension, ``(n, ...)``; DataError or ShapeError otherwise."""
     several = isinstance(data, (tuple, list)) and any(isinstance(x, (Tensor, np.ndarray)) for x in data)
     given = data if several else (data,)
     try:

@@ -54,9 +54,7 @@ class MarginLoss(PredictionLoss):
         )
 
 
-# --------------------------------------------------------------------------------------------------
 # The hinge loss of support vector machines.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,7 @@ class SmoothHinge(MarginLoss):
         return (z + (z.square() + width.square()).sqrt()) / 2
 
 
-# --------------------------------------------------------------------------------------------------
 # The logistic loss: minus the log likelihood of logistic regression.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -155,9 +151,7 @@ class Logistic(MarginLoss):
         return -torch.nn.functional.logsigmoid(margin)
 
 
-# --------------------------------------------------------------------------------------------------
-# The exponential loss, which AdaBoost lowers step by step.
-# --------------------------------------------------------------------------------------------------
+# The exponential loss, which AdaBoost minimises.
 
 
 @dataclass(frozen=True)

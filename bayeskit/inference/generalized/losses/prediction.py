@@ -26,9 +26,7 @@ __all__ = [
     "linear",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Losses of predictions: the parameter itself is the prediction, or a function makes one of it and covariates.
-# --------------------------------------------------------------------------------------------------
+# Losses of predictions: the prediction is the parameter, or a function of it and covariates.
 
 Predictor = Callable[[Any, Tensor], Tensor]
 """``(parameter, covariates (n, ...)) -> (n, ...)``."""
@@ -100,9 +98,7 @@ class PredictionLoss(PointwiseLoss):
         return outcome.to(prediction.dtype) - prediction
 
 
-# --------------------------------------------------------------------------------------------------
 # The absolute error, whose minimiser is the median.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -158,9 +154,7 @@ class SmoothAbsolute(PredictionLoss):
         return (residual.square() + width.square()).sqrt()
 
 
-# --------------------------------------------------------------------------------------------------
 # Half the squared error, whose minimiser is the mean.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -185,9 +179,7 @@ class HalfSquared(PredictionLoss):
         return (outcome - prediction).square() / 2
 
 
-# --------------------------------------------------------------------------------------------------
 # Huber's loss: squared near zero, absolute far from it.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -235,9 +227,7 @@ class Huber(PredictionLoss):
         return pull * (residual - pull / 2)
 
 
-# --------------------------------------------------------------------------------------------------
 # The pinball loss, whose minimiser is a quantile.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,7 @@ __all__ = [
     "typical_squared_distance",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Kernels for Stein discrepancies, with the derivatives that these need.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -78,15 +76,7 @@ class GeneralInverseMultiquadric:
 
 
 def radial_derivatives(kernel: Kernel, squared_distance: Tensor, typical: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a kernel and its first two derivatives with respect to the squared distance, entry by entry.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.inference.kernel_discrepancy import RadialBasis
-    >>> [x.item() for x in radial_derivatives(RadialBasis(2**-0.5), torch.tensor(0.0), torch.tensor(1.0))]
-    [1.0, -1.0..., 1.0...]
-    """
+    """Return a kernel and its first two derivatives by the squared distance, entry by entry."""
 
     def value(t: Tensor) -> Tensor:
         return kernel(t, typical)
@@ -100,24 +90,7 @@ def radial_derivatives(kernel: Kernel, squared_distance: Tensor, typical: Tensor
 
 
 def _check_bandwidth(kernel: Kernel, x: Tensor) -> None:
-    """Refuse ties that would give a kernel without a bandwidth of its own that of zero.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    x : Tensor
-        Data, shape ``(n, ...)``.
-
-    Raises
-    ------
-    DataError
-        If the kernel takes its scale from the data, and the median distance between them is zero.
-
-    Examples
-    --------
-    >>> import torch
-    >>> _check_bandwidth(GeneralInverseMultiquadric(), torch.zeros(3))  # has a bandwidth
-    """
+    """Raise DataError where a kernel takes its bandwidth from data ``(n, ...)`` of median distance zero."""
     probe, one = x.new_tensor([0.5, 1.0, 2.0]), x.new_ones(())
     if len(x) < 2 or torch.equal(kernel(probe, one), kernel(probe, 2 * one)):
         return
@@ -144,30 +117,11 @@ def _median_squared_distance(squared_distance: Tensor) -> Tensor:
     return squared_distance.detach()[rows, others].median()
 
 
-# --------------------------------------------------------------------------------------------------
-# Losses over pairs of data: what they refuse, and weighted means.
-# --------------------------------------------------------------------------------------------------
+# Losses over pairs of data: checks of the data, and weighted means.
 
 
 def check_pairs(name: str, data: Data, kernel: Kernel, statistic: Literal["V", "U"]) -> None:
-    """Refuse what a kernel over pairs of data cannot deal with.
-
-    Parameters
-    ----------
-    name : str
-        Of the loss.
-    data : Tensor
-        Shape ``(n, ...)``.
-    kernel : Kernel
-    statistic : {"V", "U"}
-
-    Raises
-    ------
-    ShapeError
-        If there are covariates.
-    DataError
-        If data are whole numbers, a single one for a U-statistic, or tied where they have to tell the bandwidth.
-    """
+    """Refuse covariates (ShapeError), and data that are integer, tied, or too few for a U-statistic (DataError)."""
     if isinstance(data, tuple):
         raise ShapeError(f"{name} takes one tensor of data, not covariates and outcomes")
     if not data.is_floating_point():
@@ -178,35 +132,16 @@ def check_pairs(name: str, data: Data, kernel: Kernel, statistic: Literal["V", "
 
 
 def mean_over_pairs(values: Tensor, weights: Tensor | None, statistic: Literal["V", "U"]) -> Tensor:
-    """Return the mean of a symmetric function ``(n, n)`` over pairs of data.
-
-    Parameters
-    ----------
-    values : Tensor
-        Shape ``(n, n)``.
-    weights : Tensor, optional
-        Shape ``(n,)``; a pair has the product of its two.
-    statistic : {"V", "U"}
-        Over all pairs, or over those of different data.
-
-    Examples
-    --------
-    >>> import torch
-    >>> values = torch.tensor([[1.0, 5.0], [5.0, 1.0]])
-    >>> mean_over_pairs(values, None, "V").item(), mean_over_pairs(values, None, "U").item()
-    (3.0, 5.0)
-    """
+    """Return the mean of symmetric ``values (n, n)`` over pairs of data, weighted by products of ``weights (n,)``."""
     counts = values.new_ones(len(values)) if weights is None else weights.to(values)
     total, pairs = counts @ values @ counts, counts.sum().square()
-    if statistic == "U":
+    if statistic == "U":  # over pairs of different data
         total = total - (counts.square() * values.diagonal()).sum()
         pairs = pairs - counts.square().sum()
     return total / pairs
 
 
-# --------------------------------------------------------------------------------------------------
 # Scores: the gradient of a log density with respect to the data, which needs no normaliser.
-# --------------------------------------------------------------------------------------------------
 
 LogDensity = Callable[..., Tensor]
 """``(parameter, x (n, ...)) -> (n,)``: log densities of data, up to a number that depends on the parameter alone."""
@@ -260,25 +195,7 @@ def score_of(log_density: LogDensity) -> Score:
 
 
 def own_derivatives(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a function of each datum, and the derivative of each of its entries with respect to the same of ``x``.
-
-    Parameters
-    ----------
-    function : callable
-        ``(n, ...) -> (n, ...)``, each datum on its own.
-    x : Tensor
-        Shape ``(n, ...)``.
-
-    Returns
-    -------
-    value, derivative : Tensor
-        Shape ``(n, ...)``: the diagonal of the Jacobian matrix of each datum.
-
-    Raises
-    ------
-    ShapeError
-        If the function does not return the shape of ``x``.
-    """
+    """Return a function of ``x (n, ...)`` and the diagonal of each datum's Jacobian matrix, both ``(n, ...)``."""
     value, pull = torch.func.vjp(function, x)[:2]
     if value.shape != x.shape:
         raise ShapeError(f"expected a function that keeps the shape {tuple(x.shape)}, not one to {tuple(value.shape)}")
@@ -288,9 +205,7 @@ def own_derivatives(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Te
     return value, rows.sum(0)
 
 
-# --------------------------------------------------------------------------------------------------
 # Score matching: the distance between gradients of log densities, for models whose normaliser is unknown.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -360,9 +275,7 @@ class ScoreMatching(PointwiseLoss):
         return each.flatten(1).sum(-1) if each.dim() > 1 else each
 
 
-# --------------------------------------------------------------------------------------------------
-# The kernel Stein discrepancy: a distance to a model that needs its score only.
-# --------------------------------------------------------------------------------------------------
+# The kernel Stein discrepancy: a distance to a model that needs only its score.
 
 
 @dataclass(frozen=True)
@@ -488,7 +401,7 @@ class KernelSteinDiscrepancy(Loss):
 
 
 class _Parts(NamedTuple):
-    """What the Stein kernel takes from data alone: weight, its derivative ``(n, d)``, and terms of each pair."""
+    """Parts of the Stein kernel by data alone: weight, its derivative ``(n, d)``, and terms of each pair."""
 
     weight: Tensor
     slope: Tensor
@@ -509,9 +422,7 @@ def _spread(weight: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return spread
 
 
-# --------------------------------------------------------------------------------------------------
 # The discrete Fisher divergence: ratios of masses of neighbours, for discrete models whose normaliser is unknown.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,7 @@ __all__ = [
     "galaxy_velocities",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Velocities of 82 galaxies.
-# --------------------------------------------------------------------------------------------------
 
 
 def galaxy_velocities() -> Tensor:
@@ -68,31 +66,11 @@ def galaxy_velocities() -> Tensor:
     return torch.tensor([float(line) for line in text.split()[1:]], dtype=torch.float64)
 
 
-# --------------------------------------------------------------------------------------------------
-# What users hand to a mixture.
-# --------------------------------------------------------------------------------------------------
+# Observations as a mixture takes them.
 
 
 def as_observations(y: Tensor) -> Tensor:
-    """Return observations as a floating tensor, shape ``(n,)`` or ``(n, D)``.
-
-    Parameters
-    ----------
-    y : Tensor or array
-
-    Raises
-    ------
-    DataError
-        If they are no real numbers, there are none, or some are not finite.
-    ShapeError
-        If they are neither a vector nor a matrix.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> as_observations(np.array([1.5, 2.0]))
-    tensor([1.5000, 2.0000], dtype=torch.float64)
-    """
+    """Return finite real observations ``(n,)`` or ``(n, D)`` in floating point; DataError or ShapeError otherwise."""
     y = as_real("y", y)
     if y.dim() not in (1, 2):
         raise ShapeError(f"y must have shape (n,) or (n, D), not {tuple(y.shape)}")
@@ -103,20 +81,11 @@ def as_observations(y: Tensor) -> Tensor:
     return y
 
 
-# --------------------------------------------------------------------------------------------------
-# A gamma distribution that is drawn from in batches.
-# --------------------------------------------------------------------------------------------------
+# A gamma distribution with batched draws.
 
 
 class _BatchableGamma(dist.Gamma):
-    """Create a gamma distribution whose draws ``vmap`` can batch; torch's own clamps them in place, one by one.
-
-    Examples
-    --------
-    >>> import torch
-    >>> _BatchableGamma(torch.tensor([2.0, 3.0]), torch.tensor(1.0)).sample().shape
-    torch.Size([2])
-    """
+    """A gamma distribution whose draws ``vmap`` can batch; the draws of torch are clamped in place."""
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Draw, shape ``(*sample_shape, *batch)``."""
@@ -125,9 +94,7 @@ class _BatchableGamma(dist.Gamma):
         return value.clamp(min=torch.finfo(value.dtype).tiny)
 
 
-# --------------------------------------------------------------------------------------------------
 # Independent draws in ascending order.
-# --------------------------------------------------------------------------------------------------
 
 
 class OrderedSample(TorchDistribution):
@@ -190,9 +157,7 @@ class OrderedSample(TorchDistribution):
         return self.base.log_prob(value).sum(-1) + math.lgamma(self.event_shape[0] + 1)
 
 
-# --------------------------------------------------------------------------------------------------
 # Priors of the parameters of a mixture of normal distributions.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,9 +333,7 @@ def _columns(**values: Any) -> list[Tensor]:
     return [t.clone() for t in torch.broadcast_tensors(*tensors)]
 
 
-# --------------------------------------------------------------------------------------------------
 # Finite mixtures of normal distributions.
-# --------------------------------------------------------------------------------------------------
 
 Covariance = Literal["diagonal", "full"]
 _CANDIDATES, CHUNK = 200, 4_000_000
@@ -635,9 +598,7 @@ class GaussianMixture:
         return x.squeeze(0) if self.y.dim() == 1 else x
 
 
-# --------------------------------------------------------------------------------------------------
 # Mixtures whose number of components is unknown.
-# --------------------------------------------------------------------------------------------------
 
 
 class UnknownSizeMixture:

@@ -18,9 +18,7 @@ from bayeskit.models.discrete.inputs import as_real
 
 __all__ = ["Labels", "aligned", "relabel"]
 
-# --------------------------------------------------------------------------------------------------
 # Permuting the components of a mixture in unconstrained space.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_LISTED = 5040
 _SYMMETRY_TOLERANCE = 1e-8
@@ -151,9 +149,7 @@ class Labels:
                 )
 
 
-# --------------------------------------------------------------------------------------------------
-# Undo label switching in draws of a mixture.
-# --------------------------------------------------------------------------------------------------
+# Relabelling of draws of a mixture, to undo label switching.
 
 _ALIGNMENTS = 20
 _FAR = 25.0

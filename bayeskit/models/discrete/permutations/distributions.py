@@ -35,11 +35,9 @@ __all__ = [
     "real_numbers",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Permutations as vectors of columns and as matrices, and the one nearest to a matrix.
 #
 # Row ``i`` of a matrix is matched with the column ``permutation[i]``, here and in the whole folder.
-# --------------------------------------------------------------------------------------------------
 
 _MOST_LISTED = 9  # 362,880 permutations
 
@@ -72,40 +70,20 @@ doubly_stochastic = _DoublyStochastic()
 
 
 def check_square(name: str, matrix: Tensor) -> int:
-    """Return the number of rows of a square matrix, or of a batch of them.
-
-    Raises
-    ------
-    ShapeError
-        If the last two dimensions differ, or are empty.
-    """
+    """Return the number of rows of square matrices ``(*batch, n, n)``; ShapeError if they are not square or empty."""
     if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
         raise ShapeError(f"{name} has shape {tuple(matrix.shape)}; give square matrices, (*batch, n, n)")
     return int(matrix.shape[-1])
 
 
 def real_numbers(name: str, value: Any) -> Tensor:
-    """Return data of any library as a tensor of real numbers; integers and bools take torch's default dtype.
-
-    Raises
-    ------
-    DataError
-        If they are no numbers.
-    """
+    """Return data of any library as floating-point numbers; integers and bools take the default dtype."""
     numbers = as_numbers(name, value)
     return numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
 
 
 def check_possible(name: str, log_weights: Tensor) -> int:
-    """Return the number of rows of log weights, of which each matrix leaves some permutation possible.
-
-    Raises
-    ------
-    ShapeError
-        If a matrix is not square.
-    DataError
-        If entries are NaN or ``+inf``, or no permutation avoids those that are ``-inf``.
-    """
+    """Return the number of rows of log weights ``(*batch, n, n)``; DataError if a matrix allows no permutation."""
     size = check_log_weights(name, log_weights)
     refused = (log_weights == -math.inf).detach().reshape(-1, size, size)
     pattern = torch.zeros_like(refused, dtype=torch.float64).masked_fill(refused, -math.inf)[refused.any(-1).any(-1)]
@@ -119,15 +97,7 @@ def check_possible(name: str, log_weights: Tensor) -> int:
 
 
 def check_log_weights(name: str, log_weights: Tensor) -> int:
-    """Return the number of rows of log weights, which are finite or ``-inf`` with some finite ones in every row.
-
-    Raises
-    ------
-    ShapeError
-        If a matrix is not square.
-    DataError
-        If entries are NaN or ``+inf``, or a whole row or column is ``-inf``.
-    """
+    """Return the number of rows of ``log_weights (*batch, n, n)``; DataError for NaN, ``+inf``, a line of ``-inf``."""
     size = check_square(name, log_weights)
     refused = log_weights.isnan() | (log_weights == math.inf)
     if refused.any():
@@ -271,9 +241,7 @@ def _assigned(matrix: Any) -> list[int] | None:
     return columns
 
 
-# --------------------------------------------------------------------------------------------------
 # The permanent of a matrix, by a dynamic programme over sets of columns.
-# --------------------------------------------------------------------------------------------------
 
 LARGEST = 20  # 1,048,576 sets of columns and ten times as many terms
 
@@ -321,22 +289,9 @@ def log_permanent(log_weights: Tensor) -> Tensor:
 
 
 def _partial_sums(log_weights: Tensor) -> list[Tensor]:
-    """Return for ``k = 0, ..., n`` the log sums over matchings of the first ``k`` rows with each set of ``k`` columns.
+    """Return the log sums over matchings of the first ``k`` rows with each set of ``k`` columns, for ``k = 0, ..., n``.
 
-    Parameters
-    ----------
-    log_weights : Tensor
-        Shape ``(*batch, n, n)``.
-
-    Returns
-    -------
-    list of Tensor
-        Shapes ``(*batch, n choose k)``; the order of the sets is that of :func:`column_sets`.
-
-    Raises
-    ------
-    SettingsError
-        If there are more than 20 rows.
+    ``log_weights (*batch, n, n)`` give ``(*batch, n choose k)``, the sets in the order of :func:`column_sets`.
     """
     size = log_weights.shape[-1]
     sums = [log_weights.new_zeros(*log_weights.shape[:-2], 1)]
@@ -352,23 +307,9 @@ def _partial_sums(log_weights: Tensor) -> list[Tensor]:
 
 @functools.lru_cache(maxsize=4)
 def column_sets(size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return for ``k = 1, ..., size`` the sets of ``k`` columns: their columns, what is left without each, and bits.
+    """Return for ``k = 1, ..., size <= 20`` the sets of ``k`` columns: their columns, the sets without each, and bits.
 
-    Parameters
-    ----------
-    size : int
-        At most 20.
-
-    Returns
-    -------
-    list of (Tensor, Tensor, Tensor)
-        Columns ``(size choose k, k)``; for each the place, among the sets of ``k - 1``, of the set without it, same
-        shape; the set as a number with a bit a column, ``(size choose k)``.
-
-    Raises
-    ------
-    SettingsError
-        If ``size`` is larger; the message has the number of sets.
+    Columns are ``(size choose k, k)``, as are places at ``k - 1`` of the sets without each; bits ``(size choose k)``.
     """
     if size > LARGEST:
         raise SettingsError(
@@ -390,9 +331,7 @@ def column_sets(size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     return levels
 
 
-# --------------------------------------------------------------------------------------------------
-# Distributions over permutations whose log probability is a sum over pairs.
-# --------------------------------------------------------------------------------------------------
+# Distributions over permutations with a log probability that is a sum over pairs.
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 

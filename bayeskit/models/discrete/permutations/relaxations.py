@@ -47,9 +47,7 @@ __all__ = [
     "taken_and_left",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Sinkhorn's scaling of a matrix to a doubly stochastic one, and Gumbel noise sent through it.
-# --------------------------------------------------------------------------------------------------
 
 _EULER = 0.5772156649015329
 Shape = torch.Size | list[int] | tuple[int, ...]
@@ -219,9 +217,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         return terms.masked_fill(impossible, 0.0).sum((-1, -2))
 
 
-# --------------------------------------------------------------------------------------------------
 # Normal matrices drawn towards the nearest permutation.
-# --------------------------------------------------------------------------------------------------
 
 
 class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
@@ -375,9 +371,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         return -(0.5 * (residual.square() + math.log(2 * math.pi)) + self.scale.log()).sum((-1, -2))
 
 
-# --------------------------------------------------------------------------------------------------
 # The stick-breaking reparameterisation of the Birkhoff polytope, its density, and its limit at temperature zero.
-# --------------------------------------------------------------------------------------------------
 
 
 class StickBreakingTransform(Transform):
@@ -497,24 +491,9 @@ def _sum_after(matrix: Tensor, dim: int) -> Tensor:
 
 
 def break_sticks(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log of the doubly stochastic matrix of fractions, and the log of the length of each way.
-
-    A cell receives what its row and the rows below can still take from its column on, and what its column and the
-    columns after it can still give; it splits both by the same cut. What its row has left goes to the next column,
-    what its column has left goes to the next row, and what is left of both goes to both.
-
-    Parameters
-    ----------
-    logits : Tensor
-        Of the fractions, ``(*batch, n - 1, n - 1)``.
-
-    Returns
-    -------
-    log_matrix : Tensor
-        Shape ``(*batch, n, n)``.
-    log_lengths : Tensor
-        Shape ``(*batch, n - 1, n - 1)``.
-    """
+    """Return logs of the doubly stochastic matrix ``(*batch, n, n)`` and lengths, as ``logits (*batch, n-1, n-1)``."""
+    # A cell divides what its row and its column have left, by the same share of the length of the way: the row's
+    # remainder goes to the next column, the column's to the next row, and that of both to both.
     size = check_square("the matrix to map", logits)
     batch = logits.shape[:-2]
     order, place, end = _antidiagonals(size)
@@ -577,9 +556,7 @@ def _antidiagonals(size: int) -> tuple[Tensor, Tensor, Tensor]:
     return order, place, end.flatten()
 
 
-# --------------------------------------------------------------------------------------------------
-# Distributions over the Birkhoff polytope and over permutations that come from breaking sticks.
-# --------------------------------------------------------------------------------------------------
+# Stick-breaking distributions over the Birkhoff polytope and over permutations.
 
 
 class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[misc]
@@ -781,9 +758,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
             return break_sticks(ends)[0].argmax(-1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Relaxed permutations with parameters: guides for models whose latent variable is a permutation.
-# --------------------------------------------------------------------------------------------------
+# Relaxed permutations with parameters: guides for models with a latent permutation.
 
 _POSITIVE = (0.0, math.inf)
 
@@ -1097,9 +1072,7 @@ class GumbelSinkhornRelaxation(Relaxation):
 
 
 def _greatest_scale(size: int) -> float:
-    """Return the scale of normal noise that exchanges some two rows of a permutation with a probability of 0.04.
-
-    Two rows and columns are exchanged where four entries of noise sum to two or more.
-    """
+    """Return the scale of normal noise that exchanges some two rows of a permutation with a probability of 0.04."""
+    # Two rows are exchanged where four entries of noise sum to two or more; the sum has standard deviation 2 * scale.
     pairs = size * (size - 1) / 2
     return float(-1 / torch.special.ndtri(torch.tensor(0.04 / pairs, dtype=torch.float64)))

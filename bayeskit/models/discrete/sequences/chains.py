@@ -25,9 +25,7 @@ __all__ = [
     "surprisal",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Semirings: one dynamic programme, read with another sum and product, answers another question.
-# --------------------------------------------------------------------------------------------------
+# Semirings: sums and products under which one dynamic programme computes different quantities.
 
 
 class Semiring(ABC):
@@ -193,11 +191,9 @@ class Expectation(Semiring):
 
 
 def alternative_shares(log_weights: Tensor, dim: int) -> Tensor:
-    """Return the share of each alternative in the sum over ``dim``; zero where every one is impossible.
-
-    Shares sum to one to rounding, however large the log weights, unlike exponentials of differences from their sum.
-    """
+    """Return the share of each alternative in the sum over ``dim``; zero where every one is impossible."""
     impossible = (log_weights.detach() == -math.inf).all(dim, keepdim=True)
+    # Shares sum to one to rounding, however large the log weights, unlike exponentials of differences from their sum.
     return log_weights.masked_fill(impossible, 0.0).softmax(dim).masked_fill(impossible, 0.0)
 
 
@@ -207,10 +203,7 @@ def surprisal(log_weights: Tensor) -> Tensor:
 
 
 def draw_categories(logits: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
-    """Draw from the categorical distributions of the last dimension: ``(*batch, K)`` to ``(num_samples, *batch)``.
-
-    Where every logit is minus infinity, the draw is zero: nothing leads there, so nobody reads it.
-    """
+    """Draw categories, ``(*batch, K)`` -> ``(num_samples, *batch)``; zero where every logit is minus infinity."""
     logits = logits.detach()
     impossible = logits.amax(-1, keepdim=True) == -math.inf
     probabilities = logits.masked_fill(impossible, 0.0).softmax(-1)
@@ -220,12 +213,9 @@ def draw_categories(logits: Tensor, num_samples: int, generator: torch.Generator
     return drawn.mT.reshape(num_samples, *logits.shape[:-1])
 
 
-# --------------------------------------------------------------------------------------------------
 # The dynamic programme over the states of a chain, in any semiring.
-#
 # The log weights of transitions have shape ``(*batch, n, K, K)``: entry ``[t, i, j]`` is that of going from state ``i``
-# to state ``j``, and of what is seen there.
-# --------------------------------------------------------------------------------------------------
+# to state ``j``, and of the observation there.
 
 
 def _matrix_product(semiring: Semiring, left: Tensor, right: Tensor) -> Tensor:
@@ -240,33 +230,9 @@ def identity(semiring: Semiring, like: Tensor) -> Tensor:
 
 
 def chain_product(semiring: Semiring, matrices: Tensor) -> Tensor:
-    """Multiply the matrices of a chain, neighbours in pairs: ``log2(n)`` rounds, each of them one operation.
-
-    Parameters
-    ----------
-    semiring : Semiring
-    matrices : Tensor
-        ``(*batch, n, K, K)``. Without matrices, the product is the identity.
-
-    Returns
-    -------
-    Tensor
-        ``(*batch, K, K)``.
-
-    References
-    ----------
-    Sarkka, S., Garcia-Fernandez, A. F. (2021). Temporal parallelization of Bayesian smoothers. IEEE Transactions on
-    Automatic Control 66, 299-306.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences.chains import chain_product
-    >>> from bayeskit.models.discrete.sequences import Counting
-    >>> chain_product(Counting(), torch.tensor([[1, 1], [1, 0]]).expand(10, 2, 2))
-    tensor([[89, 55],
-            [55, 34]])
-    """
+    """Return the product ``(*batch, K, K)`` of ``matrices (*batch, n, K, K)`` of a chain, the identity if ``n = 0``."""
+    # Neighbours are multiplied in pairs, in log2(n) rounds of one operation each (Sarkka & Garcia-Fernandez
+    # 2021, IEEE Transactions on Automatic Control 66).
     if not matrices.shape[-3]:
         return identity(semiring, matrices.sum(-3))
     while matrices.shape[-3] > 1:
@@ -277,24 +243,9 @@ def chain_product(semiring: Semiring, matrices: Tensor) -> Tensor:
 
 
 def path_prefix_sums(semiring: Semiring, start: Tensor, matrices: Tensor, rescale: bool = False) -> Tensor:
-    """Sum over the paths to every state, one step after the other.
-
-    Parameters
-    ----------
-    semiring : Semiring
-    start : Tensor
-        Elements of the first states, ``(*batch, K)``.
-    matrices : Tensor
-        ``(*batch, n, K, K)``.
-    rescale : bool, default False
-        Whether elements are logarithms, and only differences between states of one step matter: the largest is then
-        made zero at every step, so that long paths cost no digits.
-
-    Returns
-    -------
-    Tensor
-        ``(*batch, n + 1, K)``.
-    """
+    """Sum over paths to every state, ``(*batch, n + 1, K)``: ``start (*batch, K)``, ``matrices (*batch, n, K, K)``."""
+    # Rescaling makes the largest logarithm zero at every step, so that long paths cost no digits where only differences
+    # between states of one step matter.
     sums = [_rescaled(start) if rescale else start]
     for matrix in matrices.unbind(-3):
         extended = semiring.sum(semiring.product(sums[-1].unsqueeze(-1), matrix), -2)
@@ -323,20 +274,7 @@ def predecessors(sums: Tensor, matrices: Tensor) -> Tensor:
 
 
 def follow(previous: Tensor, last: Tensor) -> Tensor:
-    """Follow the states backwards from the last one.
-
-    Parameters
-    ----------
-    previous : Tensor of int
-        ``(*batch, n, K)``: the state chosen to come before each.
-    last : Tensor of int
-        ``(*batch)``.
-
-    Returns
-    -------
-    Tensor of int
-        ``(*batch, n + 1)``.
-    """
+    """Follow states backwards: ``previous (*batch, n, K)`` of each, ``last (*batch)`` -> ``(*batch, n + 1)``."""
     states = [last]
     for step in previous.flip(-2).unbind(-2):
         states.append(step.gather(-1, states[-1].unsqueeze(-1)).squeeze(-1))

@@ -31,9 +31,7 @@ __all__ = [
     "SegmentModel",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Models of the data within one segment whose parameters are integrated out.
-# --------------------------------------------------------------------------------------------------
+# Models of the data within one segment, their parameters integrated out.
 
 
 class SegmentModel(Protocol):
@@ -213,11 +211,9 @@ def _lengths(windows: Tensor) -> Tensor:
 
 
 def _moments(x: Tensor, max_length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return number, mean and sum of squares about the mean of the data of every segment, the latter two ``(n, L)``.
-
-    A segment grows towards its start, and every datum more raises the sum of squares (Welford): nothing is subtracted,
-    so nothing cancels. Means are taken relative to the last datum, lest data far from zero lose digits.
-    """
+    """Return number ``(L,)``, mean and sum of squares about the mean, ``(n, L)``, of the data of every segment."""
+    # A segment grows towards its start, and every datum more raises the sum of squares (Welford), without cancellation.
+    # Means are taken relative to the last datum, lest data far from zero lose digits.
     off = _windows(x, max_length) - x.double().unsqueeze(1)
     count = _lengths(off)
     mean = off.cumsum(1) / count

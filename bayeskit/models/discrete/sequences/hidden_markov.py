@@ -51,9 +51,7 @@ __all__ = [
     "categorical_log_evidence",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Hidden Markov models as distributions over sequences, their states summed out.
-# --------------------------------------------------------------------------------------------------
 
 
 class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
@@ -469,9 +467,7 @@ def _checked_states(initial: Tensor, transition: Tensor, emission: Any, duration
     return states
 
 
-# --------------------------------------------------------------------------------------------------
 # A Pyro model of sequences with hidden states: priors over the parameters of a hidden Markov model.
-# --------------------------------------------------------------------------------------------------
 
 _POSITIVE = (0.0, math.inf)
 
@@ -480,10 +476,7 @@ class Emission(Protocol):
     """What hidden states emit: a part of a Pyro model, with priors of its own."""
 
     def __call__(self, num_states: int, like: Tensor) -> Any:
-        """Draw the parameters and return the distribution of one observation, batch shape ``(num_states,)``.
-
-        New tensors take the dtype and device of ``like``.
-        """
+        """Draw parameters, typed and placed as ``like``; return the law of an observation, batch ``(num_states,)``."""
 
 
 class OrderedNormal(TorchDistribution):  # type: ignore[misc]
@@ -739,20 +732,9 @@ class HiddenMarkovModel:
         return f"HiddenMarkovModel({self.num_states} states, {emission}, stay={self.stay:g})"
 
     def __call__(self, observations: Tensor, lengths: Tensor | None = None) -> None:
-        """Draw the parameters and observe sequences.
+        """Draw the parameters and observe sequences ``(sequences, T, *event)``, or ``(T,)`` of numbers or categories.
 
-        Parameters
-        ----------
-        observations : Tensor or array
-            Shape ``(sequences, T, *event)``, or ``(T,)`` for one sequence of numbers or categories. Shorter sequences
-            are padded with any value in the support. With categories, parameters have torch's default dtype.
-        lengths : Tensor or array of int, optional
-            Shape ``(sequences,)``.
-
-        Raises
-        ------
-        ShapeError
-            If ``observations`` is not a sequence or empty, or ``lengths`` does not fit.
+        Sequences shorter than ``T``, by ``lengths (sequences,)``, are padded with any value in the support.
         """
         observations = _sequences(observations)
         hmm = self._given_parameters(*self._draw(observations), observations, lengths)
@@ -845,9 +827,7 @@ class HiddenMarkovModel:
         return initial, transition, self.emission(self.num_states, like)
 
 
-# --------------------------------------------------------------------------------------------------
 # The exact evidence of a hidden Markov model of categories, by summing over all sequences of states.
-# --------------------------------------------------------------------------------------------------
 
 
 def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, limit: int = 2**20) -> float:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Series", "load_nile", "plot_boundaries", "plot_change_points", "plot_states"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Series that come inside Python packages: nothing is downloaded when they are loaded.
-# --------------------------------------------------------------------------------------------------
+# Series from installed Python packages, without a download.
 
 
 class Series(NamedTuple):
@@ -70,9 +68,7 @@ def load_nile() -> Series:
     return Series(torch.tensor(table["year"].to_numpy(dtype=int)), torch.tensor(table["volume"].to_numpy(dtype=float)))
 
 
-# --------------------------------------------------------------------------------------------------
-# Plots of change points, of hidden states, and of the places where a text is cut.
-# --------------------------------------------------------------------------------------------------
+# Plots of change points, of hidden states, and of the segmentation of a text.
 
 
 def plot_change_points(

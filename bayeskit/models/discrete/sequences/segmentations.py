@@ -35,38 +35,15 @@ __all__ = [
     "totals",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # The dynamic programme over segmentations, in any semiring.
-#
 # The log weights of segments have shape ``(*batch, n, L)``: entry ``[j, l]`` is that of the ``l + 1`` places up to and
 # including place ``j``. A segmentation cuts the places ``0, ..., n - 1`` into segments and weighs their product.
-# --------------------------------------------------------------------------------------------------
 
 Choice = Callable[[Tensor], Tensor]
 
 
 def prefix_sums(semiring: Semiring, segments: Tensor) -> Tensor:
-    """Sum over the segmentations of every prefix.
-
-    Parameters
-    ----------
-    semiring : Semiring
-    segments : Tensor
-        Elements of segments, ``(*batch, n, L)``.
-
-    Returns
-    -------
-    Tensor
-        ``(*batch, n + 1)``: entry ``j`` belongs to the first ``j`` places. That of none is one.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences.segmentations import prefix_sums
-    >>> from bayeskit.models.discrete.sequences import Counting
-    >>> prefix_sums(Counting(), torch.ones(10, 2, dtype=torch.int64))
-    tensor([ 1,  1,  2,  3,  5,  8, 13, 21, 34, 55, 89])
-    """
+    """Sum over the segmentations of every prefix, ``(*batch, n, L)`` -> ``(*batch, n + 1)``; the empty one is one."""
     longest = segments.shape[-1]
     template = segments[..., 0, :]
     recent = torch.cat([semiring.one(template[..., :1]), semiring.zero(template[..., 1:])], -1)
@@ -84,21 +61,8 @@ def totals(semiring: Semiring, segments: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _continuations(semiring: Semiring, sums: Tensor, segments: Tensor) -> Tensor:
-    """Join every segment to what may stand before it.
-
-    Parameters
-    ----------
-    semiring : Semiring
-    sums : Tensor
-        Elements of prefixes, ``(*batch, n + 1)``.
-    segments : Tensor
-        Elements of segments, ``(*batch, n, L)``.
-
-    Returns
-    -------
-    Tensor
-        ``(*batch, n, L)``: entry ``[j, l]`` is the product of the prefix of ``j - l`` places and the segment after it.
-    """
+    """Return the product of every segment ``(*batch, n, L)`` and the sum of the prefix before, ``(*batch, n + 1)``."""
+    # Entry [j, l] joins the prefix of j - l places to the segment after it.
     n, longest = segments.shape[-2:]
     start = torch.arange(n, device=sums.device).unsqueeze(1) - torch.arange(longest, device=sums.device)
     before = sums[..., start.clamp_min(0)]
@@ -106,29 +70,7 @@ def _continuations(semiring: Semiring, sums: Tensor, segments: Tensor) -> Tensor
 
 
 def numbered_sums(semiring: Semiring, segments: Tensor, largest: int) -> Tensor:
-    """Sum over the segmentations of every prefix into a given number of segments.
-
-    Parameters
-    ----------
-    semiring : Semiring
-    segments : Tensor
-        Elements of segments, ``(*batch, n, L)``.
-    largest : int
-        The largest number of segments.
-
-    Returns
-    -------
-    Tensor
-        ``(*batch, largest + 1, n + 1)``: entry ``[k, j]`` belongs to the first ``j`` places in ``k`` segments.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences.segmentations import numbered_sums
-    >>> from bayeskit.models.discrete.sequences import Counting
-    >>> numbered_sums(Counting(), torch.ones(5, 5, dtype=torch.int64), 5)[:, -1]
-    tensor([0, 1, 4, 6, 4, 1])
-    """
+    """Sum over segmentations of prefixes into ``k`` parts, ``(*batch, n, L)`` -> ``(*batch, largest + 1, n + 1)``."""
     places = segments[..., 0]
     impossible = semiring.zero(places[..., :1])
     sums = [torch.cat([semiring.one(places[..., :1]), semiring.zero(places)], -1)]
@@ -139,20 +81,7 @@ def numbered_sums(semiring: Semiring, segments: Tensor, largest: int) -> Tensor:
 
 
 def _follow(lengths: Tensor, end: Tensor) -> Tensor:
-    """Follow the last segments backwards from the end.
-
-    Parameters
-    ----------
-    lengths : Tensor of int
-        ``(*batch, n)``: of the segment that was chosen to end at each place, were there a boundary.
-    end : Tensor of int
-        ``(*batch)``: how many places there are.
-
-    Returns
-    -------
-    Tensor of bool
-        ``(*batch, n)``: True where a segment ends.
-    """
+    """Tell where segments end, ``(*batch, n)``, following ``lengths (*batch, n)`` backwards from ``end (*batch)``."""
     n = lengths.shape[-1]
     reached = torch.arange(n + 1, device=lengths.device) == end.unsqueeze(-1)
     reached = reached.expand(*lengths.shape[:-1], n + 1).clone()
@@ -163,23 +92,9 @@ def _follow(lengths: Tensor, end: Tensor) -> Tensor:
 
 
 def follow_numbered(sums: Tensor, segments: Tensor, number: Tensor, choose: Choice) -> Tensor:
-    """Choose segments backwards from the end when their number is known.
+    """Tell where segments end, ``(*sample, n)``, choosing backwards when their ``number (*sample)`` is known.
 
-    Parameters
-    ----------
-    sums : Tensor
-        Logarithms, ``(largest + 1, n + 1)``, of :func:`numbered_sums`.
-    segments : Tensor
-        Log weights ``(n, L)``.
-    number : Tensor of int
-        ``(*sample)``: how many segments each segmentation has.
-    choose : callable
-        Maps logits ``(*sample, L)`` to indices ``(*sample)``.
-
-    Returns
-    -------
-    Tensor of bool
-        ``(*sample, n)``: True where a segment ends.
+    ``sums (largest + 1, n + 1)`` and ``segments (n, L)`` are logs; ``choose`` maps ``(*sample, L)`` to ``(*sample)``.
     """
     n, longest = segments.shape
     position = torch.full_like(number, n)
@@ -196,27 +111,14 @@ def follow_numbered(sums: Tensor, segments: Tensor, number: Tensor, choose: Choi
 
 
 def numbered_probabilities(sums: Tensor, segments: Tensor, number_probabilities: Tensor) -> Tensor:
-    """Return the probability of each segment where the number of segments has a distribution of its own.
+    """Return the probability of each segment, ``(n, L)``, given a distribution of the number of segments.
 
-    Probability flows backwards from the end, and is divided among the segments that may come last. That is the
-    gradient of the log of the total, in the memory of one step.
-
-    Parameters
-    ----------
-    sums : Tensor
-        Logarithms, ``(largest + 1, n + 1)``, of :func:`numbered_sums`.
-    segments : Tensor
-        Log weights ``(n, L)``.
-    number_probabilities : Tensor
-        Of 1, 2, ... segments, ``(largest,)``.
-
-    Returns
-    -------
-    Tensor
-        ``(n, L)``.
+    ``sums (largest + 1, n + 1)`` and ``segments (n, L)`` are logs, ``number_probabilities (largest,)`` of 1, 2, ...
     """
     n, longest = segments.shape
     start = torch.arange(n, device=sums.device).unsqueeze(1) - torch.arange(longest, device=sums.device)
+    # Probability flows backwards from the end, and is divided among the segments that may come last: the gradient of
+    # the log of the total, in the memory of one step.
     probabilities, arriving = torch.zeros_like(segments), sums.new_zeros(n + 1)
     for number in range(len(sums) - 1, 0, -1):
         arriving[n] += number_probabilities[number - 1]
@@ -235,9 +137,7 @@ def segment_lengths(ends: Tensor) -> Tensor:
     return torch.where(ends, place - before, 0)
 
 
-# --------------------------------------------------------------------------------------------------
 # All segmentations of sequences, each with the product of its segments' weights.
-# --------------------------------------------------------------------------------------------------
 
 
 class Segmentations:
@@ -506,15 +406,7 @@ def _of(sequence: list[int]) -> str:
 
 
 def checked_lengths(lengths: Tensor | None, batch: torch.Size, n: int, device: torch.device) -> Tensor:
-    """Return the lengths of sequences in a tensor of ``n`` places, int64, ``(*batch)``; by default ``n``.
-
-    Raises
-    ------
-    ShapeError
-        If they cannot be broadcast to the batch.
-    DataError
-        If one is not a whole number from 1 to ``n``.
-    """
+    """Return the lengths of sequences, from 1 to ``n``, by default ``n``, int64 ``(*batch)``."""
     if lengths is None:
         return torch.full(batch, n, dtype=torch.int64, device=device)
     lengths = as_numbers("lengths", lengths).to(device)

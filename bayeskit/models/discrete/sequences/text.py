@@ -21,9 +21,7 @@ from bayeskit.models.discrete.sequences.segmentations import Segmentations, tota
 
 __all__ = ["LearnedLexicon", "Lexicon", "SegmentedText", "Strings", "candidate_words", "learn_lexicon"]
 
-# --------------------------------------------------------------------------------------------------
-# Strings whose words are not marked, and lexicons to segment them with.
-# --------------------------------------------------------------------------------------------------
+# Strings without word boundaries, and lexicons to segment them with.
 
 
 class Strings:
@@ -346,9 +344,7 @@ def _index(strings: tuple[str, ...], words: tuple[str, ...] | None, longest: int
     return index, tuple(numbers)
 
 
-# --------------------------------------------------------------------------------------------------
 # A Pyro model of texts without spaces, with its exact twin.
-# --------------------------------------------------------------------------------------------------
 
 
 class SegmentedText:
@@ -476,9 +472,7 @@ class SegmentedText:
         return Counter(found[-1])
 
 
-# --------------------------------------------------------------------------------------------------
-# Learning a lexicon from strings whose words are not marked.
-# --------------------------------------------------------------------------------------------------
+# Learning a lexicon from strings without word boundaries.
 
 _POSITIVE = (0.0, math.inf)
 

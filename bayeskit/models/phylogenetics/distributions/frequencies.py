@@ -28,9 +28,7 @@ from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = ["SampleFrequencies", "Smoothed", "log_num_topologies", "uniform_topologies"]
 
-# --------------------------------------------------------------------------------------------------
 # The frequencies of sampled topologies as a distribution.
-# --------------------------------------------------------------------------------------------------
 
 
 class SampleFrequencies(TopologyDistribution):
@@ -155,31 +153,11 @@ class SampleFrequencies(TopologyDistribution):
         return cls(topologies, tensors["weights"].numpy())
 
 
-# --------------------------------------------------------------------------------------------------
-# Every topology equally probable, and a share of that mixed into another distribution.
-# --------------------------------------------------------------------------------------------------
+# The uniform distribution over topologies, and its mixture with another distribution.
 
 
 def log_num_topologies(num_taxa: int, rooted: bool = False) -> float:
-    """Return the log of the number of binary topologies.
-
-    Parameters
-    ----------
-    num_taxa : int
-        Number of taxa, at least three.
-    rooted : bool, default False
-        Whether the place of the root counts.
-
-    Returns
-    -------
-    float
-        Log of `(2n-5)!!`, or of `(2n-3)!!` for rooted ones, in nats.
-
-    Examples
-    --------
-    >>> [round(math.exp(log_num_topologies(n))) for n in (4, 5, 6, 7, 8)]
-    [3, 15, 105, 945, 10395]
-    """
+    """Return the log of the number of binary topologies, `(2n-5)!!` or, rooted, `(2n-3)!!`, for `n >= 3` taxa."""
     factors = num_taxa - (1 if rooted else 2)
     return math.lgamma(2 * factors + 1) - factors * math.log(2) - math.lgamma(factors + 1)
 
@@ -187,13 +165,7 @@ def log_num_topologies(num_taxa: int, rooted: bool = False) -> float:
 def uniform_topologies(
     taxa: Sequence[str], rooted: bool, num_samples: int, generator: torch.Generator | None
 ) -> Topologies:
-    """Draw topologies uniformly: each taxon joins an edge drawn from all that are there.
-
-    Examples
-    --------
-    >>> len(uniform_topologies("ABCDEF", False, 7, torch.Generator().manual_seed(0)))
-    7
-    """
+    """Draw uniform topologies by attaching each taxon to an edge drawn uniformly from those present."""
     num_taxa, first = len(taxa), 0 if rooted else 1
     alone = clades.single(num_taxa)
     sets = np.repeat((alone[first] | alone[first + 1])[None, None], num_samples, axis=0)

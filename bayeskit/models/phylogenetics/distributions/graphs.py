@@ -49,27 +49,14 @@ __all__ = [
     "reach",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Finding rows of numbers in a table.
-# --------------------------------------------------------------------------------------------------
 
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 class RowNumbers:
-    """Number of each row of a table.
-
-    Parameters
-    ----------
-    rows : ndarray
-        Integers, each row once, shape `(count, columns)`.
-
-    Examples
-    --------
-    >>> RowNumbers(np.array([[3, 1], [0, 2]])).find(np.array([[0, 2], [7, 7], [3, 1]])).tolist()
-    [1, -1, 0]
-    """
+    """Index from the rows of a table of distinct integer rows, `(count, columns)`, to their numbers."""
 
     def __init__(self, rows: NDArray[Any]) -> None:
         keys = _keys(rows)
@@ -86,25 +73,13 @@ class RowNumbers:
 
 
 def _find_sorted(keys: Numbers, wanted: Numbers) -> Numbers:
-    """Return where the wanted keys stand among ascending ones, -1 where they do not, shape of `wanted`.
-
-    Examples
-    --------
-    >>> _find_sorted(np.array([2, 5, 9]), np.array([[9, 3]])).tolist()
-    [[2, -1]]
-    """
+    """Return the positions of `wanted` among ascending keys, -1 where absent, shape of `wanted`."""
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[place] == wanted, place, -1)
 
 
 def add_up(places: Numbers, values: Floats, count: int) -> Floats:
-    """Add values to the places they belong to, `(count,)`; both are arrays of the same shape.
-
-    Examples
-    --------
-    >>> add_up(np.array([0, 2, 0]), np.array([1.0, 2.0, 0.5]), 3).tolist()
-    [1.5, 0.0, 2.0]
-    """
+    """Return the sum of the values at each place, `(count,)`, from places and values of equal shape."""
     total: Floats = np.bincount(places.ravel(), values.ravel(), minlength=count).astype(np.float64, copy=False)
     return total
 
@@ -116,9 +91,7 @@ def _keys(rows: NDArray[Any]) -> NDArray[Any]:
     return flat.view(np.uint64 if size == 8 else f"S{size}").ravel()
 
 
-# --------------------------------------------------------------------------------------------------
 # The choices that make trees: clades, how each may be split, and what each split leads to.
-# --------------------------------------------------------------------------------------------------
 
 
 class CladeLevel(NamedTuple):
@@ -130,78 +103,31 @@ class CladeLevel(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SubsplitGraph:
-    """Every way to build a tree from its root by splitting clades, numbered once.
+    """Every way to build a tree by splitting clades, each numbered once (Zhang and Matsen 2018; Jun et al. 2023).
 
-    A **group** is a clade that is to be split, with its sister where the split may depend on it; its **options** are
-    the splits it may get. Choosing an option leads to the groups of its two parts. Options stand group after group,
-    and groups in ascending order of the size of their clades, so that an option leads to earlier groups only and the
-    root is the last group. A pair of a group with a sister and an option is what the literature calls a parent-child
-    subsplit pair; the options of the root are the root splits.
-
-    Attributes
-    ----------
-    taxa : tuple of str
-        Names of the `n` taxa.
-    rooted : bool
-        Whether the trees are rooted.
-    with_sisters : bool
-        Whether a split may depend on the sister of the clade that it splits.
-    clades : ndarray
-        The clades as bitsets, ascending by size, shape `(clades, words)`, uint64.
-    group_clade, group_sister : ndarray
-        Number of the clade of each group and of its sister, -1 for none, shape `(groups,)`.
-    starts : ndarray
-        Where the options of each group start, and their number at the end, shape `(groups + 1,)`.
-    parts : ndarray
-        The clades that each option splits its clade into, the smaller number first, shape `(options, 2)`.
-
-    References
-    ----------
-    Zhang, C., Matsen, F. A. (2018). Generalizing tree probability estimation via Bayesian networks. NeurIPS 31.
-
-    Jun, S.-H., Nasif, H., Jennings-Shaffer, C., Rich, D. H., Kooperberg, A., Fourment, M., Zhang, C., Suchard, M. A.,
-    Matsen, F. A. (2023). A topology-marginal composite likelihood via a generalized phylogenetic pruning algorithm.
-    Algorithms for Molecular Biology 18.
-
-    Examples
-    --------
-    >>> from bayeskit.models.phylogenetics.distributions import SubsplitBayesianNetwork
-    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
-    >>> graph = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD")).graph
-    >>> graph.num_options, graph.describe_clade(graph.clades[5])
-    (37, '{A, C}')
+    A *group* is a clade to split, with its sister if the split depends on it; its *options* are its splits.
     """
+
+    # Options stand group after group, and groups ascend by the size of their clades, so that an option leads to earlier
+    # groups only and the last group is the root. A group with a sister and an option of it are a parent-child subsplit
+    # pair of the literature; the options of the root are the root splits.
 
     taxa: tuple[str, ...]
     rooted: bool
-    with_sisters: bool
-    clades: Bits
-    group_clade: Numbers
-    group_sister: Numbers
-    starts: Numbers
-    parts: Numbers
+    with_sisters: bool  # whether a split may depend on the sister of its clade
+    clades: Bits  # ascending by size, (clades, words), uint64
+    group_clade: Numbers  # clade of each group, (groups,)
+    group_sister: Numbers  # clade that is its sister, -1 for none, (groups,)
+    starts: Numbers  # first option of each group, and the number of options at the end, (groups + 1,)
+    parts: Numbers  # clades that each option splits into, the smaller number first, (options, 2)
 
     @classmethod
     def from_choices(
         cls, taxa: tuple[str, ...], rooted: bool, with_sisters: bool, sets: Bits, choices: Numbers
     ) -> SubsplitGraph:
-        """Make the graph of choices that were met.
+        """Return the graph of observed choices `(choices, 3)` of clade, sister (-1: none) and smaller part.
 
-        Parameters
-        ----------
-        taxa : tuple of str
-            Names of the taxa.
-        rooted, with_sisters : bool
-            As in the attributes.
-        sets : ndarray
-            The clades as bitsets, ascending by size, shape `(clades, words)`.
-        choices : ndarray
-            Clade, sister (-1 for none) and smaller part of each choice, any number of times, shape `(choices, 3)`.
-
-        Returns
-        -------
-        SubsplitGraph
-            The graph.
+        The clades `sets` `(clades, words)` ascend by size, and choices may repeat.
         """
         count = len(sets)
         clade, sister, first = choices.T
@@ -307,13 +233,7 @@ class SubsplitGraph:
         return _find_sorted(self._group_keys, np.where(clade < 0, -1, clade * (len(self.clades) + 1) + sister + 1))
 
     def find_option(self, clade: Numbers, sister: Numbers, first: Numbers) -> Numbers:
-        """Return the number of an option, `missing` where it is not there.
-
-        Parameters
-        ----------
-        clade, sister, first : ndarray
-            Numbers of the clade that is split, of its sister (-1 for none) and of the smaller part, equal shapes.
-        """
+        """Return the numbers of options, `missing` where absent, from clade, sister and smaller part, equal shapes."""
         group = self.find_group(clade, sister)
         found = _find_sorted(
             self._option_keys, np.where((group < 0) | (first < 0), -1, group * len(self.clades) + first)
@@ -355,25 +275,18 @@ class SubsplitGraph:
         return reversed(self.levels)
 
 
-# --------------------------------------------------------------------------------------------------
-# Which options of a graph make a topology: those of its one root, or those of every place that a root can take.
-# --------------------------------------------------------------------------------------------------
+# The options of a graph that make a topology: those of its one root, or those of every place that a root can take.
 
 
 class Choices(Protocol):
     """Options that make topologies, and the sums over them."""
 
     def log_prob(self, table: Floats) -> tuple[Floats, Floats]:
-        """Return log probabilities `(topologies,)` from those of the options, and what `counts` needs.
-
-        `table` comes from `SubsplitGraph.table`.
-        """
+        """Return log probabilities `(topologies,)` from a `SubsplitGraph.table`, and the values that `counts` needs."""
 
     def counts(self, saved: Floats, weights: Floats) -> Floats:
-        """Return how often each option is expected to be used, `(options,)`, when topologies count `(topologies,)`.
-
-        This is also the derivative of the weighted sum of log probabilities by those of the options.
-        """
+        """Return the expected number of uses of each option, `(options,)`, under weights `(topologies,)`."""
+        # It is also the gradient of the weighted sum of log probabilities with respect to those of the options.
 
     def equal_rootings(self) -> Floats:
         """Return in place of what `log_prob` saves that every place of a root is equally probable."""
@@ -381,18 +294,10 @@ class Choices(Protocol):
 
 @dataclass(frozen=True)
 class OneRoot:
-    """Options of topologies with one place for the root.
+    """Options of topologies with one place for the root."""
 
-    Attributes
-    ----------
-    slots : ndarray
-        Option of each internal node, shape `(internal, topologies)`.
-    num_options : int
-        Number of options of the graph.
-    """
-
-    slots: Numbers
-    num_options: int
+    slots: Numbers  # option of each internal node, (internal, topologies)
+    num_options: int  # of the graph
 
     def log_prob(self, table: Floats) -> tuple[Floats, Floats]:
         """Return log probabilities; see `Choices`."""
@@ -436,21 +341,9 @@ def hanging_sets(topologies: Topologies) -> clades.Bits:
 
 
 def _hanging_choices(topologies: Topologies, below: Numbers, with_sisters: bool) -> Numbers:
-    """Return clade, sister and smaller part of the split of every internal node.
+    """Return clade, sister and smaller part of each internal node's split, `(internal, topologies, 3)`.
 
-    Parameters
-    ----------
-    topologies : Topologies
-        Rooted ones, or unrooted ones that are taken as rooted at their first taxon.
-    below : ndarray
-        Number of the clade below every node, `(topologies, nodes)`.
-    with_sisters : bool
-        Whether the sister is asked for; -1 otherwise.
-
-    Returns
-    -------
-    ndarray
-        Shape `(internal, topologies, 3)`.
+    Unrooted topologies count as rooted at their first taxon; `below` `(topologies, nodes)` numbers each node's clade.
     """
     num_taxa = topologies.num_taxa
     sister = np.full((len(topologies), topologies.children.shape[1]), -1)
@@ -480,30 +373,17 @@ ROOT, BELOW, ABOVE, CHILD, BESIDE, BEYOND = range(6)
 
 @dataclass(frozen=True)
 class EveryRoot:
-    """Options of unrooted topologies with their root in every possible place, each option listed once a topology.
+    """Options of unrooted topologies with their root in every possible place, each stored once per topology."""
 
-    A topology of `n` taxa has `2n - 3` places for its root, which need `n - 1` options each, but only about `11 n`
-    different ones. Sums over the rootings pass twice over the nodes, for all topologies at once: up from the tips for
-    what is below each node, and down for what is above it.
+    # A topology of `n` taxa has `2n - 3` places for its root, which need `n - 1` options each, but only about `11 n`
+    # different ones. Sums over the rootings pass twice over the nodes, for all topologies at once: up from the tips for
+    # the splits below each node, and down for those above it.
 
-    Attributes
-    ----------
-    slots : ndarray
-        Options of the six kinds for every node; shape `(6, nodes, topologies)`.
-    children : ndarray
-        Both children of each internal node, as positions in an array `(nodes, topologies)`; shape
-        `(internal, 2, topologies)`.
-    parent, sibling : ndarray
-        Likewise, of every node, shape `(nodes, topologies)`.
-    num_options : int
-        Number of options of the graph.
-    """
-
-    slots: Numbers
-    children: Numbers
-    parent: Numbers
-    sibling: Numbers
-    num_options: int
+    slots: Numbers  # options of the six kinds for every node, (6, nodes, topologies)
+    children: Numbers  # of each internal node, as flat positions in (nodes, topologies), (internal, 2, topologies)
+    parent: Numbers  # of every node, likewise, (nodes, topologies)
+    sibling: Numbers  # of every node, likewise, (nodes, topologies)
+    num_options: int  # of the graph
 
     @cached_property
     def _inner(self) -> range:
@@ -512,10 +392,8 @@ class EveryRoot:
         return range(nodes - len(self.children), nodes - 1)
 
     def rootings(self, table: Floats) -> Floats:
-        """Return the log probability of each topology with its root above each node, shape `(nodes, topologies)`.
-
-        The first taxon's node has none: its edge is that above the last node.
-        """
+        """Return the log probability of each topology rooted above each node, `(nodes, topologies)`."""
+        # The first taxon's node is no place for a root, as its edge is that above the last node: its row is -inf.
         values = table[self.slots]
         below = np.zeros(values.shape[1:])
         above = values[BESIDE] + values[BEYOND]
@@ -575,23 +453,9 @@ def _every_root_sets(topologies: Topologies) -> clades.Bits:
 
 
 def every_root_choices(topologies: Topologies, numbers: Numbers, everything: int) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Return clade, sister and smaller part of each slot of unrooted topologies, and which slots choose anything.
+    """Return the choices of all slots, `(6, nodes, topologies, 3)`, and whether each chooses, `(6, nodes, topologies)`.
 
-    Parameters
-    ----------
-    topologies : Topologies
-        Unrooted ones.
-    numbers : ndarray
-        Numbers of the clades of `every_root_sets`, `(topologies, 2 * nodes)`.
-    everything : int
-        Number of the set of all taxa.
-
-    Returns
-    -------
-    choices : ndarray
-        Shape `(6, nodes, topologies, 3)`.
-    chosen : ndarray
-        Shape `(6, nodes, topologies)`.
+    A choice is clade, sister and smaller part; `numbers` `(topologies, 2 * nodes)` are those of `_every_root_sets`.
     """
     count, num_taxa = len(topologies), topologies.num_taxa
     parent, sibling = _hang(topologies)
@@ -649,37 +513,21 @@ def every_root(graph: SubsplitGraph, topologies: Topologies) -> EveryRoot:
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # Graphs of the choices that make given topologies.
-# --------------------------------------------------------------------------------------------------
 
 #: How many pairs of clades are compared at a time.
 _PAIRS = 4_000_000
 
 
 def graph_of_hanging(topologies: Topologies, with_sisters: bool) -> SubsplitGraph:
-    """Collect the choices of rooted topologies, or of unrooted ones as rooted at their first taxon.
-
-    Examples
-    --------
-    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
-    >>> graph_of_hanging(all_topologies("ABCD", rooted=True), with_sisters=False).num_options
-    25
-    """
+    """Return the graph of choices of rooted topologies, or of unrooted ones as rooted at their first taxon."""
     sets, numbers = clades.identify(hanging_sets(topologies))
     choices = _hanging_choices(topologies, numbers, with_sisters).reshape(-1, 3)
     return SubsplitGraph.from_choices(topologies.taxa, topologies.rooted, with_sisters, sets, choices)
 
 
 def graph_of_rootings(topologies: Topologies) -> SubsplitGraph:
-    """Collect the choices of unrooted topologies with their root in every place.
-
-    Examples
-    --------
-    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
-    >>> graph_of_rootings(all_topologies("ABCD")).num_options
-    37
-    """
+    """Return the graph of choices of unrooted topologies with their root in every place."""
     met = _every_root_sets(topologies)
     everything = np.broadcast_to(clades.everything(topologies.num_taxa), (len(met), 1, met.shape[-1]))
     sets, numbers = clades.identify(np.concatenate([met, everything], axis=1))
@@ -688,15 +536,7 @@ def graph_of_rootings(topologies: Topologies) -> SubsplitGraph:
 
 
 def graph_of_all_splits(topologies: Topologies) -> SubsplitGraph:
-    """Collect every split of a clade of hanging topologies into two of these clades, whether met together or not.
-
-    Examples
-    --------
-    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
-    >>> trees = all_topologies("ABCDE", rooted=True)[[0, 104]]
-    >>> graph_of_hanging(trees, with_sisters=False).num_options, graph_of_all_splits(trees).num_options
-    (8, 10)
-    """
+    """Return the graph of all splits of a clade of the topologies into two of their clades, observed or not."""
     sets, _ = clades.identify(hanging_sets(topologies)[:, 0 if topologies.rooted else 1 :])
     find = RowNumbers(sets).find
     found = []
@@ -712,35 +552,13 @@ def graph_of_all_splits(topologies: Topologies) -> SubsplitGraph:
     return SubsplitGraph.from_choices(topologies.taxa, topologies.rooted, False, sets, np.concatenate(found))
 
 
-# --------------------------------------------------------------------------------------------------
 # Sums, maxima, marginals and draws over all trees of a graph, by passes over its levels.
-# --------------------------------------------------------------------------------------------------
 
 
 def log_sums(graph: SubsplitGraph, values: Floats) -> tuple[Floats, Floats]:
-    """Sum over all trees the product of the weights of their options.
+    """Return log sums of weights over all subtrees of each group, `(groups,)`, and log probabilities `(options,)`.
 
-    Parameters
-    ----------
-    graph : SubsplitGraph
-        The choices.
-    values : ndarray
-        Log weight of each option, `(options,)`; not all of a group are zero weights.
-
-    Returns
-    -------
-    sums : ndarray
-        Log of the sum over everything that can hang below each group, `(groups,)`; the last is that of all trees.
-    log_probabilities : ndarray
-        Log probability of each option among those of its group when trees are as probable as their products.
-
-    Examples
-    --------
-    >>> from bayeskit.models.phylogenetics.distributions import SubsplitBayesianNetwork
-    >>> from bayeskit.models.phylogenetics.topologies import all_topologies
-    >>> graph = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD", rooted=True)).graph
-    >>> round(float(np.exp(log_sums(graph, np.zeros(graph.num_options))[0][-1])))
-    15
+    A tree weighs the product of its options, `values` `(options,)` in logs; the last sum is over all trees.
     """
     sums = np.zeros(graph.num_groups + 1)  # the last entry stands for a part of one taxon
     shares = np.empty(graph.num_options)
@@ -799,24 +617,7 @@ def most_probable_tree(graph: SubsplitGraph, log_probabilities: Floats) -> tuple
 def draw_trees(
     graph: SubsplitGraph, cumulative: Floats, last: Numbers, num_samples: int, generator: torch.Generator | None
 ) -> Topologies:
-    """Draw trees by choosing an option for every group that is met, level by level for all trees at once.
-
-    Parameters
-    ----------
-    graph : SubsplitGraph
-        The choices.
-    cumulative, last : ndarray
-        From `cumulate`.
-    num_samples : int
-        How many trees.
-    generator : torch.Generator, optional
-        Source of randomness; torch's global one by default.
-
-    Returns
-    -------
-    Topologies
-        The trees.
-    """
+    """Draw trees by choosing an option for every group met, level by level; `cumulative, last` are of `cumulate`."""
     uniform = torch.rand(num_samples * graph.num_choices, generator=generator, dtype=torch.float64).numpy()
     tree, group = np.arange(num_samples), np.full(num_samples, graph.num_groups - 1)
     trees, options, used = [tree[:0]], [tree[:0]], 0
@@ -865,32 +666,14 @@ def _without_root(graph: SubsplitGraph, options: Numbers, inner: clades.Bits) ->
     return flipped[:, 1:]
 
 
-# --------------------------------------------------------------------------------------------------
-# Saying what keeps a topology out of a graph.
-# --------------------------------------------------------------------------------------------------
+# Description of the split that keeps a topology out of a graph.
 
 
 def describe_missing(
     graph: SubsplitGraph, choices: Choices, topology: Topologies, log_probabilities: Floats
 ) -> str | None:
-    """Name the split nearest to the root that a topology has and the graph lacks; None if there is none.
-
-    Parameters
-    ----------
-    graph : SubsplitGraph
-        The graph.
-    choices : Choices
-        The options of the topology.
-    topology : Topologies
-        One topology.
-    log_probabilities : ndarray
-        Of the options; those with probability zero are missing too.
-
-    Returns
-    -------
-    str or None
-        A sentence.
-    """
+    """Describe the split nearest to the root that one topology has and the graph lacks; None if there is none."""
+    # Options with probability zero count as lacking.
     lacks = graph.table(np.isneginf(log_probabilities).astype(np.float64), missing=1.0)
     if isinstance(choices, EveryRoot):
         sets, triple = _of_best_rooting(choices, lacks, topology)

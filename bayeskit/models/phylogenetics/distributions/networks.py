@@ -53,9 +53,7 @@ __all__ = [
     "simple_average",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Maximum likelihood and penalised likelihood for the probabilities of a graph.
-# --------------------------------------------------------------------------------------------------
 
 #: By how much the stretching of steps grows, how far it may, and how many steps are not stretched at first.
 _GROWTH, _LARGEST_STRETCH, _PLAIN_ITERATIONS = 1.3, 1e4, 10
@@ -71,45 +69,16 @@ class NetworkFit(NamedTuple):
 
 
 def simple_average(graph: SubsplitGraph, choices: Choices, weights: Floats) -> NetworkFit:
-    """Take every place of a root as equally probable; of rooted topologies this is the likelihood's maximum.
-
-    Parameters
-    ----------
-    graph : SubsplitGraph
-        The choices.
-    choices : Choices
-        The options of the topologies.
-    weights : ndarray
-        Their shares of the sample, `(topologies,)`.
-
-    Returns
-    -------
-    Fit
-        The probabilities.
-    """
+    """Return the fit with all places of a root equally probable, from topologies with weights `(topologies,)`."""
+    # For rooted topologies it is the maximum of the likelihood.
     log_probabilities = graph.shares(choices.counts(choices.equal_rootings(), weights))
     log_prob, _ = choices.log_prob(graph.table(log_probabilities, missing=-np.inf))
     return NetworkFit(log_probabilities, np.array([weights @ log_prob]))
 
 
 def prior_counts(graph: SubsplitGraph, choices: Choices, weights: Floats, alpha: float) -> Floats:
-    """Return pseudo-counts that add up to `alpha` for each parent subsplit's share of the sample.
-
-    The options of the root get `alpha` times their simple average; those of other groups share evenly `alpha` times
-    the simple average of their group.
-
-    Parameters
-    ----------
-    graph, choices, weights
-        As for `simple_average`.
-    alpha : float
-        Size of the pseudo-sample in units of the sample.
-
-    Returns
-    -------
-    ndarray
-        Shape `(options,)`.
-    """
+    """Return pseudo-counts, `(options,)`, that sum to `alpha` times each parent subsplit's share of the sample."""
+    # The root's options get `alpha` times their simple average; in other groups all options share the group's evenly.
     counts = choices.counts(choices.equal_rootings(), weights)
     even = (graph.sum_groups(counts) / np.diff(graph.starts))[graph.group_of]
     root = int(graph.starts[-2])
@@ -133,39 +102,9 @@ def _expectation_maximization(
     max_iterations: int,
     tolerance: float,
 ) -> NetworkFit:
-    """Climb to a maximum of the likelihood, times a Dirichlet prior, from the simple average.
+    """Maximise the likelihood times a Dirichlet prior by overrelaxed EM (Salakhutdinov and Roweis 2003).
 
-    Where an option turns from useless to useful its probability grows by the same small factor in each iteration, so
-    that plain EM stands almost still for hundreds. After the first ten iterations, steps are therefore stretched in
-    the log probabilities, by more and more until a step goes down, which is taken back: a cycle, after which steps are
-    plain again. The objective, the likelihood times the prior, never falls; with a prior, the likelihood alone may.
-
-    A small gain bounds no distance: the climb to the maximum may take many more cycles that gain little each.
-
-    Parameters
-    ----------
-    graph, choices, weights
-        As for `simple_average`.
-    pseudo_counts : ndarray
-        Counts added by the prior, `(options,)`.
-    max_iterations : int
-        When to stop in any case.
-    tolerance : float
-        Gain of the objective by a whole cycle, in nats a tree, below which to stop.
-
-    Returns
-    -------
-    Fit
-        The probabilities.
-
-    Warns
-    -----
-    AccuracyWarning
-        If `max_iterations` came first.
-
-    References
-    ----------
-    Salakhutdinov, R., Roweis, S. (2003). Adaptive overrelaxed bound optimization methods. ICML.
+    `pseudo_counts` are `(options,)`; stop at a gain below `tolerance` nats a tree in a cycle, or with AccuracyWarning.
     """
     held = pseudo_counts > 0
 
@@ -176,6 +115,10 @@ def _expectation_maximization(
         target = graph.shares(choices.counts(saved, weights) + pseudo_counts)
         return _Point(log_probabilities, log_likelihood, log_likelihood + log_prior, target)
 
+    # Where an option turns from useless to useful, plain EM raises its probability by the same small factor in each
+    # iteration. Steps are therefore stretched in the log probabilities, more and more until one goes down, which is
+    # taken back: a cycle, after which steps are plain again. The objective never falls; with a prior, the likelihood
+    # alone may. A small gain bounds no distance to the maximum.
     point = evaluate(simple_average(graph, choices, weights).log_probabilities)
     history, stretch, start, gain = [point.log_likelihood], 1.0, point.objective, np.inf
     for iteration in range(1, max_iterations + 1):
@@ -215,9 +158,7 @@ def _stretched(graph: SubsplitGraph, point: _Point, stretch: float) -> Floats:
     return graph.normalised(np.where(possible, point.log_probabilities + stretch * step, -np.inf))
 
 
-# --------------------------------------------------------------------------------------------------
 # Distributions that build a topology by choosing splits of clades.
-# --------------------------------------------------------------------------------------------------
 
 _ARRAYS = ("group_clade", "group_sister", "starts", "parts")
 
@@ -430,9 +371,7 @@ class _LogProb(torch.autograd.Function):
         return torch.from_numpy(by_logits).to(device, dtype), None, None, None
 
 
-# --------------------------------------------------------------------------------------------------
 # Conditional clade distributions.
-# --------------------------------------------------------------------------------------------------
 
 Order = Literal[0, 1, 2]
 
@@ -520,9 +459,7 @@ def _by_clades(graph: SubsplitGraph, topologies: Topologies, weights: Floats) ->
     return graph_passes.log_sums(graph, np.log(frequencies[graph.parts]).sum(axis=1))[1]
 
 
-# --------------------------------------------------------------------------------------------------
 # Subsplit Bayesian networks.
-# --------------------------------------------------------------------------------------------------
 
 #: Draws among which the most probable unrooted topology is looked for.
 _CANDIDATES = 4096

@@ -40,9 +40,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Topologies with weights, as distributions are fitted to and compared with.
-# --------------------------------------------------------------------------------------------------
+# Weighted topologies, which distributions are fitted to and compared with.
 
 
 class WeightedTopologies(Protocol):
@@ -63,13 +61,7 @@ class _Equal(NamedTuple):
 
 
 def check_topologies(topologies: object, empty: bool = False) -> None:
-    """Refuse what are no `Topologies`, or are none at all where they must not be empty.
-
-    Raises
-    ------
-    TreeError
-        If so.
-    """
+    """Raise TreeError unless the argument is `Topologies`, and not empty where `empty` is false."""
     if not isinstance(topologies, Topologies):
         raise TreeError(
             f"{type(topologies).__name__} is not Topologies. Remedy: give Topologies.from_trees(trees), or those of a "
@@ -80,26 +72,9 @@ def check_topologies(topologies: object, empty: bool = False) -> None:
 
 
 def weighted_topologies(sample: WeightedTopologies | Topologies) -> tuple[Topologies, Floats]:
-    """Return the distinct topologies with weights above zero, and these weights, which sum to one.
+    """Return distinct topologies with positive weights, and these weights `(topologies,)`, which sum to one.
 
-    Parameters
-    ----------
-    sample : WeightedTopologies
-        The topologies, which may repeat, and weights that are not negative. `Topologies` count the same each.
-
-    Returns
-    -------
-    topologies : Topologies
-        Each once.
-    weights : ndarray
-        Shape `(topologies,)`, float64.
-
-    Raises
-    ------
-    ShapeError
-        If there is not one weight for each topology.
-    TreeError
-        If a weight is negative or not finite, all are zero, there is no topology, or something else is given.
+    `Topologies` count equally; wrong shapes raise ShapeError, other invalid samples TreeError.
     """
     if isinstance(sample, Topologies):
         check_topologies(sample)
@@ -122,9 +97,7 @@ def weighted_topologies(sample: WeightedTopologies | Topologies) -> tuple[Topolo
     return distinct[weights > 0], weights[weights > 0] / given.sum()
 
 
-# --------------------------------------------------------------------------------------------------
-# How probable splits are under a distribution over topologies.
-# --------------------------------------------------------------------------------------------------
+# Probabilities of splits under a distribution over topologies.
 
 
 @dataclass(frozen=True, eq=False, repr=False)

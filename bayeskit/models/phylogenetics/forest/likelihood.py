@@ -23,9 +23,7 @@ from bayeskit.models.phylogenetics.trees import check_same_taxa
 
 __all__ = ["ForestLikelihood"]
 
-# --------------------------------------------------------------------------------------------------
-# One evaluation of many topologies: groups that fit into the tables, and what autograd and `vmap` make of it.
-# --------------------------------------------------------------------------------------------------
+# One evaluation of many topologies in groups that fit into the tables, and its rules for autograd and `vmap`.
 
 #: Numbers in the largest table of the tensor operations, and in that of the rows of the root at each rate.
 _TABLE_SIZE = 2**22
@@ -33,33 +31,16 @@ _ROWS_SIZE = 2**20
 
 
 class _Evaluation:
-    """Log-likelihoods of given topologies, evaluated in groups that fit into the tables.
-
-    Parameters
-    ----------
-    topologies : Topologies
-    patterns : SubPatterns
-        Over the same taxa in the same order.
-    compile : bool
-        Whether to use compiled code where that is possible.
-    """
+    """Log-likelihoods of given topologies, evaluated in groups that fit into the tables of `patterns`."""
 
     def __init__(self, topologies: Topologies, patterns: SubPatterns, compile: bool) -> None:
         self._topologies, self._patterns, self._compile = topologies, patterns, compile
 
     def log_likelihood(self, inputs: Tensor, frequencies: Tensor, *rates: Tensor) -> Tensor:
-        """Return log-likelihoods `(*sample, topologies)`, differentiable once by all arguments.
-
-        Parameters
-        ----------
-        inputs : Tensor
-            Branch lengths `(*sample, topologies, edges)` or transition matrices `(*sample, topologies, edges, 4, 4)`;
-            with rates of sites, those at each rate, a dimension after that of topologies.
-        frequencies : Tensor
-            Stationary frequencies, shape `(*sample, topologies, 4)`.
-        *rates : Tensor
-            What `Rates` holds, if rates vary over sites: `(*sample, topologies, ...)`.
-        """
+        """Return log-likelihoods `(*sample, topologies)`, differentiable once by all arguments."""
+        # `inputs` are branch lengths (*sample, topologies, edges) or matrices (*sample, topologies, edges, 4, 4); with
+        # site rates, those at each rate, a dimension after that of topologies. `frequencies` are
+        # (*sample, topologies, 4), and `rates` the fields of `Rates`, (*sample, topologies, ...).
         tensors = (inputs, frequencies, *rates)
         at_once = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         values: Tensor = _LogLikelihood.apply(self, at_once, *tensors)[0]

@@ -32,9 +32,7 @@ __all__ = [
     "native_row_values",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # The compiled code: made on first use by the machine's C++ compiler, and kept for the next process.
-# --------------------------------------------------------------------------------------------------
 
 #: What is compiled, and what it includes.
 _SOURCES = (Path(__file__).with_name("kernel.cpp"), Path(__file__).with_name("lanes.h"))
@@ -44,17 +42,7 @@ _lock = Lock()
 
 
 def load(size_of_task: int) -> ctypes.CDLL | None:
-    """Load the compiled code; warn once and return None where that is impossible.
-
-    Parameters
-    ----------
-    size_of_task : int
-        Bytes of the struct of arguments, which must be those of the source.
-
-    Returns
-    -------
-    ctypes.CDLL or None
-    """
+    """Load the compiled code, whose argument struct has `size_of_task` bytes; warn once and return None on failure."""
     # Threads that come while one compiles wait for it.
     with _lock:
         return _load_once(size_of_task)
@@ -159,9 +147,7 @@ def _made(folder: Path, identity: str, compiler: str) -> Path:
         return made.replace(folder / f"forest_{identity}_{_digest(made.read_bytes())}.so")
 
 
-# --------------------------------------------------------------------------------------------------
 # The two passes over many topologies as compiled code.
-# --------------------------------------------------------------------------------------------------
 
 _NAMES = {torch.float64: "double", torch.float32: "float"}
 
@@ -183,23 +169,9 @@ def can_run(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def native_log_likelihoods(plan: ForestPlan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
-    """Compute log-likelihoods and, on request, their gradients.
+    """Return log-likelihoods `(samples, topologies)` and, on request, gradients by inputs and by frequencies.
 
-    Parameters
-    ----------
-    plan : Plan
-        How to go through the topologies.
-    inputs : Tensor
-        Branch lengths `(samples, topologies, edges)` or transition matrices `(samples, topologies, edges, 4, 4)`.
-    frequencies : Tensor
-        Shape `(samples, topologies, 4)`.
-    slopes : bool
-        Whether to compute gradients.
-
-    Returns
-    -------
-    tuple of Tensor
-        The values `(samples, topologies)`, and on request their gradients by inputs and by frequencies.
+    `inputs` are lengths `(samples, topologies, edges)` or matrices `(..., edges, 4, 4)`, `frequencies` `(..., 4)`.
     """
     results = {"values": inputs.new_empty(inputs.shape[:2])}
     if slopes:
@@ -209,38 +181,15 @@ def native_log_likelihoods(plan: ForestPlan, inputs: Tensor, frequencies: Tensor
 
 
 def native_row_values(plan: ForestPlan, inputs: Tensor, frequencies: Tensor) -> Tensor:
-    """Compute the log-likelihood of each row of the root.
-
-    Parameters
-    ----------
-    plan, inputs, frequencies
-        As for `run`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(samples, topologies, rows)`.
-    """
+    """Return the log-likelihood of each root row, `(samples, topologies, rows)`; see `native_log_likelihoods`."""
     values = inputs.new_empty((*inputs.shape[:2], plan.patterns.num_root_rows))
     _call(plan, inputs, frequencies, {"row_values": values})
     return values
 
 
 def native_row_slopes(plan: ForestPlan, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradient of a weighted sum of the log-likelihoods of the root's rows.
-
-    Parameters
-    ----------
-    plan, inputs, frequencies
-        As for `run`.
-    weights : Tensor
-        Shape `(samples, topologies, rows)`.
-
-    Returns
-    -------
-    by_input, by_frequency : Tensor
-        Shapes of `inputs` and `frequencies`.
-    """
+    """Return gradients by inputs and by frequencies of the weighted sum of the root rows' log-likelihoods."""
+    # The weights are (samples, topologies, rows), the other arguments as for `native_log_likelihoods`.
     results = _room_for_slopes(inputs, frequencies)
     _call(plan, inputs, frequencies, results, weights.contiguous())
     return results["slopes"], results["frequency_slopes"]

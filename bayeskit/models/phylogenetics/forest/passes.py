@@ -23,75 +23,29 @@ __all__ = [
     "tensor_row_values",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# The likelihood of sites whose rate is not known, from that of each row of the root at each rate.
-# --------------------------------------------------------------------------------------------------
+# The likelihood of sites of unknown rate, from that of each row of the root at each rate.
 
 
 class Rates(NamedTuple):
-    """The rates that sites may have, for some samples and topologies.
+    """Probabilities of the rates of sites, for some samples and topologies."""
 
-    Attributes
-    ----------
-    weights : Tensor
-        Probability of each rate, `(samples, topologies, rates)`.
-    invariant : Tensor or None
-        Probability of a site that cannot change, `(samples, topologies)`.
-    """
-
-    weights: Tensor
-    invariant: Tensor | None = None
+    weights: Tensor  # of each rate, (samples, topologies, rates)
+    invariant: Tensor | None = None  # of a site that cannot change, (samples, topologies)
 
 
 class Mixed(NamedTuple):
-    """Log-likelihoods `(samples, topologies)` and, on request, their gradients.
+    """Log-likelihoods and, on request, their gradients."""
 
-    Attributes
-    ----------
-    values : Tensor
-        Shape `(samples, topologies)`.
-    by_row : Tensor or None
-        By the log-likelihood of each row at each rate, shape `(rates, samples, topologies, rows)`.
-    by_rates : tuple of Tensor
-        By what `Rates` holds.
-    by_frequency : Tensor or None
-        By the stationary frequencies, so far as invariant sites go, `(samples, topologies, 4)`.
-    """
-
-    values: Tensor
-    by_row: Tensor | None = None
-    by_rates: tuple[Tensor, ...] = ()
-    by_frequency: Tensor | None = None
+    values: Tensor  # (samples, topologies)
+    by_row: Tensor | None = None  # by the log-likelihood of each row at each rate, (rates, samples, topologies, rows)
+    by_rates: tuple[Tensor, ...] = ()  # by the fields of `Rates`
+    by_frequency: Tensor | None = None  # through invariant sites only, (samples, topologies, 4)
 
 
 def mix_rows(logs: Tensor, rates: Rates, frequencies: Tensor, counts: Tensor, constant: Tensor, slopes: bool) -> Mixed:
-    """Add up the log-likelihoods of sites that have each rate with some probability.
+    """Return log-likelihoods of sites of unknown rate from `logs` `(rates, samples, topologies, rows)` of root rows.
 
-    Parameters
-    ----------
-    logs : Tensor
-        Log-likelihood of each row of the root at each rate, shape `(rates, samples, topologies, rows)`.
-    rates : Rates
-        Their probabilities.
-    frequencies : Tensor
-        Stationary frequencies, shape `(samples, topologies, 4)`.
-    counts : Tensor
-        Number of sites of each row, shape `(rows,)`.
-    constant : Tensor
-        The bases that all taxa allow in each row, shape `(rows, 4)`, entries 0 and 1.
-    slopes : bool
-        Whether to compute gradients.
-
-    Returns
-    -------
-    Mixed
-
-    Examples
-    --------
-    >>> logs = torch.tensor([[0.1, 0.2], [0.3, 0.4]]).log()[:, None, None]
-    >>> rates, frequencies = Rates(torch.tensor([[[0.5, 0.5]]])), torch.full((1, 1, 4), 0.25)
-    >>> mix_rows(logs, rates, frequencies, torch.ones(2), torch.zeros(2, 4), False).values.exp()
-    tensor([[0.0600]])
+    `frequencies` are `(samples, topologies, 4)`, `counts` `(rows,)`; `constant` `(rows, 4)` is 1 for bases of all taxa.
     """
     largest = logs.amax(0)
     chance = log_unchanged = None
@@ -120,65 +74,32 @@ def mix_rows(logs: Tensor, rates: Rates, frequencies: Tensor, counts: Tensor, co
     return Mixed(values, by_weight * weights, tuple(by_rates), by_frequency)
 
 
-# --------------------------------------------------------------------------------------------------
-# The two passes over many topologies as tensor operations, on any device.
-#
-# All rows of all topologies stand in one table, ordered by their height above the tips, so that one gather and one
-# product serve a level of all topologies. Vectors of branch lengths are the last dimension.
-# --------------------------------------------------------------------------------------------------
+# The two passes over many topologies as tensor operations, on any device. All rows of all topologies stand in one
+# table, ordered by their height above the tips, so that one gather and one product serve a level of all topologies.
+# Vectors of branch lengths are the last dimension.
 
 
 class RowLevel(NamedTuple):
-    """Rows of one height above the tips, which stand together in the table.
+    """Rows of one height above the tips, contiguous in the table."""
 
-    Attributes
-    ----------
-    rows : slice
-        Their place in the table.
-    factors : tuple of Tensor
-        For either factor, the line of each state of each row, `(rows * 4,)`; a line is `4 * row + state`.
-    edges : Tensor
-        Edge above each row, counted through all topologies, `(rows,)`.
-    trees : Tensor
-        Topology of each row, `(rows,)`.
-    weights : Tensor
-        Number of sites of each row, `(rows, 1)`.
-    """
-
-    rows: slice
-    factors: tuple[Tensor, Tensor]
-    edges: Tensor
-    trees: Tensor
-    weights: Tensor
+    rows: slice  # their place in the table
+    factors: tuple[Tensor, Tensor]  # line `4 * row + state` of each state of each row, for either factor, (rows * 4,)
+    edges: Tensor  # edge above each row, counted through all topologies, (rows,)
+    trees: Tensor  # topology of each row, (rows,)
+    weights: Tensor  # number of sites of each row, (rows, 1)
 
 
 class Tables(NamedTuple):
-    """What the passes need but the inputs.
+    """The data of the two passes other than their inputs."""
 
-    Attributes
-    ----------
-    num_rows, num_trees, num_edges : int
-        Rows of the table, topologies, and edges of each.
-    tips : Tensor
-        The bases allowed in each row of the tips, entries 0 and 1, `(tip_rows, 4, 1)`.
-    tip_edges : Tensor
-        Edge above each row of the tips, `(tip_rows,)`.
-    levels : list of Level
-        All other rows, from the tips up.
-    root : tuple of Tensor
-        For each of the three factors, the line of each state of each root row, `(trees * rows * 4,)`.
-    root_weights : Tensor
-        Number of sites of each root row, `(rows, 1)`.
-    """
-
-    num_rows: int
+    num_rows: int  # of the table
     num_trees: int
-    num_edges: int
-    tips: Tensor
-    tip_edges: Tensor
-    levels: list[RowLevel]
-    root: tuple[Tensor, ...]
-    root_weights: Tensor
+    num_edges: int  # of each topology
+    tips: Tensor  # allowed bases of each tip row, entries 0 and 1, (tip_rows, 4, 1)
+    tip_edges: Tensor  # edge above each tip row, (tip_rows,)
+    levels: list[RowLevel]  # all other rows, from the tips up
+    root: tuple[Tensor, ...]  # line of each state of each root row, for each of the three factors, (trees * rows * 4,)
+    root_weights: Tensor  # number of sites of each root row, (rows, 1)
 
 
 def tabulate(plan: ForestPlan, dtype: torch.dtype, device: torch.device) -> Tables:
@@ -268,50 +189,20 @@ def _gather(table: Tensor, lines: Tensor) -> Tensor:
 
 
 class _Upward(NamedTuple):
-    """What the pass upward leaves behind.
+    """Results of the upward pass."""
 
-    Attributes
-    ----------
-    inputs : Tensor
-        Vectors last: keep and mix of each edge, or its matrix.
-    messages : Tensor
-        What each row sends up its edge, `(rows, 4, samples)`.
-    scalers : list of Tensor
-        By which each level's partial likelihoods were divided, `(rows, samples)`.
-    frequencies : Tensor
-        Shape `(topologies, 1, 4, samples)`.
-    factors : tuple of Tensor
-        The three messages that meet at each root row, `(topologies, rows, 4, samples)`.
-    sites : Tensor
-        Their likelihoods, scaled, `(topologies, rows, samples)`.
-    """
-
-    inputs: Tensor
-    messages: Tensor
-    scalers: list[Tensor]
-    frequencies: Tensor
-    factors: tuple[Tensor, ...]
-    sites: Tensor
+    inputs: Tensor  # keep and mix of each edge, or its matrix; samples are the last dimension
+    messages: Tensor  # from each row up its edge, (rows, 4, samples)
+    scalers: list[Tensor]  # divisors of each level's partial likelihoods, (rows, samples)
+    frequencies: Tensor  # (topologies, 1, 4, samples)
+    factors: tuple[Tensor, ...]  # the three messages at each root row, (topologies, rows, 4, samples)
+    sites: Tensor  # scaled likelihood of each root row, (topologies, rows, samples)
 
 
 def tensor_log_likelihoods(tables: Tables, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
-    """Compute log-likelihoods and, on request, their gradients.
+    """Return log-likelihoods `(samples, topologies)` and, on request, gradients by inputs and by frequencies.
 
-    Parameters
-    ----------
-    tables : Tables
-        The rows.
-    inputs : Tensor
-        Branch lengths `(samples, topologies, edges)` or transition matrices `(samples, topologies, edges, 4, 4)`.
-    frequencies : Tensor
-        Shape `(samples, topologies, 4)`.
-    slopes : bool
-        Whether to compute gradients.
-
-    Returns
-    -------
-    tuple of Tensor
-        The values `(samples, topologies)`, and on request their gradients by inputs and by frequencies.
+    `inputs` are lengths `(samples, topologies, edges)` or matrices `(..., edges, 4, 4)`, `frequencies` `(..., 4)`.
     """
     upward = _upward(tables, inputs, frequencies)
     logs = inputs.new_zeros((tables.num_trees, inputs.shape[0]), dtype=torch.float64)
@@ -323,18 +214,7 @@ def tensor_log_likelihoods(tables: Tables, inputs: Tensor, frequencies: Tensor, 
 
 
 def tensor_row_values(tables: Tables, inputs: Tensor, frequencies: Tensor) -> Tensor:
-    """Compute the log-likelihood of each row of the root.
-
-    Parameters
-    ----------
-    tables, inputs, frequencies
-        As for `run`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(samples, topologies, rows)`.
-    """
+    """Return the log-likelihood of each root row, `(samples, topologies, rows)`; see `tensor_log_likelihoods`."""
     upward = _upward(tables, inputs, frequencies)
     totals = inputs.new_zeros((tables.num_rows, inputs.shape[0]))
     for level, scaler in zip(tables.levels, upward.scalers, strict=True):
@@ -347,20 +227,8 @@ def tensor_row_values(tables: Tables, inputs: Tensor, frequencies: Tensor) -> Te
 
 
 def tensor_row_slopes(tables: Tables, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradient of a weighted sum of the log-likelihoods of the root's rows.
-
-    Parameters
-    ----------
-    tables, inputs, frequencies
-        As for `run`.
-    weights : Tensor
-        Shape `(samples, topologies, rows)`.
-
-    Returns
-    -------
-    by_input, by_frequency : Tensor
-        Shapes of `inputs` and `frequencies`.
-    """
+    """Return gradients by inputs and by frequencies of the weighted sum of the root rows' log-likelihoods."""
+    # The weights are (samples, topologies, rows), the other arguments as for `tensor_log_likelihoods`.
     return _downward(tables, _upward(tables, inputs, frequencies), weights.permute(1, 2, 0))
 
 

@@ -27,17 +27,10 @@ __all__ = [
     "tip_rows",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Distinct sub-patterns of sets of taxa, found once and kept.
-#
-# Which site patterns look alike below a node depends on the *taxa* below it and on nothing else. So they are found once
-# for every set of taxa that turns up, whatever topology it turns up in, and a new topology made of known sets costs no
-# search. Where all changes between bases are equally likely, patterns that differ only by a renaming of the bases count
-# as alike, too.
-#
-# The renamings that leave a sub-pattern as it is are all those that permute bases within the blocks of some partition
-# of the four bases. There are fifteen such groups, so that every question about them is answered from a small table.
-# --------------------------------------------------------------------------------------------------
+# Distinct sub-patterns of sets of taxa, found once and kept: the *taxa* below a node alone decide whether two site
+# patterns are alike there, so that a new topology made of known sets costs no search. Where all changes between bases
+# are equally likely, patterns that differ only by a renaming of the bases count as alike, too. The renamings that leave
+# a sub-pattern as it is are those that permute bases within the blocks of one of the fifteen partitions of the bases.
 
 #: A code is `row * CODE_BASE + renaming`.
 CODE_BASE = 32
@@ -45,38 +38,18 @@ _PARTITIONS = [labels for labels in itertools.product(range(4), repeat=4) if lab
 
 
 class Renamings(NamedTuple):
-    """A group of renamings of the four bases, and tables about it.
+    """A group of renamings of the four bases, with lookup tables."""
 
-    A set of renamings is a bit mask; a *stabiliser* is the number of one of the groups in `stabilizers`.
+    # A set of renamings is a bit mask; a *stabiliser* is the number of one of the groups in `stabilizers`.
 
-    Attributes
-    ----------
-    images : ndarray
-        `images[g, i]` is what renaming `g` makes of base `i`; renaming 0 changes nothing.
-    relative : ndarray
-        `relative[g, h]` does `h` first, then the inverse of `g`.
-    stabilizers : ndarray
-        Each stabiliser as a set, in ascending order.
-    coset : ndarray
-        `coset[s, t, g]` is the smallest renaming that does one in `t`, `g`, and one in `s`.
-    carriers : ndarray
-        `carriers[s, g, h]` is the set of all renamings that make `g x` of `h x`, where `s` leaves `x` as it is.
-    first : ndarray
-        `first[code]` is the smallest renaming in a set; the set is given modulo 37, which tells powers of two apart.
-    tips : ndarray
-        `tips[a, b]` is the set of all renamings that make the set of bases `b` of the set `a`.
-    reading : ndarray
-        `reading[g, i]` is the base that renaming `g` makes `i` of.
-    """
-
-    images: NDArray[np.int64]
-    relative: NDArray[np.int64]
-    stabilizers: NDArray[np.int64]
-    coset: NDArray[np.int64]
-    carriers: NDArray[np.int64]
-    first: NDArray[np.int64]
-    tips: NDArray[np.int64]
-    reading: NDArray[np.int64]
+    images: NDArray[np.int64]  # [g, i]: image of base i under renaming g; renaming 0 is the identity
+    relative: NDArray[np.int64]  # [g, h]: h first, then the inverse of g
+    stabilizers: NDArray[np.int64]  # each stabiliser as a set, ascending
+    coset: NDArray[np.int64]  # [s, t, g]: smallest product a g b with a in s and b in t, b applied first
+    carriers: NDArray[np.int64]  # [s, g, h]: set of all renamings that turn h x into g x, where s leaves x as it is
+    first: NDArray[np.int64]  # [bit % 37]: number of the renaming with that bit; 37 tells powers of two apart
+    tips: NDArray[np.int64]  # [a, b]: set of all renamings that turn the set of bases a into b
+    reading: NDArray[np.int64]  # [g, i]: base that renaming g turns into i
 
     @classmethod
     @lru_cache
@@ -114,21 +87,11 @@ class Renamings(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The distinct sub-patterns of one set of taxa.
+    """The distinct sub-patterns of one set of taxa."""
 
-    Attributes
-    ----------
-    codes : ndarray
-        For each pattern its row, and the renaming that makes it of the row's representative: `(patterns,)`.
-    representatives : ndarray
-        A pattern that shows each row, shape `(rows,)`.
-    stabilizers : ndarray
-        The renamings that leave each row's representative as it is, shape `(rows,)`.
-    """
-
-    codes: NDArray[np.int64]
-    representatives: NDArray[np.int64]
-    stabilizers: NDArray[np.int64]
+    codes: NDArray[np.int64]  # `row * CODE_BASE + renaming` of each pattern from the representative, (patterns,)
+    representatives: NDArray[np.int64]  # a pattern that shows each row, (rows,)
+    stabilizers: NDArray[np.int64]  # stabiliser of each row's representative, (rows,)
 
 
 def tip_rows(masks: NDArray[np.uint8], group: Renamings) -> Rows:
@@ -161,9 +124,7 @@ def join_rows(one: Rows, other: Rows, group: Renamings) -> Rows:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# How to go through many topologies: where each hangs from, and which rows stand at which of its edges.
-# --------------------------------------------------------------------------------------------------
+# Plans of traversal of many topologies: the node that each hangs from, and the rows at each of its edges.
 
 #: Bytes that one pattern takes in a slot: a code, a representative, a weight and a stabiliser.
 _BYTES = 4 + 4 + 8 + 1
@@ -171,36 +132,16 @@ _MOST_SLOTS = 2**16
 
 
 class Hanging(NamedTuple):
-    """Unrooted topologies, hung from the internal node in their middle.
+    """Unrooted topologies, hung from the internal node in their middle."""
 
-    Attributes
-    ----------
-    order : ndarray
-        The internal edges, so that what lies below an edge comes before it: `(topologies, n - 3)`, int32.
-    factors : ndarray
-        The two edges below each of them, `(topologies, n - 3, 2)`, int32.
-    roots : ndarray
-        The three edges at the root, `(topologies, 3)`, int32.
-    sets : ndarray
-        The taxa below each edge of `order`, `(topologies, n - 3, words)`, uint64.
-    """
-
-    order: NDArray[np.int32]
-    factors: NDArray[np.int32]
-    roots: NDArray[np.int32]
-    sets: clades.Bits
+    order: NDArray[np.int32]  # internal edges, those below first, (topologies, n - 3)
+    factors: NDArray[np.int32]  # the two edges below each of them, (topologies, n - 3, 2)
+    roots: NDArray[np.int32]  # the three edges at the root, (topologies, 3)
+    sets: clades.Bits  # taxa below each edge of `order`, (topologies, n - 3, words), uint64
 
 
 def hang(topologies: Topologies) -> Hanging:
-    """Hang topologies from the node that no more than half of the taxa lie on any one side of.
-
-    Examples
-    --------
-    >>> from bayeskit.models.phylogenetics.trees import Tree
-    >>> hanging = hang(Topologies.from_trees([Tree.from_newick("(A,B,(C,(D,(E,F))));")]))
-    >>> hanging.order.tolist(), hanging.roots.tolist()
-    ([[6, 8, 7]], [[3, 6, 7]])
-    """
+    """Hang topologies from the node with at most half of the taxa on any one side of it."""
     num_taxa, num_edges = topologies.num_taxa, topologies.num_edges
     trees = np.arange(len(topologies))
     # Edge i has node i at its lower end while the tree hangs from its last node, which is no edge's lower end.
@@ -229,37 +170,9 @@ def hang(topologies: Topologies) -> Hanging:
 
 
 class SubPatterns:
-    """The rows of all sets of taxa met so far, each in a slot of some tables.
+    """Cache of the rows of sets of taxa, in slots of fixed tables; a full table drops the set used longest ago.
 
-    The tables have room for a limited number of sets; where they are full, the set that was used longest ago makes
-    room. Slot `i` belongs to taxon `i`, and slot `n` to all taxa together. One thread at a time may make a plan and
-    work along it: the next plan takes slots from this one.
-
-    Parameters
-    ----------
-    taxa : sequence of str
-        The order of the taxa in sets.
-    masks : ndarray
-        Sets of bases as bits, in the order of `taxa`, shape `(taxa, patterns)`, uint8.
-    weights : ndarray
-        Number of sites of each pattern, shape `(patterns,)`.
-    interchangeable : bool
-        Whether patterns that differ by a renaming of the bases count as alike.
-    num_bytes : int
-        Size of the tables.
-
-    Attributes
-    ----------
-    codes : ndarray
-        For each slot and pattern `row * CODE_BASE + renaming`, `(slots, patterns)`, int32.
-    representatives : ndarray
-        For each slot and row a pattern that shows it, `(slots, patterns)`, int32; only the first `counts` are used.
-    weights : ndarray
-        Number of sites of each row, `(slots, patterns)`.
-    counts : ndarray
-        Number of rows of each slot, `(slots,)`, int64.
-    lock : Lock
-        To be held from the making of a plan until its last use.
+    Hold `lock` from the making of a plan until its last use, as the next plan takes slots from it.
     """
 
     def __init__(
@@ -270,6 +183,7 @@ class SubPatterns:
         interchangeable: bool,
         num_bytes: int,
     ) -> None:
+        # `masks` are sets of bases as bits, (taxa, patterns), `weights` numbers of sites, (patterns,).
         self.taxa, self.masks = tuple(taxa), np.ascontiguousarray(masks)
         num_taxa, num_patterns = masks.shape
         self.group = Renamings.of(interchangeable)
@@ -278,10 +192,12 @@ class SubPatterns:
         # At least one topology fits.
         self.capacity = max(fixed + num_taxa, min(num_bytes // (num_patterns * _BYTES), _MOST_SLOTS))
         shape = (self.capacity, num_patterns)
-        # The system gives the memory of an empty table only when it is written to.
+        # Slot i belongs to taxon i, slot n to all n taxa. By slot: the code of each pattern, and for each row a pattern
+        # that shows it and its number of sites; the first `counts` of a slot are used. The system gives the memory of
+        # an empty table only when it is written to.
         self.codes, self.representatives = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.int32)
         self.weights, self._stabilizers = np.empty(shape), np.empty(shape, dtype=np.uint8)
-        self.counts = np.zeros(self.capacity, dtype=np.int64)
+        self.counts = np.zeros(self.capacity, dtype=np.int64)  # number of rows of each slot
         self._used = np.full(self.capacity, -1)  # number of the call that asked last
         self._used[:fixed] = np.iinfo(np.int64).max
         self._calls = 0
@@ -328,18 +244,7 @@ class SubPatterns:
         return ((common[:, None] >> np.arange(4)) & 1).astype(np.float64)
 
     def find(self, hanging: Hanging) -> NDArray[np.int32]:
-        """Return the slot of what lies below each edge, and find the rows of new sets.
-
-        Parameters
-        ----------
-        hanging : Hanging
-            No more than `num_topologies`.
-
-        Returns
-        -------
-        ndarray
-            Shape `(topologies, edges)`, int32. Valid until the next call.
-        """
+        """Return the slot of the taxa below each edge, `(topologies, edges)`, int32, valid until the next call."""
         count, internal = hanging.order.shape
         num_taxa = len(self.taxa)
         width = hanging.sets.shape[-1] * 8
@@ -390,37 +295,14 @@ class SubPatterns:
 
 
 class ForestPlan(NamedTuple):
-    """Some topologies, hung up, and the rows at their edges.
-
-    Attributes
-    ----------
-    patterns : SubPatterns
-        The tables of rows.
-    hanging : Hanging
-        The topologies.
-    slots : ndarray
-        The slot of what lies below each edge, `(topologies, edges)`, int32.
-    """
+    """Topologies hung up, and the rows at their edges."""
 
     patterns: SubPatterns
     hanging: Hanging
-    slots: NDArray[np.int32]
+    slots: NDArray[np.int32]  # slot of the taxa below each edge, (topologies, edges)
 
 
 def make_forest_plan(topologies: Topologies, patterns: SubPatterns) -> ForestPlan:
-    """Hang topologies up and find their rows.
-
-    Parameters
-    ----------
-    topologies : Topologies
-        Unrooted, no more than `patterns.num_topologies`.
-    patterns : SubPatterns
-        The tables, over the same taxa in the same order.
-
-    Returns
-    -------
-    Plan
-        Valid until the next one is made: hold `patterns.lock` while it is in use.
-    """
+    """Hang up at most `patterns.num_topologies` unrooted topologies and find their rows, with `patterns.lock` held."""
     hanging = hang(topologies)
     return ForestPlan(patterns, hanging, patterns.find(hanging))

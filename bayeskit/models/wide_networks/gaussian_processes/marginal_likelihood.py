@@ -36,9 +36,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # The log marginal likelihood of data as a function of a network's variances, with its gradient.
-# --------------------------------------------------------------------------------------------------
 
 _REACH = 1e4  # by which a variance may leave its first value, either way
 _LEAST_NOISE = 1e-8  # relative to the mean square of the data
@@ -48,25 +46,13 @@ _FEW = 6  # variances up to which differences of matrices on grids are cheaper t
 
 @dataclass(frozen=True)
 class MarginalLikelihoodObjective:
-    """Minus the log marginal likelihood, as a function of logarithms of variances.
+    """Negative log marginal likelihood as a function of the logarithms of variances."""
 
-    Attributes
-    ----------
-    parameters : Parameters
-        The variances that are learned.
-    covariance : str
-        ``"nngp"`` or ``"ntk"``.
-    x, y : Tensor
-        The data.
-    noise : float or None
-        Learned too, if it is None.
-    """
-
-    parameters: Parameters
-    covariance: str
+    parameters: Parameters  # the variances that are learned
+    covariance: str  # "nngp" or "ntk"
     x: Tensor
     y: Tensor
-    noise: float | None
+    noise: float | None  # learned, too, if it is None
 
     @property
     def first(self) -> Tensor:
@@ -137,10 +123,8 @@ class MarginalLikelihoodObjective:
 
     @torch.no_grad()
     def _by_differences(self, at: Tensor, num_variances: int) -> tuple[Tensor, Tensor]:
-        """Differentiate matrices by central differences, and all that comes after exactly.
-
-        On a grid nearly all time goes into matrices, which without gradients are computed block by block in the cache.
-        """
+        """Return the log evidence and its gradient, matrices by central differences and the rest exactly."""
+        # On a grid nearly all time goes into matrices, which without gradients are computed blockwise in the cache.
         posterior = self.posterior(at)
         lower = posterior.cholesky.lower
         solved = torch.cholesky_solve(self.y[:, None], lower)
@@ -157,9 +141,7 @@ class MarginalLikelihoodObjective:
         return posterior.log_evidence, gradient
 
 
-# --------------------------------------------------------------------------------------------------
-# Variances of a network of infinite width by marginal likelihood.
-# --------------------------------------------------------------------------------------------------
+# Weight and bias variances of a network of infinite width by marginal likelihood.
 
 _AGREEMENT = 1e-6  # of log evidences that are one and the same maximum
 
@@ -411,9 +393,7 @@ def _check_mean(y: Tensor) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------
 # The depth of a network of infinite width by marginal likelihood.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)

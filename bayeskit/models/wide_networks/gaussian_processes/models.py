@@ -40,9 +40,7 @@ __all__ = [
     "one_target",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What a Pyro model of a Gaussian process predicts, draw by draw.
-# --------------------------------------------------------------------------------------------------
+# Predictions of a Pyro model of a Gaussian process, draw by draw.
 
 CHUNK = 1 << 22  # numbers of covariances that are held at once
 
@@ -76,23 +74,9 @@ class NormalMixture(NamedTuple):
 def _predict_each(
     function: Callable[..., _Laws], values: Mapping[str, Tensor], x: Tensor, *rest: Tensor
 ) -> NormalMixture:
-    """Return means and variances that a part of a model gives at each draw of its sites.
+    """Return the normals ``function(x, *rest)``, means and variances, at each draw of its sites; new inputs come last.
 
-    Parameters
-    ----------
-    function : callable
-        ``(x, *rest) -> (mean, variance)``, with sites in it.
-    values : mapping
-        ``{site: (*batch, *shape)}``, whatever the leading dimensions of draws are.
-    x, *rest : Tensor
-        The inputs of the data, what else the function needs, and the new inputs last.
-
-    Raises
-    ------
-    DrawsError
-        If a site has no value, or draws have different leading dimensions.
-    KernelError
-        If the covariance of the data is not positive definite at some draw.
+    ``values`` maps sites to ``(*batch, *shape)``; missing ones raise ``DrawsError``, a failed Cholesky ``KernelError``.
     """
     draws = _flat(values, _event_dims(function, x, *rest))
     number = len(next(iter(draws.values()))) if draws else 1
@@ -154,9 +138,7 @@ def _flat(values: Mapping[str, Tensor], event_dims: Mapping[str, int]) -> dict[s
     return flat
 
 
-# --------------------------------------------------------------------------------------------------
 # A network's covariance as a kernel of ``pyro.contrib.gp``.
-# --------------------------------------------------------------------------------------------------
 
 
 class PyroKernel(Kernel):
@@ -342,9 +324,7 @@ def _first_features(network: InfiniteWidth) -> torch.Size | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------
 # Regression with normal noise as a Pyro model, the function integrated out.
-# --------------------------------------------------------------------------------------------------
 
 
 class RegressionModel(PyroModule):
@@ -518,9 +498,7 @@ def one_target(x: Tensor, y: Tensor) -> Tensor:
     return check_targets(x, y, one_output=True)
 
 
-# --------------------------------------------------------------------------------------------------
 # Classification as a Pyro model, with whitened values of the latent functions.
-# --------------------------------------------------------------------------------------------------
 
 _WHITE = "white"
 

@@ -31,25 +31,10 @@ _COVARIANCES = ("nngp", "ntk")
 
 @dataclass(frozen=True)
 class Parameters:
-    """The variances of a network that can be learned.
+    """The variances of a network that can be learned; those of weights must be positive (``SettingsError``)."""
 
-    Attributes
-    ----------
-    network : InfiniteWidth
-        Its variances are where learning begins. Biases whose variance is zero stay without one.
-    tied : bool
-        Whether all layers share one variance of weights and one of biases, or have their own.
-
-    Raises
-    ------
-    ModelError
-        If the network is a torch module, or its output is not normal.
-    SettingsError
-        If a variance of weights is zero, or tied ones are not equal at first.
-    """
-
-    network: InfiniteWidth
-    tied: bool = True
+    network: InfiniteWidth  # its variances are the starting point; biases of variance zero stay zero
+    tied: bool = True  # whether all layers share one weight and one bias variance, which must be equal at first
 
     def __post_init__(self) -> None:
         _check_network(self.network)
@@ -87,10 +72,7 @@ class Parameters:
         return _start("bias_variance", self._biases, self.tied)
 
     def at(self, weight: Tensor, bias: Tensor | None) -> InfiniteWidth:
-        """Return the network with other variances, of the shapes of :attr:`weight` and :attr:`bias`.
-
-        Nothing is checked, so that it can be traced and batched.
-        """
+        """Return the network with variances of the shapes of :attr:`weight` and :attr:`bias`, unchecked for tracing."""
         weights = self._spread(weight, tuple(self._weights))
         biases: dict[str, float | Tensor] = dict(self.network.variances.bias)
         if bias is not None:
@@ -116,13 +98,7 @@ def _start(name: str, values: Mapping[str, float], tied: bool) -> Tensor | None:
 
 
 def _check_network(network: object) -> InfiniteWidth:
-    """Return a network as it is, or say why it is no prior of a Gaussian process.
-
-    Raises
-    ------
-    ModelError
-        If it is a torch module or something else, or its output is not normal in the limit.
-    """
+    """Return a network as it is, or raise a ``ModelError`` unless it is of infinite width with a normal output."""
     if not isinstance(network, InfiniteWidth):
         remedy = (
             "wrap it: infinite_width(module)" if isinstance(network, torch.nn.Module) else "infinite_width makes one"
@@ -137,12 +113,9 @@ def _check_network(network: object) -> InfiniteWidth:
 
 
 def positive_number(name: str, value: object) -> object:
-    """Return a number that fixes a variance as a tensor, and anything else, such as a prior, as it is.
+    """Return a number as a float64 tensor ``()``, and any other value, such as a prior, as it is.
 
-    Raises
-    ------
-    SettingsError
-        If it is not positive.
+    Numbers and tensors that are not positive raise ``SettingsError``; parameters are not checked.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter) and not bool((value > 0).all()):
@@ -181,10 +154,8 @@ def traced_matrix(network: InfiniteWidth, covariance: str, x1: Tensor, x2: Tenso
 
 
 def _input_covariance(graph: Graph, x1: Tensor, x2: Tensor, ntk: bool) -> Covariance:
-    """Return the covariance of inputs, which no variance changes, as a constant of what is being traced.
-
-    Which pairs are nearly parallel, and how many, depends on the data only; compilers need to know that number.
-    """
+    """Return the covariance of inputs ``(n1, ...)`` and ``(n2, ...)`` as a constant of the trace."""
+    # The number of nearly parallel pairs depends on the data only, not on variances; compilers need to know it.
     all_pairs = INPUT in graph.all_pairs
     with disable_current_modes():
         a, b = (own_covariance(x, all_pairs, ntk).variance() for x in (x1, x2))
