@@ -46,7 +46,7 @@ __all__ = [
     "tree_unflatten",
     "unoptimised",
     "unwrap_dead_wrappers",
-    "unwrapped",
+    "without_transform",
     "use_lazy_graph_module",
     "without_overrides",
 ]
@@ -82,7 +82,7 @@ def is_wrapped(x: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
-def unwrapped(x: Tensor) -> Tensor:
+def without_transform(x: Tensor) -> Tensor:
     """Return what the innermost transform made a tensor of."""
     inner: Tensor = torch._C._functorch.get_unwrapped(x)
     return inner

@@ -47,7 +47,7 @@ from bayeskit.logdensity.transforms import bijection, inside, is_misdeclared, su
 __all__ = [
     "FactorTerms",
     "LikelihoodParts",
-    "Part",
+    "WitnessedSite",
     "PyroDensity",
     "Simulation",
     "Site",
@@ -1001,7 +1001,7 @@ _KNOWN = ("torch", "pyro", "bayeskit")
 
 
 @dataclass(frozen=True)
-class Part:
+class WitnessedSite:
     """One site as a run of the model saw it.
 
     ``own`` names the class if the distribution is the user's own; ``factor`` is true where nothing was sampled, unless
@@ -1028,7 +1028,7 @@ class _Witness(Messenger):
 
     def __init__(self, complete: Collection[str]) -> None:
         super().__init__()
-        self.parts: list[Part] = []
+        self.parts: list[WitnessedSite] = []
         self._complete = complete
 
     def _pyro_post_sample(self, msg: Any) -> None:
@@ -1036,7 +1036,7 @@ class _Witness(Messenger):
         if isinstance(fn, _Subsample) or is_deterministic(msg):
             return
         self.parts.append(
-            Part(
+            WitnessedSite(
                 msg["name"],
                 bool(msg["is_observed"]),
                 fn,
@@ -1049,7 +1049,7 @@ class _Witness(Messenger):
         )
 
 
-def parts_of(density: PyroDensity, generator: torch.Generator) -> list[Part]:
+def parts_of(density: PyroDensity, generator: torch.Generator) -> list[WitnessedSite]:
     """Run the model once at a draw from its prior and return its sites, latent and observed."""
     owner = getattr(density.model, "__self__", density.model)  # of a bound method
     complete = getattr(owner, "normalised_factors", ())

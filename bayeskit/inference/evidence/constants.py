@@ -16,7 +16,7 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.inference.evidence.improper_priors import first_five
 from bayeskit.inference.evidence.modes import find_modes, negative_hessian
-from bayeskit.logdensity.pyro_density import Part, PyroDensity, log_normaliser, parts_of
+from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, log_normaliser, parts_of
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -485,7 +485,7 @@ _FUNCTIONS = (
 
 
 def _of_prior(
-    target: Target, num_draws: int, seed: int, parts: list[Part] | None
+    target: Target, num_draws: int, seed: int, parts: list[WitnessedSite] | None
 ) -> tuple[Integral, list[str], list[str], int, bool]:
     """Return the prior's integral, warnings, notes, evaluations spent, and whether it is known to be improper."""
     draws = None
@@ -517,7 +517,7 @@ def _of_prior(
     return best, found, [] if best.reliable else [_unknown(parts)], check.num_evaluations, False
 
 
-def _off(integral: Integral, parts: list[Part] | None) -> str:
+def _off(integral: Integral, parts: list[WitnessedSite] | None) -> str:
     log_value, error = integral.log_value, integral.standard_error
     size = f"{math.exp(log_value):.3g}" if abs(log_value) < 25 else f"exp({log_value:.1f})"
     own = [f"{p.name!r} ({p.own})" for p in parts or () if not p.observed and p.own]
@@ -532,13 +532,13 @@ def _improper(direction: str) -> str:
     return f"the prior is improper, without end along {direction}: no marginal likelihood exists; give it a proper one"
 
 
-def _unknown(parts: list[Part] | None) -> str:
+def _unknown(parts: list[WitnessedSite] | None) -> str:
     own = [repr(p.name) for p in parts or () if not p.observed and p.own]
     where = f" with the sites {', '.join(own)}" if own else ""
     return f"whether the prior{where} integrates to one could not be checked: its shape or its tails defeat the check"
 
 
-def _of_parts(parts: list[Part]) -> tuple[list[str], list[str]]:
+def _of_parts(parts: list[WitnessedSite]) -> tuple[list[str], list[str]]:
     """Return warnings and notes on the sites of a Pyro model."""
     warnings, notes = [], []
     observed = [p for p in parts if p.observed]
@@ -573,7 +573,7 @@ def _of_parts(parts: list[Part]) -> tuple[list[str], list[str]]:
     return warnings, notes
 
 
-def _own_distribution(part: Part) -> str | None:
+def _own_distribution(part: WitnessedSite) -> str | None:
     """Return what is wrong with the user's own distribution, an empty string if nothing is, None if not known."""
     try:
         with torch.no_grad():

@@ -6,7 +6,7 @@ from pyro.distributions import Delta
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError
-from bayeskit.logdensity.pyro_density import Part, PyroDensity, parts_of
+from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, parts_of
 from bayeskit.logdensity.pyro_runs import base_of
 from bayeskit.logdensity.target import Target
 
@@ -44,7 +44,7 @@ def first_five(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _is_flat(part: Part) -> bool:
+def _is_flat(part: WitnessedSite) -> bool:
     """Whether a density is one wherever it is looked at."""
     known = part.own is not None or part.normalised or isinstance(base_of(part.distribution), Delta)
     return not known and bool((part.distribution.log_prob(part.value) == 0).all())

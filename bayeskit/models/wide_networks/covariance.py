@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from bayeskit.core.randomness import one_thread
-from bayeskit.core.torch_internals import batching_level, is_batched, is_wrapped, unwrapped
+from bayeskit.core.torch_internals import batching_level, is_batched, is_wrapped, without_transform
 from bayeskit.errors import DataError, OutputError, SettingsError, ShapeError
 
 __all__ = [
@@ -224,7 +224,7 @@ def visible(x: Tensor) -> bool:
     while is_wrapped(x):
         if is_batched(x):
             return False
-        x = unwrapped(x)
+        x = without_transform(x)
     return not torch.compiler.is_compiling()
 
 
