@@ -28,6 +28,7 @@ PARTS = {
         "bayeskit.exact",
         "bayeskit.gallery",
         "bayeskit.report",
+        "bayeskit.testing",
         "bayeskit.errors",
     ),
 }
