@@ -111,9 +111,9 @@ def get_model(name: str) -> Entry:
     Examples
     --------
     >>> from bayeskit import gallery
-    >>> gallery.get("linreg10").build().dim
+    >>> gallery.get_model("linreg10").build().dim
     10
-    >>> gallery.get("primate")
+    >>> gallery.get_model("primate")
     Traceback (most recent call last):
     ...
     bayeskit.errors.UnknownNameError: no model is called 'primate'; did you mean 'primates'? ...

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: tell whether a sampler draws from the posterior that model and data define."""
+"""Simulation-based calibration: test whether a sampler draws from the posterior of a model."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ Simulate = Callable[[dict[str, Tensor], torch.Generator], tuple[Any, ...]]
 
 _LOG_LIKELIHOOD = "log_likelihood"
 MIN_REPLICATES = 20
-# Draws taken at every second autocorrelation time or further apart are independent for this purpose.
+# Draws at least two autocorrelation times apart count as independent.
 _NEEDED_PER_RANKED_DRAW = 2.0
 
 
 @dataclass(frozen=True)
 class SBCResult:
-    """Ranks of the true values among posterior draws, over data sets simulated from the model.
+    """Ranks of true parameter values among posterior draws, over data sets simulated from the model.
 
     Attributes
     ----------
     ranks : dict of ndarray
         By scalar quantity, such as ``b[3]`` or ``log_likelihood``: shape ``(replicates,)``, integers from 0 to
-        ``num_draws``. Uniform where the sampler is right.
+        ``num_draws``. Uniform if the sampler is correct.
     num_draws : int
-        Draws of each replicate that the true value is ranked among.
+        Number of posterior draws per replicate in the ranking.
     effective_sample_size : ndarray
-        Smallest one of each replicate over its quantities, shape ``(replicates,)``.
+        Smallest effective sample size of each replicate over its quantities, shape ``(replicates,)``.
     num_diverging : ndarray
         Divergent transitions of each replicate, shape ``(replicates,)``.
     significance : float
@@ -88,7 +88,7 @@ class SBCResult:
 
     @functools.cached_property
     def p_values(self) -> pd.DataFrame:
-        """P-values of each quantity, not adjusted: columns ``chi_square`` and ``ecdf``."""
+        """Unadjusted p-values of each quantity: columns ``chi_square`` and ``ecdf``."""
         rows = {
             name: {
                 "chi_square": chi_square_p_value(ranks, self.num_draws),
@@ -105,12 +105,12 @@ class SBCResult:
 
     @property
     def passed(self) -> bool:
-        """Whether no quantity's ranks contradict a uniform distribution."""
+        """Whether uniformity is not rejected for any quantity."""
         return self.smallest_p_value >= self.significance
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes the ranks themselves doubtful, with the remedy."""
+        """Reasons to doubt the ranks themselves, each with a remedy."""
         result = []
         short = int((self.effective_sample_size < _NEEDED_PER_RANKED_DRAW * self.num_draws).sum())
         if short:
@@ -128,11 +128,12 @@ class SBCResult:
         return tuple(result)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a quantity.
+        """Return one row per quantity.
 
-        ``mean_rank`` is a share of ``num_draws``, ideally 0.5 (larger: draws are too low), with its z-score;
-        ``spread`` is the standard deviation of the ranks over a uniform one's (larger than one: draws are too
-        narrow); ``adjusted`` is the smaller p-value, adjusted by Holm's method over all quantities and tests.
+        ``mean_rank`` is the mean rank divided by ``num_draws``, ideally 0.5 (larger if draws are too low), with its
+        z-score; ``spread`` is the ratio of the standard deviation of the ranks to that of a uniform distribution
+        (above one if the posterior is too narrow); ``adjusted`` is the smaller p-value after Holm's adjustment over
+        all quantities and tests.
         """
         adjusted = holm(self.p_values.to_numpy()).min(1)
         table = self.p_values.assign(adjusted=adjusted, passed=adjusted >= self.significance)
@@ -144,17 +145,17 @@ class SBCResult:
         return table.rename_axis("quantity").reset_index()
 
     def plot(self, names: Sequence[str] | None = None) -> Figure:
-        """Plot the rank histogram and the ECDF difference of some quantities, a row each.
+        """Plot the rank histogram and the ECDF difference of several quantities, one row each.
 
         Parameters
         ----------
         names : sequence of str, optional
-            By default the six with the smallest p-values.
+            By default the six quantities with the smallest p-values.
 
         Raises
         ------
         UnknownNameError
-            If a quantity has another name.
+            If there is no such quantity.
         """
         from matplotlib.figure import Figure
 
@@ -194,36 +195,36 @@ def sbc(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> SBCResult:
-    """Check a sampler on a model by simulation.
+    """Validate a sampler on a model by simulation-based calibration.
 
     Each replicate draws parameters from the prior and data from the model, samples the posterior given these data,
-    and ranks the parameters, and their log likelihood, among draws of it. If the sampler is right, every rank is
-    uniform. The log likelihood is ranked because it depends on the data: it exposes a sampler that ignores them,
-    which parameters alone do not.
+    and ranks the parameters and their log likelihood among posterior draws. All ranks are uniform if the sampler is
+    correct. The log likelihood depends on the data: its rank detects a sampler that ignores them and returns prior
+    draws, which the ranks of parameters do not.
 
     Parameters
     ----------
     model : callable or Target
-        A Pyro model, or a target made of one, such as ``gallery.get("eight_schools").build()``.
+        A Pyro model, or a target made from one, such as ``gallery.get_model("eight_schools").build()``.
     sampler : callable, optional
-        ``(target, seed) -> Draws``; by default :func:`bayeskit.sample` with four chains, run longer where
-        draws are correlated.
+        ``(target, seed) -> Draws``; by default :func:`bayeskit.sample` with four chains, run longer if draws are
+        correlated.
     args, kwargs : tuple and mapping
-        What the model is called with; a target holds them already. Observed sites are drawn anew in each
-        replicate, in the shape of the data given here; everything else, such as predictors, stays.
+        Arguments of a Pyro model. Observed sites are simulated in the shape of the data given here; everything else,
+        such as predictors, is fixed.
     simulate : callable, optional
         ``(values, generator) -> args``, for models whose data cannot be drawn site by site, such as those with a
-        ``pyro.factor``: simulates data at the values of the latent sites and returns the model's arguments.
+        ``pyro.factor``: simulates data given the latent sites and returns the model's arguments.
     num_replicates : int, default 200
         At least 20.
     num_draws : int, default 63
-        Draws that are ranked among, evenly spaced over all chains.
+        Number of draws in the ranking, at least 3, evenly spaced over all chains.
     significance : float in (0, 1), default 0.01
     seed : int, default 0
     num_jobs : int, default 1
-        Processes; see :func:`bayeskit.parallel.map_tasks`.
+        Number of processes; see :func:`bayeskit.parallel.map_tasks`.
     checkpoint : path, optional
-        Folder that keeps finished replicates.
+        Folder for finished replicates, from which a later call resumes.
     progress : bool, default True
 
     Returns
@@ -233,12 +234,12 @@ def sbc(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, the sampler returns no :class:`~bayeskit.Draws`, or a target was made
-        from functions or comes with arguments.
+        If a setting lies outside its domain, the sampler does not return :class:`~bayeskit.Draws`, or a target was
+        made from functions or is given together with arguments.
     UnsupportedSiteError
-        If the likelihood cannot be drawn from and ``simulate`` is not given.
+        If the likelihood cannot be sampled and ``simulate`` is not given.
     ModelError
-        If the model is no Pyro model, or an observed site is scaled.
+        If the model is not a Pyro model, or an observed site is scaled.
     CheckpointError
         If the folder belongs to another run.
 
@@ -279,9 +280,9 @@ def sbc(
             raise SettingsError("a target already holds the arguments of its model; leave args and kwargs out")
         compile = model.compile
         model, args, kwargs = call_of(model)
-    # Planned for all replicates whatever the jobs, or processes would compile, and round, otherwise than one.
+    # Planned for all replicates whatever the number of jobs, so that compilation and rounding do not depend on it.
     study = _Study(model, tuple(args), dict(kwargs or {}), compile, sampler, simulate, num_draws, num_replicates, seed)
-    names = _names(study.workspace().target)  # before any process starts, so that a bad model is said at once
+    names = _names(study.workspace().target)  # before any process starts, so that an invalid model is reported at once
     results = map_tasks(
         study,
         range(num_replicates),
@@ -361,7 +362,7 @@ class _Workspace:
         self.target = Target.from_pyro(study.model, *study.args, compile=study.compile, **study.kwargs)
         self._replicas = Replicas(self.target, study.replicates_per_process)
         if study.simulate is None:
-            self._replicas.simulate(new_generator(0))  # fails here where the model cannot be simulated
+            self._replicas.simulate(new_generator(0))  # raises here if the model cannot be simulated
 
     def replicate(self, generator: torch.Generator) -> tuple[Tensor, Target]:
         """Draw parameters and data; return the unconstrained vector ``(d,)`` and the target given the data."""

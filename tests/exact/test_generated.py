@@ -18,7 +18,7 @@ from bayeskit.exact.generated import FAMILIES, generate, log_integral, log_integ
 
 # Walls, Cauchy priors and what has several coordinates are compared by other means below.
 OTHERS = ("DirichletMultinomial", "NormalRegression", "UniformWall", "CauchyStudent", "NormalGroups", "PositiveScale")
-TWO_COORDINATES = ("OrderedCuts", "SeveralCoefficients", "Autoregression", "HiddenMarkov")
+TWO_COORDINATES = ("OrderedCuts", "SeveralCoefficients", "Autoregression", "TwoStateMarkov")
 GROUPS = ("PoissonGroups", "BetaBinomialGroups", "LocalLevel", "WishartNormal", "SinglePrecision")
 ONE_COORDINATE = [
     family for family in FAMILIES if family.__name__ not in (*OTHERS, *TWO_COORDINATES, *GROUPS, "CorrelationPair")

@@ -296,7 +296,7 @@ def compare_estimators(
     >>> logits = torch.tensor([0.3, -0.5, 1.1, 0.0, -1.2], dtype=torch.float64)
     >>> f = torch.tensor([1.0, 3.0, -2.0, 0.5, 4.0], dtype=torch.float64)
     >>> estimators = [gradients.LeaveOneOut(2), gradients.UnorderedSet(2)]
-    >>> table = gradients.compare(logits, f, estimators, num_replicates=2000)
+    >>> table = gradients.compare_estimators(logits, f, estimators, num_replicates=2000)
     >>> table["UnorderedSet(k=2)"].variance < table["LeaveOneOut(num_samples=2)"].variance
     True
     """

@@ -1,4 +1,4 @@
-"""Training under a constraint, or with a divergence of the aggregate posterior: GECO and InfoVAE."""
+"""GECO (training under a constraint) and InfoVAE (divergence of the aggregate posterior)."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ __all__ = [
     "updated_multiplier",
 ]
 
-# Training under a constraint: the least divergence from the prior at a given quality of reconstruction.
+# GECO: minimize the divergence from the prior subject to a constraint on reconstruction.
 
 Constraint = Callable[[Particles], Tensor]
 
 
 @dataclass(frozen=True)
 class MeanSquaredError:
-    """The squared distance of an observed site from its distribution's mean is to be at most ``tolerance``.
+    """Constraint on the squared error of an observed site's mean: at most ``tolerance``.
 
     Parameters
     ----------
     site : str
     tolerance : float
-        Of the mean over the dimensions of a datum, or of the sum.
+        Largest allowed error per observation, averaged over its dimensions or summed.
     summed : bool, default False
-        Sum over the dimensions of a datum instead of taking the mean.
+        Sum the squared error over the dimensions of an observation instead of averaging.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class MeanSquaredError:
             raise SettingsError(f"tolerance must be positive, not {self.tolerance}")
 
     def __call__(self, particles: Particles) -> Tensor:
-        """Return the error less the tolerance, ``(K, *batch)``."""
+        """Return the error minus the tolerance, ``(K, *batch)``."""
         site = _observed(particles, self.site)
         error = (site["value"] - site["fn"].mean).square()
         events = site["fn"].event_dim
@@ -76,18 +76,19 @@ class MeanSquaredError:
         total = reduced(site, error, particles.layout)
         if self.summed:
             return total - self.tolerance
-        seen = count * reduced(site, torch.ones_like(error), particles.layout)  # none where all of it is masked
+        seen = count * reduced(site, torch.ones_like(error), particles.layout)  # zero if fully masked
         return total / torch.where(seen > 0, seen, torch.ones_like(seen)) - self.tolerance
 
 
 @dataclass(frozen=True)
 class LogLikelihoodConstraint:
-    """Minus the log density of an observed site is to be at most ``tolerance`` nats for each datum.
+    """Constraint on the negative log likelihood of an observed site: at most ``tolerance`` nats.
 
     Parameters
     ----------
     site : str
     tolerance : float
+        Largest allowed value per observation.
 
     Raises
     ------
@@ -98,14 +99,14 @@ class LogLikelihoodConstraint:
     --------
     >>> from bayeskit.inference.objectives.constrained import LogLikelihoodConstraint
     >>> LogLikelihoodConstraint("x", 90.0)
-    NegativeLogLikelihood(site='x', tolerance=90.0)
+    LogLikelihoodConstraint(site='x', tolerance=90.0)
     """
 
     site: str
     tolerance: float
 
     def __call__(self, particles: Particles) -> Tensor:
-        """Return minus the log density less the tolerance, ``(K, *batch)``."""
+        """Return the negative log density minus the tolerance, ``(K, *batch)``."""
         site = _observed(particles, self.site)
         return -reduced(site, site_log_density(site["fn"], site["value"]), particles.layout) - self.tolerance
 
@@ -125,12 +126,11 @@ def _observed(particles: Particles, name: str) -> Site:
 
 
 class GECO(Objective):
-    """The least divergence of guide from prior such that a constraint holds on average over the data.
+    """KL divergence of guide from prior, minimized subject to a constraint on average over the data.
 
-    The Lagrangian of ``minimise KL subject to E[C] <= 0`` has a positive multiplier, which each training step
-    multiplies by ``exp(rate * average)``, where the average is a moving one of the constraint over the steps. The
-    loss is the divergence plus the multiplier times the moving average; its gradient passes through the constraint on
-    the minibatch at hand.
+    The loss is the Lagrangian of ``minimize KL subject to E[C] <= 0``: the divergence plus a positive multiplier times
+    a moving average of the constraint over steps. Its gradient uses the constraint on the current minibatch. Each
+    training step multiplies the multiplier by ``exp(rate * average)``.
 
     Parameters
     ----------
@@ -139,24 +139,24 @@ class GECO(Objective):
         :class:`~bayeskit.inference.objectives.drawing.Particles` and returns ``C``, ``(K, *batch)``.
     num_particles : int, default 1
     smoothing : float, default 0.99
-        Weight of the past in the moving average, in ``[0, 1)``.
+        Weight of previous steps in the moving average, in ``[0, 1)``.
     rate : float, default 0.01
-        How fast the multiplier grows where the constraint is violated. No step changes it by more than a factor e.
+        Growth rate of the log multiplier per unit of violation; one step changes it by at most a factor e.
     multiplier : float, default 1.0
-        Where it starts.
+        Initial value.
     bounds : (float, float), default (1e-6, 1e6)
-        The multiplier stays between these.
+        Range of the multiplier.
     analytic_kl : bool, default True
-        Use the closed form of a site's divergence where there is one.
+        Use the closed form of a site's divergence if available.
     max_plate_nesting, data_plate
         As in :class:`Objective`.
 
     Attributes
     ----------
     multiplier : Tensor
-        A scalar; at the optimum it says how many nats one unit of the tolerance is worth.
+        Scalar; at the optimum, the change of the divergence in nats per unit of tolerance.
     average : Tensor
-        Moving average of the constraint, a scalar; NaN before the first step.
+        Scalar moving average of the constraint; NaN before the first step.
 
     Raises
     ------
@@ -165,9 +165,9 @@ class GECO(Objective):
 
     Notes
     -----
-    For Gaussian data of variance ``v`` in each dimension and a mean squared error of at most ``D < v``, the optimum
-    is the rate-distortion function: a divergence of ``log(v / D) / 2`` a dimension, and a multiplier of ``1 / (2 D)``
-    on the summed error, or times the number of dimensions on the mean.
+    For Gaussian data with variance ``v`` in each dimension and mean squared error at most ``D < v``, the optimum is
+    the rate-distortion function: a divergence of ``log(v / D) / 2`` per dimension. The multiplier is ``1 / (2 D)`` for
+    the summed error, and that value times the number of dimensions for the mean error.
 
     References
     ----------
@@ -221,16 +221,16 @@ class GECO(Objective):
 
     @property
     def is_moving(self) -> bool:
-        """True: the multiplier moves."""
+        """True: the multiplier changes during training."""
         return True
 
     def reset(self) -> None:
-        """Let the multiplier be where it starts, and forget the average."""
+        """Reset the multiplier to its initial value and the average to NaN."""
         self.multiplier = torch.tensor(self._first_multiplier, dtype=torch.float64)
         self.average = torch.tensor(math.nan, dtype=torch.float64)
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return minus the Lagrangian of each datum, ``(*batch)``."""
+        """Return minus the Lagrangian for each observation, ``(*batch)``."""
         particles = draw(self.num_particles, analytic_kl=self.analytic_kl)
         particles.require_divergences("GECO")
         constraint = self.constraint(particles)
@@ -245,7 +245,7 @@ class GECO(Objective):
             past = self.average.to(here.device)
             average = torch.where(past.isnan(), here, self.smoothing * past + (1 - self.smoothing) * here)
             updated = updated_multiplier(multiplier, average, self.rate, self.bounds)
-            # A step whose loss is not finite teaches nothing.
+            # A step with a non-finite loss does not update multiplier and average.
             usable = here.isfinite()
             self.average, self.multiplier = (
                 torch.where(usable, average, past),
@@ -258,11 +258,11 @@ class GECO(Objective):
         return score_function_estimate(value, particles.log_score)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return multiplier and moving average."""
+        """Return the multiplier and the moving average."""
         return {"multiplier": self.multiplier, "average": self.average}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore a state returned by :meth:`state_dict`."""
         self.multiplier, self.average = state["multiplier"], state["average"]
 
 
@@ -271,28 +271,28 @@ def updated_multiplier(multiplier: Tensor, average: Tensor, rate: float, bounds:
     return (multiplier * (rate * average).clamp(-1, 1).exp()).clamp(*bounds)
 
 
-# The objective of InfoVAE: a divergence of the aggregate posterior from the prior beside that of each datum.
+# InfoVAE: divergences from the prior of the aggregate posterior and of each observation's posterior.
 
 
 class InfoVAE(Objective):
-    """Expected log likelihood, less ``1 - alpha`` divergences of guide from prior and some of their aggregates.
+    """InfoVAE: the ELBO with weight ``1 - alpha`` on the KL divergence and an aggregate-posterior penalty.
 
-    The aggregate posterior, the guide averaged over the data, is compared with the prior by the squared maximum mean
-    discrepancy, with weight ``alpha + weight - 1``, estimated without bias from one draw for each datum of the
-    minibatch and as many from the prior.
+    The penalty is ``alpha + weight - 1`` times the squared maximum mean discrepancy between the aggregate posterior
+    (the guide averaged over the data) and the prior. It is estimated without bias from one guide draw per
+    observation of the minibatch and the same number of prior draws.
 
     Parameters
     ----------
     alpha : float, default 0.0
-        Nats of mutual information of data and code are rewarded by ``alpha``.
+        Reward per nat of mutual information between observation and latent code. With 1 the KL divergence has weight
+        zero.
     weight : float, default 1.0
-        Of the divergence of the aggregates. With ``alpha = 0`` and ``weight = 1`` this is the ELBO; with
-        ``alpha = 1`` only the aggregates are compared.
+        Weight of the aggregate divergence. ``alpha = 0`` and ``weight = 1`` give the ELBO.
     kernel : Kernel, optional
-        From :mod:`bayeskit.inference.kernel_discrepancy`; an inverse multiquadric by default.
+        Kernel from :mod:`bayeskit.inference.kernel_discrepancy`; an inverse multiquadric by default.
     num_particles : int, default 1
     analytic_kl : bool, default True
-        Use the closed form of a site's divergence where there is one.
+        Use the closed form of a site's divergence if available.
     max_plate_nesting, data_plate
         As in :class:`Objective`.
 
@@ -303,8 +303,7 @@ class InfoVAE(Objective):
 
     Notes
     -----
-    The guide's draws have to carry gradients, and the data to stand in a plate of which each minibatch holds at
-    least two items.
+    The guide must be reparameterized, and the data must be in a plate with at least two items per minibatch.
 
     References
     ----------
@@ -344,7 +343,7 @@ class InfoVAE(Objective):
         self.alpha, self.weight, self.kernel, self.analytic_kl = float(alpha), float(weight), kernel, analytic_kl
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the objective of each datum, ``(*batch)``; the aggregates' part is the same for all."""
+        """Return the objective for each observation, ``(*batch)``; the aggregate penalty is the same for all."""
         particles = draw(self.num_particles, analytic_kl=self.analytic_kl)
         if particles.log_score is not None:
             raise GuideError(
@@ -370,7 +369,7 @@ class InfoVAE(Objective):
 
 def _prior_sites(draw: Draw, particles: Particles) -> dict[str, Site]:
     """Return the latent sites with values drawn from the prior instead of the guide."""
-    drawn = particles.guide_sites  # the model may sum out others
+    drawn = particles.guide_sites  # the model may sum out other sites
     latent = {n: site for n, site in particles.model_sites.items() if not site["is_observed"] and n in drawn}
     if len(latent) == 1:
         ((name, site),) = latent.items()

@@ -387,7 +387,7 @@ class EmpiricalMass(DensityEstimate):
     --------
     >>> import torch
     >>> points, masses, log_density = EmpiricalMass()(torch.tensor([0.0, 1.0, 1.0]), torch.full((3,), 1 / 3))
-    >>> outcome_log_density.exp()
+    >>> log_density.exp()
     tensor([0.3333, 0.6667, 0.6667])
     """
 
