@@ -1,4 +1,4 @@
-"""Marginal likelihoods: every way to compute them, each with an error bar and a verdict on itself."""
+"""Estimators of the marginal likelihood, with standard errors and diagnostics."""
 
 from bayeskit.inference.evidence.bridge import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence.calibration import Calibration, Problem, calibrate

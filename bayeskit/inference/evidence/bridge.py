@@ -1,4 +1,4 @@
-"""Bridge sampling between the posterior and a normal proposal, or the posterior made symmetric."""
+"""Bridge sampling and warp bridge sampling with a normal proposal."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from bayeskit.logdensity.target import Target
 
 __all__ = ["MAX_ITERATIONS", "bridge_sampling", "iterate", "normal_fit", "terms", "warp_bridge_sampling"]
 
-# A normal distribution close to the posterior, from draws and, in many dimensions, from its curvature.
+# Normal approximation from draws and, in many dimensions, from the curvature of the log density.
 
-#: More dimensions than this are many, if the draws' covariance costs more than so many nats by its noise.
+#: Above this dimension the curvature is used if noise in the sample covariance costs more than so many nats.
 _FEW_DIMENSIONS, _MAX_LOSS = 50, 0.25
-#: Directions at either end that are looked at, and the logarithm of a ratio of variances from which on it counts.
+#: Number of directions checked at each end of the spectrum; smallest log variance ratio that is corrected.
 _NUM_DIRECTIONS, _NOTABLE = 16, 0.25
 
 
@@ -36,9 +36,9 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
     """Fit a normal distribution to draws ``(chains, draws, d)``, or raise DrawsError; also return evaluations spent."""
     d, flat = x.shape[-1], x.flatten(0, 1)
     spent = 0
-    # A covariance of ``n`` draws puts the fit about ``d (d + 3) / 4 n`` nats from the posterior, whatever the number of
-    # proposals. The curvature at the mean has no such noise; the draws correct it where the posterior is skewed or
-    # heavy-tailed, or convex at its mean.
+    # A covariance from ``n`` draws puts the fit about ``d (d + 3) / 4 n`` nats from the posterior, for any number of
+    # proposals. The curvature at the mean has no such noise. The draws correct it if the posterior is skewed,
+    # heavy-tailed, or not log-concave at its mean.
     if d > _FEW_DIMENSIONS and d * (d + 3) > 4 * _MAX_LOSS * len(flat):
         centre = flat.mean(0)
         precision, spent = negative_hessian(target, centre)
@@ -60,13 +60,13 @@ def _corrected(x: Tensor, precision: Tensor) -> Tensor:
     """Return a covariance ``(d, d)`` from the negative Hessian at the draws' mean and the centred draws ``(n, d)``."""
     scale = x.square().mean(0).sqrt()
     values, vectors = torch.linalg.eigh(scale[:, None] * precision * scale)
-    # Along each eigenvector the draws know the variance well, so theirs counts where the two differ.
+    # The sample variance along each eigenvector is accurate, so it replaces the curvature if the two differ.
     along = (x / scale) @ vectors
     spread = along.square().mean(0)
     differs = ~((values * spread).log().abs() <= _NOTABLE)
     variance = torch.where(differs, spread, 1 / values)
-    # The directions in which half of the whitened draws still vary the most and the least are mostly noise, so the
-    # other half gives the variances along them.
+    # The directions in which half of the whitened draws vary most and least are mostly noise, so the variances along
+    # them come from the other half.
     white, basis = along / variance.sqrt(), scale[:, None] * vectors * variance.sqrt()
     seen, other = white.tensor_split(2)
     vectors = torch.linalg.eigh(seen.T @ seen)[1]
@@ -85,21 +85,20 @@ _TOLERANCE = 1e-10
 
 @estimator(Part.POSTERIOR)
 def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None = None, seed: int = 0) -> Evidence:
-    """Bridge between the posterior and a normal distribution fitted to it.
+    """Estimate the log evidence by bridge sampling between the posterior and a fitted normal distribution.
 
-    The proposal is fitted, in unconstrained space, to the first half of each chain
-    and the bridge evaluated on the second half. In more than 50 dimensions, of which
-    the draws know no covariance, it takes that of the curvature at their mean. The standard error is that of Micaletto
-    and Vehtari: on the log scale, the variance of the numerator's independent terms
-    plus the variance of the denominator's terms over their effective sample size.
+    The proposal is fitted in unconstrained space to the first half of each chain; the bridge uses the second half. In
+    more than 50 dimensions with too few draws for the covariance, the proposal has the curvature at the draws' mean,
+    corrected by the draws. The standard error follows Micaletto and Vehtari (2025), on the log scale: the variance of
+    the numerator's independent terms plus that of the denominator's terms over their effective sample size.
 
     Parameters
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``, at least ``4 * dim`` of them, or 200 in more than 50 dimensions.
+        Posterior draws: 16 or more per chain, ``4 * dim`` or more in all (200 suffice above 50 dimensions).
     num_proposals : int, optional
-        Draws from the proposal, at least two; by default as many as posterior draws evaluated.
+        Number of proposal draws, at least two; by default the number of posterior draws in the second halves.
     seed : int, default 0
 
     Returns
@@ -109,9 +108,9 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     Raises
     ------
     DrawsError
-        If the draws come from another target or are too few to fit the proposal.
+        If the draws come from another target, are too few to fit the proposal, or have a singular covariance.
     SettingsError
-        If ``num_proposals`` is no whole number or less than two.
+        If ``num_proposals`` is not a whole number of at least two.
 
     References
     ----------
@@ -161,7 +160,7 @@ def _halved(target: Target, draws: Draws, num_proposals: int | None) -> _Halves:
     draws = finite_chains(draws)
     half = draws.num_draws // 2
     d = target.dim
-    # Where they are many, curvature stands in for the draws.
+    # In many dimensions the curvature replaces the sample covariance.
     least = 2 * min(d, _FEW_DIMENSIONS)
     if half < 8 or half * draws.num_chains < least:
         raise DrawsError(
@@ -178,7 +177,7 @@ def _bridged(
     method: str, halves: _Halves, posterior_ratio: Tensor, proposal_ratio: Tensor, num_evaluations: int
 ) -> Evidence:
     """Return the estimate from log posterior over proposal at draws ``(chains, draws)`` and proposals ``(count,)``."""
-    # In double precision, where the iteration can converge whatever the model's own precision.
+    # Double precision, so that the iteration converges whatever the precision of the model.
     posterior_ratio, proposal_ratio = posterior_ratio.to(torch.float64), proposal_ratio.to(torch.float64)
     proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
     effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
@@ -210,7 +209,7 @@ def _relative_variance(terms: Tensor, effective: float) -> float:
     """Return the relative variance of a mean of terms worth ``effective`` independent ones, plus its own error."""
     squares = (terms - terms.mean()).square()
     kurtosis = float(squares.square().mean() / squares.mean().square().clamp(min=torch.finfo(terms.dtype).tiny))
-    # Short chains that hardly saw where the proposal falls short have an estimate and an error that are both too small.
+    # Short chains that hardly visit the region where the proposal is too small underestimate both value and error.
     own_error = math.sqrt(max(kurtosis - 1, 0.0) / effective)
     return float(terms.var() / terms.mean().square()) / effective * (1 + own_error)
 
@@ -240,30 +239,28 @@ def iterate(posterior: Tensor, proposal: Tensor, effective: float) -> tuple[floa
     return log_z, False, MAX_ITERATIONS
 
 
-# Bridge sampling after the posterior was centred, standardised and made symmetric.
+# Bridge sampling after centring, standardising and symmetrising the posterior.
 
 
 @estimator(Part.POSTERIOR)
 def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None = None, seed: int = 0) -> Evidence:
-    """Bridge between the standard normal distribution and the posterior, warped to look like it.
+    """Estimate the log evidence by bridge sampling with a warped, symmetric posterior (Warp-III).
 
-    With the mean and the covariance ``L L'`` of the first half of each chain, ``e = L^-1 (u - mean)`` is centred and
-    standardised; the mixture of its density and that of ``-e`` in equal parts has no skewness left and still
-    integrates to the evidence. Where the posterior is skewed this lies closer to a normal distribution than the
-    posterior itself, so that :func:`bridge_sampling` needs more draws for the same error; each proposal and each
-    draw of the second half costs one evaluation more, at its mirror image.
+    With the mean and covariance ``L L'`` of the first half of each chain, ``e = L^-1 (u - mean)`` is standardised. The
+    equal mixture of the densities of ``e`` and ``-e`` has no skewness and the same normalising constant. For a skewed
+    posterior the standard error is smaller than that of :func:`bridge_sampling` with equally many draws. Each proposal
+    and each draw of the second half costs one more evaluation, at its mirror image.
 
-    The standard error is that of :func:`bridge_sampling`. A draw's ratio of densities depends on the draw alone, as
-    its mirror image does, so that their autocorrelation is that of the chain; a step across the centre no longer
-    counts as one.
+    The standard error is that of :func:`bridge_sampling`. The density ratios are the same for a draw and its mirror
+    image, so their autocorrelation ignores moves across the centre.
 
     Parameters
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``, at least ``4 * dim`` of them, or 200 in more than 50 dimensions.
+        Posterior draws: 16 or more per chain, ``4 * dim`` or more in all (200 suffice above 50 dimensions).
     num_proposals : int, optional
-        Draws from the standard normal, at least two; by default as many as posterior draws evaluated.
+        Number of proposal draws, at least two; by default the number of posterior draws in the second halves.
     seed : int, default 0
 
     Returns
@@ -273,9 +270,9 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
     Raises
     ------
     DrawsError
-        If the draws come from another target, are too few for mean and covariance, or their covariance is singular.
+        If the draws come from another target, are too few to fit the proposal, or have a singular covariance.
     SettingsError
-        If ``num_proposals`` is no whole number or less than two.
+        If ``num_proposals`` is not a whole number of at least two.
 
     References
     ----------
@@ -303,8 +300,8 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
     noise = torch.randn(halves.num_proposals, target.dim, generator=generator, dtype=x.dtype).to(x.device)
     step = noise @ fitted.scale_tril.T
     y = fitted.loc + step
-    # The fitted normal is symmetric about its mean and has the same Jacobian, so the standard normal needs no
-    # mention; and a draw's sign does not matter.
+    # The fitted normal is symmetric about its mean and has the same Jacobian as the warp, which therefore cancels.
+    # The sign of a draw is irrelevant.
     posterior = _symmetrised(halves.log_density, _density(target, 2 * fitted.loc - x))
     proposal = _symmetrised(_density(target, y), _density(target, fitted.loc - step))
     z = _bridged(
@@ -319,7 +316,7 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
 
 def _density(target: Target, u: Tensor) -> Tensor:
     value = target.log_density(u)
-    # One half of the mixture that is not a number must not spoil the other.
+    # NaN in one half of the mixture must not make the whole NaN.
     return torch.where(value.isnan(), -torch.inf, value)
 
 

@@ -1,4 +1,4 @@
-"""Are the error bars right? Replicate methods on a problem with a known answer and look at z."""
+"""Calibration of standard errors: replicates of methods on a problem with a known answer."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ SMALL = Budget(
     num_live=100,
 )
 _COMPILE_FROM = 16
-#: The exact case whose posterior is known and normal in unconstrained space.
+#: The exact case with a normal posterior in unconstrained space.
 _NORMAL_CASE = "linreg10"
-#: Errors below this, in nats, are those of the last digits.
+#: Errors below this, in nats, are rounding errors.
 _EXACT = 1e-10
 _COVERED = float(norm.ppf(0.975))
 
@@ -68,17 +68,17 @@ class Answered(Protocol):
 
 @dataclass(frozen=True)
 class Problem:
-    """A target to replicate on.
+    """A target for replicated estimates.
 
     Attributes
     ----------
     name : str
     build : callable
-        Makes the target, once a process.
+        Function that makes the target, called once per process.
     log_evidence : float, default NaN
-        The right answer in nats; NaN where it is not known, and replicates are then compared with their mean.
+        Exact answer in nats; if NaN, replicates are compared with their mean.
     standard_error : float, default 0
-        Of the right answer, if that is an estimate too.
+        Standard error of ``log_evidence``, if that is an estimate.
     """
 
     name: str
@@ -100,21 +100,21 @@ class _Replicate:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Estimates of one log evidence, by method and replicate.
+    """Replicated estimates of one log evidence, by method.
 
     Attributes
     ----------
     case : str
     log_evidence : float
-        The right answer; NaN if it is not known.
+        Exact answer; NaN if unknown.
     estimates, standard_errors, trusted, seconds : dict of array
-        By method, each of shape ``(replicates,)``.
+        Arrays by method, each of shape ``(replicates,)``.
     reference_error : float
-        Standard error of the right answer.
+        Standard error of ``log_evidence``.
     seeds : tuple of int
-        Of the replicates.
+        Seeds of the replicates.
     refused : dict of str
-        Methods that were left out because they do not apply, and why.
+        Methods that do not apply, with the reason.
     """
 
     case: str
@@ -128,19 +128,19 @@ class Calibration:
     refused: dict[str, str] = field(default_factory=dict)
 
     def z(self, method: str) -> np.ndarray:
-        """Return ``(estimate - exact) / standard error`` of every replicate; off their mean if nothing is known."""
+        """Return ``(estimate - exact) / standard error`` of every replicate; relative to their mean if exact is NaN."""
         estimate = self.estimates[method]
         truth = estimate[np.isfinite(estimate)].mean() if math.isnan(self.log_evidence) else self.log_evidence
         with np.errstate(divide="ignore", invalid="ignore"):
             z = (estimate - truth) / np.hypot(self.standard_errors[method], self.reference_error)
-        # An estimate that is right to rounding, and says so, is no error away.
+        # An estimate that is exact up to rounding, with an error of zero, has z = 0.
         return np.where((self.standard_errors[method] < _EXACT) & (np.abs(estimate - truth) < _EXACT), 0.0, z)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a method: bias, error, sd of z, coverage of the 95 % interval, false comfort.
+        """Return one row per method: bias, error, sd of z, coverage of the 95 % interval, false comfort.
 
-        ``false_comfort`` is the share of replicates with ``|z| > 3`` that were trusted; ``failed`` that of replicates
-        without an estimate, which count in no other column but ``trusted``.
+        ``false_comfort`` is the share of replicates with ``|z| > 3`` that were trusted. ``failed`` is the share of
+        replicates without an estimate, which enter no other column but ``trusted``.
         """
         rows = []
         for method in self.estimates:
@@ -168,7 +168,7 @@ class Calibration:
         return pd.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the z of all replicates, a row a method; nineteen in twenty should lie in the shaded band.
+        """Plot z of all replicates, one row per method; about 95 % should lie in the shaded band.
 
         Parameters
         ----------
@@ -194,28 +194,28 @@ def calibrate(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> Calibration:
-    """Replicate methods on a problem, each time on fresh draws.
+    """Replicate methods on a problem, with new draws for each replicate.
 
     Parameters
     ----------
     methods : str or sequence of str
-        Names of functions in :mod:`bayeskit.inference.evidence`; "all" means those that apply to the problem.
+        Names of estimators in :mod:`bayeskit.inference.evidence`; "all" selects those that apply to the problem.
     problem : str, ExactCase or Problem
-        A name in :data:`bayeskit.exact.CASES`, a case, or any target with its answer.
+        Name in :data:`bayeskit.exact.CASES`, case, or target with its answer.
     num_replicates : int, default 200
     budget : Budget
-        Of each replicate; the default is small.
+        Sizes of the runs of each replicate; small by default.
     correlation : float, optional
-        Instead of sampling, use first-order autoregressive draws with this autocorrelation whose stationary law is the
-        exact posterior, normal in unconstrained space: for linreg10 and methods that work on posterior draws.
+        Replace sampling by stationary first-order autoregressive draws with this autocorrelation from the exact
+        posterior. Only for linreg10 and for methods that use posterior draws.
     seed : int, default 0
-        Each replicate has a seed of its own that is drawn from this one.
+        Determines the seeds of the replicates.
     num_jobs : int, default 1
-        Replicates under way at a time; see :func:`bayeskit.parallel.map_tasks`.
+        Number of replicates run in parallel; see :func:`bayeskit.parallel.map_tasks`.
     skip_refused : bool, default False
-        Leave out methods that do not apply, as "all" does, instead of refusing; what is left out is in ``refused``.
+        Skip methods that do not apply, as "all" does, instead of raising; the result lists them in ``refused``.
     checkpoint : path, optional
-        Folder that keeps finished replicates, from which a later call with the same arguments goes on.
+        Folder of finished replicates, from which a later call with the same arguments resumes.
     progress : bool, default True
 
     Returns
@@ -225,11 +225,11 @@ def calibrate(
     Raises
     ------
     UnknownNameError
-        For an unknown method or case.
+        If a method or case is unknown.
     SettingsError
-        If a method does not apply to the problem, or is a predictive score, and is not skipped; if none is left; if
-        ``correlation`` is given for another target than linreg10's or a method that works on something else; if the
-        build of a problem is not a function that makes a target.
+        If a method does not apply or is a predictive score, unless skipped; if no method is left; if ``correlation``
+        is used with another target or with a method that does not use posterior draws alone; if the ``build`` of a
+        problem does not make a target.
     CheckpointError
         If the folder belongs to another study.
 
@@ -342,7 +342,7 @@ def _seeds(seed: int, count: int) -> tuple[int, ...]:
     return tuple(int(torch.randint(2**31, (), generator=generator)) for _ in range(count))
 
 
-# One target a process, so that its traced and compiled graphs serve every replicate.
+# One target per process, whose traced and compiled graphs serve every replicate.
 _TARGETS: dict[str, Target] = {}
 
 

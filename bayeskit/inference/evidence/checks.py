@@ -1,4 +1,4 @@
-"""Diagnostics shared by estimators; each returns the warnings a user should read."""
+"""Diagnostics shared by estimators; each returns warnings for the user."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ __all__ = [
     "without_nan",
 ]
 
-# Values rounded to an end of their support, where a likelihood cannot see how far beyond it they lie.
+# Values rounded to an end of their support, where the likelihood cannot distinguish them.
 
-#: Coordinates nearer to zero than this, in units of the logarithm of the rounding unit, round to no end.
+#: Coordinates below this magnitude, in units of the log of the rounding unit, do not round to an end.
 _NEAR = 0.8
 
 
@@ -53,7 +53,7 @@ def rounding_problems(
     points = points.reshape(-1, points.shape[-1])
     weights = torch.ones_like(points[:, 0]) if log_weights is None else log_weights.reshape(-1).softmax(0)
     weights = weights / weights.sum()
-    # Few points lie so far out; the model is run for those alone.
+    # Few points are that far out; the model runs for these alone.
     far = -_NEAR * float(torch.log(torch.tensor(torch.finfo(points.dtype).eps)))
     rows = ((points.abs() > far).any(-1) & points.isfinite().all(-1)).nonzero().flatten()
     if not len(rows):
@@ -88,16 +88,16 @@ def missed_draws(log_prob: Callable[[Tensor], Tensor], draws: Draws | None, larg
     return [f"{100 * share:.0f} % of the posterior draws lie outside the proposal: use bridge sampling"]
 
 
-# The Pareto shape up to which the variance of weights counts as finite.
+# Largest Pareto shape of weights with finite variance.
 
 _INFINITE_VARIANCE = 0.5
 
 
 def largest_shape(num_weights: int, slowness: float = 1.0) -> float:
     """Return the largest fitted Pareto ``k`` at which ``num_weights`` weights may pass for ones of finite variance."""
-    # The mean of raw weights has a standard error only for ``k`` below one half. A fit to the ``t`` largest weights is
-    # off by about ``(1 + k) / sqrt(t)``, and small where the largest happened not to be drawn: allow for that much.
-    # ``slowness`` is the number of draws that are worth one independent draw.
+    # The mean of raw weights has a standard error only for ``k`` below one half. The fit to the ``t`` largest weights
+    # has an error of about ``(1 + k) / sqrt(t)``, and is too small if the largest weights were not drawn; the limit
+    # allows for both. ``slowness`` is the number of draws per independent draw.
     effective = max((num_largest(num_weights) - 1) / max(slowness, 1.0), 1.0)
     return _INFINITE_VARIANCE - (1 + _INFINITE_VARIANCE) / math.sqrt(effective)
 
@@ -177,7 +177,7 @@ def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
     diverging = draws.sample_stats.get("diverging")
     share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
     problems = []
-    # Halves of short chains differ by chance as much as they have few effective draws, however many chains there are.
+    # The difference of half chains depends on their effective sample size, however many chains there are.
     chance = 1 / effective_within_chains(x).clamp(min=_MIN_EFFECTIVE_WITHIN)
     if not bool((ratio.square() <= MAX_R_HAT**2 + chance).all()):
         problems.append(f"chains disagree (R-hat {worst:.3f} > {MAX_R_HAT}): run longer chains or more warm-up")
@@ -197,8 +197,8 @@ def _divergence_problems(share: float, unreached: float) -> list[str]:
     """Return a warning on the share of transitions that diverged, or on the mass that they may not have reached."""
     if share > _MAX_DIVERGING:
         return [f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise"]
-    # Diverging chains turn back. Let in, they would stay for about as many transitions as they remember their place, so
-    # the share of such transitions times this memory is about the mass behind.
+    # Diverging chains turn back. If admitted, they would stay for about one autocorrelation time, so the mass beyond is
+    # about the share of such transitions times this time.
     if unreached > _MAX_UNREACHED:
         return [
             f"{100 * share:.2g} % of transitions diverged and chains move slowly, so that up to "
@@ -226,14 +226,14 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     log_likelihood, diverging = ladder.log_likelihood, ladder.draws.sample_stats.get("diverging")
     levels, chains, count = log_likelihood.shape
     position = ladder.draws.unconstrained.reshape(levels, chains, count, -1).movedim(-1, 1)
-    # Bounded, so that a heavy-tailed prior does not pass for disagreement.
+    # Bounded, so that a heavy-tailed prior does not count as disagreement.
     location, spread = _centre(position)
     everything = torch.cat([((position - location) / spread).tanh(), log_likelihood.unsqueeze(1)], 1)
     tempered = everything[1:]
     ranks = r_hat(tempered)
     worst = float(ranks.max())
     problems = []
-    # As of the posterior: halves of short chains differ by chance as much as they have few effective draws.
+    # As for the posterior: the difference of half chains depends on their effective sample size.
     chance = 1 / effective_within_chains(tempered).clamp(min=_MIN_EFFECTIVE_WITHIN)
     if not bool((ranks.square() <= (2 * MAX_R_HAT - 1) ** 2 + chance).all()):
         problems.append(
@@ -263,7 +263,7 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
 
 def ladder_error(influence: Tensor, ladder: Ladder) -> float:
     """Return the standard error of a sum of one mean a temperature, from influences ``(T, chains, draws)``."""
-    # Temperatures that exchange states are correlated, so terms are added before their error is taken.
+    # Temperatures with exchanges are correlated, so terms are added before their error is estimated.
     if ladder.exchange is not None:
         return float(mean_error(influence.sum(0)))
     return float(mean_error(influence).square().sum().sqrt())
@@ -294,7 +294,7 @@ def finite_chains(draws: Draws) -> Draws:
         return draws
     if not bool(alive.any()):
         raise DrawsError("no chain has a finite density at all of its draws; look at the model and the start points")
-    # Chains without a finite density at any draw never left their start and were warned of then: count the others.
+    # Chains without a finite density never left their start and have a warning already: count the others.
     stats = {name: value[alive] for name, value in draws.sample_stats.items()}
     return replace(
         draws,

@@ -58,48 +58,46 @@ def chib(
     seed: int = 0,
     progress: bool = False,
 ) -> Evidence:
-    r"""Divide likelihood times prior at one point by the posterior density there, a product of full conditionals.
+    r"""Estimate the log evidence by Chib's method from full conditionals.
 
     .. math:: p(y) = \frac{p(y \mid \theta^*) \, p(\theta^*)}{\prod_b \pi(\theta_b^* \mid \theta_{<b}^*, y)}
 
-    Each ordinate but the last is the mean of its block's full conditional density at the point, over the draws of a
-    Gibbs run in which the blocks before are held at theirs: one run for each block but the last, whose ordinate is
-    exact. So is the evidence where there is only one block.
+    The ordinate of a block is the mean of its full conditional density at the point, over a Gibbs run with the previous
+    blocks fixed there: one run for each block but the last. The last ordinate is exact, and so is the evidence with a
+    single block.
 
     A Gibbs sampler that stays in one of several modes, such as one labelling of a mixture, gives the ordinate within
-    that mode, and so an evidence that is too low; chains that start at different prior draws and disagree are reported,
-    and so is a peak that holds more of the posterior than of their draws.
+    that mode and an evidence that is too low. Diagnostics report disagreement of chains that start at different prior
+    draws, and modes with more posterior mass than draws.
 
     Parameters
     ----------
     target : Target
     blocks : sequence of ConjugateBlock, optional
-        By default those that the target knows, as several exact cases do; see ``Target.full_conditionals``. Each
-        latent site in exactly one. Before anything else they are checked to be conditionals of this target.
+        Each latent site belongs to exactly one block. By default ``Target.full_conditionals``. A check before the
+        runs compares them with the target.
     num_chains : int, default 8
-    num_warmup : int, default 100
-        Of every run.
-    num_samples : int, default 1000
-        Of every run and chain.
+    num_warmup, num_samples : int, default 100 and 1000
+        Iterations of each chain in every run.
     at : mapping of str, optional
-        Values of all sites at which to evaluate; by default their posterior means in the first run.
+        Values of all sites at the point; by default their posterior means in the first run.
     seed : int, default 0
     progress : bool, default False
 
     Returns
     -------
     Evidence
-        ``num_evaluations`` counts each conditional that was drawn from or evaluated, and the density where peaks that
-        the draws have missed are looked for.
+        ``num_evaluations`` counts draws and evaluations of conditionals, and evaluations of the density in the search
+        for missed modes.
 
     Raises
     ------
     SettingsError
-        If there are no blocks, they do not partition the sites, or ``at`` is no point of them.
+        If there are no blocks, they do not partition the sites, or ``at`` is not a valid point.
     ModelError
-        If a conditional is not that of ``target``.
+        If a block is not a full conditional of ``target``.
     ShapeError
-        If its draws do not have the shape of its sites.
+        If the draws of a block do not have the shape of its sites.
     InitializationError
         If the density at the point is zero.
 
@@ -136,7 +134,7 @@ def chib(
         start = _dispersed(target, max(num_chains, _NUM_CHECKS), generator)
         with global_stream(generator):
             for index in [*range(count)] * _SWEEPS_BEFORE_CHECK:
-                # Where prior draws are far off, densities are too large for a change in them to be seen.
+                # At distant prior draws, densities are too large for a change to be visible.
                 start = known.draw(index, start)
             check_conditionals(known, start)
             state = {name: value[:num_chains] for name, value in start.items()}
@@ -145,7 +143,7 @@ def chib(
             runs, terms = [run], []
             for index in range(count - 1):
                 if index:
-                    # The blocks before are held at the point from here on; the last run's states are where to start.
+                    # The previous blocks stay fixed at the point; the last run's states are the starting values.
                     state = runs[-1].state | _of_blocks(known, range(index), point, num_chains)
                     runs.append(_gibbs(known, state, range(index), num_warmup, num_samples, bar))
                 terms.append(_ordinates(known, index, runs[-1].values, point, range(index)))
@@ -156,7 +154,7 @@ def chib(
         raise InitializationError(
             "the density at the point is zero or not a number; give one where it is high: at={site: value, ...}"
         )
-    # The conditionals are densities of the values, the prior is one of the unconstrained vector.
+    # The conditionals are densities of the values; the prior is a density of the unconstrained vector.
     top = log_prior + log_likelihood - log_volume(target, u)
     ordinates = [log_mean_exp(x.to(torch.float64)) for x in terms]
     log_evidence = float(top.to(torch.float64)) - float(sum(ordinates))

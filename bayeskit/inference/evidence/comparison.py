@@ -1,4 +1,4 @@
-"""Several methods on shared draws, side by side: table, plot, page, file and verdict."""
+"""Comparison of several estimators on shared draws: table, plot, page, file and verdict."""
 
 from __future__ import annotations
 
@@ -49,37 +49,37 @@ __all__ = [
 
 # Agreement of several estimates of one log evidence.
 
-#: How often, at most, trusted methods that are all right are said to disagree.
+#: Largest probability of reporting disagreement if all trusted estimates are correct.
 _FALSE_ALARM = 0.01
-#: Estimates whose errors are at most so many times larger count as comparable.
+#: Largest ratio of standard errors of estimates of comparable precision.
 _COMPARABLE = 10.0
-#: Of an estimate, what rounding may make of it.
+#: Relative rounding error of an estimate.
 _ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What several estimates of one log evidence amount to.
+    """Summary of several estimates of one log evidence.
 
     Attributes
     ----------
     best : Evidence or None
-        The trusted estimate that speaks for those that agree; None where no method is trusted.
+        The representative trusted estimate; None if no method is trusted.
     agreeing : tuple of str
-        Trusted methods whose estimates fit `best` within the errors of both, itself included.
+        Trusted methods whose estimates agree with `best`, including its own.
     disagreeing : dict of float
-        Trusted methods that do not fit, and by how many standard errors of the difference.
+        Trusted methods that disagree with `best`, with the distance in standard errors of the difference.
     untrusted : dict of str
-        Methods that say themselves that they are not to be trusted, and why.
+        Methods that failed their diagnostics, with the reason.
     refused : dict of str
-        Methods that do not apply, and why.
+        Methods that do not apply to the target, with the reason.
     num_sources : int
-        On how many different sets of draws or searches the agreeing methods rest.
+        Number of different sets of draws or searches behind the agreeing methods.
     notes : tuple of str
-        What to know of the target.
+        Remarks on the target.
     is_agreed : bool
-        Whether the agreeing methods outnumber those that disagree, also among those of comparable precision, and are
-        more than one.
+        True if at least two methods are trusted and `best` agrees with a majority of them, overall and among those of
+        comparable precision.
     """
 
     best: Evidence | None
@@ -93,22 +93,22 @@ class Verdict:
 
     @property
     def log_evidence(self) -> float:
-        """The agreed value in nats; NaN where there is none."""
+        """The estimate of `best` in nats; NaN if there is none."""
         return math.nan if self.best is None else self.best.log_evidence
 
     @property
     def standard_error(self) -> float:
-        """Its standard error in nats."""
+        """Standard error of `log_evidence` in nats."""
         return math.nan if self.best is None else self.best.standard_error
 
     @property
     def num_trusted(self) -> int:
-        """How many methods trust themselves."""
+        """Number of trusted methods."""
         return len(self.agreeing) + len(self.disagreeing)
 
     @property
     def num_methods(self) -> int:
-        """How many methods applied."""
+        """Number of methods that applied."""
         return self.num_trusted + len(self.untrusted)
 
     def __str__(self) -> str:
@@ -140,24 +140,24 @@ def judge(
     refused: Mapping[str, str] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Verdict:
-    """Sum up several estimates of one log evidence.
+    """Summarise several estimates of one log evidence.
 
-    Estimates that share draws are not independent, so they are not averaged. The most precise trusted estimate speaks
-    with which most of the trusted ones agree, and most of those of comparable precision: an estimate whose error is ten
-    times larger agrees with nearly anything. Nor does an estimate speak with which more precise ones agree that
-    contradict each other. Where there is none of that kind the one with the most comparable ones on its side is given,
-    and the verdict says that there is no agreement. Two estimates agree unless they differ by more standard errors than
-    the largest of so many comparisons would in one of a hundred tables of right ones.
+    Estimates that share draws are dependent, so they are not averaged. The representative estimate is the most precise
+    trusted estimate that agrees with a majority of the trusted estimates, overall and among those of comparable
+    precision (a standard error at most ten times its own). An estimate is not chosen if two more precise estimates
+    agree with it but not with each other. If no estimate qualifies, the estimate with the most agreeing estimates of
+    comparable precision is returned and ``is_agreed`` is False. The threshold of agreement, in standard errors of the
+    difference, has a familywise false alarm rate of 1 % (Bonferroni).
 
     Parameters
     ----------
     estimates : iterable of Evidence
     sources : mapping of str to str, optional
-        The draws or the search that each method rests on; methods on one count as one source.
+        The draws or search behind each method; methods with equal entries count as one source.
     refused : mapping of str to str, optional
-        Methods that did not apply, and why.
+        Methods that do not apply, with the reason.
     notes : tuple of str, optional
-        What to know of the target.
+        Remarks on the target.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def judge(
     Raises
     ------
     SettingsError
-        If two estimates are by one method.
+        If two estimates have the same method.
 
     Examples
     --------
@@ -231,12 +231,12 @@ def _united(place: int, agree: Sequence[Sequence[bool]]) -> bool:
 
 def _gap(one: Evidence, other: Evidence) -> float:
     difference = abs(one.log_evidence - other.log_evidence)
-    # Sums of many terms differ by rounding, whatever their errors.
+    # Sums of many terms differ by rounding even if their standard errors are zero.
     floor = _ROUNDING * (1 + abs(one.log_evidence))
     return difference / math.hypot(one.standard_error, other.standard_error, floor)
 
 
-# A comparison of estimates as pieces of an HTML page.
+# HTML fragments of a comparison.
 
 _CAPTION = "Estimates with 95 % intervals; hollow ones are not trusted, arrows lie beyond the axis."
 _FOOTNOTE = (
@@ -383,12 +383,12 @@ def _figure(comparison: EvidenceComparison, reference: float | None) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = buffer.getvalue()
-    # Inside a page the XML declaration and document type before the element are not allowed.
+    # An XML declaration and document type are not allowed inside a page.
     svg = text[text.index("<svg") :]
     return svg.replace("<svg", '<svg role="img" aria-label="Estimates of the log evidence"', 1)
 
 
-# Estimates of one log evidence side by side: table, plot, page, file and verdict.
+# Comparison of several estimates of one log evidence.
 
 COLUMNS = (
     "method",
@@ -409,7 +409,7 @@ class EvidenceComparison:
     Attributes
     ----------
     results : dict of Evidence
-        By method name. A method that failed is there with NaN and its reason.
+        By method name. A failed method has the value NaN and the reason.
     draws : Draws or None
         The shared posterior draws.
     ladder : Ladder or None
@@ -417,15 +417,15 @@ class EvidenceComparison:
     settings : dict
         Seed and budget.
     scores : dict of PredictiveScore
-        By method name. They say how well single observations are foretold, and are no log evidence.
+        By method name. Predictive scores do not estimate the log evidence.
     refused : dict of str
-        Methods that do not apply to the target, and why.
+        Methods that do not apply to the target, with the reason.
     sources : dict of frozenset of str
-        What each method worked on.
+        Shared parts used by each method.
     part_seconds : dict of float
-        What each shared part took.
+        Seconds spent on each shared part.
     notes : tuple of str
-        What to know of the target, such as where constants of its density may be missing.
+        Remarks on the target, such as possibly missing constants of its density.
     """
 
     results: dict[str, Evidence]
@@ -452,15 +452,15 @@ class EvidenceComparison:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What the estimates amount to: the agreed value, who disagrees, who does not trust itself and why."""
+        """The representative value and the methods that agree, disagree or are untrusted."""
         sources = {name: METHODS[name].source for name in self.results if name in METHODS}
         return judge(self, sources=sources, refused=self.refused, notes=self.notes)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the table, one row a method.
+        """Return the table, one row per method.
 
         Columns are ``method``, ``log_evidence``, ``standard_error``, ``num_evaluations``, ``seconds``, ``trusted``,
-        ``warnings`` and ``predictive_score``, which only scores have. Methods that do not apply come last.
+        ``warnings`` and ``predictive_score`` (scores only). Methods that do not apply come last.
         """
         rows: list[tuple[Any, ...]] = [
             (z.method, z.log_evidence, z.standard_error, *_spent(z), math.nan) for z in self.results.values()
@@ -473,7 +473,7 @@ class EvidenceComparison:
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table, whole or not at all.
+        """Write the table as CSV, atomically.
 
         Raises
         ------
@@ -483,7 +483,7 @@ class EvidenceComparison:
         write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
 
     def to_datasets(self) -> dict[str, xr.Dataset]:
-        """Return the group ``evidence``, in dimension ``estimator``, and those of the posterior draws if there are."""
+        """Return the group ``evidence``, with dimension ``estimator``, and any groups of the posterior draws."""
         groups = {} if self.draws is None else self.draws.to_datasets()
         table = self.to_pandas()
         columns = {
@@ -492,16 +492,16 @@ class EvidenceComparison:
         columns["trusted"] = ("estimator", table["trusted"].to_numpy().astype("int8"))  # netCDF has no booleans
         columns["warnings"] = ("estimator", table["warnings"].to_numpy().astype(object))
         facts = {"verdict": str(self.verdict)} | {k: v for k, v in self.settings.items() if v is not None}
-        # Not called "method", which is an argument of xarray's sel.
+        # The name "method" is an argument of xarray's sel.
         names = {"estimator": table["method"].to_numpy().astype(object)}
         return groups | {"evidence": xr.Dataset(columns, coords=names, attrs=plain_attributes(facts))}
 
     def to_arviz(self) -> Any:
-        """Return the groups for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x."""
+        """Return the groups as ``InferenceData`` (ArviZ 0.x) or ``xarray.DataTree`` (ArviZ 1.x)."""
         return as_inference_data(self.to_datasets())
 
     def to_netcdf(self, path: str | Path) -> None:
-        """Write estimates and posterior draws as netCDF, whole or not at all.
+        """Write estimates and posterior draws as netCDF, atomically.
 
         Raises
         ------
@@ -513,15 +513,15 @@ class EvidenceComparison:
     def to_html(
         self, path: str | Path | None = None, reference: float | None = None, reference_error: float = 0.0
     ) -> str:
-        """Return the table, the plot and the verdict as a page that needs no other file; write it if there is a path.
+        """Return table, plot and verdict as a self-contained HTML page, written to ``path`` if given.
 
         Parameters
         ----------
         path : path, optional
         reference : float, optional
-            An exact or published value to compare with.
+            Exact or published value for comparison.
         reference_error : float, default 0
-            Its standard error, if it is an estimate too.
+            Standard error of ``reference``.
 
         Raises
         ------
@@ -539,7 +539,7 @@ class EvidenceComparison:
         Parameters
         ----------
         reference : float, optional
-            An exact or published value to draw as a line.
+            Exact or published value, drawn as a line.
         ax : Axes, optional
         """
         from bayeskit.inference.evidence.plots import plot_evidence
@@ -583,53 +583,49 @@ def compare(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> EvidenceComparison:
-    """Compute the log evidence in several ways: one posterior run, one tempered ladder, one fit for all that need it.
+    """Estimate the log evidence by several methods on shared draws, tempered ladders and fits.
 
     Parameters
     ----------
     target : Target
     methods : "all" or sequence of str
-        Names of functions in :mod:`bayeskit.inference.evidence`.
+        Names of estimators in :mod:`bayeskit.inference.evidence`.
     seed : int, default 0
     budget : Budget, optional
-        Chains and lengths of the shared runs.
+        Numbers of chains and iterations of the shared runs.
     draws, ladder : optional
-        Existing runs to use instead of new ones. Methods that need no draws start their searches from these and check
-        themselves against them; they never look at draws that were made here for others.
+        Existing runs to use instead of new ones. Methods that need no draws use them for starting points and checks;
+        draws made by the comparison itself are not used in this way.
     blocks : ConjugateBlock or sequence of them, optional
-        The full conditionals of the model, for :func:`~bayeskit.inference.evidence.chib`; by default those that the
-        target knows.
+        Full conditionals of the model for :func:`~bayeskit.inference.evidence.chib`; by default those known from the
+        target.
     checkpoint : path, optional
-        Prefix of the files from which an interrupted comparison resumes, such as ``PREFIX.posterior`` and
-        ``PREFIX.ladder``.
+        Prefix of the checkpoint files, such as ``PREFIX.posterior`` and ``PREFIX.ladder``.
     progress : bool, default True
 
     Returns
     -------
     EvidenceComparison
-        Each row is what the method would say if it were called by itself with these settings, whoever else is asked.
-        ``num_evaluations`` and ``seconds`` include its draws: what the estimate would have cost alone.
-        Methods that do not apply to the target, such as those for positive coordinates, are in ``refused`` with the
-        reason; predictive scores are in ``scores``.
+        Each row is independent of the other selected methods. ``num_evaluations`` and ``seconds`` of a row include
+        the shared draws. Methods that do not apply are in ``refused``, predictive scores in ``scores``.
 
     Raises
     ------
     UnknownNameError
-        For an unknown method.
+        If a method is unknown.
     SettingsError
-        If `target` is none, or its prior is known to be improper.
+        If `target` is not a target, or its prior is known to be improper.
     DrawsError
-        If draws or ladder are of another target, or too few.
+        If draws or ladder belong to another target or are too few.
     CheckpointError
         If a checkpoint belongs to another run.
     BayeskitError
-        If the shared draws cannot be made. A method that fails later is reported as failed in its row, and the others
-        stand.
+        If the shared draws cannot be made. A method that fails later is reported in its row.
 
     Warns
     -----
     ConstantsWarning
-        If the prior does not integrate to one, so that every estimate is off by that; see
+        If the prior does not integrate to one, which shifts every estimate; see
         :func:`~bayeskit.inference.evidence.check_constants`.
 
     Examples
@@ -665,7 +661,7 @@ def compare(
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]
     for part in (Part.POSTERIOR, Part.LADDER):
-        # What takes longest comes first, and if it fails there is little to compare.
+        # The most expensive part comes first: without it there is little to compare.
         if any(part in method.needs for method in applied):
             material.part(part)
     with comparison():
@@ -702,7 +698,7 @@ def _answer(method: Method, material: Material, seed: int) -> Evidence | Predict
     except (CheckpointError, OutputError):
         raise  # another run's files are no fault of the method, and the next ones would meet them too
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
-        # Whatever one method stumbles over, the draws and the other methods' results stand.
+        # An error of one method must not lose the draws and the other results.
         kind = "" if isinstance(error, BayeskitError) else f"{type(error).__name__}: "
         failure = (f"failed: {kind}{error}",)
         if method.kind == "score":

@@ -1,4 +1,4 @@
-"""Blocks of a model whose full conditional distributions are known, and the check that they are this model's."""
+"""Blocks of sites with known full conditional distributions, and the check against the model."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ _MAX_DISAGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 @dataclass(frozen=True, init=False)
 class ConjugateBlock:
-    """Latent sites whose joint distribution given all others, and the data, is known.
+    """Latent sites with a known joint distribution given all other sites and the data.
 
     Parameters
     ----------
     sites : str or sequence of str
         Names of the sites.
     conditional : callable
-        Takes the values of all other sites, ``{site: (*batch, *shape)}``, and returns a torch or Pyro distribution
-        whose draws have shape ``(*batch, *shape)`` for one site, and ``(*batch, k)`` for several: their values
-        flattened, one after the other. Where nothing else is left to condition on, the mapping is empty, and so is
-        the batch.
+        Function of the values of all other sites, ``{site: (*batch, *shape)}``. Returns a torch or Pyro distribution
+        with draws of shape ``(*batch, *shape)`` for one site, or ``(*batch, k)`` for several sites (flattened values,
+        concatenated). Without other sites, the mapping and the batch are empty.
 
     Raises
     ------
     SettingsError
-        If no site is named, or one twice, or ``conditional`` cannot be called.
+        If no site is named, a site is named twice, or ``conditional`` is not callable.
 
     Examples
     --------
@@ -65,12 +64,12 @@ class ConjugateBlock:
         return "(" + ", ".join(self.sites) + ")" if len(self.sites) > 1 else repr(self.sites[0])
 
     def given(self, values: Values) -> Any:
-        """Return the distribution given the other sites.
+        """Return the distribution given the values of the other sites.
 
         Raises
         ------
         ModelError
-            If the function asks for a site that is not among the others.
+            If ``conditional`` requests an unknown site.
         """
         others = {name: value for name, value in values.items() if name not in self.sites}
         try:
@@ -155,14 +154,14 @@ class Blocks:
         if not (hasattr(fn, "log_prob") and hasattr(fn, "sample") and hasattr(fn, "expand")):
             raise ModelError(f"the conditional of block {block} must return a distribution, not {type(fn).__name__}")
         if len(block.sites) == len(self._sites):
-            # Nothing to condition on: one distribution for the whole batch.
+            # No other sites: one distribution for the whole batch.
             fn = fn.expand(torch.Size((batch, *fn.batch_shape)))
         return fn, batch
 
 
 def log_volume(target: Target, u: Tensor) -> Tensor:
     """Return the log Jacobian determinant of the map to the free coordinates of sites, ``(m, d) -> (m,)``."""
-    # A density over values times this Jacobian is a density over the unconstrained vector.
+    # A density of the values times this Jacobian is a density of the unconstrained vector.
     with torch.enable_grad():
         u = u.detach().clone().requires_grad_(True)
         values = target.constrain(u)
@@ -196,7 +195,7 @@ def check_conditionals(blocks: Blocks, values: Values) -> None:
             offsets.append((blocks.log_prob(index, values) - joint, joint.abs()))
         (first, size), (second, other_size) = offsets
         worst = (first - second).abs() / (1 + torch.maximum(size, other_size))
-        # Not a number is no agreement either.
+        # NaN counts as disagreement.
         if not bool((worst <= _MAX_DISAGREEMENT[target.dtype]).all()):
             change = float((first - second).abs().nan_to_num(nan=torch.inf).max())
             raise ModelError(

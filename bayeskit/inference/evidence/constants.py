@@ -1,4 +1,4 @@
-"""Was a constant dropped? A wrong constant in prior or likelihood is a wrong evidence with a right error bar."""
+"""Checks for constants missing from a prior or likelihood, which bias the evidence."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StudentReference:
         correlation = 0.98 * correlation
         correlation.fill_diagonal_(1.0)
         factor = scale.unsqueeze(-1) * torch.linalg.cholesky(correlation)
-        # Coordinates whose scale is itself uncertain have heavier tails than they show along one line.
+        # Coordinates with an uncertain scale have heavier tails than along a single line.
         tail = (draws.quantile(0.995, 0) - draws.quantile(0.005, 0)) / (2 * scale)
         df = torch.where(tail > _HEAVY, degrees_of_freedom.clamp(max=1.0), degrees_of_freedom)
         return cls(middle, factor, df)
@@ -162,7 +162,7 @@ def bridge(at_draws: Tensor, at_reference: Tensor) -> Integral:
         return _UNKNOWN
     variance = sum(float(c.var() / c.mean().square()) / len(c) for c in (a, b))
     effective = min(float(c.sum().square() / c.square().sum()) for c in (a, b))
-    # Bounded terms always look even; what counts is how far the two sets of draws overlap.
+    # Bounded terms always look even; the overlap of the two sets of draws is the relevant measure.
     overlap = float(a.sum() + b.sum()) / (len(a) + len(b))
     return Integral(low, math.sqrt(variance), effective >= MIN_EFFECTIVE and overlap > 0.02)
 
@@ -188,7 +188,7 @@ def _ray(prior: LogPrior, centre: Tensor, directions: Tensor) -> int | None:
     both = torch.stack([directions, -directions], 1)  # (n, 2, d)
     points = centre + steps[:, None, None, None] * both
     mass = prior(points) + steps.log()[:, None, None]
-    # All the way: transforms that stop at the last floating-point number make any density flat far out.
+    # The full range: transforms that stop at the last floating-point number make any density flat far out.
     flat = mass.isfinite().all(0) & (mass.diff(dim=0) > -0.02).all(0)
     found = flat.any(-1).nonzero()
     return int(found[0]) if len(found) else None
@@ -256,7 +256,7 @@ def _without_draws(target: Target, num_draws: int, seed: int) -> _PriorCheck:
         return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, _direction_name(target, index), prior.count + peaks.count)
     fitted = _refitted(prior, best, num_draws, generator)
     integral = _mixed(prior, fitted, peaks.found, num_draws, generator)
-    # An integral other than one must come out of searches from other starting points as well.
+    # An integral other than one has to be reproduced by searches from other starting points.
     if integral.differs(_ONE, _SURE, _NOTABLE):
         try:
             for other in range(1, _SEARCHES):
@@ -300,7 +300,7 @@ class _Peaks:
             precision, differences = negative_hessian(self._alone, end)
         self.count += differences
         values, vectors = torch.linalg.eigh(precision.cpu().double())
-        # Where there is no curvature, as in a box, the first guess is a unit; the pilots find the rest.
+        # Without curvature, as in a box, the first guess is one; the pilot runs correct it.
         values = torch.where(values < 1e-8, 1.0, values)
         covariance = (vectors / values) @ vectors.T
         centre = end.cpu().double()
@@ -353,7 +353,7 @@ def _with_draws(target: Target, draws: Tensor, seed: int) -> _PriorCheck:
     at_points = prior(points) - reference.log_prob(points)
     at_draws = prior(held_out) - reference.log_prob(held_out)
     by_importance = importance(at_points)
-    # Where draws of the prior have larger weights than any of the reference's, the reference has not been there.
+    # Prior draws with larger weights than any draw of the reference reveal a region that the reference does not cover.
     missed = bool((at_draws > at_points.max() + _MISSED).any())
     if missed or _outgrown(prior, reference, reference, at_points):
         by_importance = _UNKNOWN
@@ -369,22 +369,22 @@ _LEAST_DRAWS = 500
 
 @dataclass(frozen=True)
 class ConstantsReport:
-    """What is known of the constants in a target's prior and likelihood.
+    """Result of :func:`check_constants`.
 
     Attributes
     ----------
     log_prior_integral : float
-        Log of the integral of the prior over unconstrained space; zero if it is normalised, NaN if not known.
+        Log of the integral of the prior over unconstrained space; zero if normalised, NaN if unknown.
     standard_error : float
-        Of ``log_prior_integral``.
+        Standard error of ``log_prior_integral``.
     warnings : tuple of str
-        What is wrong: the evidence is off by what they say.
+        Errors found, each with its effect on the evidence.
     notes : tuple of str
-        What no check can see, or what the evidence is then the evidence of.
+        Parts that no check covers, and their effect on the meaning of the evidence.
     num_evaluations : int
         Evaluations of the density.
     improper : bool
-        Whether the prior has no end along some direction, so that there is no evidence.
+        True if the prior does not decrease along some direction, so that the evidence does not exist.
 
     Examples
     --------
@@ -402,7 +402,7 @@ class ConstantsReport:
 
     @property
     def fine(self) -> bool:
-        """Whether nothing was found to be wrong."""
+        """True if no error was found."""
         return not self.warnings
 
     def __str__(self) -> str:
@@ -411,29 +411,29 @@ class ConstantsReport:
 
 
 def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = False, seed: int = 0) -> ConstantsReport:
-    r"""Look for constants that were dropped from prior or likelihood.
+    r"""Check the prior and the likelihood for missing constants.
 
-    **The prior** must integrate to one. Its integral is estimated twice: by importance sampling from Student-t
-    variables fitted to draws from the prior, or, where it cannot be drawn from, placed at its mode; and by a bridge
-    between those draws and the reference, which also asks whether the draws follow the density. A prior that does not
-    fall off along some direction is improper. Where tails or shape are beyond both, the integral is unknown, which is
-    a note and not a warning. A Pyro model whose latent sites all have distributions of torch or Pyro itself has a
-    normalised prior by construction, and is not integrated unless ``thorough``.
+    **The prior** has to integrate to one. Two estimates of its integral are compared: importance sampling from a
+    Student-t reference, fitted to prior draws or placed at the prior's mode; and a bridge between prior draws and the
+    reference, which also checks that the draws follow the density. A prior that does not decrease along some direction
+    is improper. If neither estimate is reliable, the integral is unknown, and a note says so. A Pyro model whose latent
+    sites all have distributions of torch or Pyro has a normalised prior by construction; it is integrated only if
+    ``thorough``.
 
     **The likelihood** of observed sites with distributions of torch, Pyro or this library is normalised by
-    construction. Distributions of the user's own over one variable are summed or integrated numerically. A
-    ``pyro.factor`` or a function carries whatever constants were put into it: **no check can find one that was left
-    out**, since a likelihood as a function of the parameter alone has no scale, and the evidence is relative to it.
-    A note names those parts, but for factors that the model itself names in an attribute ``normalised_factors``, as
-    those of this library do whose factor is the log probability of data, constants and all.
+    construction. User-defined univariate distributions are summed or integrated numerically. **No check can find a
+    constant missing from a** ``pyro.factor`` **or a function**, since the likelihood as a function of the parameters
+    has no scale; the evidence is then relative to that constant. A note names these parts, except for factors listed in
+    the model's attribute ``normalised_factors``, such as those of this library that are the log probability of data
+    including all constants.
 
     Parameters
     ----------
     target : Target
     num_draws : int, default 4000
-        Points at which the prior is compared with its reference, at least 500.
+        Number of points for the comparison of prior and reference, at least 500.
     thorough : bool, default False
-        Integrate the prior in any case.
+        Integrate the prior in every case.
     seed : int, default 0
 
     Returns
@@ -443,7 +443,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     Raises
     ------
     SettingsError
-        If ``num_draws`` is no whole number of at least 500.
+        If ``num_draws`` is not a whole number of at least 500.
 
     References
     ----------
@@ -512,7 +512,7 @@ def _of_prior(
         found.append(f"the draws of {names}: methods that start from the prior are wrong; make the two agree")
     if not sure.reliable and bridged.differs(_ONE, _SURE, _NOTABLE):
         found.append(_off(bridged, parts) + ", unless the prior's draws do not follow its density")
-    # With draws from elsewhere the bridge leads elsewhere, so importance sampling comes first.
+    # A bridge to draws from another distribution is wrong, so importance sampling comes first.
     best = sure if sure.reliable else bridged if bridged.reliable else _UNKNOWN
     return best, found, [] if best.reliable else [_unknown(parts)], check.num_evaluations, False
 
@@ -578,7 +578,7 @@ def _own_distribution(part: WitnessedSite) -> str | None:
     try:
         with torch.no_grad():
             total = log_normaliser(part.distribution, part.value)
-    # Anything can go wrong in a class that was never written for a grid of values; then it is just not known.
+    # A user-defined class may raise any error on a grid of values; its integral is then unknown.
     except Exception:
         return None
     if total is None or not bool(total.isfinite().all()):

@@ -1,4 +1,4 @@
-"""Estimators from a normalizing flow that was fitted to posterior draws."""
+"""Estimators that use a normalizing flow fitted to posterior draws."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = [
     "to_noise",
 ]
 
-# A normalizing flow fitted to posterior draws, whose draws and densities are both cheap.
+# A normalizing flow fitted to posterior draws, with cheap draws and densities.
 
 _MIN_HALF = 8
 _MIN_TRAINING = 500  # fewer draws than these say less about a flow than about a normal
@@ -74,9 +74,9 @@ _TAIL_SHARE, _DEGREES_OF_FREEDOM = 0.3, 5.0
 
 @dataclass(frozen=True, eq=False)
 class FittedFlow:
-    """A distribution over unconstrained vectors: a whitened coupling flow, or a normal where that does as well.
+    """A whitened coupling flow over unconstrained vectors, or a normal distribution if a flow is no better.
 
-    Computed in double precision whatever the target's dtype, since inverting a spline in single precision can fail.
+    Computations use double precision for every dtype, because inverting a spline in single precision can fail.
 
     Attributes
     ----------
@@ -85,14 +85,14 @@ class FittedFlow:
     factor : Tensor
         Cholesky factor of their covariance, ``(d, d)``.
     transform : nn.Module or None
-        From whitened coordinates to noise; None for the normal.
+        Map from whitened coordinates to noise; None for the normal distribution.
     gain : float
-        Log of the factor by which it multiplies, against the normal and by held-out draws, the effective number of
-        draws of importance sampling, both with wider tails; zero for the normal.
+        Log ratio of the importance sampling effective sample sizes of flow and normal distribution on held-out draws,
+        both with defensive tails; zero for the normal distribution.
     gain_error : float
-        Its standard error; NaN where no flow was tried.
+        Standard error of ``gain``; NaN if no flow was fitted.
     dtype : torch.dtype
-        Of the draws.
+        Dtype of the draws.
     """
 
     location: Tensor
@@ -104,33 +104,33 @@ class FittedFlow:
 
     @property
     def dim(self) -> int:
-        """Dimension of the vectors."""
+        """Dimension of the unconstrained space."""
         return len(self.location)
 
     @property
     def is_normal(self) -> bool:
-        """Whether the normal did as well as a flow."""
+        """True if the fit is a normal distribution."""
         return self.transform is None
 
     def to_white(self, x: Tensor) -> Tensor:
-        """Return ``x``, ``(*batch, d)``, in coordinates where the draws have mean zero and no correlation."""
+        """Return ``x``, ``(*batch, d)``, in whitened coordinates: mean zero, no correlation."""
         centred = x.to(torch.float64) - self.location
         return torch.linalg.solve_triangular(self.factor, centred.unsqueeze(-1), upper=False).squeeze(-1)
 
     def from_white(self, white: Tensor) -> Tensor:
-        """Return vectors, in the dtype of the draws, from whitened ones."""
+        """Return vectors from whitened coordinates, in the dtype of the draws."""
         return (self.location + white @ self.factor.T).to(self.dtype)
 
     @torch.no_grad()
     def to_noise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the standard normal noise that ``x``, ``(*batch, d)``, stems from, and the log volume ``(*batch)``."""
+        """Return the standard normal noise of ``x``, ``(*batch, d)``, and the log volume ``(*batch)``."""
         with one_thread():
             noise, log_volume = to_noise(self.transform, self.to_white(x))
         return noise, log_volume - self.factor.diagonal().log().sum()
 
     @torch.no_grad()
     def from_noise(self, noise: Tensor) -> Tensor:
-        """Return the vectors that stem from ``noise``, ``(*batch, d)``, in the dtype of the draws."""
+        """Return the vectors for ``noise``, ``(*batch, d)``, in the dtype of the draws."""
         white = noise.to(self.location)
         if self.transform is not None:
             with one_thread():
@@ -139,7 +139,7 @@ class FittedFlow:
 
     @torch.no_grad()
     def defensive_log_prob(self, x: Tensor) -> Tensor:
-        """Return log densities of the mixture with wider tails that :func:`flow_importance_sampling` fits."""
+        """Return log densities of the defensive mixture of :func:`flow_importance_sampling`."""
         white = self.to_white(x)
         with one_thread():
             density = _defensive_density(*to_noise(self.transform, white), white)
@@ -152,13 +152,13 @@ class FittedFlow:
         ----------
         x : Tensor
         temperature : float, default 1.0
-            Factor of the variance of the noise that the flow starts from; below one, the distribution is narrower.
+            Factor of the noise variance; below one the distribution is narrower.
         """
         noise, log_volume = self.to_noise(x)
         return log_volume + _normal_density(noise, temperature)
 
     def sample(self, num_draws: int, generator: torch.Generator, temperature: float = 1.0) -> Tensor:
-        """Draw vectors, ``(num_draws, d)``, in the dtype of the draws that the flow was fitted to."""
+        """Draw vectors, ``(num_draws, d)``, in the dtype of the draws of the fit."""
         shape = (num_draws, self.dim)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
         return self.from_noise(math.sqrt(temperature) * noise)
@@ -167,23 +167,21 @@ class FittedFlow:
 def fit_flow(target: Target, draws: Draws, *, seed: int = 0, max_steps: int = 300) -> FittedFlow:
     """Fit a normalizing flow to the first half of each chain.
 
-    A coupling flow of rational-quadratic splines on whitened coordinates, which starts as the normal distribution of
-    the same mean and covariance. It is fitted by maximum likelihood and by the variance of the log ratio between the
-    density recorded with the draws and its own, which knows the shape of the posterior without the noise of the draws.
-    The last fifth of them says when to stop.
+    The flow is a coupling flow of rational-quadratic splines on whitened coordinates, initialised as the normal
+    distribution of the same mean and covariance. The objective combines the likelihood with the variance of the log
+    ratio between posterior and flow density, which has no sampling noise of the draws. The last fifth of each half is
+    held out for early stopping.
 
-    Where importance weights from the normal are nearly equal already, none is fitted. Where a flow does not make them
-    more equal than the normal does, by more than twice the error of the difference on held-out draws, or where there
-    are too few draws to tell, the normal is returned.
+    The normal distribution is returned if its importance weights are nearly equal, if there are too few draws, or if
+    the gain of the flow on held-out draws is below twice its standard error.
 
     Parameters
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``.
     seed : int, default 0
     max_steps : int, default 300
-        Steps of the optimiser; zero asks for the normal.
+        Optimiser steps; zero returns the normal distribution.
 
     Returns
     -------
@@ -218,7 +216,7 @@ def fit_flow(target: Target, draws: Draws, *, seed: int = 0, max_steps: int = 30
     max_steps = whole_number("max_steps", max_steps, least=0)
     draws = finite_chains(draws)
     first, _ = _halves(draws, target.dim)
-    # Copies, which autograd can use even where the draws were made in inference mode.
+    # Copies, because autograd cannot use tensors made in inference mode.
     with torch.inference_mode(False):
         first = first.to(torch.float64).clone()
         log_density = (draws.log_prior + draws.log_likelihood)[:, : first.shape[1]].to(torch.float64).clone()
@@ -230,7 +228,7 @@ def fit_flow(target: Target, draws: Draws, *, seed: int = 0, max_steps: int = 30
     if max_steps == 0 or len(training) < max(_MIN_TRAINING, 10 * target.dim):
         return normal
     held_out = _HeldOut.of(white[:, -num_held_out:], log_density[:, -num_held_out:])
-    # Of this much the errors of mean and covariance are the cause, twice over for draws that are not independent.
+    # Variance due to the errors of mean and covariance, doubled for correlated draws.
     unavoidable = target.dim * (target.dim + 3) / len(training)
     if held_out.variation(None) < _NEARLY_EQUAL + unavoidable:
         return normal
@@ -267,8 +265,8 @@ def _check_flow(flow: FittedFlow, target: Target) -> FittedFlow:
 
 def shape_that_matters(log_weights: Tensor, others: Tensor) -> float:
     """Return the Pareto shape of weights, at most zero if neither they nor ``others`` include a large weight."""
-    # A few weights that differ from all others pass for a heavy tail even where no weight can dominate; ``others`` find
-    # large weights sooner.
+    # A few weights that differ from all others can look like a heavy tail although no weight can dominate; ``others``
+    # detect large weights sooner.
     mean = float(log_mean_exp(log_weights.reshape(1, -1)))
     largest = max(float(log_weights.max()), float(others.max()) if others.numel() else -math.inf)
     shape = pareto_shape(log_weights)
@@ -327,7 +325,7 @@ class _HeldOut:
     def variation(self, transform: nn.Module | None) -> float:
         """Squared coefficient of variation of the weights of draws from the proposal, where it is small."""
         log_weights = self.log_weights(transform)
-        # The log of the mean exceeds the mean log by half the variance. Few large reciprocals cannot spoil it.
+        # The log of the mean exceeds the mean log by half the variance. A few large reciprocals cannot distort it.
         return 2 * float(log_mean_exp(log_weights) - log_weights.mean())
 
     def gain(self, transform: nn.Module) -> tuple[float, float]:
@@ -355,7 +353,7 @@ def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:
 def _new_transform(dim: int, bound: float, generator: torch.Generator) -> nn.Module:
     """Create pairs of couplings with complementary random masks; together they are the identity."""
     shapes = [(_BINS,), (_BINS,), (_BINS - 1,)]
-    # The splines reach beyond all draws; further out they are the identity, which keeps the tails of the noise.
+    # The splines cover all draws; beyond them they are the identity, which keeps the tails of the noise.
     spline = partial(zuko.transforms.MonotonicRQSTransform, bound=bound)
     if dim == 1:
         single = zuko.flows.ElementWiseTransform(1, univariate=spline, shapes=shapes)
@@ -430,13 +428,13 @@ def _restore(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
             parameter.copy_(value)
 
 
-# Importance sampling from a normalizing flow that was fitted to posterior draws.
+# Importance sampling from a normalizing flow fitted to posterior draws.
 
-#: Of the draws, from the prior.
+#: Share of draws from the prior.
 _PRIOR_SHARE = 0.1
-#: Parts of the proposal that come from what was fitted; the prior is the last.
+#: Number of fitted components of the proposal; the prior is the last component.
 _NUM_FITTED = 3
-#: Draws of a part from which on its own variance says enough.
+#: Smallest number of draws of a component with a reliable sample variance.
 _MIN_PART = 10
 
 
@@ -444,25 +442,23 @@ _MIN_PART = 10
 def flow_importance_sampling(
     target: Target, draws: Draws, *, flow: FittedFlow | None = None, num_draws: int = 10_000, seed: int = 0
 ) -> Evidence:
-    """Sample by importance from a normalizing flow fitted to the first half of each chain.
+    """Estimate the log evidence by importance sampling from a normalizing flow fitted to half of the draws.
 
-    A tenth of the draws come from the prior, if the target can draw from it, which reaches what neither the posterior
-    draws nor a flow fitted to them have seen; where a density is NaN there, it counts as zero, and how often is told
-    by the diagnostic ``nan_from_prior``. Of the others three in ten come from wider distributions, half of them from
-    the flow that starts from Student-t noise with five degrees of freedom, half from a Student-t distribution whose
-    scale matrix is the covariance of the posterior draws. Every draw is weighed against the mixture: where the tails of
-    the flow are lighter than those of the posterior, the weights stay bounded. All posterior draws serve to see whether
-    the proposal covers the posterior.
+    The proposal is a mixture. If the target supports prior draws, a tenth of the draws come from the prior, to reach
+    regions that the posterior draws missed; NaN densities there count as zero; the diagnostic ``nan_from_prior`` is
+    their share. Three tenths of the others come from wider distributions: half from the flow with Student-t noise of
+    five degrees of freedom, half from a Student-t with the covariance of the posterior draws as its scale matrix. Every
+    draw is weighted by the mixture density, so lighter tails of the flow do not make the weights unbounded. All
+    posterior draws serve to check that the proposal covers the posterior.
 
     Parameters
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``.
     flow : FittedFlow, optional
-        What :func:`fit_flow` made of ``draws``; made here by default.
+        Result of :func:`fit_flow` on ``draws``; fitted if not given.
     num_draws : int, default 10,000
-        From the proposal.
+        Number of proposal draws.
     seed : int, default 0
 
     Returns
@@ -474,7 +470,7 @@ def flow_importance_sampling(
     DrawsError
         If the draws come from another target or are too few to be split.
     SettingsError
-        If there are fewer than two draws, or the flow has another dimension.
+        If ``num_draws`` is below two, or the flow has another dimension.
 
     References
     ----------
@@ -507,7 +503,7 @@ def flow_importance_sampling(
     fitted, drawn_from_prior = log_density.split([sum(counts[:_NUM_FITTED]), sum(counts[_NUM_FITTED:])])
     _, problems = without_nan(fitted)
     nan_from_prior = float(drawn_from_prior.isnan().double().mean()) if len(drawn_from_prior) else 0.0
-    # Far out in the prior a draw may overflow, and nothing is known there.
+    # Prior draws in the far tails may overflow; their density is unknown.
     log_density = torch.where(log_density.isnan(), -torch.inf, log_density)
     log_weights = log_density.to(torch.float64) - proposal.log_prob(x, log_prior)
     log_weights = torch.where(log_density == -torch.inf, -torch.inf, log_weights).unsqueeze(0)
@@ -576,7 +572,7 @@ class _Defensive:
         return torch.logaddexp(math.log1p(-self.prior_share) + of_flow, math.log(self.prior_share) + of_prior)
 
 
-# The learned harmonic mean: posterior draws weighed against a normalizing flow inside the posterior.
+# The learned harmonic mean: posterior draws weighted by a normalizing flow inside the posterior.
 
 CHECK_DRAWS = 2000
 _MIN_INSIDE = 100
@@ -590,23 +586,22 @@ _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 def learned_harmonic_mean(
     target: Target, draws: Draws, *, flow: FittedFlow | None = None, temperature: float | None = None, seed: int = 0
 ) -> Evidence:
-    """Average, over posterior draws, a narrowed normalizing flow divided by likelihood and prior.
+    """Estimate the log evidence by the harmonic mean with a narrowed normalizing flow as its target density.
 
-    The flow is fitted to the first half of each chain, the variance of its noise multiplied by a temperature and the
-    noise cut off at a distance, so that it lies inside the posterior and the ratios stay bounded; their mean over the
-    second half estimates the reciprocal of the evidence. Draws from the flow say for which temperature and cut the
-    ratios vary least, and whether the narrowed flow does lie inside: none of it should have a larger ratio than the
-    posterior draws have.
+    The flow is fitted to the first half of each chain. Its noise variance is multiplied by a temperature and its noise
+    truncated, so that the flow lies inside the posterior and the ratios of flow to unnormalised posterior stay bounded.
+    Their mean over the second half estimates the reciprocal of the evidence. Draws from the flow select the temperature
+    and truncation with the smallest mean square ratio, and check that at most 1 % of the narrowed flow has ratios above
+    those of the posterior draws.
 
     Parameters
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``.
     flow : FittedFlow, optional
-        What :func:`fit_flow` made of ``draws``; made here by default.
+        Result of :func:`fit_flow` on ``draws``; fitted if not given.
     temperature : float, optional
-        Above zero, at most one; the noise is then not cut off.
+        In (0, 1]; the noise is then not truncated. Selected by default.
     seed : int, default 0
 
     Returns
@@ -618,7 +613,7 @@ def learned_harmonic_mean(
     DrawsError
         If the draws come from another target or are too few to be split.
     SettingsError
-        If the temperature lies outside its domain, or the flow has another dimension.
+        If the temperature lies outside (0, 1], or the flow has another dimension.
 
     References
     ----------
@@ -709,7 +704,7 @@ class _Check(NamedTuple):
 
     def log_ratios(self, narrow: _Narrow) -> Tensor:
         own = narrow.log_prob(self.noise, self.log_volume)
-        # Beyond the cut the ratio is zero even where the posterior has no mass.
+        # Beyond the truncation the ratio is zero even if the posterior has no mass there.
         return torch.where(own > -torch.inf, own - self.log_density, own)
 
     def log_shares(self, narrow: _Narrow) -> Tensor:
@@ -720,7 +715,7 @@ class _Check(NamedTuple):
         """Return the temperature and cut of least mean square ratio over posterior draws, from the flow's draws."""
 
         def mean_square(narrow: _Narrow) -> float:
-            # Up to the evidence, the mean ratio over the narrowed flow.
+            # The mean ratio over the narrowed flow, up to the factor of the evidence.
             return float((self.log_shares(narrow) + self.log_ratios(narrow)).logsumexp(0))
 
         norms = self.noise.norm(dim=-1)

@@ -1,4 +1,4 @@
-"""Priors without an integral, under which there is no marginal likelihood."""
+"""Improper priors, under which the marginal likelihood does not exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def improper(target: Target) -> str | None:
         names = {site.name for site in target.sites}
         parts = parts_of(density, new_generator(0, stream="improper priors"))
         found |= {part.name for part in parts if part.name in names and _is_flat(part)}
-    # Of targets from functions nothing is known here; :func:`check_constants` looks at their priors.
+    # Targets from functions have no site information; :func:`check_constants` examines their priors.
     elif not found:
         return None
     if not found and target.can_sample_prior:

@@ -1,8 +1,8 @@
-"""One judgement of every estimate, whether it is asked for by itself or by a comparison.
+"""The decorator of estimators: checks of the target, registration and timing.
 
-Each public estimator is decorated by :func:`estimator`. What concerns the target is looked at before it runs and said
-once, by whoever was asked first; an estimator that calls another one, or a comparison that runs several, is judged as
-one call. What concerns the estimate is added by the estimator itself, so that nobody who calls it needs to.
+Each public estimator is decorated by :func:`estimator`. Checks of the target run once, before the outermost call; an
+estimator that calls another one, or a comparison that runs several, counts as one call. The estimator itself adds the
+diagnostics of its estimate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _NOBODY, _COMPARISON, _ESTIMATOR = range(3)
 _ASKED_BY: ContextVar[int] = ContextVar("asked by", default=_NOBODY)
-# One seed for all, so that what is said of a target does not depend on who asked first.
+# One fixed seed, so that the checks of a target do not depend on the first caller.
 _SEED = 0
 _REASONS: WeakKeyDictionary[Target, str | None] = WeakKeyDictionary()
 _REPORTS: WeakKeyDictionary[Target, ConstantsReport] = WeakKeyDictionary()
@@ -60,19 +60,19 @@ def judge_target(target: Target, *, proper: bool = True, stacklevel: int = 2) ->
 def estimator(
     *needs: Part, kind: Kind = "consistent", refuses: Refusal | None = None, by: Estimate | None = None
 ) -> Callable[[F], F]:
-    """Decorate a public estimator: it is registered, its target is judged first, and its time is measured.
+    """Decorate a public estimator: register it, check its target before the call, and measure its time.
 
     Parameters
     ----------
     *needs : Part
-        What it works on: :func:`~bayeskit.inference.evidence.compare` makes these parts, and gives them by the names
-        ``draws``, ``ladder``, ``mode``, ``mean_field`` and ``flow``.
+        Shared parts that the estimator needs. :func:`~bayeskit.inference.evidence.compare` makes them and passes them
+        as ``draws``, ``ladder``, ``mode``, ``mean_field`` and ``flow``.
     kind : {"consistent", "unstable", "approximation", "bound", "score"}
-        What its number tends to; see :class:`~bayeskit.inference.evidence.Method`. A score does without a proper prior.
+        Limit of the estimate; see :class:`~bayeskit.inference.evidence.Method`. A score needs no proper prior.
     refuses : callable, optional
-        ``(target, parts)``, the reason why it does not apply to a target, or None.
+        ``(target, parts)``: the reason why the estimator does not apply to a target, or None.
     by : callable, optional
-        ``(target, parts, seed)``, how a comparison calls it, where it makes a run of its own by the budget.
+        ``(target, parts, seed)``: the call by a comparison, if the estimator makes its own run within the budget.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def estimator(
                 found = function(target, *given, **named)
             own = time.monotonic() - begin
             earlier = sum(_seconds(value) for value in (*given, *named.values()))
-            # A run that was resumed knows of time before this call.
+            # The duration of a resumed run includes the time before this call.
             return replace(found, seconds=max(own + earlier, found.seconds))
 
         register(judged, needs, kind, refuses, by)

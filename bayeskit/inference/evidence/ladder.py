@@ -1,4 +1,4 @@
-"""Estimators on draws at every temperature between prior and posterior."""
+"""Estimators on draws at a ladder of temperatures between prior and posterior."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ __all__ = [
     "thermodynamic_integration",
 ]
 
-# The mean log likelihood as a function of the inverse temperature, and rules that integrate it.
+# The mean log likelihood as a function of the inverse temperature, and its numerical integration.
 
 _MAX_GAP = 0.5  # in Monte Carlo errors: a bias of more would take |z| above 3 too often
 _MIN_INTERVALS = 4  # of which every second temperature can be left out, and a rule remains
@@ -69,7 +69,7 @@ class IntegrandCurve(NamedTuple):
     start: float  # log mean importance ratio of the first temperature to the prior
     start_terms: Tensor  # (1, chains, draws), ratios behind ``start`` relative to their mean
     beta: Tensor  # (T - 1,), inverse temperatures
-    # Cumulants of the log likelihood, (T - 1,), each the derivative of the one before.
+    # Cumulants of the log likelihood, (T - 1,), each the derivative of the previous one.
     mean: Tensor
     variance: Tensor
     third: Tensor
@@ -102,8 +102,8 @@ class IntegrandCurve(NamedTuple):
     @property
     def gaps(self) -> Tensor:
         """Leading error of the corrected rule in each interval ``(T - 2,)``, by the second derivatives at its ends."""
-        # The correction is exact where the variance changes as a trapezoidal rule for its derivative would have it;
-        # what is missing there returns with a tenth of the weight of the next rule.
+        # The correction is exact if the variance changes as the trapezoidal rule for its derivative implies;
+        # the remainder enters the next rule with a tenth of the weight.
         curvature = self.width * (self.third[1:] + self.third[:-1]) / 2
         return self.width.square() * (curvature - self.variance.diff()) / 60
 
@@ -115,7 +115,7 @@ class IntegrandCurve(NamedTuple):
         if corrected:
             slope[:-1] += self.width.square() / 12
             slope[1:] -= self.width.square() / 12
-        # One series a temperature carries the errors of mean and variance together, correlation included.
+        # One series per temperature combines the errors of mean and variance, including their correlation.
         influence = weight[:, None, None] * self.centred + slope[:, None, None] * self.centred.square()
         error = ladder_error(torch.cat([self.start_terms, influence]), ladder)
         return _with_rounding_of_sum(error, self.scale, len(ladder.beta))
@@ -126,7 +126,7 @@ class IntegrandCurve(NamedTuple):
             return math.inf
         keep = sorted({*range(0, len(self.beta), 2), len(self.beta) - 1})
         coarse = self._replace(beta=self.beta[keep], mean=self.mean[keep], variance=self.variance[keep])
-        # The rule is of fourth order, so the two differ by about fifteen times the error of the finer one.
+        # The rule is of fourth order, so the difference is about fifteen times the error of the finer rule.
         fine = self.trapezoid + float(self.corrections.sum())
         return abs(fine - coarse.trapezoid - float(coarse.corrections.sum())) / 15
 
@@ -136,8 +136,8 @@ def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
     _check_ladder(ladder, target)
     log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
     log_likelihood = log_likelihood.to(torch.float64)
-    # Under a heavy-tailed prior the log likelihood has no moments, so the first interval, which a ladder keeps narrow,
-    # is bridged by its importance ratio as in stepping stone.
+    # Under a heavy-tailed prior the log likelihood has no moments, so the first interval, which is narrow on a ladder,
+    # uses the importance ratio of stepping stone.
     first = ladder.beta[1] * log_likelihood[:1]
     start = float(log_mean_exp(first))
     tempered = log_likelihood[1:]
@@ -183,7 +183,7 @@ def _with_rounding_of_sum(standard_error: float, log_values: Tensor, count: int)
 
 def _first_step(log_weights: Tensor, terms: Tensor) -> tuple[list[str], dict[str, float]]:
     """Check the weights of the step up from the prior, ``(1, chains, draws)``; ``terms`` are they over their mean."""
-    # A likelihood of zero counts among the effective draws; to the tail of the weights it does not belong.
+    # Draws of zero likelihood count in the effective sample size but not in the tail of the weights.
     shape = pareto_shape(log_weights[log_weights > -torch.inf])
     independent = (effective_sample_size(terms[0]) / terms.numel()).clamp(max=1.0)
     effective = float(weight_effective_sample_size(log_weights.flatten()) * independent)
@@ -201,7 +201,7 @@ def _first_step(log_weights: Tensor, terms: Tensor) -> tuple[list[str], dict[str
     return problems, {"first_step_effective_draws": effective, "first_step_pareto_shape": shape}
 
 
-# Temperatures at which every interval of a ladder costs the same error.
+# Temperatures that equalise the error over the intervals of a ladder.
 
 _FIRST_SHARE = 0.5  # of the prior draws that count, effectively, in the step up from the prior
 _LEAST_INTERVALS = 6
@@ -213,12 +213,12 @@ def temperatures(path: IntegrandCurve, ladder: Ladder, gap: float, most: int) ->
     first = _first(ladder)
     gaps, length = path.gaps.abs(), path.width * ((path.variance[1:] + path.variance[:-1]) / 2).sqrt()
     fifth = gaps.pow(0.2)  # an interval of the rule misses the fifth power of its width
-    # Half of the temperatures equalise the estimated errors of the rule; the other half equalise thermodynamic length,
-    # the integral of the standard deviation of the log likelihood, and with it the Monte Carlo errors. So no interval
-    # stays open because its error looks small by chance.
+    # Half of the temperatures equalise the estimated errors of the rule. The other half equalise thermodynamic length,
+    # the integral of the standard deviation of the log likelihood, and thereby the Monte Carlo errors. No interval then
+    # stays wide because its error estimate is small by chance.
     share = fifth / fifth.sum().clamp(min=1e-300) + length / length.sum().clamp(min=1e-300)
     share = (share / share.sum().clamp(min=1e-300)).clamp(min=1e-6)
-    # Cut into n * share parts, an interval misses so many fourth powers less.
+    # An interval cut into n * share parts has an error smaller by the fourth power of that number.
     wanted = (float((gaps / share.pow(4)).sum()) / gap) ** 0.25
     count = math.ceil(max(wanted, float(length.sum()), _LEAST_INTERVALS))
 
@@ -227,7 +227,7 @@ def temperatures(path: IntegrandCurve, ladder: Ladder, gap: float, most: int) ->
     low = float(logs[0])
     extra = logs.new_zeros(0)
     if math.log(first) < low:
-        # Below the pilot's first temperature nothing is known but that the prior's step must become shorter.
+        # Below the pilot's first temperature there is no information except that the first step has to be shorter.
         steps = math.ceil((low - math.log(first)) / math.log(_WIDEST_RATIO))
         extra = torch.linspace(math.log(first), low, steps + 1, dtype=torch.float64, device=logs.device)[:-1]
         begin = 0.0
@@ -266,20 +266,17 @@ def _interpolate(x: Tensor, known: Tensor, values: Tensor) -> Tensor:
 
 @estimator(Part.LADDER, kind="approximation")
 def path_sampling(target: Target, ladder: Ladder) -> Evidence:
-    """Integrate the expected log likelihood over the inverse temperature by the trapezoidal rule.
+    """Integrate the mean log likelihood over the inverse temperature by the trapezoidal rule.
 
-    The rule's bias, always downwards where the variance of the log likelihood falls along the
-    path, does not shrink with more draws; where it exceeds half of the Monte Carlo error the
-    estimate is not trusted. :func:`modified_path_sampling` removes most of it from the same ladder.
-    The first interval, up from the prior, is bridged by its importance ratio: there the log
-    likelihood of a vague prior has a huge mean or none, and on a ladder that crowds towards the
-    prior the interval is too narrow for the difference to matter otherwise.
+    The bias of the rule is negative if the variance of the log likelihood decreases along the path, and does not shrink
+    with more draws. If it exceeds half of the Monte Carlo error, the estimate is not trusted;
+    :func:`modified_path_sampling` removes most of it from the same ladder. The first interval, next to the prior, uses
+    its importance ratio, because the log likelihood under a vague prior has a huge mean or none.
 
     Parameters
     ----------
     target : Target
     ladder : Ladder
-        Draws at every temperature.
 
     Returns
     -------
@@ -288,9 +285,9 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     Raises
     ------
     SettingsError
-        If ``ladder`` is none.
+        If ``ladder`` is not a :class:`Ladder`.
     DrawsError
-        If it comes from another target.
+        If the ladder comes from another target.
 
     References
     ----------
@@ -328,18 +325,16 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
 
 @estimator(Part.LADDER)
 def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
-    """Integrate the expected log likelihood over the inverse temperature, variances correcting the rule.
+    """Integrate the mean log likelihood over the inverse temperature by the corrected trapezoidal rule.
 
-    The integrand's derivative is the variance of the log likelihood, so the trapezoidal rule can be
-    corrected for its leading error: an interval of width ``h`` over which the variance changes by
-    ``v`` loses ``h ** 2 * v / 12``. The first interval, up from the prior, is bridged by its
-    importance ratio, which needs no moments.
+    The derivative of the integrand is the variance of the log likelihood, which gives the leading error of the
+    trapezoidal rule: ``h ** 2 * v / 12`` for an interval of width ``h`` over which the variance changes by ``v``. The
+    first interval, next to the prior, uses its importance ratio, which needs no moments.
 
     Parameters
     ----------
     target : Target
     ladder : Ladder
-        Draws at every temperature.
 
     Returns
     -------
@@ -348,9 +343,9 @@ def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
     Raises
     ------
     SettingsError
-        If ``ladder`` is none.
+        If ``ladder`` is not a :class:`Ladder`.
     DrawsError
-        If it comes from another target.
+        If the ladder comes from another target.
 
     References
     ----------
@@ -379,18 +374,17 @@ def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
     return with_missed_peak(z, target, ladder.draws)
 
 
-# Stepping stone: a product of small importance ratios up the temperature ladder.
+# Stepping stone: a product of importance ratios along the temperature ladder.
 
 
 @estimator(Part.LADDER)
 def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
-    """Multiply the ratios of neighbouring normalising constants, each estimated below its step.
+    """Multiply importance ratios of neighbouring temperatures, each from draws at the lower inverse temperature.
 
     Parameters
     ----------
     target : Target
     ladder : Ladder
-        Draws at every temperature.
 
     Returns
     -------
@@ -399,9 +393,9 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     Raises
     ------
     SettingsError
-        If ``ladder`` is none.
+        If ``ladder`` is not a :class:`Ladder`.
     DrawsError
-        If it comes from another target.
+        If the ladder comes from another target.
 
     References
     ----------
@@ -424,7 +418,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     log_likelihood = log_likelihood.to(torch.float64)
     steps = ladder.beta.diff()[:, None, None] * log_likelihood[:-1]
     ratios = log_mean_exp(steps)
-    # By the delta method the error of a logarithm is that of its relative terms.
+    # Delta method: the error of a logarithm is the relative error.
     error = ladder_error((steps - ratios[:, None, None]).exp(), ladder)
 
     problems, diagnostics = ladder_problems(ladder)
@@ -456,7 +450,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     return with_missed_peak(z, target, ladder.draws)
 
 
-# Thermodynamic integration that adds temperatures until the discretisation gap is small enough.
+# Thermodynamic integration with temperatures added until the discretisation error is small enough.
 
 _MAX_ROUNDS = 4
 _MARGIN = 0.25  # of the tolerance is aimed at, since a pilot's estimate of the gap is rough
@@ -491,29 +485,29 @@ def thermodynamic_integration(
     progress: bool = False,
     checkpoint: str | Path | None = None,
 ) -> Evidence:
-    """Integrate the mean log likelihood over temperatures placed until the rule's error is below a tolerance.
+    """Integrate the mean log likelihood over temperatures, with the discretisation error below a tolerance.
 
-    The rule is that of :func:`modified_path_sampling`. What it misses in each interval is estimated
-    from the third cumulants of the log likelihood; a short pilot ladder decides how many
-    temperatures are needed and where, and the ladder drawn there is measured again, up to four
-    times. Only the last ladder enters the estimate; its remaining gap is part of the standard error.
+    The rule is that of :func:`modified_path_sampling`; its error is estimated from the third cumulants of the log
+    likelihood. A short pilot ladder determines number and positions of the temperatures. The ladder is checked and
+    refined up to four times. Only the last ladder enters the estimate; its discretisation error is part of the standard
+    error.
 
     Parameters
     ----------
     target : Target
-        Its prior must be one it can draw from.
+        Has to support draws from its prior.
     ladder : Ladder, optional
-        Used instead of the pilot, and for the estimate itself if its gap is small enough already.
+        Replaces the pilot; also used for the estimate if its discretisation error is small enough.
     tolerance : float, default 0.01
-        Largest discretisation gap, in nats.
+        Largest discretisation error, in nats.
     num_temperatures : int, default 20
-        Steps of the pilot.
+        Steps of the pilot ladder.
     max_temperatures : int, default 200
-        Steps that no ladder may exceed.
+        Largest number of steps of a ladder.
     num_chains : int, default 8
-        Chains at each temperature.
+        Chains per temperature.
     num_warmup, num_samples : int, default 200 and 500
-        Iterations of each chain; the pilot makes half and a quarter of them.
+        Iterations per chain; the pilot makes half and a quarter of them.
     seed : int, default 0
     progress : bool, default False
     checkpoint : path, optional
@@ -522,14 +516,15 @@ def thermodynamic_integration(
     Returns
     -------
     Evidence
-        Not trusted if the gap stayed above the tolerance, or the first step rests on too few of the prior's draws.
+        Not trusted if the discretisation error exceeds the tolerance, or if too few prior draws support the first
+        step.
 
     Raises
     ------
     DrawsError
         If ``ladder`` comes from another target.
     SettingsError
-        If a setting lies outside its domain, or ``ladder`` is no ladder.
+        If a setting lies outside its domain, or ``ladder`` is not a :class:`Ladder`.
 
     References
     ----------
@@ -606,7 +601,7 @@ def _estimate(
             f"the discretisation gap is still about {abs(gap):.3f}, above the tolerance {tolerance:g}, with "
             f"{len(ladder.beta) - 1} temperatures: raise max_temperatures or num_samples",
         )
-    # The same draws in a product of ratios have no discretisation, so they show what cumulants cannot.
+    # Importance ratios of the same draws have no discretisation error and so detect errors of the cumulants.
     difference = value - stepping_stone(target, ladder).log_evidence
     if not abs(difference) <= tolerance + 2 * error:
         problems += (
@@ -635,10 +630,10 @@ class SplitStudentT:
 
     def __init__(self, location: Tensor, left: Tensor, right: Tensor, df: float = _DEGREES_OF_FREEDOM) -> None:
         # Smooth enough for gradients, with tails heavier than those of normal or gamma distributions in unconstrained
-        # space; two scales follow the skewness of the logarithm of a positive coordinate.
+        # space; two scales fit the skewness of the logarithm of a positive coordinate.
         self.location, self.left, self.right, self.df = location, left, right, df
         constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
-        # Half of each t is joined at the mode, so that either side carries mass in proportion to its scale.
+        # The halves are joined at the mode, so the mass of each side is proportional to its scale.
         self._constant = (constant + math.log(2) - (left + right).log()).sum()
 
     @property
@@ -660,14 +655,14 @@ class SplitStudentT:
             )
         levels = torch.linspace(*_QUANTILES, _CANDIDATES, dtype=x.dtype, device=x.device)
         modes = x.quantile(levels, 0)  # (candidates, d)
-        # For each mode the scales of most likelihood have a closed form.
+        # For each mode the maximum likelihood scales have a closed form.
         away = x - modes.unsqueeze(1)  # (candidates, n, d)
         below = away.clamp(max=0).square().sum(1)
         above = away.clamp(min=0).square().sum(1)
         roots = below.pow(1 / 3) + above.pow(1 / 3)
         best = roots.argmin(0, keepdim=True)
         location, root, low, high = (v.gather(0, best)[0] for v in (modes, roots, below, above))
-        # A t of the same variance as the normal has the smaller scale.
+        # A t with the variance of the normal has the smaller scale.
         shrink = math.sqrt((_DEGREES_OF_FREEDOM - 2) / _DEGREES_OF_FREEDOM)
         left, right = ((root * side.pow(2 / 3) / n).sqrt() * shrink for side in (low, high))
         return cls(location, left, right)
@@ -736,25 +731,23 @@ def generalised_stepping_stone(
     progress: bool = False,
     checkpoint: str | Path | None = None,
 ) -> Evidence:
-    """Climb by stepping stone from a reference distribution, instead of the prior, to the posterior.
+    """Run stepping stone from a reference distribution fitted to posterior draws instead of the prior.
 
-    The reference has independent coordinates, fitted to the first half of every posterior chain,
-    and is close to the posterior already: a few evenly spaced steps suffice, also where the prior is
-    vague, improper in effect, or cannot be drawn from. In place of the authors' family for each
-    kind of parameter stands one for all in unconstrained space, a Student-t with two scales, whose
-    tails stay above those of the posterior.
+    The reference has independent coordinates and is fitted to the first half of each chain. It is close to the
+    posterior, so a few equal steps suffice, even if the prior is vague or cannot be drawn from. The family is a
+    Student-t with two scales in unconstrained space for all parameters, with tails heavier than those of the posterior;
+    the authors use one family for each kind of parameter.
 
     Parameters
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``.
     num_temperatures : int, default 10
-        Steps, evenly spaced.
+        Number of equal steps.
     num_chains : int, default 8
-        Chains at each temperature.
+        Chains per temperature.
     num_warmup, num_samples : int, default 200 and 500
-        Iterations of each chain.
+        Iterations per chain.
     seed : int, default 0
     progress : bool, default False
     checkpoint : path, optional
@@ -763,16 +756,16 @@ def generalised_stepping_stone(
     Returns
     -------
     Evidence
-        Not trusted, beside the reasons of :func:`stepping_stone`, if the weights of a step or those of the other
-        posterior draws against the reference have too heavy a tail, or the ladder does not end where the
-        posterior draws are.
+        Not trusted, in addition to the reasons of :func:`stepping_stone`, if the weights of a step, or those of the
+        other posterior draws against the reference, are heavy-tailed, or if the end of the ladder differs from the
+        posterior draws.
 
     Raises
     ------
     DrawsError
         If the draws come from another target or are too few to fit the reference.
     SettingsError
-        If a setting lies outside its domain, or ``draws`` are none.
+        If a setting lies outside its domain, or ``draws`` is not a :class:`Draws`.
 
     References
     ----------
@@ -845,7 +838,7 @@ def _tail_problems(
     step = max(pareto_shape(each) for each in steps)
     seen = draws.unconstrained[:, rest]
     weights = draws.log_density[:, rest] - reference.to(seen).log_prob(seen)
-    # Were the last step drawn from the posterior itself, its weights would be these.
+    # The weights of the last step if it were drawn from the posterior itself.
     tail = pareto_shape(ladder.beta.diff()[-1] * weights)
     problems = []
     if not step <= MAX_PARETO_SHAPE:

@@ -1,4 +1,4 @@
-"""Estimators from the mode: Laplace, importance sampling from a Laplace fit, and maxima."""
+"""Estimators based on the mode: Laplace, importance sampling from a Laplace fit, and maxima."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ __all__ = [
 
 # Multivariate Student-t distributions as proposals.
 
-#: Curvatures below this part of the largest are none; what is taken in their place.
+#: Curvatures below this share of the largest count as flat; their replacement, as a share of the largest.
 _FLAT, _NARROWEST = 1e-20, 1e-8
-#: Half degrees of freedom from which on Stirling's series is as exact as a double.
+#: Half degrees of freedom above which Stirling's series is exact in double precision.
 _LARGE = 1e3
 
 
@@ -84,7 +84,7 @@ class StudentT:
         """Draw points, ``(num_draws, d)``."""
         d = len(self.location)
         normal = torch.randn(num_draws, d, generator=generator, dtype=self.location.dtype)
-        # A chi-squared variable with real degrees of freedom; torch's gamma sampler takes the generator.
+        # A chi-squared variable with real degrees of freedom; torch's gamma sampler accepts the generator.
         concentration = torch.full((num_draws, 1), self.df / 2, dtype=self.location.dtype)
         chi_squared = 2 * standard_gamma(concentration, generator=generator)
         scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
@@ -113,8 +113,8 @@ def log_constant(degrees_of_freedom: float, dim: int) -> float:
     x, a = 0.5 * degrees_of_freedom, 0.5 * dim
     if x < _LARGE:
         return math.lgamma(x + a) - math.lgamma(x) - a * math.log(2 * x * math.pi)
-    # Logarithms of gamma functions would differ by less than their rounding. Stirling's series has no such difference;
-    # its next term is below the rounding of this one.
+    # The difference of log gamma functions would be lost to rounding. Stirling's series avoids the difference; its next
+    # term is below the rounding error of this one.
     ratio = a / x
     series = (1 / (x + a) - 1 / x) / 12 - ((1 / (x + a)) ** 3 - (1 / x) ** 3) / 360
     return (x + a - 0.5) * math.log1p(ratio) - a + series - a * math.log(2 * math.pi)
@@ -163,7 +163,7 @@ def scale_factor(precision: Tensor) -> Tensor:
     diagonal = precision.diagonal().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
     if not bool(precision.isfinite().all()):
         precision = torch.diag(diagonal)
-    # Coordinates may have any units, so one is flat only if it is so next to nothing.
+    # Coordinates may have any units, so a coordinate is flat only relative to the largest curvature.
     highest = diagonal.max() if bool(diagonal.any()) else torch.ones_like(diagonal[0])
     diagonal = torch.where(diagonal > _FLAT * highest, diagonal, _NARROWEST * highest)
     scale = diagonal.rsqrt()
@@ -173,42 +173,42 @@ def scale_factor(precision: Tensor) -> Tensor:
     return (scale[:, None] * torch.linalg.cholesky(covariance)).to(dtype)
 
 
-# The Laplace approximation: a normal distribution at the mode, with all of its correlations.
+# The Laplace approximation: a normal distribution at the mode with full covariance.
 
 _UNKNOWN = "an approximation whose error is not known: use laplace_importance_sampling, which measures it"
 
-#: What a step of one standard deviation costs where the posterior curves at all, in nats; half where it is normal.
+#: Log density lost by a step of one standard deviation in a curved direction, in nats; 0.5 for a normal posterior.
 _MIN_FALL = 0.01
 
 
 @estimator(Part.MODE, kind="approximation")
 def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0) -> Evidence:
-    r"""Integrate the normal distribution that has the posterior's mode and curvature in unconstrained space.
+    r"""Estimate the log evidence by the Laplace approximation in unconstrained space.
 
-    :math:`\log Z = f(m) + \frac{d}{2} \log 2 \pi - \frac{1}{2} \log \det(-f''(m))` with the log of prior times
-    likelihood `f` over unconstrained space and its mode `m`.
+    :math:`\log Z = f(m) + \frac{d}{2} \log 2 \pi - \frac{1}{2} \log \det(-f''(m))`, where `f` is the log of prior times
+    likelihood over unconstrained space and `m` its mode.
 
     Parameters
     ----------
     target : Target
     draws : Draws, optional
-        Posterior draws; a search for the mode starts from the best of them.
+        Posterior draws; one mode search starts from the best draw.
     mode : Mode, optional
-        Of the target, if it is known already.
+        Known mode of the target.
     seed : int, default 0
-        Of the points where searches for the mode start.
+        Seed of the starting points of the mode search.
 
     Returns
     -------
     Evidence
-        Without a standard error, and so never trusted; NaN where the curvature is not positive in all directions.
+        Never trusted, because it has no standard error; NaN if the curvature is not positive definite.
 
     Raises
     ------
     InitializationError
-        If no search for the mode ends at a finite density.
+        If no mode search ends at a finite density.
     DrawsError, SettingsError, ShapeError
-        If draws or mode are of another target.
+        If draws or mode belong to another target.
 
     References
     ----------
@@ -233,7 +233,7 @@ def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = N
     log_evidence = math.nan
     diagonal, eigenvalues = _scaled_curvature(mode.precision)
     smallest, largest = float(eigenvalues.min()), float(eigenvalues.max())
-    # A curvature that differences of gradients cannot tell from zero is none.
+    # A curvature within the error of the finite differences counts as zero.
     resolved = torch.finfo(mode.precision.dtype).eps ** (2 / 3) * largest
     bends, probes = _falls_off(target, mode, diagonal)
     if bends and smallest > resolved:
@@ -258,7 +258,7 @@ def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]
     """Tell whether the density falls along coordinates whose curvature may be rounding; also return evaluations."""
     if not bool((diagonal > 0).all()):
         return False, 0
-    # Units differ between coordinates, so a small curvature alone says nothing: take a step as long as it tells.
+    # Units differ between coordinates, so a small curvature alone is not informative: test a step of matching length.
     doubtful = (diagonal <= torch.finfo(diagonal.dtype).eps ** (2 / 3) * diagonal.max()).nonzero().flatten()
     if not len(doubtful):
         return True, 0
@@ -271,21 +271,21 @@ def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]
 # Importance sampling from a Laplace fit with Student-t tails.
 
 _MAX_ROUNDS, _PILOT_DRAWS, _MAX_PILOT_DRAWS = 15, 4000, 10_000
-#: More dimensions than this are many: there the radius of heavy tails hides what shape the proposal has.
+#: Above this dimension the random radius of heavy tails hides the fit of the proposal.
 _FEW_DIMENSIONS = 50
-#: There a last refit is taken if the noise of its draws costs no more than so many nats.
+#: There a last refit is accepted if the noise of its draws costs no more than so many nats.
 _MAX_LOSS = 0.1
-#: Independent sets of quasi-random draws, and of how many draws at least.
+#: Number of independent quasi-random sets, and smallest number of draws per set.
 _NUM_SETS, _LEAST_SET = 32, 8
-#: A smaller share of effective draws is refused; one below the larger number is looked at by draws that move.
+#: A smaller share of effective draws is not trusted; a share below the larger number triggers a check by moved draws.
 _MIN_SHARE, _MAX_SHARE = 0.01, 0.5
-#: Tails of the pilot rounds and of the draws that guard against heavier ones than those chosen; their share, and how
-#: much wider they are than what is lacking, where the proposal fits and where it does not.
+#: Degrees of freedom of the pilot rounds and of the defensive draws; share and relative width of the defensive draws
+#: if the proposal fits and if it does not.
 _GUARD_DF, _GUARD, _GUARD_OF_MISFIT = 5.0, (0.1, 2.0), (0.5, 1.5)
-#: How many times wider than the proposal the draws are that look for mass outside it, and their number at each width.
+#: Widths of the probes for mass outside the proposal, in multiples of its scale, and number of draws per width.
 _PROBE_WIDTHS, _NUM_PROBES = (3.0, 6.0, 10.0), 500
-#: How many standard deviations from the middle tails are compared along the axes; they count if the posterior holds so
-#: much there, in standard errors of the estimate, and so much of it is left further out, more than of a power of -3.
+#: Distances, in standard deviations, at which tails are compared along the axes. A difference counts if the posterior
+#: mass there exceeds a share of the standard error, and if the tail decays more slowly than a power of -3.
 _FAR, _MIN_TAIL, _MIN_LEFT = (30.0, 100.0), 0.1, 0.1
 _CHOICES = (3.0, 5.0, 10.0, 20.0, 50.0, 200.0)
 _MANY_CHOICES = (*_CHOICES, 1000.0, 10_000.0)
@@ -312,34 +312,29 @@ def laplace_importance_sampling(
     mode: Mode | None = None,
     seed: int = 0,
 ) -> Evidence:
-    """Sample by importance from a multivariate Student-t at the posterior mode.
+    """Estimate the log evidence by importance sampling from a multivariate Student-t at the posterior mode.
 
-    Scale matrix is the inverse of the negative Hessian in unconstrained space; the
-    t tails cover what the Gaussian approximation misses. Short pilot rounds refit the
-    t to their own weighted draws as long as that helps, which repairs a skewed
-    posterior or a mode far from the mass (the scale of a hierarchical model). They
-    also choose how heavy the tails are; a tenth of the draws then comes from a wider
-    t with 5 degrees of freedom, placed where the choice has too few; half of them
-    where no t is like the posterior. There, some draws move by Hamiltonian Monte
-    Carlo to see what the proposal lacks, and whether the posterior lies where the
-    final weights are larger than any that were drawn. The estimate comes from the
-    last proposal alone.
+    The scale matrix is the inverse negative Hessian in unconstrained space. Short pilot rounds refit the t to their own
+    weighted draws while that helps, which corrects for skewness or a mode far from the bulk of the mass (the scale of a
+    hierarchical model), and select the degrees of freedom. A tenth of the draws then comes from a wider t with 5
+    degrees of freedom, centred where the proposal has too little mass; half of the draws if no t fits the posterior. In
+    that case, Hamiltonian Monte Carlo moves some draws to check for mass outside the proposal and for weights larger
+    than any drawn. Only draws from the last proposal enter the estimate.
 
     Parameters
     ----------
     target : Target
     num_draws : int, default 32,768
-        Draws of the final round, taken in up to 32 sets of equal size, whole multiples of which are used. Within a set
-        they fill the proposal more evenly than chance would; the spread of the sets is the error.
+        Draws of the final round, in up to 32 randomised quasi-Monte Carlo sets of equal size; a remainder is not used.
+        The variance between sets gives the standard error.
     degrees_of_freedom : float, optional
-        Of all draws, above 2; by default the pilot rounds choose.
+        Above 2; selected by the pilot rounds if not given.
     smoothed : bool, default True
-        Replace the largest weights by quantiles of a generalised Pareto distribution fitted to them.
+        Pareto-smooth the largest weights.
     draws : Draws, optional
-        Posterior draws, to start the search for the mode and to see whether the
-        proposal covers them.
+        Posterior draws, for the mode search and for a check that the proposal covers them.
     mode : Mode, optional
-        Of the target, if it is known already.
+        Known mode of the target.
     seed : int, default 0
 
     Returns
@@ -349,11 +344,11 @@ def laplace_importance_sampling(
     Raises
     ------
     SettingsError
-        If there are fewer than two draws, ``degrees_of_freedom`` is not above 2, or the mode is of another target.
+        If ``num_draws`` is below two, ``degrees_of_freedom`` is not above 2, or the mode is of another target.
     InitializationError
-        If no search for the mode ends at a finite density.
+        If no mode search ends at a finite density.
     DrawsError, ShapeError
-        If draws or mode are of another target.
+        If draws or mode belong to another target.
 
     References
     ----------
@@ -400,7 +395,7 @@ def laplace_importance_sampling(
     beyond, moves = 0.0, 0
     if effective < _MAX_SHARE * len(x):
         beyond, moves = share_beyond(target, x, log_weights[0], proposal.log_prob, seed=seed)
-        # What lies beyond the largest weight is missing in the estimate, and smoothing draws in what is before it.
+        # Mass beyond the largest weight is missing in the estimate; smoothing reduces the weights below it.
         certain = max(0.0, beyond - math.sqrt(beyond * (1 - beyond) / NUM_MOVED))
         error = math.hypot(error, certain, log_z - float(log_mean_exp(log_weights)))
     error = with_rounding(error, log_density)
@@ -409,7 +404,7 @@ def laplace_importance_sampling(
     )
     around, probes = _missed_around(target, proposal, log_z, largest, error, generator)
     if not effective >= _MIN_SHARE * len(x):
-        # Where so few count, that the draws are spread evenly hides how little of the posterior they have seen.
+        # With so few effective draws, even spacing hides how little of the posterior the draws cover.
         problems.append(
             f"only {100 * effective / len(x):.2g} % of the draws count, so the proposal is unlike the posterior: "
             "use bridge sampling"
@@ -454,7 +449,7 @@ def _adapted(
     if best.share >= _MAX_SHARE:
         log_density = best.log_weights + best.proposal.log_prob(best.x)
         return _with_tails(chosen, best.proposal, best.x, best.log_weights, log_density, *_GUARD), spent
-    # What the proposal lacks, its own draws hardly show.
+    # The proposal's own draws hardly reveal the mass that it lacks.
     x, log_density, moves = moved_draws(target, best.x, best.log_weights, generator)
     equal = torch.zeros_like(log_density)
     return _with_tails(chosen, best.proposal, x, equal, log_density, *_GUARD_OF_MISFIT), spent + moves
@@ -463,7 +458,7 @@ def _adapted(
 def _pilot(target: Target, proposal: StudentT, num_draws: int, generator: torch.Generator) -> _Pilot:
     x = proposal.sample(num_draws, generator)
     log_weights = target.log_density(x) - proposal.log_prob(x)
-    # Where the density is infinite or not a number it counts as zero.
+    # An infinite or NaN density counts as zero.
     log_weights = log_weights.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
     share = float(weight_effective_sample_size(log_weights).nan_to_num(nan=0.0)) / num_draws
     return _Pilot(share, proposal, _refit(x, log_weights, proposal), x, log_weights)
@@ -476,7 +471,7 @@ def _main(proposal: StudentT | DefensiveStudentT) -> StudentT:
 def _smoothed(log_weights: Tensor) -> Tensor:
     """Smooth the largest weights, without the normalisation that smoothing brings."""
     smooth = pareto_smoothed(log_weights)[0].to(log_weights.dtype)
-    # Weights below the tail are only moved, all by the same.
+    # Weights below the tail are only shifted, all by the same amount.
     moved = (log_weights - smooth)[log_weights <= log_weights.median()]
     moved = moved[moved.isfinite()]
     return smooth + moved.median() if len(moved) else log_weights
@@ -497,7 +492,7 @@ def _missed_around(
         x = probe.sample(_NUM_PROBES, generator)
         log_density = target.log_density(x).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         spent += _NUM_PROBES
-        # Only where no draw of the proposal had as large a weight.
+        # Only if no draw of the proposal had as large a weight.
         outside = log_density - proposal.log_prob(x) > largest
         if is_more_than((log_density - probe.log_prob(x) - log_z)[outside], _NUM_PROBES, standard_error):
             problem = "wider draws find mass that the proposal does not cover: use bridge sampling or stepping stone"
@@ -507,7 +502,7 @@ def _missed_around(
     x = main.location + far * torch.cat([axes, -axes])
     log_density = target.log_density(x).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
     spent += log_density.numel()
-    # The share of the posterior at such distances, were it as wide across the axis as it is in the middle.
+    # Posterior mass at such distances if it is as wide across the axis as in the centre.
     near, further = (log_density - log_z - main.log_prob(main.location[None])).exp() * far[..., 0]
     heavy = (near > _MIN_TAIL * standard_error) & (further > _MIN_LEFT * near)
     if bool((heavy & (log_density[0] - proposal.log_prob(x[0]) > largest)).any()):
@@ -532,15 +527,15 @@ def _with_tails(
     for df in _MANY_CHOICES if many else _CHOICES:
         main = StudentT(fitted.location, covariance * math.sqrt((df - 2) / df), df)
         if many:
-            # Of the draws that the choice lacks there are too few for a fit, and twice as wide is nowhere near.
+            # The draws missing from the proposal are too few for a fit, and twice the width is far too small.
             guard = StudentT(fitted.location, fitted.factor, _GUARD_DF)
         else:
             lacking = _refit(x, log_weights + log_density - main.log_prob(x), current)
             guard = StudentT(lacking.location, guard_width * lacking.factor, lacking.df)
         candidate = DefensiveStudentT(main, guard, guard_share)
         log_ratio = log_density - candidate.log_prob(x)
-        # The third moment, unlike the second, is mostly the tail's: where it is small, the mean is nearly normal, as
-        # the standard error takes it to be.
+        # The third moment, unlike the second, is dominated by the tail. If it is small, the mean is nearly normal, as
+        # the standard error assumes.
         moment = float((log_weights + 2 * log_ratio).logsumexp(0))
         if moment < lowest:
             lowest, chosen = moment, candidate
@@ -550,7 +545,7 @@ def _with_tails(
 def _refit(x: Tensor, log_weights: Tensor, current: StudentT) -> StudentT:
     """Fit location and scale to the weighted draws ``(n, d)``, the scale blended with the current one."""
     d = x.shape[1]
-    # Weights too uneven to carry a covariance are flattened by a power; the next round finds what that misses.
+    # Weights too uneven for a covariance estimate are tempered by a power; the next round corrects the result.
     weights = _flattened(log_weights, needed=max(100.0, 10.0 * d))
     mean = weights @ x
     centred = x - mean
@@ -577,38 +572,38 @@ def _flattened(log_weights: Tensor, needed: float) -> Tensor:
     return torch.softmax(log_weights, 0)
 
 
-# Maxima in place of integrals: the largest likelihood, and the largest prior times likelihood.
+# Maxima instead of integrals: the largest likelihood, and the largest prior times likelihood.
 
 
 @estimator(Part.MODE, kind="approximation")
 def maximum_likelihood(
     target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
 ) -> Evidence:
-    """Return the log likelihood at its maximum, which lies above the log evidence.
+    """Return the maximum log likelihood, an upper bound of the log evidence.
 
-    The prior has no say but in where searches start. Models of equal size can be ranked by it, nothing more.
+    The prior only affects the starting points of the searches. The maximum can rank models of equal dimension.
 
     Parameters
     ----------
     target : Target
     draws : Draws, optional
-        Posterior draws; a search starts from the best of them.
+        Posterior draws; one search starts from the best draw.
     mode : Mode, optional
-        Of the target, if it is known already: searches start there and not at draws from the prior.
+        Known mode of the target; searches start there and not at prior draws.
     seed : int, default 0
-        Of the points where searches start.
+        Seed of the starting points.
 
     Returns
     -------
     Evidence
-        Without a standard error, and so never trusted.
+        Never trusted, because it has no standard error.
 
     Raises
     ------
     InitializationError
         If no search ends at a finite likelihood.
     DrawsError, SettingsError, ShapeError
-        If draws or mode are of another target.
+        If draws or mode belong to another target.
 
     References
     ----------
@@ -633,29 +628,29 @@ def maximum_likelihood(
 def maximum_posterior(
     target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
 ) -> Evidence:
-    """Return the largest log of prior times likelihood, as a density of the constrained values.
+    """Return the maximum log of prior times likelihood, as a density of the constrained values.
 
-    The Jacobian of the map from unconstrained space is taken out, so the number is one of the model and not of how its
-    values are represented; of a simplex all entries but the last count as its values.
+    The Jacobian of the map from unconstrained space is removed, so the maximum does not depend on the parametrisation;
+    the density of a simplex is over all entries but the last.
 
     Parameters
     ----------
     target, draws, mode, seed
-        As of :func:`maximum_likelihood`.
+        As for :func:`maximum_likelihood`.
 
     Returns
     -------
     Evidence
-        Without a standard error, and so never trusted.
+        Never trusted, because it has no standard error.
 
     Raises
     ------
     InitializationError
         If no search ends at a finite density.
     DrawsError, SettingsError, ShapeError
-        If draws or mode are of another target.
+        If draws or mode belong to another target.
     ModelError
-        If it is not known how the target's values are constrained.
+        If the constraints of the target's values are unknown.
 
     References
     ----------
@@ -726,13 +721,13 @@ def _towards_zero(objective: ClimbObjective, end: Tensor, value: float) -> tuple
         found, gradient = objective.value_and_gradient(x.log().flatten(0, -2))
         return found.reshape(x.shape[:-1]), gradient.reshape(x.shape) / x
 
-    # Some coordinates may be largest at zero. Where a search ran off to, a logarithm may not be one of a number.
+    # Some coordinates may have their maximum at zero. A search that diverged may have no finite logarithm.
     furthest = 0.5 * math.log(torch.finfo(end.dtype).max)
     with one_thread():
         start = end.clamp(-furthest, furthest).exp().unsqueeze(0)
         found = climb_to_modes(of_positive, start, value_and_gradient=with_gradient)
     spent = objective.cost * found.num_evaluations
-    # At a density without bound the search may have got further than positive coordinates can.
+    # At an unbounded density the search may leave the range of positive floating-point numbers.
     if not float(found.value[0]) > value:
         return end, value, spent
     return found.position[0].log(), float(found.value[0]), spent

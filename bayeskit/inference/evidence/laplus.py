@@ -47,17 +47,17 @@ __all__ = [
     "match_gamma",
 ]
 
-# Modes of densities of positive coordinates, many densities at once.
+# Modes of densities of positive coordinates, for batches of densities.
 
 #: Coordinates below this count as zero.
 SHORTEST = 1e-9
-#: Multiples of a step that are tried together: short ones far from a mode, long ones on the way to zero.
+#: Multiples of a step that are tried together: small ones far from a mode, large ones on the way to zero.
 _MULTIPLES = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.1, 0.03, 0.01)
-#: The largest change of the logarithm of a coordinate in one simple step.
+#: Largest change of the logarithm of a coordinate in one simple step.
 _LARGEST_CHANGE = 3.0
 
 
-#: From positions to log densities and their gradients.
+#: Maps positions to log densities and their gradients.
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -92,8 +92,8 @@ def climb_to_modes(
         value, gradient = (result[0] for result in evaluate(x[None]))
         hessian = _hessian(evaluate, x)
         with torch.no_grad():
-            # Steps are taken in logarithms, where a log likelihood is closer to a parabola and a coordinate can go on
-            # towards a mode at zero; the density remains that of the coordinates themselves.
+            # Steps are taken in logarithms, in which a log likelihood is closer to quadratic and a coordinate can
+            # approach zero; the density remains that of the coordinates themselves.
             tried = (x * (multiples * _step(x, gradient, hessian)).exp()).clamp(min=SHORTEST)
             reached = log_density(tried).nan_to_num(nan=-torch.inf)
         count += 1 + 2 * dim + len(_MULTIPLES)
@@ -129,10 +129,10 @@ def _step(x: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     """Return an uphill step of the logarithms of the coordinates."""
     slope = gradient * x
     precision = -hessian * x[:, :, None] * x[:, None, :] - torch.diag_embed(slope)
-    # Scaled to a diagonal of ones: coordinates near zero have next to no curvature left.
+    # Scaled to a unit diagonal: coordinates near zero have almost no curvature left.
     scale = precision.diagonal(dim1=-2, dim2=-1).abs().clamp(min=torch.finfo(x.dtype).eps).sqrt()
     values, vectors = torch.linalg.eigh(precision / scale[:, :, None] / scale[:, None, :])
-    # Where the density is not concave, uphill all the same.
+    # An ascent direction even if the density is not log-concave.
     values = values.abs().clamp(min=1e-4)
     turned = vectors.mT @ (slope / scale)[..., None]
     step = (vectors @ (turned / values[..., None])).squeeze(-1) / scale
@@ -141,7 +141,7 @@ def _step(x: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
 
 # Laplus: a distribution on the positive half line for each coordinate, matched to the density at its mode.
 
-#: A mode below this counts as one at zero, unless the density of the coordinate's logarithm is bent as much as this.
+#: A mode below this counts as zero, unless the curvature by the logarithm of the coordinate is at least this.
 _ZERO, _BENT = 1e-6, 0.1
 
 
@@ -152,30 +152,30 @@ def _is_inside(mode: Tensor, second: Tensor) -> Tensor:
 
 def _slope_at_zero(first: Tensor) -> Tensor:
     """Return the rate of the exponential distribution with the same slope, `(*batch)`."""
-    # A slope of nothing at zero has no exponential distribution; a huge mean stands for it.
+    # With zero slope at zero no exponential distribution exists; a huge mean replaces it.
     return first.abs().clamp(min=torch.finfo(first.dtype).tiny ** 0.5)
 
 
 def match_gamma(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return shape and rate of gamma distributions matched at a mode, all ``(*batch)`` (Fourment et al. 2020)."""
-    # Inside, mode and second derivative are matched; at zero, or where the log density is not concave, the slope is, by
-    # an exponential distribution.
+    # An interior mode determines mode and second derivative. At zero, or without log-concavity, an exponential
+    # distribution matches the slope.
     inside, rate = _is_inside(mode, second), -second * mode
     return torch.where(inside, rate * mode + 1, 1.0), torch.where(inside, rate, _slope_at_zero(first))
 
 
 def _match_beta_prime(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return shapes ``a`` and ``b`` of beta prime distributions, matched as in :func:`match_gamma`, ``(*batch)``."""
-    # Where the mode is not inside, ``a`` is one and the slope at zero the same; ``b`` may be negative where tails are
-    # too heavy for any.
+    # Without an interior mode, ``a`` is one and the slope at zero is matched; ``b`` may be negative if tails are too
+    # heavy for the family.
     inside, bent = _is_inside(mode, second), -second * mode * (mode + 1)
     return torch.where(inside, bent * mode + 1, 1.0), torch.where(inside, bent - 1, _slope_at_zero(first) - 1)
 
 
 def _match_lognormal(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return location and scale of lognormal distributions, matched as in :func:`match_gamma`, ``(*batch)``."""
-    # No lognormal distribution has its mode at zero: there it gets mean and variance of the exponential distribution of
-    # the same slope.
+    # No lognormal distribution has its mode at zero: there it matches mean and variance of the exponential distribution
+    # of the same slope.
     inside, half = _is_inside(mode, second), torch.tensor(2.0, dtype=mode.dtype).log()
     variance = torch.where(inside, -1 / (second * mode.square()), half)
     location = torch.where(inside, mode.log() + variance, -_slope_at_zero(first).log() - half / 2)
@@ -185,7 +185,7 @@ def _match_lognormal(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tenso
 # A target as a density of positive coordinates, and its mode.
 
 _PROBES, _STARTS = 3, 4
-#: Modes below this are small beside the steps of :func:`climb_to_modes`.
+#: Modes below this are small compared with the steps of :func:`climb_to_modes`.
 _SMALL = 1e-3
 
 
@@ -221,7 +221,7 @@ class PositiveDensity:
 
     def log_slope(self, x: Tensor) -> Tensor:
         """Return the derivative of the log density by the logarithm of each coordinate, of the shape of ``x``."""
-        # Unlike the derivative by ``x``, it keeps its digits where ``x`` is small.
+        # Unlike the derivative by ``x``, it stays accurate for small ``x``.
         u = x.log()
         return self.target.value_and_grad(u.reshape(-1, u.shape[-1]))[1].reshape(u.shape) - 1
 
@@ -268,7 +268,7 @@ class PositiveDensity:
         u[1, row, small] -= step
         upper, lower = self.log_slope(u.exp())[:, row, small]
         middle = self.log_slope(x.unsqueeze(0))[0, small]
-        # That of the logarithm is x times the first derivative plus the square of x times the second.
+        # The second derivative by the logarithm is x times the first derivative plus x squared times the second.
         bent = (upper - lower) / (2 * step) - middle
         found = second.clone()
         found[small] = torch.where(-bent > _BENT, bent / x[small].square(), second[small])
@@ -292,15 +292,15 @@ def _require_positive(target: Target) -> None:
 
 # Independent distributions that approximate a posterior of positive coordinates.
 
-#: Powers of x at zero that are no closer to none than this count as a pole.
+#: Powers of x at zero at least this far from none count as a pole.
 _MIN_POWER = 0.01
-#: Where the mode of a logarithm is looked for, and how often the interval is halved.
+#: Upper end of the search for the mode of a logarithm, and number of bisections.
 _LARGEST, _BISECTIONS = 1e9, 60
-#: A mode inside with less curvature than this, by the logarithm of the coordinate, is one at zero.
+#: An interior mode with less curvature than this, by the logarithm of the coordinate, counts as zero.
 _STRAIGHT = 1e-6
-#: A slope at zero at which the exponential distribution would reach a hundred times further than the density does.
+#: Slope at zero at which the exponential distribution would extend a hundred times further than the density.
 _FLAT = 0.01
-#: The slope at zero is taken where this share of the exponential is over, if it has too few digits further down.
+#: If the slope at zero has too few digits, it is evaluated at this quantile of the exponential distribution.
 _NEAR, _DIGITS = 3e-3, 1e3
 
 
@@ -333,10 +333,10 @@ class _AtZero(NamedTuple):
     """Exponential or gamma distributions in place of coordinates whose mode is at zero."""
 
     inside: Tensor  # (d,), bool: coordinates whose mode is inside, not at zero
-    # (d,): one where the density is finite at zero; at a pole, its power plus one, at least 0.001; NaN without a fit.
+    # (d,): one if the density is finite at zero; at a pole, its power plus one, at least 0.001; NaN without a fit.
     shape: Tensor
     rate: Tensor  # (d,)
-    # (d,), bool: no slope at zero, so that shape and rate match mode and curvature of the coordinate's logarithm.
+    # (d,), bool: no slope at zero; shape and rate then match mode and curvature of the coordinate's logarithm.
     flat: Tensor
     centre: Tensor  # (d,), mode of the density of the coordinate's logarithm, as a coordinate
     problems: tuple[str, ...]  # reasons why nothing fits
@@ -370,7 +370,8 @@ def _beta_prime_family(density: PositiveDensity, mode: PositiveMode) -> _Fit[Bet
     mode = _in_double(mode)
     first, second = _match_beta_prime(mode.position, mode.first, mode.second)
     other = _at_zero(density, mode)
-    # With a slope of minus the sum of both shapes at zero, beside the pole; or bent as much as the gamma distribution.
+    # The slope at zero, apart from the pole, is minus the sum of both shapes; or the curvature of the gamma
+    # distribution.
     head = torch.where(other.flat, other.shape * (1 + other.centre), other.shape)
     tail = torch.where(other.flat, head / other.centre, other.rate - other.shape)
     prime = BetaPrime(torch.where(other.inside, first, head), torch.where(other.inside, second, tail))
@@ -382,7 +383,7 @@ def _lognormal_family(density: PositiveDensity, mode: PositiveMode) -> _Fit[LogN
     mode = _in_double(mode)
     location, scale = _match_lognormal(mode.position, mode.first, mode.second)
     other = _at_zero(density, mode)
-    # At zero they have mean and variance of the gamma distribution, or, without a slope there, mode and curvature of
+    # At zero they match mean and variance of the gamma distribution, or, without a slope there, mode and curvature of
     # the logarithm.
     variance = torch.where(other.flat, 1 / other.shape, (1 / other.shape).log1p())
     centre = torch.where(other.flat, other.centre.log(), (other.shape / other.rate).log() - variance / 2)
@@ -391,8 +392,8 @@ def _lognormal_family(density: PositiveDensity, mode: PositiveMode) -> _Fit[LogN
         torch.where(other.inside, scale, variance.sqrt()),
         validate_args=False,
     )
-    # A lognormal density vanishes at zero, so where the mode is there densities are compared at its mean, or, without a
-    # slope at zero, at the mode of the logarithm.
+    # A lognormal density vanishes at zero, so for a mode there densities are compared at its mean, or, without a slope
+    # at zero, at the mode of the logarithm.
     return _fit(
         lognormal,
         torch.where(other.inside, mode.position, torch.where(other.flat, other.centre, lognormal.mean)),
@@ -415,7 +416,7 @@ def _at_zero(density: PositiveDensity, mode: PositiveMode) -> _AtZero:
     # Second derivatives are differences of gradients.
     straight = max(_STRAIGHT, 10 * torch.finfo(dtype).eps ** (2 / 3))
     inside = _is_inside(x, mode.second) & (-mode.second * x.square() > straight)
-    # A search that was stopped on its way down has a slope left.
+    # A search that stopped early has a remaining slope.
     inside &= (x >= _ZERO) | ((mode.first * x).abs() < _BENT)
     outside = (~inside).nonzero().flatten()
     shape, rate, flat, centre = torch.ones_like(x), torch.ones_like(x), torch.zeros_like(inside), x.clone()
@@ -432,7 +433,7 @@ def _at_zero(density: PositiveDensity, mode: PositiveMode) -> _AtZero:
         return density.log_slope(points.to(dtype))[row, outside].double()
 
     near = torch.full_like(x[outside], SHORTEST)
-    # Of a density in proportion to a power of x times what is finite, x times the derivative tends to the power.
+    # For a density proportional to a power of x times a finite factor, x times the derivative tends to the power.
     power = log_slope(near).nan_to_num(nan=0.0)
     pole = power < -_MIN_POWER
     low, high = near.log(), torch.full_like(near, _LARGEST).log()
@@ -441,14 +442,14 @@ def _at_zero(density: PositiveDensity, mode: PositiveMode) -> _AtZero:
         rising = log_slope(middle.exp()) > -1
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
     top = low.exp()
-    # In single precision, or in large units, the slope at the mode has no digits left: take it where it has.
+    # In single precision, or in large units, the slope at the mode has no accurate digits: evaluate it further out.
     digits = power.abs() > _DIGITS * torch.finfo(dtype).eps
     later = (_NEAR * top).clamp(min=SHORTEST)
     slope = torch.where(digits, mode.first[outside].abs(), (log_slope(later) / later).abs())
     level = ~pole & ~(slope * top > _FLAT)
     step = torch.finfo(dtype).eps ** (1 / 3)
     bent = -(log_slope((low + step).exp()) - log_slope((low - step).exp())) / (2 * step)
-    # There the slope says nothing of the tail: match the logarithm of the coordinate at its own mode instead.
+    # There the slope is not informative about the tail: match the logarithm of the coordinate at its own mode instead.
     own = torch.where(pole, (1 + power).clamp(min=0.001), torch.where(level, bent, 1.0))
     known = (power > -1) & (own > 0) & ((low < math.log(_LARGEST) - 1) | ~(pole | level))
     own = torch.where(known, own, torch.nan)
@@ -477,33 +478,33 @@ def _not_positive(target: Target, parts: Parts) -> str | None:
 
 @estimator(Part.POSITIVE_MODE, kind="approximation", refuses=_not_positive)
 def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
-    r"""Approximate the posterior of positive coordinates by independent gamma distributions at its mode.
+    r"""Estimate the log evidence with independent gamma distributions at the mode of positive coordinates.
 
-    :math:`\log Z = f(m) - \sum_i \log q_i(m_i)` with the log of prior times likelihood `f` as a density of the positive
-    coordinates, its mode `m`, and gamma distributions with the same modes and second derivatives. Where a mode is at
-    zero or not concave, the rate is the slope there and the shape one; where the density has a pole at zero, the shape,
-    from .001 to 1, is that of the pole, and the rate that of the density of the coordinate's logarithm at its mode.
+    :math:`\log Z = f(m) - \sum_i \log q_i(m_i)`, where `f` is the log of prior times likelihood as a density of the
+    positive coordinates, `m` its mode, and :math:`q_i` are gamma distributions with the same modes and second
+    derivatives. For a mode at zero or without concavity, the shape is one and the rate the slope there. For a pole at
+    zero, the shape, from .001 to 1, is that of the pole, and the rate matches the mode of the density of the logarithm.
 
     Parameters
     ----------
     target : Target
-        All of its sites are positive.
+        All sites have to be positive.
     mode : PositiveMode, optional
-        That of the target, if it is known already.
+        Known mode of the target.
     seed : int, default 0
-        Of the points where searches for the mode start.
+        Seed of the starting points of the mode search.
 
     Returns
     -------
     Evidence
-        Without a standard error, and so never trusted.
+        Never trusted, because it has no standard error.
 
     Raises
     ------
     SettingsError
-        If a site is not positive, naming it, or the mode is of another target or no :class:`PositiveMode`.
+        If a site is not positive (the message names it), or the mode is not a :class:`PositiveMode` of the target.
     ShapeError
-        If the mode is of another dimension.
+        If the mode has another dimension.
 
     References
     ----------
@@ -529,22 +530,22 @@ def gamma_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int 
 
 @estimator(Part.POSITIVE_MODE, kind="approximation", refuses=_not_positive)
 def beta_prime_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
-    """Approximate the posterior of positive coordinates by independent beta prime distributions at its mode.
+    """Estimate the log evidence with independent beta prime distributions at the mode of positive coordinates.
 
     Parameters
     ----------
     target, mode, seed
-        As of :func:`gamma_laplus`.
+        As for :func:`gamma_laplus`.
 
     Returns
     -------
     Evidence
-        Without a standard error; NaN where tails would be too heavy for any such distribution.
+        Never trusted, because it has no standard error; NaN if the tails are too heavy for a beta prime distribution.
 
     Raises
     ------
     SettingsError
-        If a site is not positive, naming it.
+        If a site is not positive.
 
     References
     ----------
@@ -566,23 +567,23 @@ def beta_prime_laplus(target: Target, *, mode: PositiveMode | None = None, seed:
 
 @estimator(Part.POSITIVE_MODE, kind="approximation", refuses=_not_positive)
 def lognormal_laplus(target: Target, *, mode: PositiveMode | None = None, seed: int = 0) -> Evidence:
-    """Approximate the posterior of positive coordinates by independent lognormal distributions at its mode.
+    """Estimate the log evidence with independent lognormal distributions at the mode of positive coordinates.
 
     Parameters
     ----------
     target, mode, seed
-        As of :func:`gamma_laplus`. Where a mode is at zero, the lognormal distribution has mean and variance of the
-        exponential one with the same slope.
+        As for :func:`gamma_laplus`. For a mode at zero, the lognormal distribution matches mean and variance of the
+        exponential distribution with the same slope.
 
     Returns
     -------
     Evidence
-        Without a standard error.
+        Never trusted, because it has no standard error.
 
     Raises
     ------
     SettingsError
-        If a site is not positive, naming it.
+        If a site is not positive.
 
     References
     ----------
@@ -623,15 +624,15 @@ def _approximated(
     return Evidence(name, log_evidence, math.nan, count + fit.num_evaluations, problems)
 
 
-# Gamma distributions, each mixed with a wider one whose tail falls off more slowly than any power.
+# Gamma distributions, each mixed with a wider component whose tail decays more slowly than any power.
 
-#: Degrees of freedom of the logarithm in the wider part, and its scale beside that of the gamma distribution's.
+#: Degrees of freedom of the logarithm in the wide component, and its scale relative to the gamma distribution's.
 _DF, _WIDTH = 4.0, 1.5
-#: Chance of the wider distribution for each coordinate, in the part of the draws where many are far out together.
+#: Probability of the wide component for each coordinate, in the draws with many wide coordinates.
 _MANY = 0.5
-#: Points along each coordinate, both ways to this many scales of the logarithm, closer together near the centre.
+#: Number of points along each coordinate, and their range in scales of the logarithm; denser near the centre.
 _POINTS, _REACH = 41, 50.0
-#: Weights above the largest one drawn by less than this, on the log scale, are not new.
+#: Weights that exceed the largest drawn by less than this, on the log scale, are not new.
 _MARGIN = 0.1
 
 
@@ -639,14 +640,14 @@ class MixtureProposal:
     """A mixture of products, over ``d`` coordinates, of a gamma and a log-Student-t distribution."""
 
     def __init__(self, gamma: Gamma, tail_share: float) -> None:
-        # A gamma density falls off faster than any power of the coordinate, as few posteriors of scales and variances
-        # do; a log-Student-t density falls off more slowly than every power.
+        # A gamma density decays faster than any power of the coordinate, unlike most posteriors of scales and
+        # variances; a log-Student-t density decays more slowly than every power.
         shape, rate = gamma.concentration.double(), gamma.rate.double()
         self.gamma = Gamma(shape, rate, validate_args=False)
         # Mode and curvature of the density of the logarithm.
         self.centre, self.scale = (shape / rate).log(), _WIDTH / shape.sqrt()
-        # Weight of each part, and the chance of the wider distribution for each coordinate in it: an even one in a
-        # share ``tail_share`` of the draws, and in the others so that on average this share of one coordinate is wide.
+        # Weight of each component, and its probability of a wide coordinate: one half in a share ``tail_share`` of the
+        # draws, and in the others so that on average this share of one coordinate is wide.
         rest = 1 - tail_share
         self.parts = [(1.0, 0.0)] if not tail_share else [(rest, tail_share / len(shape)), (tail_share, _MANY)]
 
@@ -690,7 +691,7 @@ def beyond_reach(density: PositiveDensity, proposal: MixtureProposal, largest: f
     x = _within(u.exp(), density.target.dtype)
     log_density = density.log_density(x).double()
     log_weights = log_density - proposal.log_prob(x)
-    # The line integral of weight times density, over the logarithm.
+    # Line integral of weight times density, over the logarithm.
     terms = log_weights + log_density + u.diagonal(dim1=0, dim2=2).T + t.cosh().log()
     new = log_weights > largest + _MARGIN
     unseen, seen = (torch.where(kept, terms, -torch.inf).logsumexp(1) for kept in (new, ~new))
@@ -706,9 +707,9 @@ def _within(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 # Importance sampling from the gamma distributions of Laplus.
 
-#: Of the squared weights along a line, worth in weights larger than any drawn.
+#: Largest share of the squared weights along a line in weights larger than any drawn.
 _MAX_BEYOND = 0.05
-#: Of many coordinates far out together, only the few best draws tell: below so many, an error is mostly chance.
+#: With fewer effective draws, the mass of many coordinates far out together rests on a few draws.
 _FEW = 200
 
 
@@ -721,23 +722,23 @@ def gamma_laplus_importance_sampling(
     mode: PositiveMode | None = None,
     seed: int = 0,
 ) -> Evidence:
-    """Sample by importance from independent gamma distributions at the posterior mode.
+    """Estimate the log evidence by importance sampling from independent gamma distributions at the mode.
 
-    Their tails are lighter than those of most posteriors of scales and variances. So in part of the draws half of the
-    coordinates come from Student-t distributions of their logarithms instead, which fall off more slowly than every
-    power, and in the others a single one may. What the draws have not reached is looked for along each coordinate, and
-    by climbs from prior draws and from the heaviest of the draws.
+    Gamma tails are lighter than those of most posteriors of scales and variances. In a share of the draws half of the
+    coordinates therefore come from log-Student-t distributions, whose tails decay more slowly than every power; in the
+    other draws at most one coordinate does. Searches along each coordinate, and mode searches from prior draws and from
+    the draws of largest weight, check for missed mass.
 
     Parameters
     ----------
     target : Target
-        All of its sites are positive.
+        All sites have to be positive.
     num_draws : int, default 10,000
     tail_share : float, default 0.3
-        Share of the draws in which half of the coordinates come from the wider distributions; below one, and zero for
-        the gamma distributions alone, which are the paper's.
+        Share of the draws in which half of the coordinates come from the wide distributions, in [0, 1); zero uses the
+        gamma distributions alone, as in the paper.
     mode : PositiveMode, optional
-        That of the target, if it is known already.
+        Known mode of the target.
     seed : int, default 0
 
     Returns
@@ -747,10 +748,10 @@ def gamma_laplus_importance_sampling(
     Raises
     ------
     SettingsError
-        If a site is not positive, naming it, the mode is of another target, there are no draws, or the share is not in
-        [0, 1).
+        If a site is not positive (the message names it), the mode is of another target, there are no draws, or
+        ``tail_share`` is not in [0, 1).
     ShapeError
-        If the mode is of another dimension.
+        If the mode has another dimension.
 
     References
     ----------
@@ -779,7 +780,7 @@ def gamma_laplus_importance_sampling(
         return Evidence("gamma_laplus_importance_sampling", math.nan, math.nan, count, (*mode.problems, *fit.problems))
     proposal = MixtureProposal(fit.distribution, tail_share)
     generator = new_generator(seed, target.device, stream="gamma Laplus importance sampling")
-    # A draw that rounds to zero has no logarithm; the smallest number stands for it.
+    # A draw that rounds to zero has no logarithm; the smallest positive number replaces it.
     x = _within(proposal.sample(num_draws, generator), target.dtype)
     with one_thread():
         log_density = density.log_density(x)

@@ -1,4 +1,4 @@
-"""Estimators that weigh draws by their likelihood alone: naive Monte Carlo and the harmonic means."""
+"""Estimators that weight draws by the likelihood alone: naive Monte Carlo and harmonic means."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from bayeskit.logdensity.target import Target
 
 __all__ = ["MAX_ITERATIONS", "harmonic_mean", "naive_monte_carlo", "stabilised_harmonic_mean"]
 
-# Checks of estimators that weigh posterior draws by their likelihood alone.
+# Checks of estimators that weight posterior draws by the likelihood alone.
 
 _MAX_MISSED_PRIOR = 0.05
 _PRIOR_DRAWS = 1000
@@ -93,8 +93,8 @@ def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor,
 def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0) -> Evidence:
     """Average the likelihood over draws from the prior.
 
-    Unbiased, and useless as soon as the posterior is much narrower than the prior;
-    it then says so. Climbs from the best draws look for a peak that the others missed.
+    The estimate is unbiased, but has a huge variance if the posterior is much narrower than the prior; it is then not
+    trusted. Mode searches from the best draws check for missed modes.
 
     Parameters
     ----------
@@ -143,26 +143,24 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
     )
 
 
-# Harmonic mean of the likelihood over posterior draws, kept as a warning.
+# Harmonic mean of the likelihood over posterior draws, included as a warning example.
 
 
 @estimator(Part.POSTERIOR, kind="unstable")
 def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
-    """Harmonic mean of the likelihood over posterior draws.
+    """Estimate the log evidence by the harmonic mean of the likelihood over posterior draws.
 
-    Its variance is infinite unless the prior is narrower than the likelihood, and
-    draws of any feasible number miss the part of the prior that decides it. Restricted
-    to the draws' range of likelihoods, it estimates the evidence divided by the prior
-    mass of that range; that mass is measured with prior draws, and where it is not
-    nearly one the estimate is not trusted.
+    The variance is infinite unless the prior is narrower than the likelihood, and no feasible number of draws reaches
+    the part of the prior that dominates the mean. Restricted to the likelihoods of the draws, the harmonic mean
+    estimates the evidence divided by the prior mass of that range. Prior draws estimate this mass; if it is not close
+    to one, the estimate is not trusted.
 
     Parameters
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``.
     seed : int, default 0
-        For the prior draws of the diagnostic.
+        Seed of the prior draws of the diagnostic.
 
     Returns
     -------
@@ -203,7 +201,7 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     return with_missed_peak(z, target, draws)
 
 
-# Harmonic mean with a small share of imagined draws from the prior, kept as a warning.
+# Harmonic mean with a small share of imaginary prior draws, included as a warning example.
 
 MAX_ITERATIONS = 10_000
 _TOLERANCE = 1e-10
@@ -212,33 +210,31 @@ _MAX_SHIFT = 0.25
 
 @estimator(Part.POSTERIOR, kind="unstable")
 def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.01, seed: int = 0) -> Evidence:
-    """Harmonic mean over posterior draws and imagined prior draws whose likelihood is the estimate itself.
+    """Estimate the log evidence by the harmonic mean with a small share of imaginary prior draws.
 
-    With a share ``delta`` of draws from the prior among those of the posterior, importance sampling from the mixture
-    has bounded weights ``1 / (delta Z + (1 - delta) L)``. Here the prior is not drawn from: its ``delta n / (1 -
-    delta)`` likelihoods are taken to be the estimate, which is found by iteration. On the way they cancel, and what
-    is solved is ``mean of (L - Z) / (delta Z + (1 - delta) L) = 0`` over the posterior draws alone.
+    Importance sampling from a mixture of prior (share ``delta``) and posterior has bounded weights
+    ``1 / (delta Z + (1 - delta) L)``. This estimator does not draw from the prior: it sets the
+    ``delta n / (1 - delta)`` prior likelihoods equal to the estimate and iterates. They then cancel, and the estimate
+    solves ``mean of (L - Z) / (delta Z + (1 - delta) L) = 0`` over the posterior draws alone.
 
-    The error is finite and the delta method gives it, but the limit is not the evidence, mostly larger: prior draws
-    would add a term that is zero only where they all have the likelihood that was imagined. Draws from the prior
-    measure that term and so how far the limit is off; where this is not small beside the standard error, and where
-    it cannot be measured, the estimate is not trusted.
+    The standard error is finite (delta method), but the estimator is inconsistent; its limit usually exceeds the
+    evidence. Prior draws estimate the asymptotic bias. If the bias is not small relative to the standard error, or
+    cannot be estimated, the estimate is not trusted.
 
     Parameters
     ----------
     target : Target
     draws : Draws
-        From the posterior of ``target``.
     delta : float, default 0.01
-        Share of the imagined draws, above 0 and below 1.
+        Share of imaginary prior draws, between 0 and 1.
     seed : int, default 0
-        For the prior draws of the diagnostic.
+        Seed of the prior draws of the diagnostic.
 
     Returns
     -------
     Evidence
-        Its diagnostic ``shift`` is by how much the limit lies above the log evidence, to first order;
-        ``imagined_share`` that of the imagined draws in the sum of weights.
+        Diagnostics: ``shift`` is the asymptotic bias of the log evidence, to first order; ``imagined_share`` is the
+        share of the imaginary draws in the sum of weights.
 
     Raises
     ------
@@ -271,7 +267,7 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
     slope_mean = float(slope.mean())
     log_weights = -_log_mixture(log_likelihood - log_z, delta)
     checked = _check_likelihood_weights(target, finite, log_weights, seed, "stabilised harmonic mean")
-    # Where the iteration stops between likelihoods that are far apart, none of them is near the estimate.
+    # If the iteration stops between distant likelihoods, none of them is close to the estimate.
     per_slope = 1 / slope_mean if slope_mean > 0 else math.inf
     problems, error = checked.problems, float(mean_error(balance)) * per_slope
     if not converged:
@@ -289,9 +285,9 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
         shift = -per_shift * float(missing.mean())
         doubt = per_shift * float(missing.std()) / math.sqrt(len(missing))
         diagnostics |= {"shift": shift, "shift_error": doubt}
-        # Whatever is not sure to be small counts as large.
+        # A bias that is not certainly small counts as large.
         if not abs(shift) + 2 * doubt <= _MAX_SHIFT * error:
-            # Beyond a nat the first order says no more than that: the shift itself has an upper limit.
+            # Above one nat the first-order value is only indicative: the shift itself has an upper limit.
             amount = f"to first order by {shift:+.2g} +- {doubt:.1g} nats" if abs(shift) < 1 else "by a nat or more"
             problems.append(f"its limit is off the log evidence, {amount}: use bridge sampling")
     z = Evidence(

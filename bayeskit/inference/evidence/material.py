@@ -1,4 +1,4 @@
-"""What estimators share: draws, a ladder, fits and modes, each made once, and how much to spend on them."""
+"""Parts shared by estimators (draws, a ladder, fits and modes), made on demand, and their budget."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Budget", "LEAST", "MAKERS", "Material"]
 
 # Budgets for draws.
 
-#: Below these no sampler runs. What is too short for an error is up to each method to say, so that the others stand.
+#: No sampler runs below these numbers. Each method reports runs too short for its error, so the others stand.
 LEAST = {
     "num_chains": 1,
     "num_warmup": 20,
@@ -47,33 +47,32 @@ LEAST = {
 
 @dataclass(frozen=True)
 class Budget:
-    """How much to spend on the draws that estimators share.
+    """Sizes of the runs shared by estimators.
 
     Parameters
     ----------
     num_chains, num_warmup, num_samples : int, default 64, 400, 400
-        Of the posterior run.
+        Posterior run.
     num_temperatures, ladder_chains, ladder_warmup, ladder_samples : int, default 50, 32, 150, 1000
-        Of the tempered ladder.
+        Tempered ladder.
     num_reference_temperatures : int, default 10
-        Of the generalised stepping stone, from a reference distribution to the posterior; chains and iterations at each
-        are those of the ladder.
+        Generalised stepping stone; chains and iterations per temperature are those of the ladder.
     target_acceptance : float, default 0.8
     exchange : bool, default False
-        Let neighbouring temperatures of the ladder exchange states (parallel tempering).
+        Exchange states between neighbouring temperatures of the ladder (parallel tempering).
     num_particles, num_replicates : int, default 64 and 32
-        Of sequential Monte Carlo; where populations adapt to themselves they are twice as large and half as many.
+        Sequential Monte Carlo; the adaptive version uses twice the particles and half the replicates (at least 16).
     num_live : int, default 500
-        Live points of nested sampling; it needs more of them than there are dimensions.
+        Live points of nested sampling, more than the dimension.
     termination : float, default 1e-3
-        Of nested sampling: the share of the evidence that live points may hold at its end. A narrow spike in a broad
-        slab needs a much smaller one, such as 1e-15.
+        Nested sampling: largest share of the evidence in the live points at the end. A narrow peak inside a broad one
+        needs a much smaller value, such as 1e-15.
 
     Raises
     ------
     SettingsError
-        If a number is not whole, or too small for its sampler to run at all; if ``target_acceptance`` or
-        ``termination`` is not between 0 and 1.
+        If a number is not whole or too small for its sampler, or if ``target_acceptance`` or ``termination`` is not
+        between 0 and 1.
 
     Examples
     --------
@@ -106,32 +105,32 @@ class Budget:
             raise SettingsError(f"exchange must be True or False, not {self.exchange!r}")
 
 
-# Draws, a ladder, fits and modes that estimators share, each made once and on demand.
+# Draws, a ladder, fits and modes shared by estimators, each made once and on demand.
 
 
 class Material:
-    """What the estimators of one target share.
+    """Parts shared by the estimators of one target.
 
     Parameters
     ----------
     target : Target
     budget : Budget, optional
-        Of the parts, and of the runs that methods make for themselves.
+        Sizes of the parts and of the methods' own runs.
     seed : int, default 0
     draws, ladder : optional
         Existing runs to use instead of new ones.
     blocks : sequence of ConjugateBlock, optional
-        What Chib's method needs to know of the model.
+        Full conditionals for Chib's method.
     checkpoint : path, optional
-        Prefix of the checkpoints.
+        Prefix of the checkpoint files.
     progress : bool, default False
 
     Attributes
     ----------
     seconds : dict of float
-        What each part took to make, without the parts it was made of.
+        Seconds spent on each part, without the parts it depends on.
     given_draws : Draws or None
-        Those that were not made here.
+        Draws passed in by the caller.
 
     Examples
     --------
@@ -168,22 +167,22 @@ class Material:
             self._parts["ladder"], self.seconds["ladder"] = ladder, ladder.draws.seconds
 
     def file(self, name: str) -> str | None:
-        """Return the checkpoint of the run called `name`."""
+        """Return the path of the checkpoint of the run `name`."""
         return None if self._checkpoint is None else f"{self._checkpoint}.{name}"
 
     def has(self, name: str) -> bool:
-        """Tell whether a part is there already."""
+        """Return whether the part `name` exists already."""
         return name in self._parts
 
     def part(self, name: str) -> Any:
-        """Return the part of that name, made now if it is not there yet.
+        """Return the part `name`, made now if it does not exist yet.
 
         Raises
         ------
         SettingsError
-            If there is no such part.
+            If there is no part of this name.
         BayeskitError
-            If it cannot be made; asked again, it says the same without another try.
+            If the part cannot be made; later calls raise the same error without another attempt.
         """
         name = str(name)
         if name not in MAKERS:
@@ -196,7 +195,7 @@ class Material:
                 self._parts[name] = error
             made_meanwhile = sum(self.seconds.values()) - others
             made = self._parts[name]
-            # A resumed run has taken longer than its last part.
+            # The duration of a resumed run includes that of its earlier parts.
             earlier = (
                 made.seconds if isinstance(made, Draws) else made.draws.seconds if isinstance(made, Ladder) else 0.0
             )
@@ -207,7 +206,7 @@ class Material:
 
     @cached_property
     def improper(self) -> str | None:
-        """What is known to be improper of the prior; None if nothing is."""
+        """Reason why the prior is improper; None if there is none known."""
         return improper(self.target)
 
     @property
@@ -222,7 +221,7 @@ class Material:
 
     @property
     def draws_if_there(self) -> Draws | None:
-        """Draws from the posterior, if another method has needed them."""
+        """Draws from the posterior if they exist already, else None."""
         return self._parts["posterior"] if isinstance(self._parts.get("posterior"), Draws) else None
 
     @property
@@ -237,12 +236,12 @@ class Material:
 
     @property
     def mean_field(self) -> MeanField:
-        """The independent normal distributions that maximise the evidence lower bound."""
+        """Independent normal distributions that maximise the evidence lower bound."""
         return self.part("mean field")
 
     @property
     def flow(self) -> FittedFlow:
-        """A normalizing flow fitted to the posterior draws."""
+        """Normalizing flow fitted to the posterior draws."""
         return self.part("flow")
 
 
@@ -283,7 +282,7 @@ def _ladder(material: Material) -> Ladder:
 def _mode(material: Material) -> Mode:
     from bayeskit.inference.evidence.modes import find_mode
 
-    # Without the draws that others may have needed: what is found must not depend on who else was asked.
+    # Without draws made for other methods: the result must not depend on the other methods selected.
     return find_mode(material.target, draws=material.given_draws, seed=material.seed)
 
 

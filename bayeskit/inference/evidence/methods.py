@@ -1,4 +1,4 @@
-"""The registry of methods: each registers itself where it is defined, with the parts that it works on."""
+"""Registry of methods; each method registers itself with the shared parts that it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Estimate", "Kind", "METHODS", "Method", "Part", "Parts", "Refusal", 
 
 
 class Part(StrEnum):
-    """What methods work on and can share: draws, a ladder, fits and modes."""
+    """Parts that methods need and can share: draws, a ladder, fits and modes."""
 
     PRIOR = "prior"
     MODE = "mode"
@@ -31,7 +31,7 @@ class Part(StrEnum):
     LADDER = "ladder"
 
 
-#: The argument by which an estimator takes each part; draws from the prior it makes itself.
+#: The argument of an estimator for each part; estimators make prior draws themselves.
 _ARGUMENTS = {
     Part.MODE: "mode",
     Part.POSITIVE_MODE: "mode",
@@ -66,29 +66,29 @@ class Parts(Protocol):
 
 Estimate = Callable[[Target, Parts, int], "Evidence | PredictiveScore"]
 Refusal = Callable[[Target, Parts], "str | None"]
-#: "consistent": the estimate tends to the log evidence with more draws, and its error is one; "unstable": so it does,
-#: but no error of it can be relied on; "approximation": it has a bias that more draws do not mend; "bound": it lies
-#: below; "score": a predictive score, no marginal likelihood.
+#: "consistent": converges to the log evidence, with a valid standard error; "unstable": converges, but without a
+#: reliable standard error; "approximation": has a bias that does not vanish with more draws; "bound": a lower bound;
+#: "score": a predictive score, not a marginal likelihood.
 Kind = Literal["consistent", "unstable", "approximation", "bound", "score"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to compute a marginal likelihood.
+    """A method that estimates a marginal likelihood.
 
     Attributes
     ----------
     name : str
-        The name of its function.
+        Name of its function.
     needs : frozenset of Part
-        What it works on; ``Part.PRIOR`` where it draws from the prior.
+        Shared parts; ``Part.PRIOR`` if the method draws from the prior.
     estimate : callable
-        ``(target, material, seed) -> Evidence``, or a predictive score.
+        ``(target, material, seed) -> Evidence`` or ``PredictiveScore``.
     kind : {"consistent", "unstable", "approximation", "bound", "score"}
     refuses : callable, optional
-        ``(target, material)``, the reason why the method does not apply, or None.
+        ``(target, material)``: the reason why the method does not apply, or None.
     has_own_run : bool
-        Whether it makes a run of its own, by the budget.
+        True if the method makes its own run within the budget.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Method:
 
     @property
     def source(self) -> str:
-        """The draws or the search that its estimate rests on; a method with a run of its own is its own source."""
+        """The draws or search behind the estimate; a method with its own run is its own source."""
         order = (Part.POSTERIOR, Part.LADDER, Part.MODE, Part.POSITIVE_MODE, Part.MEAN_FIELD)
         return next((part.value for part in order if part in self.needs), self.name)
 
@@ -129,7 +129,7 @@ class Method:
         return group, 0 if group in (2, 3) else min(parts)
 
 
-#: The methods by name, in the order of tables.
+#: Methods by name, in the order of tables.
 METHODS: dict[str, Method] = {}
 
 
@@ -143,7 +143,7 @@ def register(
     def estimate(target: Target, material: Parts, seed: int) -> Evidence | PredictiveScore:
         given = {_ARGUMENTS[part]: material.part(part) for part in parts if part in _ARGUMENTS}
         if "draws" in arguments and "draws" not in given:
-            # Never those that another method has needed: an answer must not depend on who else was asked.
+            # Never draws made for another method: the result must not depend on the other methods selected.
             given["draws"] = material.given_draws
         if "seed" in arguments:
             given["seed"] = seed
@@ -157,12 +157,12 @@ def register(
 
 
 def select(methods: str | Sequence[str]) -> list[Method]:
-    """Return the methods of these names, in registry order; ``"all"`` means every one.
+    """Return the methods of these names, in registry order; ``"all"`` returns every method.
 
     Raises
     ------
     UnknownNameError
-        For a name that is not registered; the message suggests the nearest.
+        If a name is not registered; the message suggests the closest name.
 
     Examples
     --------

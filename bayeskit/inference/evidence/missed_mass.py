@@ -1,4 +1,4 @@
-"""Posterior mass that no draw has found: at modes that a search ends at, and in the tails of proposals."""
+"""Posterior mass missed by the draws: at modes found by a search, and in the tails of proposals."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ __all__ = [
     "without_infinity",
 ]
 
-# Posterior mass that weighted draws of a proposal, or of the prior, have missed.
+# Posterior mass missed by weighted draws of a proposal or of the prior.
 
-#: Climbs from the best draws of the prior, from some of them, from those that valleys divide, and from the heaviest
-#: draws.
+#: Number of mode searches from the best prior draws, from random prior draws, from draws separated by valleys, and
+#: from the draws of largest weight.
 _NUM_BEST, _NUM_SPREAD, _NUM_DIVIDED, _NUM_HEAVY = 4, 16, 12, 4
-#: Ends of climbs that are weighed at most.
+#: Largest number of modes that are weighed.
 _MAX_PEAKS = 8
-#: A missing share is said from here on, or from one standard error on.
+#: Smallest missing share that is reported, if it also exceeds one standard error.
 _MIN_MISSING = 0.01
-#: Of the estimate, that one draw may have where a climb ends at a place that no normal distribution fits.
+#: Largest share of the estimate in one draw if a search ends at a point without a normal approximation.
 _MAX_SHARE = 0.01
-#: The share of draws from which on their likelihoods count as all the same.
+#: Share of draws of equal likelihood above which all count as equal.
 _MIN_SAME = 0.999
-#: By so much a log weight may exceed the largest of the proposal before it counts as not covered: where the proposal is
-#: the posterior, all are the same but for rounding.
+#: Excess over the largest log weight of the proposal from which a point counts as not covered. If the proposal is the
+#: posterior, all weights are equal up to rounding.
 _ROUNDING = 0.01
-#: Draws that move away from where the proposal has put them, how often, and how far each time in units of the metric.
+#: Number of proposal draws that are moved, number of moves, trajectory length in units of the metric, and most steps.
 NUM_MOVED, _NUM_MOVES, _TRAJECTORY, _MAX_STEPS = 500, 20, 1.5, 8
 _TARGET_ACCEPTANCE = 0.8
-#: Errors of a search, where the density may be fine at the draws.
+#: Errors of a search; the density may still be valid at the draws.
 _FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 
 
@@ -90,8 +90,9 @@ def missed_mass(
     if not math.isfinite(log_z):
         return [], 0
     log_weights = log_weights.double()
-    # Draws that never saw a peak have weights as even as if there were none. So climbs start at the heaviest draws and
-    # at prior draws, and the mass about each end over the estimate has to be the weighted share of the draws there.
+    # Draws that missed a mode have weights as even as if it did not exist. Mode searches therefore start at the draws
+    # of largest weight and at prior draws, and the mass of each mode is compared with the weighted share of draws
+    # there.
     starts = [x[log_weights.topk(min(_NUM_HEAVY, len(x))).indices]]
     problems, _ = rounding_problems(target, x, log_weights, standard_error)
     spent = 0
@@ -108,7 +109,7 @@ def missed_mass(
         if log_prob is not None:
             log_density = log_prior + log_likelihood
             margin = (100 * torch.finfo(prior.dtype).eps * log_density.abs()).clamp(min=_ROUNDING)
-            # Only where no draw of the proposal had as large a weight.
+            # Only if no draw of the proposal had as large a weight.
             outside = log_density - log_prob(prior) > log_weights.max() + margin
             if is_more_than((log_likelihood - log_z)[outside], looks, standard_error):
                 problems.append("draws from the prior find mass that the proposal does not cover: use nested_sampling")
@@ -117,7 +118,7 @@ def missed_mass(
     try:
         missed, count = _missed_peak(target, torch.cat(starts), x, log_weights, log_z, standard_error, log_prob)
     except _FAILURES:
-        # The estimate stands; only this look at it is not to be had.
+        # The estimate stands; only this check is not available.
         return problems, spent
     return problems + missed, spent + count
 
@@ -153,7 +154,7 @@ def _missed_peak(
         seen.append(peak)
         share = float(weights[peak.holds(x)].sum())
         expected = math.exp(min(peak.log_mass - log_z, 700.0))
-        # By the share that should be there, so that draws which never saw the peak do not pass for certain.
+        # The binomial error of the expected share, so that draws that never saw the mode do not appear certain.
         likely = min(max(share, expected), 1.0)
         chance = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
         if is_missed(expected, share, chance, math.hypot(peak.relative_error, standard_error), least):
@@ -168,8 +169,8 @@ def share_beyond(
     target: Target, x: Tensor, log_weights: Tensor, log_prob: Callable[[Tensor], Tensor], *, seed: int = 0
 ) -> tuple[float, int]:
     """Return the posterior's share where weights exceed ``log_weights (n,)`` of draws ``x (n, d)``, and evaluations."""
-    # Weights do not tell of a region that the proposal is unlikely to have visited: move some draws, as draws of the
-    # posterior move, and weigh them where they arrive.
+    # Weights give no information on a region that the proposal has probably not visited: move some draws by MCMC and
+    # weigh them at their new positions.
     moved, log_density, spent = moved_draws(target, x, log_weights, new_generator(seed, x.device, stream="moved"))
     above = log_density - log_prob(moved) > log_weights.max() + _ROUNDING
     return float(above.to(torch.float64).mean()), spent
@@ -195,7 +196,7 @@ def moved_draws(
 def is_more_than(log_terms: Tensor, num_draws: int, standard_error: float) -> bool:
     """Tell whether some of ``num_draws`` terms add more to their mean than an error, with room for their own error."""
     terms = log_terms.exp() / num_draws
-    # Less twice its own error, so that a few hits in a thin tail say nothing.
+    # Minus twice its error, so that a few hits in a thin tail are not significant.
     return float(terms.sum() - 2 * terms.square().sum().sqrt()) > standard_error
 
 
@@ -204,7 +205,7 @@ def same_likelihood(log_likelihood: Tensor) -> list[str]:
     middle = float(log_likelihood.median())
     rounding = 100 * torch.finfo(log_likelihood.dtype).eps * abs(middle)
     same = float(((log_likelihood - middle).abs() <= rounding).double().mean())
-    # A log likelihood of zero is that of a model without data; one of minus infinity, that of a wall.
+    # A zero log likelihood means a model without data; minus infinity means the edge of the support.
     if middle == 0.0 or same < _MIN_SAME or not bool((log_likelihood > -torch.inf).all()):
         return []
     return [
@@ -223,13 +224,13 @@ def without_infinity(log_density: Tensor) -> tuple[Tensor, list[str]]:
     return torch.where(bad, -torch.inf, log_density), [problem]
 
 
-# Peaks that no draw has found: the mass about each mode that a search ends at, against the share of draws there.
+# Missed modes: the mass about each mode found by a search, compared with the share of draws there.
 
-#: Searches from draws of the prior, and from points that valleys divide.
+#: Number of searches from prior draws, and from points separated by valleys.
 _PRIOR_STARTS, _DIVIDED_STARTS = 6, 6
-#: Part of the width of the draws in each coordinate that their tails may reach beyond.
+#: Tails may extend beyond the draws by this share of their width in each coordinate.
 _MARGIN = 0.25
-#: Standard deviations of the distributions that are drawn from to look beyond, in units of that of the draws.
+#: Standard deviations of the probe distributions, in units of that of the draws, and number of probes each.
 WIDER, LOOKS = (2.0, 4.0, 8.0, 16.0, 32.0), 200
 _SEED = 0  # one for all estimators, so that none depends on which was asked before
 
@@ -251,7 +252,7 @@ class _Prior:
     num_evaluations: int
 
 
-# One search serves all estimators on the same draws, and one from the prior all draws of a target.
+# One search serves all estimators on the same draws; one search from the prior serves all draws of a target.
 _KNOWN: WeakKeyDictionary[Target, WeakKeyDictionary[Draws, Peaks]] = WeakKeyDictionary()
 _PRIORS: WeakKeyDictionary[Target, _Prior] = WeakKeyDictionary()
 
@@ -266,7 +267,7 @@ def find_peaks(target: Target, draws: Draws) -> Peaks:
 
 def _mass_outside(target: Target, draws: Draws, estimate: Evidence) -> tuple[list[str], int]:
     """Return a warning if wider normal draws find mass outside the box of the posterior draws, and evaluations."""
-    # Chains that all start in a narrow spike never leave it; the broad part around it is no peak that a climb ends at.
+    # Chains that all start in a narrow peak never leave it; no mode search ends in the broad part around it.
     x = draws.unconstrained.reshape(-1, target.dim)
     low, high, deviation = x.amin(0), x.amax(0), x.std(0)
     if not bool((deviation > 0).all()):
@@ -301,8 +302,8 @@ def with_missed_peak(
 
     The estimate is known to be ``known_bias`` nats too low; ``others`` are draws that must show the peaks as well.
     """
-    # A peak that is narrow, or far off, may draw no chain, and no diagnostic of chains notices. If the estimate is
-    # right, a peak's mass over it is the share of draws there. The search has no seed, so estimators on the same draws
+    # No chain may visit a narrow or distant mode, and no chain diagnostic detects that. If the estimate is right, the
+    # mass of a mode over it is the share of draws there. The search has a fixed seed, so estimators on the same draws
     # share it.
     peaks = find_peaks(target, draws)
     last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
@@ -341,7 +342,7 @@ def _in_peak(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) ->
     share = float(inside.mean())
     effective = min(float(effective_sample_size(inside)), inside.numel()) if draws.num_draws >= 8 else draws.num_chains
     expected = math.exp(min(peak.log_mass - estimate.log_evidence - known_bias, 700.0))
-    # By the share that should be there, so that draws which never saw the peak do not pass for certain.
+    # The binomial error of the expected share, so that draws that never saw the mode do not appear certain.
     likely = min(max(share, min(expected, 1.0)), 1.0)
     binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
     known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
@@ -354,8 +355,8 @@ def _search(target: Target, draws: Draws) -> Peaks:
     try:
         prior = _PRIORS.get(target) or _PRIORS.setdefault(target, _look_at_prior(target))
         spent = prior.num_evaluations
-        # Not the best of many, which may all lie at the feet of the peak that the draws know; and every hill that draws
-        # of the posterior or of the prior have seen.
+        # The best of many draws may all belong to one mode, so one point per mode seen by posterior or prior draws is
+        # added.
         x, count = draws.unconstrained.flatten(0, 1), num_looks(target)
         seen = x[torch.linspace(0, len(x) - 1, min(count, len(x)), device=x.device).round().long()]
         if prior.draws is not None:
@@ -372,7 +373,7 @@ def _search(target: Target, draws: Draws) -> Peaks:
             if peak is not None:
                 found.append(peak)
     except _FAILURES:
-        # The draws and the estimate stand; only this look at them is not to be had.
+        # The draws and the estimate stand; only this check is not available.
         return Peaks(tuple(found), spent)
     return Peaks(tuple(found), spent)
 

@@ -1,4 +1,4 @@
-"""Modes and the curvature around them: one search for whatever is to be made as large as possible."""
+"""Modes, their curvature and their mass: one search used for all maximisations."""
 
 from __future__ import annotations
 
@@ -42,43 +42,43 @@ __all__ = [
     "weigh_peak",
 ]
 
-#: A search has ended at a maximum if no step along the gradient gains more than this.
+#: A search has converged if no step along the gradient gains more than this.
 _MAX_GAIN = 1e-3
-#: Coordinates beyond this, if they still have a slope above ``_MAX_SLOPE``, are on their way to infinity.
+#: Coordinates beyond this with a slope above ``_MAX_SLOPE`` are diverging to infinity.
 _FAR, _MAX_SLOPE = 30.0, 1e-3
-#: The Hessian is taken again, so many times at most, where a step was wrong by more than this factor.
+#: Largest number of recomputed Hessians; a step length wrong by more than this factor triggers one.
 _MAX_SCALINGS, _MAX_STEP_RATIO = 8, 30.0
-#: Newton's steps after a search at most, and the gains they may promise.
+#: Largest number of Newton steps after a search, and the range of their predicted gains.
 _MAX_STEPS, _STEP_GAIN = 5, (1e-10, 0.1)
-#: Draws that are looked at for hills, at once or one by one.
+#: Number of draws examined for separate modes, batched or one by one.
 _LOOKS, _LOOKS_IN_A_LOOP = 2000, 500
-#: Searches from the prior besides that from the best of some draws.
+#: Number of searches from prior draws in addition to the search from the best posterior draw.
 STARTS_BESIDE_DRAWS = 2
-#: Where between two points, seen from the lower, a valley is looked for, and by how much it is lower than either.
+#: Relative position, from the lower of two points, at which a valley is tested, and its least depth in nats.
 _PLACE, _VALLEY = 0.35, 0.5
-#: Rows of distances at a time, few enough to stay in a processor's cache.
+#: Rows of distances per block, few enough for the processor cache.
 BLOCK = 64
 _NOTHING = 1e300
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The highest point that searches of the posterior ended at, in unconstrained space.
+    """The highest mode found by several searches of the posterior, in unconstrained space.
 
     Attributes
     ----------
     position : Tensor
         Shape ``(d,)``.
     value : float
-        Log of prior times likelihood there, over unconstrained space.
+        Log of prior times likelihood at the mode, over unconstrained space.
     precision : Tensor
         Negative Hessian, shape ``(d, d)``.
     others : Tensor
-        Where the other searches ended, highest first, shape ``(searches - 1, d)``.
+        End points of the other searches, highest first, shape ``(searches - 1, d)``.
     num_evaluations : int
-        Spent on searches and Hessian; that of draws to start from is not in it.
+        Evaluations for searches and Hessian, without those for posterior draws.
     problems : tuple of str
-        Why this may be no maximum.
+        Reasons why the point may not be a maximum.
     """
 
     position: Tensor
@@ -90,23 +90,23 @@ class Mode:
 
     @property
     def ends(self) -> Tensor:
-        """Return the ends of all searches, the highest first, shape ``(searches, d)``."""
+        """End points of all searches, highest first, shape ``(searches, d)``."""
         return torch.cat([self.position.unsqueeze(0), self.others])
 
     def require(self, target: Target) -> int:
-        """Refuse a target to which this mode does not belong.
+        """Raise if this mode does not belong to the target.
 
         Returns
         -------
         int
-            Evaluations spent.
+            Number of evaluations.
 
         Raises
         ------
         ShapeError
-            If their dimensions differ.
+            If the dimensions differ.
         SettingsError
-            If the density of the target is another there.
+            If the target has another density at the mode.
         """
         return require_own("mode", self.position, self.value, target, target.log_density)
 
@@ -120,7 +120,7 @@ def require_draws(draws: Draws | None, target: Target) -> None:
             f"the draws have dimension {draws.unconstrained.shape[-1]}, the target {target.dim}; "
             "pass the target that they were drawn from"
         )
-    # A few will do, and none where it is infinite: such chains are lost, whatever the target.
+    # A few draws suffice, without those of infinite density, which belong to failed chains.
     recorded = (draws.log_prior + draws.log_likelihood)[:, -1]
     for x, value in zip(draws.unconstrained[:, -1], recorded.tolist(), strict=True):
         if math.isfinite(value) and not is_same(float(target.log_density(x)), value, target.dtype):
@@ -128,15 +128,15 @@ def require_draws(draws: Draws | None, target: Target) -> None:
 
 
 def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> Mode:
-    """Find the highest mode of the posterior in unconstrained space, and its curvature.
+    """Find the highest mode of the posterior in unconstrained space and its curvature.
 
-    Several estimators can work on one mode, so that it is searched for only once.
+    Several estimators can share the result.
 
     Parameters
     ----------
     target : Target
     draws : Draws, optional
-        Posterior draws; the best of them becomes a starting point.
+        Posterior draws; one search starts from the best draw.
     seed : int, default 0
 
     Returns
@@ -167,7 +167,7 @@ def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> M
 
 def _refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
     """Refine a maximum by Newton's method; return ``(d,)``, value, negative Hessian ``(d, d)`` and evaluations."""
-    # Newton steps do not depend on units. They start only close to a maximum, so that other ends are reported.
+    # Newton steps do not depend on units. They start only close to a maximum, so that other end points are reported.
     precision, spent = negative_hessian(target, end)
     value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
     spent += 1
@@ -208,7 +208,7 @@ def find_modes(
     if draws is not None:
         start = torch.cat([best_of(draws).to(start), start[:STARTS_BESIDE_DRAWS]])
 
-    # In units of the spread of the starting points, or a search would depend on what coordinates are measured in.
+    # In units of the standard deviation of the starting points, so that the search does not depend on the units.
     unit = quartile_distance(start).double().cpu().numpy() if len(start) > 1 else np.ones(target.dim)
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -221,7 +221,7 @@ def find_modes(
             return _NOTHING, np.zeros_like(x)
         return result, slope
 
-    # The rounding of the density, not a share of its size, says when a search is at its end.
+    # Convergence is relative to the rounding error of the density, not to its magnitude.
     limit = 1000 + 20 * target.dim
     options = {
         "maxiter": 2000,
@@ -255,8 +255,8 @@ def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor,
     x, log_density = x[order], log_density[order]
     if len(x) < 2:
         return x, spent
-    # On one hill whose level sets are convex, no point between two others is lower than both, so each hill seen keeps
-    # one point or more; the highest of all comes first.
+    # Within a mode with convex level sets, no point between two others is lower than both, so each visited mode keeps
+    # at least one point; the highest of all comes first.
     nearest = _nearest_before(x / quartile_distance(x))
     between = target.log_density(torch.lerp(x[1:], x[nearest], _PLACE)).nan_to_num(nan=-torch.inf)
     divided = between < log_density[1:] - _VALLEY
@@ -298,8 +298,8 @@ def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, 
 def negative_hessian(target: Target, mode: Tensor, objective: ClimbObjective | None = None) -> tuple[Tensor, int]:
     """Return the negative Hessian ``(d, d)`` of an objective, by default the log posterior, and evaluations."""
     climbed = objective or posterior(target)
-    # Central differences of the exact gradient; each step is a small part of the coordinate's own scale, which the
-    # curvature along it tells.
+    # Central differences of the exact gradient; each step is a small share of the coordinate's scale, estimated from
+    # the curvature along it.
     small = torch.finfo(target.dtype).eps ** (1 / 3)
     resolved = small**2 * mode.abs()
     step, spent = small * mode.abs().clamp(min=1.0), 0
@@ -307,7 +307,7 @@ def negative_hessian(target: Target, mode: Tensor, objective: ClimbObjective | N
         precision = _differences(climbed, mode, step)
         spent += 2 * target.dim * climbed.cost
         bend = precision.diagonal().abs()
-        # Where differences met no density the step was too long; without curvature there is no scale to take.
+        # A step to a non-finite density was too long; without curvature no scale is available.
         right = torch.where(bend.isfinite(), small / bend.sqrt(), small * step)
         right = torch.where(bend > 0, right, step) if bool(bend.isfinite().all()) else right
         right = torch.maximum(right.clamp(max=1e3 * step), resolved)
@@ -322,7 +322,7 @@ def _differences(climbed: ClimbObjective, mode: Tensor, step: Tensor) -> Tensor:
     d, offsets = len(mode), torch.diag(step)
     upper, lower = mode + offsets, mode - offsets
     _, gradient = climbed.value_and_gradient(torch.cat([upper, lower]))
-    # The steps as the floating-point format has taken them.
+    # The steps as rounded by the floating-point format.
     hessian = (gradient[:d] - gradient[d:]) / (upper - lower).diagonal().unsqueeze(-1)
     return -0.5 * (hessian + hessian.T)
 
@@ -334,7 +334,7 @@ def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precis
     directions = [gradient / gradient.norm().clamp(min=torch.finfo(end.dtype).tiny)]
     if bool(precision.isfinite().all()):
         values, vectors = torch.linalg.eigh(precision)
-        # Uphill also where the density is not concave, and not beyond all bounds where it is flat.
+        # An ascent direction even without log-concavity, and bounded even in flat directions.
         values = values.abs().clamp(min=1e-4)
         directions.append(vectors @ (vectors.mT @ gradient / values))
     steps = torch.logspace(-8, 2, 21, dtype=end.dtype, device=end.device)[:, None, None]
@@ -346,7 +346,7 @@ def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precis
     limit = _MAX_GAIN + 100 * torch.finfo(end.dtype).eps * abs(float(value))
     if gain <= limit and not running and bool(size.isfinite().all()):
         return [], spent
-    # What a coordinate can gain by itself: one on its way to infinity makes others steep, but narrow.
+    # Possible gain of each coordinate by itself; a diverging coordinate makes others steep, but narrow.
     curvature = precision.diagonal().abs().nan_to_num(nan=0.0).clamp(min=1e-4)
     place = int((away if running else size.square() / curvature).double().argmax())
     problem = (
@@ -377,7 +377,7 @@ def _log_jacobian_and_gradient(target: Target) -> Callable[[Tensor], tuple[Tenso
         return lambda u: _with_gradient(target.log_jacobian, u)
 
     def traced(u: Tensor) -> tuple[Tensor, Tensor]:
-        # The second term ties the result to all coordinates, also those that are not stretched.
+        # The second term connects the result to all coordinates, including those that are not scaled.
         return target.log_jacobian(u), (0.0 * u).sum(-1)
 
     engine = Engine(traced, target.dim, target.dtype, target.device)
@@ -403,7 +403,7 @@ def likelihood(target: Target) -> ClimbObjective:
     """Log likelihood."""
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
-        # The gradient of the likelihood alone is that of the posterior without that of the prior.
+        # The gradient of the likelihood alone is that of the posterior minus that of the prior.
         n = len(u)
         powers = torch.cat([torch.ones_like(u[:, 0]), torch.zeros_like(u[:, 0])])
         found = target.evaluator(2 * n)(torch.cat([u, u]), powers)
@@ -412,14 +412,14 @@ def likelihood(target: Target) -> ClimbObjective:
     return ClimbObjective(target.log_likelihood, value_and_gradient, cost=2)
 
 
-# The ellipsoid about a mode and the posterior mass in it.
+# The ellipsoid about a mode and its posterior mass.
 
 _PEAK_DRAWS = 1000
-#: Part of the normal distribution about a mode that counts as its peak.
+#: Probability of the ellipsoid under the normal approximation.
 _PEAK_SHARE = 0.9
-#: A peak is weighed if at least so many of its draws are effective.
+#: Smallest effective sample size for the mass of an ellipsoid.
 _MIN_EFFECTIVE = 30.0
-#: A missing share is said if it is larger than so many of its errors.
+#: A missing share is reported if it exceeds so many standard errors.
 _MAX_ERRORS = 5.0
 
 
@@ -464,7 +464,6 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
 def is_missed(expected: float, share: float, chance: float, relative_error: float, least: float) -> bool:
     """Tell whether the ``share`` of draws in a peak is less than ``expected`` by ``least`` and beyond all errors."""
     difference = math.hypot(chance, expected * relative_error)
-    # ``chance`` is the standard error of ``share``. Where ``expected`` is known only roughly, its logarithm has a
-    # normal error.
+    # ``chance`` is the standard error of ``share``. A large relative error of ``expected`` is normal on the log scale.
     lowest = expected * math.exp(-_MAX_ERRORS * relative_error)
     return expected - share > max(least, _MAX_ERRORS * difference) or lowest - share > max(least, _MAX_ERRORS * chance)

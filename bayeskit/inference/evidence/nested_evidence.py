@@ -1,4 +1,4 @@
-"""Nested sampling: the likelihood integrated over the prior volume that the dead points leave behind."""
+"""Nested sampling: the likelihood integrated over the prior volumes of the dead points."""
 
 from __future__ import annotations
 
@@ -49,23 +49,22 @@ def nested_sampling(
     seed: int = 0,
     progress: bool = False,
 ) -> Evidence:
-    """Integrate the likelihood over the prior volumes at which live points died.
+    """Estimate the log evidence by nested sampling.
 
-    The volumes are known in distribution only. The estimate takes their expected logarithms; the
-    standard error is the standard deviation of the log evidence when they are redrawn: about
-    the square root of information over live points were they to die one by one, and a fifth more where the
-    lower half of them dies at once.
+    The prior volumes of the dead points have known distributions. The estimate uses their expected logarithms. The
+    standard error is the standard deviation of the log evidence over simulated volumes: about
+    ``sqrt(information / num_live)`` if points die one by one, and a fifth more if the lower half dies at once.
 
     Parameters
     ----------
     target : Target
-        It must be able to draw from its prior.
+        Has to support draws from its prior.
     run : NestedRun, optional
-        A run on ``target``; by default one is made.
+        Existing run on ``target``; made if not given.
     num_live, num_slice_steps, termination : optional
-        As in :func:`~bayeskit.inference.samplers.nested.sample_nested`, for the run that is made.
+        Settings of the run, as in :func:`~bayeskit.inference.samplers.nested.sample_nested`.
     seed : int, default 0
-        Of that run, and of the simulated volumes.
+        Seed of the run and of the simulated volumes.
     progress : bool, default False
 
     Returns
@@ -75,9 +74,9 @@ def nested_sampling(
     Raises
     ------
     DrawsError
-        If ``run`` was made on another target.
+        If ``run`` belongs to another target.
     SettingsError
-        If ``run`` is none of :func:`sample_nested`, or the target cannot draw from its prior.
+        If ``run`` is not a :class:`NestedRun`, or the target cannot draw from its prior.
 
     References
     ----------
@@ -177,7 +176,7 @@ def _run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
 
 def expected_error(run: NestedRun) -> float:
     """Return the standard deviation of the log volume at which the posterior lies, ``information`` nats down."""
-    # A death among ``n`` points lowers the log volume by a number of mean and standard deviation ``1 / n``.
+    # A death among ``n`` points lowers the log volume by an amount of mean and standard deviation ``1 / n``.
     before = run.log_volume >= -max(run.information, 0.0)
     return math.sqrt(float(run.live_counts[before].to(torch.float64).pow(-2).sum()))
 
@@ -186,8 +185,9 @@ def _hidden_peak(run: NestedRun) -> list[str]:
     """Climb from the best live points; return a warning if a peak is higher than the live points foretell."""
     n = run.num_live
     log_likelihood, relative = run.log_likelihood[-n:], run.log_volume[-n:] - run.log_volume[-n]
-    # Near a smooth maximum the log likelihood is linear in the volume to the power ``2 / d``. A narrow peak within a
-    # broad one rises above that, and matters if its height times the volume left is not small against the evidence.
+    # Near a smooth maximum the log likelihood is linear in the volume to the power ``2 / d``. A narrow peak inside a
+    # broad one exceeds that line, and matters if its height times the remaining volume is not small relative to the
+    # evidence.
     abscissa = (relative * 2 / run.target.dim).exp()
     centred = abscissa - abscissa.mean()
     slope = (centred * log_likelihood).sum() / centred.square().sum()

@@ -1,4 +1,4 @@
-"""Plots of estimates side by side, and of how far they are from a known answer."""
+"""Plots of estimates, and of their errors relative to a known answer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None,
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=(7.0, 1.4 + 0.42 * len(estimates)), layout="constrained")
-    # A few typical errors of trusted estimates wide; an arrow at the edge stands for values or bars beyond it, so that
-    # neither an absurd estimate nor a wide error flattens the others.
+    # The axis spans a few typical errors of trusted estimates; arrows at its ends mark values or bars beyond it.
     low, high = _axis_range(estimates, reference)
     for row, estimate in enumerate(estimates):
         if not math.isfinite(estimate.log_evidence):
@@ -77,8 +76,8 @@ def _axis_range(estimates: Sequence[Evidence], reference: float | None) -> tuple
     low, high = values - half, values + half
     middle = values.mean()
     if trusted:
-        # Half of the estimates lie within a typical error or distance of the middle one; the widest must not set the
-        # scale for all.
+        # Half of the estimates lie within a typical error or distance of the median; the widest must not determine the
+        # scale.
         middle = float(np.median(values))
         reach = _WIDTH * max(float(np.median(half)), float(np.median(np.abs(values - middle))))
         low, high = low.clip(middle - reach, middle + reach), high.clip(middle - reach, middle + reach)
@@ -86,7 +85,7 @@ def _axis_range(estimates: Sequence[Evidence], reference: float | None) -> tuple
     width = last - first
     if reference is not None and abs(reference - middle) <= max(4 * width, 1e-3):
         first, last = min(first, reference), max(last, reference)
-    # Where all errors are zero there is no scale but the resolution of the numbers.
+    # If all errors are zero, the resolution of the numbers is the only scale.
     margin = max(0.12 * (last - first), 1e-3 if width == 0 else 0.0, 1e-9 * max(1.0, abs(first)))
     return first - margin, last + margin
 
@@ -151,14 +150,14 @@ def plot_calibration(
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=(7.0, 1.4 + 0.42 * len(z)), layout="constrained")
-    # Nineteen in twenty replicates of right error bars are in the band.
+    # With valid error bars, 95 % of the replicates are in the band.
     ax.axvspan(-1.96, 1.96, color=GREY, alpha=0.15, linewidth=0)
     ax.axvline(0.0, color=GREY, linewidth=1.0)
     labels = []
     for row, (method, values) in enumerate(z.items()):
-        # NaN is an estimate without an error, or no estimate where ``failed``.
+        # NaN means an estimate without an error, or no estimate if ``failed``.
         known, lost = ~np.isnan(values), np.zeros(len(values), dtype=bool) if failed is None else failed[method]
-        # Spread over the height of the row in an order that repeats itself, so that no dot hides another.
+        # Spread over the height of the row in a reproducible order, so that dots do not overlap.
         height = row + 0.6 * (np.arange(len(values)) * 0.618034 % 1.0 - 0.5)
         for sure, colour, face in ((True, BLUE, BLUE), (False, VERMILION, "none")):
             shown = known & (trusted[method].astype(bool) == sure)

@@ -1,4 +1,4 @@
-"""Predictive scores: how well a model predicts its data one by one, which is no log evidence."""
+"""Predictive scores: sums of log predictive densities of single observations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
     "scores_refusal",
 ]
 
-# The likelihood of a target, one observation at a time.
+# The likelihood of a target by observation.
 
 _PROBES = 2
 SITE_REMEDY = "give every part of the likelihood a site of its own"
@@ -60,7 +60,8 @@ class Observations:
         probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
         probe = probe.to(target.device)
         terms, counts = self._evaluate(probe)
-        # Observations of each term, (n,), float64: equal ones, as sites of one alignment pattern, may share a term.
+        # Number of observations per term, (n,), float64: equal observations, such as sites of one alignment pattern,
+        # can share a term.
         self.counts = torch.cat(counts)
         check_terms_add_up(
             torch.cat(terms, -1).to(torch.float64) @ self.counts, target.log_likelihood(probe), SITE_REMEDY
@@ -113,7 +114,7 @@ def _factors(target: Target) -> tuple[tuple[str, ...], FactorTerms | None]:
 
 
 def _refuse_loss(target: Target) -> None:
-    # Here, for that package takes log likelihoods of single data from this one.
+    # Imported here, because that package imports pointwise log likelihoods from this one.
     from bayeskit.inference.generalized.losses import NegativeLogLikelihood
     from bayeskit.inference.generalized.posterior import GibbsPosterior
 
@@ -200,7 +201,7 @@ def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> 
 
     problems, diagnostics = posterior_problems(draws)
     problems += terms.problems
-    # Masked observations have likelihood one wherever one looks, up to rounding where sites were summed out.
+    # Masked observations have likelihood one everywhere, up to rounding if sites were summed out.
     num_observations = float(counts[sums.farthest > 8 * torch.finfo(target.dtype).eps].sum())
     heavy = float(counts[sums.shape > MAX_PARETO_SHAPE].sum())
     if heavy > 0:
@@ -210,7 +211,7 @@ def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> 
         )
     slowness = influence.numel() / min(float(effective_sample_size(influence)), influence.numel())
     if sign < 0:
-        # Reciprocals of likelihoods have no bound, and what decides the error of the sum is the tail of the sum.
+        # Reciprocals of likelihoods are unbounded; the tail of the sum determines its error.
         shape = pareto_shape((influence + counts.sum()).clamp(min=torch.finfo(influence.dtype).tiny).log())
         limit = largest_shape(influence.numel(), slowness)
         if not shape <= limit:
@@ -222,7 +223,7 @@ def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> 
     effective = float(sums.effective.min()) / slowness
     if not effective >= MIN_EFFECTIVE:
         problems.append(f"an observation's term rests on {effective:.0f} effective draws: run longer chains")
-    # The logarithm of a mean lies below that of the expectation, and all terms on the same side.
+    # The log of a mean is biased downward, in the same direction for all terms.
     excess = (1 / sums.effective - 1 / influence.numel()).clamp(min=0) * slowness
     bias = -sign * 0.5 * float(counts @ excess)
     rounding = 8 * torch.finfo(torch.float64).eps * max(abs(score), 1.0)
@@ -257,7 +258,7 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
         sums = [torch.stack([*sums, chunk.logsumexp(0)]).logsumexp(0)]
         squares = [torch.stack([*squares, (2 * chunk).logsumexp(0)]).logsumexp(0)]
         farthest = torch.maximum(farthest.to(chunk), chunk.abs().amax(0))
-        # A shorter tail where the tails of all terms together would not fit into memory.
+        # A shorter tail if the tails of all terms together exceed the memory limit.
         length = min(num_largest(num_draws), max(KEPT // chunk.shape[1], _LEAST_LARGEST))
         together = chunk if largest is None else torch.cat([largest, chunk])
         largest = together.topk(min(length, len(together)), 0).values
@@ -273,36 +274,35 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
 
 @estimator(Part.POSTERIOR, kind="score", refuses=lambda target, parts: scores_refusal(target))
 def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
-    """Add up the log densities of each observation given all others, the log pseudo-marginal likelihood.
+    """Return the log pseudo-marginal likelihood: the sum of log densities of each observation given all others.
 
-    The conditional predictive ordinate of an observation is the harmonic mean of its likelihood over draws from the
-    posterior of all data. The sum of their logarithms is a leave-one-out score, not the log evidence: no observation
-    is predicted from fewer than all others. :func:`bayeskit.inference.generalized.cross_validation_evidence` gives
-    the scores of larger sets, which do add up to the log evidence.
+    The conditional predictive ordinate of an observation is the harmonic mean of its likelihood over posterior draws.
+    The sum of their logs is a leave-one-out score, not the log evidence.
+    :func:`bayeskit.inference.generalized.cross_validation_evidence` has scores for larger held-out sets, which add up
+    to the log evidence.
 
     Parameters
     ----------
     target : Target
-        Whose likelihood is a sum over observations: from a Pyro model with observed sites, or from a
-        :class:`~bayeskit.models.phylogenetics.TreeModel`, whose observations are the sites of the alignment.
+        The likelihood has to be a sum over observations: a Pyro model with observed sites, or a
+        :class:`~bayeskit.models.phylogenetics.TreeModel`, with alignment sites as observations.
     draws : Draws
-        From the posterior of ``target``.
     seed : int, default 0
-        Not used: nothing is drawn.
+        Not used.
 
     Returns
     -------
     PredictiveScore
-        Its error is that of the sum, in which the terms of all observations rest on the same draws. Pareto ``k`` of
-        each observation's weights tells whether its harmonic mean can be relied on, and that of each draw's sum over
-        observations whether the error can: it must lie below one half by the error of its fit.
+        The standard error is that of the sum, including the correlation of terms on the same draws. The Pareto ``k`` of
+        each observation checks its harmonic mean; that of the sums over observations checks the standard error, and
+        has to be below 0.5 by its fitting error.
 
     Raises
     ------
     DrawsError
         If the draws come from another target.
     ModelError
-        If single observations have no likelihood, or the target's loss is no log density of them.
+        If there is no pointwise log likelihood, or the target's loss is not a log density.
 
     References
     ----------
@@ -330,38 +330,37 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
     return _pointwise_score("conditional_predictive_ordinates", target, draws, -1.0)
 
 
-# Pointwise predictive density: each observation given all of them, itself included.
+# Pointwise predictive density: each observation given all observations, including itself.
 
 
 @estimator(Part.POSTERIOR, kind="score", refuses=lambda target, parts: scores_refusal(target))
 def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
-    """Add up the log posterior means of each observation's likelihood.
+    """Return the log pointwise predictive density: the sum of log posterior means of each observation's likelihood.
 
-    Each observation helps to predict itself, so that the score is larger than the leave-one-out score of
-    :func:`conditional_predictive_ordinates`, by about the effective number of parameters. It is no estimate of the
-    log evidence.
+    Each observation contributes to its own prediction, so the score exceeds the leave-one-out score of
+    :func:`conditional_predictive_ordinates` by about the effective number of parameters. It does not estimate the log
+    evidence.
 
     Parameters
     ----------
     target : Target
-        Whose likelihood is a sum over observations: from a Pyro model with observed sites, or from a
-        :class:`~bayeskit.models.phylogenetics.TreeModel`, whose observations are the sites of the alignment.
+        The likelihood has to be a sum over observations: a Pyro model with observed sites, or a
+        :class:`~bayeskit.models.phylogenetics.TreeModel`, with alignment sites as observations.
     draws : Draws
-        From the posterior of ``target``.
     seed : int, default 0
-        Not used: nothing is drawn.
+        Not used.
 
     Returns
     -------
     PredictiveScore
-        Its error is that of the sum, in which the terms of all observations rest on the same draws.
+        The standard error is that of the sum, including the correlation of terms on the same draws.
 
     Raises
     ------
     DrawsError
         If the draws come from another target.
     ModelError
-        If single observations have no likelihood, or the target's loss is no log density of them.
+        If there is no pointwise log likelihood, or the target's loss is not a log density.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Prequential evidence: every observation predicted from those before it, and the log densities added up."""
+"""Prequential evidence: the sum of log predictive densities of each observation given those before it."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 @dataclass(frozen=True)
 class PrequentialEvidence(Evidence):
-    """An :class:`Evidence` with the terms that it is the sum of.
+    """An :class:`Evidence` with its terms, one per observation.
 
     Attributes
     ----------
     predictives : Tensor
-        Log density of each observation given those before it, in the order in which they came, ``(n,)``.
+        Log density of each observation given those before it, in their order, ``(n,)``.
     predictive_errors : Tensor
-        Their Monte Carlo standard errors, ``(n,)``.
+        Monte Carlo standard errors of ``predictives``, ``(n,)``.
     start : float
-        Log density of what came before the first of them: the observations of other sites, or nothing.
+        Log density of the observations of other sites that precede them; zero without any.
 
     Examples
     --------
@@ -81,17 +81,17 @@ class PrequentialEvidence(Evidence):
 
     @property
     def cumulative(self) -> Tensor:
-        """Log evidence of the observations so far, ``(n,)``; the last is that of all."""
+        """Log evidence of the first ``1, ..., n`` observations, ``(n,)``."""
         return self.start + self.predictives.cumsum(0)
 
     def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Plot the log evidence of the observations so far.
+        """Plot the log evidence against the number of observations.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default a new figure of ``pyplot``. Curves of several models on the same axes tell from
-            which observation on one predicts better.
+            Axes to draw on; by default a new figure of ``pyplot``. Curves of several models on the same axes show after
+            which observation one model predicts better.
         label : str, default ""
         """
         from bayeskit.core.plots import CHAIN_COLOURS
@@ -126,35 +126,35 @@ def prequential(
     seed: int = 0,
     progress: bool = False,
 ) -> PrequentialEvidence:
-    r"""Predict each observation from those before it, and add up: the sum is the log evidence, in whatever order.
+    r"""Estimate the log evidence as a sum of log predictive densities, in any order of the observations.
 
     .. math:: \log p(y) = \sum_{i=1}^n \log p(y_i \mid y_1, \dots, y_{i-1})
 
-    Independent populations of particles start in the prior and take in one observation after the other: reweighted by
-    its likelihood, all at once or by powers of it, and resampled and moved where the weights have become uneven.
+    Independent populations of particles start in the prior and process one observation after another: the weights are
+    multiplied by its likelihood, in tempered steps if needed, and uneven weights trigger resampling and moves.
 
     Parameters
     ----------
     target : Target
-        With a prior that it can draw from, and a pointwise log likelihood that adds up to the whole.
+        Has to support draws from its prior and a pointwise log likelihood that adds up to the log likelihood.
     site : str, optional
-        Observed site whose observations come one by one, after those of all others. By default those of all sites do,
+        Observed site whose observations are processed one by one, after those of all other sites. By default all sites
         in model order.
     order : Tensor, optional
-        Permutation ``(n,)`` in which they come.
+        Order of the observations, a permutation ``(n,)``.
     num_particles : int, default 128
-        Of each population.
+        Per population.
     num_replicates : int, default 16
-        Independent populations, whose spread is the error.
+        Number of independent populations, whose variance gives the standard error.
     ess_threshold : float in (0, 1), default 0.8
-        Conditional effective share of all particles that each step leaves.
+        Conditional effective share of all particles after each step.
     seed : int, default 0
     progress : bool, default False
 
     Returns
     -------
     PrequentialEvidence
-        With the log densities of the observations, and their plot.
+        Estimate with its terms and their plot.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def prequential(
     SettingsError
         If a setting lies outside its domain, there is no such site, or the target cannot draw from its prior.
     ShapeError
-        If ``order`` is no permutation.
+        If ``order`` is not a permutation.
     InitializationError
         If the likelihood is zero at all prior draws.
 
@@ -210,7 +210,7 @@ def prequential(
     run = replace(run, correlation=torch.stack(populations.correlations) if populations.correlations else None)
     whole = with_missed_peak(average(run, "prequential"), target, run.draws)
     increments = torch.stack(populations.increments, 1)  # (r, n)
-    # Estimates of the evidence so far are averaged, and not their logarithms: these would have a bias.
+    # Averages of evidence estimates, not of their logs, which would be biased.
     curve = increments.cumsum(1).logsumexp(0) - math.log(num_replicates)
     each = curve.diff(prepend=curve.new_zeros(1))
     errors = increments.std(0) / math.sqrt(num_replicates)

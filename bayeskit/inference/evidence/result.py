@@ -1,4 +1,4 @@
-"""Evidence: a log marginal likelihood that carries its error and says whether to believe it."""
+"""Results: estimates of the log marginal likelihood and predictive scores, with errors and diagnostics."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ class Evidence:
     Attributes
     ----------
     method : str
-        Name of the function that made it.
+        Name of the estimator.
     log_evidence : float
         In nats.
     standard_error : float
         Monte Carlo standard error of ``log_evidence``, in nats.
     num_evaluations : int
-        Evaluations of the log density or its gradient, those of the draws included.
+        Evaluations of the log density or its gradient, including those for the draws.
     trusted : bool
-        False where a diagnostic says that estimate or error cannot be relied on.
+        False if a diagnostic finds the estimate or its error unreliable.
     warnings : tuple of str
-        What the diagnostics found, each with its remedy.
+        Problems found by the diagnostics, each with its remedy.
     diagnostics : dict of float
-        The numbers behind ``trusted``.
+        Values of the diagnostics.
     seconds : float
-        Wall time of the estimate, the draws that it was given included; in a table of
-        :func:`~bayeskit.inference.evidence.compare` that of its fits, too. Two estimates that differ in it alone are
-        equal.
+        Wall time, including that of the draws passed in and, in a table of
+        :func:`~bayeskit.inference.evidence.compare`, of the fits. Equality of two estimates ignores it.
 
     Examples
     --------
@@ -52,7 +51,7 @@ class Evidence:
 
     @property
     def trusted(self) -> bool:
-        """Whether no diagnostic objected."""
+        """True if no diagnostic found a problem."""
         return not self.warnings and math.isfinite(self.log_evidence) and math.isfinite(self.standard_error)
 
     def interval(self, z: float = 1.959963984540054) -> tuple[float, float]:
@@ -64,33 +63,32 @@ class Evidence:
         return f"{self.method}: log evidence {self.log_evidence:.4f} +- {self.standard_error:.4f}{flag}"
 
 
-# Predictive scores, which are no log evidence.
+# Predictive scores, which do not estimate the log evidence.
 
 
 @dataclass(frozen=True)
 class PredictiveScore:
     """A sum of log predictive densities of the data.
 
-    It ranks models, as the log evidence does, but is no estimate of it.
+    The score ranks models; it does not estimate the log evidence.
 
     Attributes
     ----------
     method : str
-        Name of the function that made it.
+        Name of the estimator.
     predictive_score : float
         In nats.
     standard_error : float
-        Monte Carlo standard error of ``predictive_score``, in nats. It says nothing of how the score would differ on
-        other data.
+        Monte Carlo standard error of ``predictive_score``, in nats. It excludes the sampling variation of the data.
     num_evaluations : int
-        Evaluations of the log density or its gradient, those of the draws included.
+        Evaluations of the log density or its gradient, including those for the draws.
     warnings : tuple of str
-        What the diagnostics found, each with its remedy.
+        Problems found by the diagnostics, each with its remedy.
     diagnostics : dict of float
-        The numbers behind ``trusted``.
+        Values of the diagnostics.
     seconds : float
     trusted : bool
-        False where a diagnostic says that score or error cannot be relied on.
+        False if a diagnostic finds the score or its error unreliable.
 
     Examples
     --------
@@ -111,7 +109,7 @@ class PredictiveScore:
 
     @property
     def trusted(self) -> bool:
-        """Whether no diagnostic objected."""
+        """True if no diagnostic found a problem."""
         return not self.warnings and math.isfinite(self.predictive_score) and math.isfinite(self.standard_error)
 
     def interval(self, z: float = 1.959963984540054) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo: along a frozen schedule, or with populations that choose their temperatures on the way."""
+"""Sequential Monte Carlo with a fixed schedule, or with adaptive temperatures."""
 
 from __future__ import annotations
 
@@ -84,42 +84,41 @@ def _smc(target: Target, parts: Parts, seed: int) -> Evidence:
     spend, file = parts.budget, parts.file("smc")
     run = sample_smc(target, spend.num_particles, spend.num_replicates, seed, checkpoint=file, progress=parts.progress)
     obey(run.ending)
-    # A resumed run has taken longer than its last part.
+    # The duration of a resumed run includes that of its earlier parts.
     return replace(smc(target, run, seed=seed), seconds=run.draws.seconds)
 
 
 @estimator(Part.PRIOR, by=_smc)
 def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: bool = True) -> Evidence:
-    """Average the evidence estimates of replicates that followed one frozen schedule.
+    """Average the evidence estimates of SMC replicates with one fixed schedule.
 
-    Each estimate is unbiased, so their mean is, and their spread is its error. The standard error
-    of the log evidence follows by the delta method; with few replicates it is widened so that 1.96
-    of it hold the 97.5 % quantile of Student's distribution.
+    Each estimate is unbiased, and so is their mean; the variance between replicates gives the standard error (delta
+    method for the log). With few replicates the standard error is widened, so that 1.96 standard errors equal the 97.5
+    % quantile of Student's distribution.
 
-    A peak that is much narrower than what surrounds it draws no particles before the temperature at which it
-    suddenly holds most of the mass, and no replicate notices. So the highest point above the draws is
-    sought, and the mass about it compared with the estimate.
+    A narrow peak may have no particles until the temperature at which it dominates, and no replicate detects it. A
+    search from the draws therefore compares the mass of missed modes with the estimate.
 
     Parameters
     ----------
     target : Target
     run : SMCRun, optional
-        A finished run of :func:`sample_smc`; by default one is made, with its default settings.
+        Finished run of :func:`sample_smc`; made with default settings if not given.
     seed : int, default 0
-        Of that run, and of the search for a missed peak.
+        Seed of the run and of the search for missed modes.
     progress : bool, default True
 
     Returns
     -------
     Evidence
-        ``num_evaluations`` counts the pilot and the search.
+        ``num_evaluations`` includes the pilot run and the search.
 
     Raises
     ------
     SettingsError
-        If ``run`` is none of :func:`sample_smc`.
+        If ``run`` is not an :class:`SMCRun`.
     DrawsError
-        If it was stopped early, or belongs to another target.
+        If the run ended early or belongs to another target.
 
     References
     ----------
@@ -156,7 +155,7 @@ def average(run: SMCRun, method: str) -> Evidence:
     problems, diagnostics = _problems(run)
     error, spread = map(float, replicates_log_mean_error((log_values - log_evidence).unsqueeze(0)))
     diagnostics["relative_spread"] = spread
-    # One alone cannot disagree; that it is alone has been said.
+    # A single replicate cannot disagree; a warning on the number of replicates exists already.
     if len(log_values) > 1 and not spread <= _MAX_RELATIVE_SPREAD:
         problems.append(
             f"replicates disagree (relative spread {spread:.2f} > {_MAX_RELATIVE_SPREAD}), so their mean may rest on "
@@ -219,7 +218,7 @@ def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
     }
 
 
-# Populations of particles that move as one batch: each at a density and with a step size of its own.
+# Populations of particles that move in one batch, each with its own density and step size.
 
 PLANNED_CALLS = 200
 _WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
@@ -242,8 +241,8 @@ class MovedPopulations(NamedTuple):
 class PopulationMoves:
     """Moves of populations by HMC, equally many for all, each at its own step size (Buchholz et al. 2021)."""
 
-    # Moves end when no coordinate, nor the log likelihood, correlates more than this with its value before, or the last
-    # move has lowered no such correlation by a tenth.
+    # Moves end if no coordinate, nor the log likelihood, has a correlation above this with its value before the moves,
+    # or if the last move lowered no such correlation by a tenth.
     max_correlation: float = 0.5
     max_moves: int = 20
     target_acceptance: float = 0.9
@@ -281,7 +280,7 @@ class PopulationMoves:
             now = _correlation(
                 before, _summaries(chains.position.reshape(r, n, d), chains.log_likelihood.reshape(r, n)), pooled
             )
-            # A coordinate that is held where it is, as by two modes, is not worth more moves.
+            # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
             busy = bool(((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any())
             moves, correlation = moves + 1, now
         return MovedPopulations(
@@ -306,8 +305,8 @@ def first_step_size(particles: SMCState) -> Tensor:
 
 def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold: float) -> Tensor:
     """Return the next common point ``(r,)`` of all populations on the way to one, from log weights ``(r, n)``."""
-    # Steps that a population chose by its own particles would make its evidence too low on average; the bias of a
-    # common choice falls with the number of populations. ``covered`` holds equal numbers.
+    # A number of steps chosen from a population's own particles biases its evidence downward; the bias of a common
+    # choice decreases with the number of populations. ``covered`` holds equal numbers.
     weight = (log_weight.flatten() - math.log(len(log_weight))).unsqueeze(0)
     ratio, at = log_ratio.flatten().unsqueeze(0), covered[:1]
     whole = (1 - at).unsqueeze(-1)
@@ -322,12 +321,12 @@ def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold:
 def weigh(state: SMCState, log_ratio: Tensor, step: Tensor) -> tuple[SMCState, Tensor, Tensor]:
     """Multiply weights by ``exp(step * log_ratio)``; also return log increments and conditional shares ``(r,)``."""
     step = step.unsqueeze(-1)
-    # A step of zero is for populations that wait; zero times minus infinity is not a number.
+    # Waiting populations have step size zero; zero times minus infinity is NaN.
     change = torch.where(step > 0, step * log_ratio, torch.zeros_like(log_ratio))
     left = conditional_share(state.log_weight, change).nan_to_num(nan=0.0)
     log_weight = state.log_weight + change
     increment = log_weight.logsumexp(-1)
-    # A population without likelihood has an increment of minus infinity and gets equal weights.
+    # A population of zero likelihood has an increment of minus infinity and gets equal weights.
     alive = increment.isfinite().unsqueeze(-1)
     log_weight = torch.where(alive, log_weight - increment.unsqueeze(-1), -math.log(log_weight.shape[-1]))
     return state._replace(log_weight=log_weight), increment, left
@@ -335,14 +334,14 @@ def weigh(state: SMCState, log_ratio: Tensor, step: Tensor) -> tuple[SMCState, T
 
 def crossed_metrics(particles: SMCState) -> Metric:
     """Learn a metric for each half of the populations from the weighted particles of the other half."""
-    # A metric learnt on the particles that it moves leads them to where they were, and the evidence comes out too low.
+    # Estimating the metric from the particles that it moves biases the evidence downward.
     r = len(particles.position)
     half = (r + 1) // 2
     learnt = [
         learn_metric(x.flatten(0, 1), (log_weight - math.log(len(log_weight))).flatten())
         for x, log_weight in zip(particles.position.split(half), particles.log_weight.split(half), strict=True)
     ]
-    # A population that is alone has only itself to learn from.
+    # A single population has to use its own particles.
     factors = [learnt[-1].factor] * half + [learnt[0].factor] * (r - half)
     return Metric(torch.stack(factors), learnt[0].is_dense)
 
@@ -388,7 +387,7 @@ def _kernel(metric: Metric, step_size: Tensor) -> PopulationHMC:
 def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
     """Return what must be forgotten, ``(r * n, d + 1)``: where each particle is within its population."""
     columns = torch.cat([position, log_likelihood.unsqueeze(-1)], -1)
-    # Populations differ in how far they are, which no move changes.
+    # Populations differ in their temperature, which moves do not change.
     centred = columns - columns.median(1, keepdim=True).values
     return centred.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).flatten(0, 1)
 
@@ -402,7 +401,7 @@ def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
     return torch.where(size > 0, (weight * x * y).sum(0) / size, torch.zeros_like(size))
 
 
-# Adaptive sequential Monte Carlo: populations choose their temperatures on the way, without a pilot.
+# Adaptive sequential Monte Carlo: temperatures are chosen during the run, without a pilot.
 
 
 def _adaptive_smc(target: Target, parts: Parts, seed: int) -> Evidence:
@@ -424,42 +423,41 @@ def adaptive_smc(
     checkpoint: str | Path | None = None,
     progress: bool = False,
 ) -> Evidence:
-    """Average the evidence estimates of populations that choose their temperatures on the way, without a pilot.
+    """Average the evidence estimates of SMC populations with adaptive temperatures, without a pilot run.
 
-    The inverse temperature is raised as far as the weights of all populations together allow, and each tunes the step
-    size of its moves to itself. The metric that half of the populations move by is learnt from the other half: learnt
-    from the very particles that it moves, it lets the evidence come out too low, in ten dimensions by several standard
-    errors; and so, by less, would temperatures that each population chose alone. The number of trajectories and their
-    steps are common to all.
+    The weights of all populations together determine each temperature step. Each population tunes its own step size;
+    the number of trajectories and their steps are common to all. The metric of half of the populations is estimated
+    from the other half: estimating it from the particles that it moves biases the evidence downward, in ten dimensions
+    by several standard errors. Temperatures chosen by each population alone would have a smaller bias of the same kind.
 
-    What is averaged has also chosen what it is averaged over, so the estimate has a relative bias of order one over
-    the number of all particles, beside that of the step sizes. That of ``smc``, whose schedule is frozen, has none.
+    Adaptation leaves a relative bias of order one over the total number of particles, plus that of the step sizes.
+    :func:`smc` has no such bias, because its schedule is fixed.
 
     Parameters
     ----------
     target : Target
-        Its prior must be one it can draw from.
+        Has to support draws from its prior.
     num_particles : int, default 128
-        Of each population.
+        Per population.
     num_replicates : int, default 16
-        Independent populations, 2 or more, whose spread is the error.
+        Number of independent populations, at least 2, whose variance gives the standard error.
     ess_threshold : float in (0, 1), default 0.95
-        Conditional effective share of all particles that a change of temperature leaves.
+        Conditional effective share of all particles after each change of temperature.
     max_correlation : float in (0, 1), default 0.5
-        Particles are moved until no coordinate, nor the log likelihood, correlates more than this with its value
-        before, or the last move has lowered no such correlation by a tenth.
+        Moves at a temperature end if no coordinate, nor the log likelihood, has a correlation above this with its value
+        before the moves, or if the last move lowered no such correlation by a tenth.
     max_moves : int, default 20
-        They end here in any case.
+        Largest number of moves per temperature.
     target_acceptance : float in (0, 1), default 0.9
     seed : int, default 0
     checkpoint : path, optional
-        File from which an interrupted run resumes, and ends bit for bit as if it had not been.
+        If the file exists, the run resumes from it; the result is bitwise identical to that of an uninterrupted run.
     progress : bool, default False
 
     Returns
     -------
     Evidence
-        Its error as that of :func:`smc`, and its diagnostics too.
+        Standard error and diagnostics as for :func:`smc`.
 
     Raises
     ------
@@ -468,7 +466,7 @@ def adaptive_smc(
     InitializationError
         If the likelihood is zero at all prior draws.
     CheckpointError
-        If a checkpoint is damaged or belongs to another run.
+        If the checkpoint is damaged or belongs to another run.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Estimators from an independent normal distribution that was optimised to be close to the posterior."""
+"""Estimators based on an independent normal distribution fitted by variational inference."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def _standardised(location: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, T
     return (x.double() - location.double()) / scale.double(), scale.double().log().sum()
 
 
-# Fixed standard normal draws whose averages stand for expectations while something is optimised.
+# Fixed standard normal draws whose averages replace expectations during optimisation.
 
 
 def balanced_normal_draws(num_draws: int, dim: int, generator: torch.Generator) -> Tensor:
     """Return an even number of normal draws ``(num_draws, dim)`` of exact moments, float64 on the CPU (Owen 1995)."""
-    # A scrambled Sobol sequence, its mirror image, and a linear map that mends the covariance or, of few draws, the
-    # variances: averages of quadratic functions are exact, and so is the mean field of a normal posterior.
+    # A scrambled Sobol sequence, its mirror image, and a linear map that corrects the covariance (the variances for few
+    # draws): averages of quadratic functions are exact, and so is the mean field of a normal posterior.
     half = num_draws // 2
     z = normal_points(half, dim, generator)
     moments = z.T @ z / half if half >= 2 * dim else torch.diag(z.square().mean(0))
@@ -104,7 +104,7 @@ def _power_of_two(number: float) -> int:
     return 1 << max(0, math.ceil(math.log2(number)))
 
 
-# The independent normal distribution that is closest to the posterior in unconstrained space.
+# The independent normal distribution closest to the posterior in unconstrained space.
 
 _MIN_DRAWS = 128
 _MAX_START_DRAWS = 1024
@@ -127,22 +127,22 @@ class MeanField:
     location, scale : Tensor
         Means and standard deviations, shape ``(d,)``.
     bound : float
-        Evidence lower bound, in nats, on the draws it was fitted to.
+        Evidence lower bound, in nats, on the draws of the fit.
     improvement : float
-        What the last set of draws, four times larger than the one before, added to the
-        bound. About a quarter of it is what more draws could still add.
+        Increase of the bound by the last, four times larger, set of draws. About a quarter of it is the increase that
+        more draws could still add.
     gradient : float
         Largest slope of the bound at the end, in nats per standard deviation.
     num_draws : int
-        Fixed draws of the last round.
+        Number of fixed draws in the last round.
     num_evaluations : int
-        Gradients of the log density, those of the search for modes included.
+        Gradients of the log density, including those of the mode searches.
     others : tuple of (Tensor, Tensor)
-        Location and scale of other optima that a search ended at, the highest first.
+        Location and scale of the other optima, best first.
     problems : tuple of str
-        What is wrong with the fit.
+        Problems of the fit.
     height : float
-        Log density of the target at the location, by which to know it again.
+        Log density of the target at the location, which identifies the target.
     """
 
     location: Tensor
@@ -157,24 +157,24 @@ class MeanField:
     height: float = math.nan
 
     def require(self, target: Target) -> int:
-        """Refuse a target to which this mean field does not belong.
+        """Raise if this mean field does not belong to the target.
 
         Returns
         -------
         int
-            Evaluations spent.
+            Number of evaluations.
 
         Raises
         ------
         ShapeError
-            If their dimensions differ.
+            If the dimensions differ.
         SettingsError
-            If the density of the target is another at the location.
+            If the target has another density at the location.
         """
         return require_own("mean field", self.location, self.height, target, target.log_density)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw from it, shape ``(num_draws, d)``; ``generator`` is one of the CPU."""
+        """Draw vectors, shape ``(num_draws, d)``; ``generator`` has to be on the CPU."""
         return _sample_normal(self.location, self.scale, num_draws, generator)
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -193,32 +193,30 @@ class _Fit:
 
 
 def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 8192, seed: int = 0) -> MeanField:
-    """Fit independent normal distributions to the posterior by the evidence lower bound.
+    """Fit independent normal distributions to the posterior by maximising the evidence lower bound.
 
-    The expectation in the bound is an average over fixed draws, so that L-BFGS can
-    maximise it to the end and convergence can be seen. Their number grows fourfold
-    until the fit to fewer draws is as good on the new ones as the fit to these.
-    Searches start at the modes, as wide as the curvature there says, and at the
-    centre of the prior, as wide as the prior.
+    The expectation in the bound is an average over fixed draws, so L-BFGS converges and convergence can be checked. The
+    number of draws grows fourfold until the fit to the smaller set is as good on the new draws as the new fit. Searches
+    start at the modes, with scales from the curvature, and at the centre of the prior, with the scales of the prior.
 
     Parameters
     ----------
     target : Target
     tolerance : float, default 0.01
-        The number of draws stops growing when that raises the bound by no more, in nats.
+        The number of draws stops growing if that raises the bound by no more, in nats.
     max_draws : int, default 8192
-        Fixed draws at most.
+        Largest number of fixed draws.
     seed : int, default 0
 
     Returns
     -------
     MeanField
-        Its ``problems`` say whether it did not converge.
+        ``problems`` reports a lack of convergence.
 
     Raises
     ------
     InitializationError
-        If the density is finite nowhere that a search could start.
+        If no search can start at a finite density.
     SettingsError
         If ``tolerance`` is not positive or ``max_draws`` below 2.
 
@@ -344,7 +342,7 @@ class _Objective:
             value, slope, scale_slope = self.value_and_grad(location + scale * x[:d], start + x[d:])
             gradient = -np.concatenate([scale * slope, scale_slope])
             if not math.isfinite(value) or not bool(np.isfinite(gradient).all()):
-                # A wall just high enough to send the line search back.
+                # A barrier just high enough for the line search to turn back.
                 return last[1] + 10 * (1 + abs(float(last[2] @ (x - last[0])))), np.zeros_like(x)
             last = x.copy(), -value, gradient
             return -value, gradient
@@ -403,7 +401,7 @@ def _same(a: _Fit, b: _Fit) -> bool:
     return bool(near.all() and (np.abs(a.log_scale - b.log_scale) < 0.5).all())
 
 
-# Importance weights of draws that a mean field was not fitted to.
+# Importance weights of draws that are independent of the mean field fit.
 
 
 class _Weights(NamedTuple):
@@ -429,19 +427,19 @@ def _fresh_weights(target: Target, mean_field: MeanField, num_draws: int, genera
 def evidence_lower_bound(
     target: Target, *, mean_field: MeanField | None = None, num_draws: int = 10_000, seed: int = 0
 ) -> Evidence:
-    """Bound the log evidence from below with independent normal distributions.
+    """Return the evidence lower bound of independent normal distributions.
 
-    The gap is the divergence of the fit from the posterior. Nothing in the bound says
-    how large that is, so it has no standard error as an estimate and is never trusted;
-    how well the bound itself is known stands in the diagnostics as ``bound_error``.
+    The gap to the log evidence is the divergence of the fit from the posterior, which is unknown. The bound therefore
+    has no standard error as an estimate and is never trusted. The diagnostic ``bound_error`` is the Monte Carlo error
+    of the bound itself.
 
     Parameters
     ----------
     target : Target
     mean_field : MeanField, optional
-        Of this target; fitted if not given.
+        Mean field of the target; fitted if not given.
     num_draws : int, default 10,000
-        Fresh draws, other than those of the fit.
+        Number of new draws, independent of the fit.
     seed : int, default 0
 
     Returns
@@ -451,7 +449,7 @@ def evidence_lower_bound(
     Raises
     ------
     SettingsError
-        If there are fewer than two draws, or the mean field is of another target.
+        If ``num_draws`` is below two, or the mean field is of another target.
 
     References
     ----------
@@ -516,26 +514,23 @@ def variational_importance_sampling(
     tail_share: float = 0.5,
     seed: int = 0,
 ) -> Evidence:
-    """Sample by importance from independent normal distributions fitted by the evidence lower bound.
+    """Estimate the log evidence by importance sampling from independent distributions fitted by variational inference.
 
-    The fit is narrower than the posterior where coordinates are correlated, and its
-    tails are lighter than most. So half of the draws come from Student-t
-    distributions of the same locations and scales, and all are weighed by the mixture
-    of both, which costs at most half of the effective draws. What even these do not
-    reach is looked for with wider draws, at the other optima of the bound, and in the
-    curvature of the density.
+    The fit is narrower than the posterior if coordinates are correlated, and has lighter tails than most posteriors.
+    Half of the draws therefore come from Student-t distributions of the same locations and scales. All draws are
+    weighted by the mixture density, which costs at most half of the effective sample size. Wider draws, the other
+    optima of the bound and the curvature of the density serve to check for missed mass.
 
     Parameters
     ----------
     target : Target
     mean_field : MeanField, optional
-        Of this target; fitted if not given.
+        Mean field of the target; fitted if not given.
     draws : Draws, optional
-        Posterior draws, to see whether the proposal covers them.
+        Posterior draws, for a check that the proposal covers them.
     num_draws : int, default 10,000
     tail_share : float, default 0.5
-        Share of the draws that come from the Student-t distributions, from zero
-        (the normal distributions alone) to below one.
+        Share of draws from the Student-t distributions, in [0, 1); zero uses the normal distributions alone.
     seed : int, default 0
 
     Returns
@@ -547,8 +542,7 @@ def variational_importance_sampling(
     DrawsError
         If the draws come from another target.
     SettingsError
-        If there are fewer than two draws, the share is not in [0, 1), or the mean field is of another
-        target.
+        If ``num_draws`` is below two, ``tail_share`` is not in [0, 1), or the mean field is of another target.
 
     References
     ----------
@@ -570,7 +564,7 @@ def variational_importance_sampling(
     tail_share = real_number("tail_share", tail_share)
     if not 0 <= tail_share < 1:
         raise SettingsError(f"tail_share must be at least 0 and below 1, not {tail_share!r}")
-    # However few the draws, those of the normal distributions are not left out of the mixture.
+    # At least one draw comes from the normal distributions, so the mixture is complete.
     num_tail_draws = min(round(tail_share * num_draws), num_draws - 1)
     if draws is not None:
         belongs(draws, target)
@@ -658,7 +652,7 @@ def _unseen_variance(
     target: Target, q: MeanField, proposal: _Proposal, log_z: float, largest: float, generator: torch.Generator
 ) -> float:
     """Return what regions of log weights above ``largest`` add to the weights' relative variance."""
-    # From Student-t distributions at every optimum of the bound, at the best one twice as wide as the fit.
+    # From Student-t distributions at every optimum of the bound; at the best one twice as wide as the fit.
     unseen = 0.0
     for location, scale in ((q.location, 2 * q.scale), *q.others):
         x = sample_tails(location, scale, CHECK_DRAWS, generator)

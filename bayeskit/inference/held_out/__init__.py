@@ -1,4 +1,4 @@
-"""Estimates after training: held-out log likelihoods, and what the code knows of the data."""
+"""Estimates after training: held-out log likelihoods, and the information of latent variables on the data."""
 
 from bayeskit.inference.held_out.annealing import (
     Sandwich,

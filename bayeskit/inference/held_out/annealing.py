@@ -1,4 +1,4 @@
-"""Held-out log likelihood by annealed importance sampling with Hamiltonian Monte Carlo, and bounds from both sides."""
+"""Held-out log likelihood by annealed importance sampling with HMC, and bidirectional bounds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bayeskit.logdensity.pyro_distributions import MendedDraws
 
 __all__ = ["AnnealingPath", "Sandwich", "annealed_importance_sampling", "bidirectional_annealing", "sigmoid_schedule"]
 
-# Chains of every datum between guide or prior and the joint density.
+# Chains of every observation between guide or prior and the joint density.
 
 _STEEPNESS = 4.0  # of the sigmoid that spaces the temperatures
 _FIRST_MOVES = 10  # at the first temperature, to find a step size at all
@@ -41,7 +41,7 @@ _RATE = 0.5  # change of the log step size per unit of acceptance missing
 
 
 def sigmoid_schedule(num_temperatures: int) -> Tensor:
-    """Return inverse temperatures from 0 to 1, dense at both ends: ``(num_temperatures + 1,)``.
+    """Return ``num_temperatures + 1`` inverse temperatures from 0 to 1, dense at both ends.
 
     References
     ----------
@@ -108,7 +108,7 @@ class AnnealingPath:
 
     def _step(self, position: Tensor, beta: float, step_size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Move all chains at a temperature; return positions, what tempering adds there, and acceptance rates."""
-        # Rows of one datum share a step size.
+        # Rows of one observation share a step size.
         kernel: Any = self._kernel.with_settings(beta=beta, step_size=step_size.repeat(self._num_chains))
         state = kernel.init(self._density, position)
         state, info = kernel.step(self._density, state, generator=self._generator)
@@ -135,40 +135,41 @@ def annealed_importance_sampling(
     seed: int = 0,
     progress: bool = True,
 ) -> HeldOut:
-    r"""Estimate the log likelihood of each datum by annealing from guide or prior to the joint density.
+    r"""Estimate the log likelihood of each observation by annealing from guide or prior to the joint density.
 
-    Chains start from independent draws of :math:`p_0`, the guide or the prior, and move through
-    :math:`p_0^{1-\beta} p(x, z)^\beta` as :math:`\beta` goes from 0 to 1. The mean of their weights is unbiased; its
-    log is too low by half its squared standard error, up to terms of higher order. Each datum has a step size of its
-    own at each temperature, found by a pilot run with other draws and frozen then, so that it brings no bias.
+    Chains start from independent draws of :math:`p_0`, the guide or the prior, and move through :math:`p_0^{1-\beta}
+    p(x, z)^\beta` as :math:`\beta` increases from 0 to 1. The mean of their weights is unbiased; the bias of its log is
+    minus half its squared standard error, up to terms of higher order. Each observation has its own step size at each
+    temperature. A pilot run with other draws tunes and fixes it, which causes no bias.
 
     Parameters
     ----------
     model, guide : callable
-        As for an objective. The latent variables of each datum and its observation stand in one plate; all are
-        continuous.
+        As for an objective. The latent variables of each observation and its likelihood belong to one plate; all
+        latent variables are continuous.
     *args
-        What both are called with: the data.
+        Arguments of model and guide: the data.
     num_temperatures : int, default 200
-        Steps from 0 to 1, spaced by :func:`sigmoid_schedule`, with one transition of the kernel after each.
+        Steps from 0 to 1, spaced by :func:`sigmoid_schedule`, with one transition per step.
     num_chains : int, default 16
-        Independent chains for each datum, at least two.
+        Independent chains per observation, at least two.
     initial : {"guide", "prior"}, default "guide"
-        Where chains start. A guide that is narrower than the posterior anneals badly; the prior never is.
+        Distribution of the starting points. A guide narrower than the posterior anneals badly; the prior is never
+        narrower.
     kernel : HMC, optional
-        Its step size is where the pilot starts; by default ``HMC(step_size=0.1, num_steps=5)``.
+        The pilot starts from its step size; ``HMC(step_size=0.1, num_steps=5)`` by default.
     target_acceptance : float, default 0.8
     batch_size : int, optional
         As in :func:`importance_sampling`.
     data_plate : str, optional
-        Name of the plate whose items are the data; by default the only one that holds all sites.
+        Name of the plate of observations; by default the only plate that contains all sites.
     seed : int, default 0
     progress : bool, default True
 
     Returns
     -------
     HeldOut
-        With Pareto k from 100 chains on. Not trusted if for more than 5 % of the data k is above 0.7 or the standard
+        Has Pareto k from 100 chains on. Not trusted if more than 5 % of the observations have k above 0.7 or a standard
         error above 0.5.
 
     Raises
@@ -176,9 +177,9 @@ def annealed_importance_sampling(
     SettingsError
         If a setting lies outside its domain.
     GuideError
-        If guide and model do not fit together, or a latent site is discrete.
+        If guide and model do not match, or a latent site is discrete.
     ModelError
-        If there is no plate of data.
+        If there is no plate of observations.
 
     References
     ----------
@@ -260,7 +261,7 @@ def _summarised(log_weight: Tensor, dtype: torch.dtype, seconds: float) -> HeldO
     return HeldOut("annealed_importance_sampling", log_likelihood, error, count, pareto_k, tuple(problems), seconds)
 
 
-# Bounds from both sides on the log likelihood of data simulated from the model.
+# Lower and upper bounds on the log likelihood of data simulated from the model.
 
 
 @dataclass(frozen=True)
@@ -270,8 +271,7 @@ class Sandwich:
     Attributes
     ----------
     lower, upper : Tensor
-        Of each datum, ``(items,)``, in nats. Each holds in expectation, up to Monte Carlo noise that falls on either
-        side.
+        Bounds per observation, ``(items,)``, in nats. They hold in expectation; Monte Carlo noise can violate them.
     """
 
     lower: Tensor
@@ -279,12 +279,12 @@ class Sandwich:
 
     @property
     def gap(self) -> float:
-        """Mean distance of the bounds: in expectation, no less than the mean error of either."""
+        """Mean distance of the bounds; in expectation at least the mean error of either bound."""
         return float((self.upper - self.lower).mean())
 
     @property
     def gap_standard_error(self) -> float:
-        """Standard error of :attr:`gap`, from how it varies over the data."""
+        """Standard error of :attr:`gap`, from its variance over observations."""
         return float((self.upper - self.lower).std()) / math.sqrt(len(self.lower))
 
 
@@ -302,18 +302,18 @@ def bidirectional_annealing(
     seed: int = 0,
     progress: bool = True,
 ) -> Sandwich:
-    """Check annealed importance sampling on data of the model's own, of which exact posterior draws are known.
+    """Bound the log likelihood of simulated data from both sides, with exact posterior draws.
 
-    Codes and data are drawn from the model. Annealing from guide or prior to the joint density bounds the log
-    likelihood from below; annealing back from the codes, which are a draw from the posterior, bounds it from above.
-    Where the bounds meet, the same settings can be relied on for data like these.
+    Latent variables and data are drawn from the model, so the latent variables are exact posterior draws. Annealing
+    from guide or prior to the joint density gives a lower bound of the log likelihood; reverse annealing from the
+    latent variables gives an upper bound. A small gap validates the same settings for similar data.
 
     Parameters
     ----------
     model, guide : callable
         As for :func:`annealed_importance_sampling`.
     *args
-        What both are called with. Observed tensors only give the shape of the data to simulate.
+        Arguments of model and guide. Observed tensors only determine the shape of the simulated data.
     num_temperatures, num_chains, initial, kernel, target_acceptance, batch_size, data_plate, seed, progress
         As for :func:`annealed_importance_sampling`.
 
@@ -326,9 +326,9 @@ def bidirectional_annealing(
     SettingsError
         If a setting lies outside its domain.
     ModelError
-        If data cannot be simulated, because the model has a factor or does not observe its arguments as they are.
+        If data cannot be simulated, because the model has a factor or transforms its arguments before observing them.
     GuideError
-        If guide and model do not fit together, or a latent site is discrete.
+        If guide and model do not match, or a latent site is discrete.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Held-out log likelihood as the evidence of each datum, by any of our estimators of evidence."""
+"""Held-out log likelihood of each observation by any estimator of the evidence."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ def by_evidence(
     seed: int = 0,
     progress: bool = True,
 ) -> HeldOut:
-    """Estimate the log likelihood of each datum as the evidence of the model for that datum alone.
+    """Estimate the log likelihood of each observation as the evidence of the model for that observation alone.
 
-    The model's parameters are held fixed, the latent variables of one datum become a :class:`~bayeskit.Target`, and
-    :func:`bayeskit.inference.evidence.compare` does the rest. That costs seconds for each datum: it is meant to
-    check the faster estimates on a few.
+    The parameters of the model are fixed, and the latent variables of one observation form a :class:`~bayeskit.Target`
+    for :func:`bayeskit.inference.evidence.compare`. This takes seconds per observation and serves to check faster
+    estimates on a few observations.
 
     Parameters
     ----------
     model, guide : callable
-        As for an objective. The guide tells nothing but which variables belong to a datum: the estimate does not
+        As for an objective. The guide only determines the latent variables of an observation; the estimate does not
         depend on it.
     *args
-        What both are called with: the data. Tensors whose leading dimension is the data are taken row by row.
+        Arguments of model and guide: the data. Tensors with the data as leading dimension are sliced by row.
     method : str, default "bridge_sampling"
-        Name of a function in :mod:`bayeskit.inference.evidence`.
+        Name of an estimator in :mod:`bayeskit.inference.evidence`.
     budget : Budget, optional
-        Chains and lengths of the run for each datum.
+        Sizes of the runs for each observation.
     data_plate : str, optional
-        Name of the plate whose items are the data; by default the only one that holds all sites.
+        Name of the plate of observations; by default the only plate that contains all sites.
     seed : int, default 0
     progress : bool, default True
 
     Returns
     -------
     HeldOut
-        Not trusted if one of the estimates is not; ``num_samples`` is the largest number of evaluations.
+        Not trusted if any estimate is untrusted; ``num_samples`` is the largest number of evaluations.
 
     Raises
     ------
     UnknownNameError
-        If there is no such method.
+        If the method is unknown.
     ModelError
-        If there is no plate of data, or a discrete latent site is not marked to be summed out.
+        If there is no plate of observations, or a discrete latent site is not marked for enumeration.
     DataError
-        If the data are no argument.
+        If no argument holds the data.
     GuideError
-        If guide and model do not fit together.
+        If guide and model do not match.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def by_evidence(
     found: list[Evidence] = []
     with _fixed(used), progress_bar(method.replace("_", " "), data.num_items, progress) as bar:
         for _, datum in data:
-            # Seeds of their own: errors of different data have to be independent.
+            # Separate seeds, because errors of different observations have to be independent.
             own = int(torch.randint(2**31, (), generator=generator))
             target = Target.from_pyro(model, *datum, compile=False, seed=own)
             found.append(compare(target, [method], own, budget=budget, progress=False)[method])
@@ -139,7 +139,7 @@ def _fixed(parameters: list[Tensor]) -> Iterator[None]:
         parameter.requires_grad_(False)
     try:
         with warnings.catch_warnings():
-            # Pyro's advice to those who did not mean it.
+            # This Pyro warning does not apply: fixing the parameters is intended.
             warnings.filterwarnings("ignore", ".*was not registered in the param store", UserWarning)
             yield
     finally:

@@ -1,4 +1,4 @@
-"""Held-out log likelihood of each datum by importance sampling from the guide."""
+"""Held-out log likelihood of each observation by importance sampling from the guide."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Minibatches:
         data_plate: str | None,
     ) -> Minibatches:
         """Run guide and model once, which checks both, and find the plate of the data."""
-        # ModelError if no plate or several hold all sites, the model takes a random minibatch itself, or a latent site
-        # is scaled; GuideError if guide and model do not fit together; DataError if no argument has the data as leading
-        # dimension for ``batch_size``. The default is 100 rows of a tensor that is the only argument, else all data.
+        # ModelError if no plate or several contain all sites, the model subsamples, or a latent site is scaled;
+        # GuideError if guide and model do not match; DataError if no argument has the data as leading dimension for
+        # ``batch_size``. The default is 100 rows if a tensor is the only argument, otherwise all data.
         nesting = plate_nesting(model, guide, args, {})
         particles = draw_particles(model, guide, args, 1, nesting, data_plate, Compatibility())
         num_items = _num_items(particles.layout)
@@ -165,7 +165,7 @@ def require_acceptance(target_acceptance: float) -> None:
         raise SettingsError(f"target_acceptance must lie between 0 and 1, not {target_acceptance}")
 
 
-# HeldOut: the log likelihood of each datum that was left out of training, with its error.
+# HeldOut: the log likelihood of each held-out observation, with its error.
 
 _MAX_PARETO_SHAPE = 0.7
 MAX_SHARE = 0.05  # of the data may have worse weights before the mean is in doubt
@@ -173,23 +173,23 @@ MAX_SHARE = 0.05  # of the data may have worse weights before the mean is in dou
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Estimates of the log likelihood of each datum, the latent variables integrated out.
+    """Estimates of the log likelihood of each observation, with the latent variables integrated out.
 
     Attributes
     ----------
     method : str
-        Name of the function that made them.
+        Name of the estimator.
     log_likelihood : Tensor
-        Shape ``(items,)``, in nats, in double precision.
+        In nats, double precision, shape ``(items,)``.
     pointwise_standard_error : Tensor
-        Monte Carlo standard error of each, ``(items,)``.
+        Monte Carlo standard errors of ``log_likelihood``, ``(items,)``.
     num_samples : int
-        Draws for each datum; of estimators of evidence, evaluations of its density.
+        Draws per observation; evaluations of the density for estimators of evidence.
     pareto_k : Tensor or None
-        Shape of the tail of each datum's weights, ``(items,)``, of methods that weigh draws. Above 0.5 the weights
-        have no variance, above 0.7 the estimate and its error are practically useless.
+        Pareto shape of each observation's importance weights, ``(items,)``. Above 0.5 the weights have infinite
+        variance; above 0.7 the estimate and its error are unreliable.
     warnings : tuple of str
-        What the diagnostics found, each with its remedy.
+        Problems found by the diagnostics, each with its remedy.
     seconds : float
 
     Examples
@@ -211,40 +211,40 @@ class HeldOut:
 
     @property
     def mean(self) -> float:
-        """Mean of the log likelihood over the data."""
+        """Mean of the log likelihood over observations."""
         return float(self.log_likelihood.mean())
 
     @property
     def total(self) -> float:
-        """Log likelihood of all data together."""
+        """Sum of the log likelihood over observations."""
         return float(self.log_likelihood.sum())
 
     @property
     def standard_error(self) -> float:
-        """Monte Carlo standard error of :attr:`mean`, for these data; how they were chosen is not part of it."""
+        """Monte Carlo standard error of :attr:`mean`, without the sampling variation of the data."""
         return float(self.pointwise_standard_error.square().sum().sqrt()) / self.log_likelihood.numel()
 
     @property
     def trusted(self) -> bool:
-        """Whether no diagnostic objected."""
+        """True if no diagnostic found a problem."""
         return not self.warnings and math.isfinite(self.mean) and math.isfinite(self.standard_error)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table with a row for each datum: log_likelihood, standard_error and, if there is one, pareto_k."""
+        """Return one row per observation: log_likelihood, standard_error and, if available, pareto_k."""
         columns = {"log_likelihood": self.log_likelihood, "standard_error": self.pointwise_standard_error}
         if self.pareto_k is not None:
             columns["pareto_k"] = self.pareto_k
         return pd.DataFrame({name: x.cpu().numpy() for name, x in columns.items()}).rename_axis("item")
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the data in the order of their log likelihood, with 95 % intervals.
+        """Plot the sorted log likelihoods with 95 % intervals.
 
-        Data whose weights cannot be relied on are hollow; a dashed line marks the mean.
+        Observations with unreliable weights are hollow; a dashed line marks the mean.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default a new figure of ``pyplot``.
+            Axes to draw on; by default a new figure of ``pyplot``.
         """
         from bayeskit.core.plots import BLUE, GREY, VERMILION
 
@@ -306,44 +306,44 @@ def importance_sampling(
     seed: int = 0,
     progress: bool = True,
 ) -> HeldOut:
-    r"""Estimate the log likelihood of each datum by importance sampling from the guide.
+    r"""Estimate the log likelihood of each observation by importance sampling from the guide.
 
-    With independent draws :math:`z_s` of the guide, the estimate is the log of the mean of the weights
-    :math:`p(x, z_s) / q(z_s \mid x)`. The mean is unbiased; its log is too low by half its squared standard error,
-    up to terms of higher order, if the weights have a variance. Errors are those of the delta method.
+    With independent draws :math:`z_s` from the guide, the estimate is the log of the mean of the weights :math:`p(x,
+    z_s) / q(z_s \mid x)`. The mean is unbiased. If the weights have a finite variance, the bias of its log is minus
+    half its squared standard error, up to terms of higher order. Standard errors use the delta method.
 
     Parameters
     ----------
     model, guide : callable
-        As for an objective. The latent variables of each datum and its observation stand in one plate.
+        As for an objective. The latent variables of each observation and its likelihood belong to one plate.
     *args
-        What both are called with: the data.
+        Arguments of model and guide: the data.
     num_samples : int, default 5000
-        Draws for each datum.
+        Draws per observation.
     chunk_size : int, optional
-        Draws for each datum that are made at once. Memory grows with ``chunk_size`` times ``batch_size``; by default
-        that is 4,000.
+        Draws per observation and batch. Memory is proportional to ``chunk_size`` times ``batch_size``, which is 4,000
+        by default.
     batch_size : int, optional
-        Data taken at once: tensors whose leading dimension is the data are sliced. By default 100 where a tensor is
-        the only argument, and all data elsewhere.
+        Observations per batch; tensors with the data as leading dimension are sliced. By default 100 if a tensor is
+        the only argument, otherwise all data.
     data_plate : str, optional
-        Name of the plate whose items are the data; by default the only one that holds all sites.
+        Name of the plate of observations; by default the only plate that contains all sites.
     seed : int, default 0
     progress : bool, default True
 
     Returns
     -------
     HeldOut
-        Not trusted if more than 5 % of the data have a Pareto k above 0.7.
+        Not trusted if more than 5 % of the observations have a Pareto k above 0.7.
 
     Raises
     ------
     SettingsError
-        If there is nothing to draw.
+        If ``num_samples``, ``chunk_size`` or ``batch_size`` is not positive.
     GuideError
-        If guide and model do not fit together, or the guide enumerates a site.
+        If guide and model do not match, or the guide enumerates a site.
     ModelError
-        If there is no plate of data.
+        If there is no plate of observations.
 
     References
     ----------
@@ -386,7 +386,7 @@ def importance_sampling(
                     bar.update(rows.start * num_samples + (rows.stop - rows.start) * (start + count))
                 found.append(weights)
     log_likelihood = torch.cat([w.log_mean() for w in found])
-    # What the weights' own format cannot resolve is an error, too.
+    # The error includes the rounding error of the weights' dtype.
     resolution = torch.finfo(data.particles.log_weight.dtype).eps * log_likelihood.abs()
     error = torch.hypot(torch.cat([w.error() for w in found]), resolution)
     pareto_k = torch.cat([w.pareto_k() for w in found])
@@ -405,7 +405,7 @@ class _Weights:
 
     def __init__(self, num_samples: int) -> None:
         self._count = num_samples
-        # One more than the tail that the Pareto fit takes.
+        # One more than the tail of the Pareto fit.
         self._num_kept = min(num_samples, math.ceil(3 * math.sqrt(num_samples)) + 1)
         self._first = self._second = self._smallest = self._largest = torch.empty(0)
         self._waiting: list[Tensor] = []
@@ -449,7 +449,7 @@ class _Weights:
         """Return the shape of the tail of each datum's weights, ``(items,)``."""
         self._gather()
         rest = self._count - len(self._largest)
-        # Of weights outside the tail the fit asks for their number only.
+        # The fit only needs the number of weights outside the tail.
         columns = zip(self._largest.T.cpu(), self._smallest.cpu(), strict=True)
         shapes = [pareto_shape(torch.cat([least.expand(rest), largest])) for largest, least in columns]
         return torch.tensor(shapes, dtype=torch.float64, device=self._first.device)

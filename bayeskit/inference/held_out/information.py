@@ -1,4 +1,4 @@
-"""What the code knows of the data: active units, mutual information, and the aggregate posterior."""
+"""Information of the latent variables on the data: active units, mutual information, aggregate posterior."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from bayeskit.inference.objectives.latent_density import LatentDensity
 
 __all__ = ["ActiveUnits", "Information", "ROWS", "active_units", "aggregate_kl", "mutual_information"]
 
-# The coordinates of the code that a guide uses.
+# The latent coordinates that a guide uses.
 
 
 @dataclass(frozen=True)
 class ActiveUnits:
-    """How much each coordinate of the code varies with the data.
+    """Variation of each latent coordinate with the data.
 
     Attributes
     ----------
     variance : dict of Tensor
-        By site: variance over the data of the posterior mean, ``(d,)``.
+        By site: variance of the posterior mean over the data, ``(d,)``.
     standard_error : dict of Tensor
-        Of these, the data being a random sample, ``(d,)``.
+        By site: standard error of ``variance`` for a random sample of data, ``(d,)``.
     threshold : float
-        Above which a coordinate is active.
+        Smallest variance of an active coordinate.
     """
 
     variance: dict[str, Tensor]
@@ -57,7 +57,7 @@ class ActiveUnits:
         return sum(int(x.sum()) for x in near)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table with a row for each coordinate: site, coordinate, variance, standard_error, active."""
+        """Return one row per coordinate: site, coordinate, variance, standard_error, active."""
         rows = [
             (name, i, float(v), float(self.standard_error[name][i]), bool(v > self.threshold))
             for name, variance in self.variance.items()
@@ -74,23 +74,23 @@ def active_units(
     data_plate: str | None = None,
     seed: int = 0,
 ) -> ActiveUnits:
-    r"""Count the coordinates of the code whose posterior mean varies with the data.
+    r"""Count the latent coordinates with a posterior mean that varies with the data.
 
     A coordinate is active if :math:`\operatorname{Var}_x(\operatorname{E}_{q(z \mid x)} z)` exceeds the threshold.
-    Means are in closed form where the guide's distribution has one. Where it has none, or depends on other draws,
-    they are averages over draws, and what that adds to the variance is subtracted.
+    Means are analytic if the guide's distribution has a closed form and does not depend on other draws. Otherwise they
+    are sample means, and their sampling variance is subtracted.
 
     Parameters
     ----------
     guide : callable
-        The latent variables of each datum stand in one plate and are continuous.
+        The latent variables of each observation belong to one plate and are continuous.
     *args
-        What it is called with: the data, at least two.
+        Arguments of the guide: the data, at least two observations.
     threshold : float, default 0.01
     num_samples : int, default 16
-        Draws for each datum, at least two.
+        Draws per observation, at least two.
     data_plate : str, optional
-        Name of the plate whose items are the data; by default the only one that holds all sites.
+        Name of the plate of observations; by default the only plate that contains all sites.
     seed : int, default 0
 
     Returns
@@ -100,13 +100,13 @@ def active_units(
     Raises
     ------
     SettingsError
-        If the threshold is not positive or there are less than two draws.
+        If the threshold is not positive or ``num_samples`` is below two.
     DataError
-        If there is one datum only.
+        If there is only one observation.
     GuideError
-        If a site is discrete.
+        If a latent site is discrete.
     ModelError
-        If there is no plate of data.
+        If there is no plate of observations.
 
     References
     ----------
@@ -129,7 +129,7 @@ def active_units(
         raise SettingsError("num_samples must be at least 2: the error of a mean comes from draws that differ")
     if not threshold > 0:
         raise SettingsError(f"threshold must be positive, not {threshold}")
-    # A guide is the model of its own draws, so that what reads runs of both can read it alone.
+    # The guide also serves as the model, so that functions for runs of both accept it alone.
     with global_stream(new_generator(seed, stream="active units")):
         data = Minibatches.of(guide, guide, args, None, data_plate)
         if data.num_items < 2:
@@ -173,7 +173,7 @@ def _variance(means: Tensor) -> tuple[Tensor, Tensor]:
     return variance - noise.mean(0), (deviation - noise).std(0) / math.sqrt(items)
 
 
-# Mutual information of code and data, and the divergence of the aggregate posterior from the prior.
+# Mutual information of latent variables and data, and the divergence of the aggregate posterior from the prior.
 
 ROWS = 100_000  # draws times data of one evaluation of the guide
 _NEAR_LIMIT = 0.9
@@ -181,15 +181,15 @@ _NEAR_LIMIT = 0.9
 
 @dataclass(frozen=True)
 class Information:
-    """An amount of information in nats, with its error.
+    """An estimate of information in nats, with its error.
 
     Attributes
     ----------
     value : float
     standard_error : float
-        Monte Carlo standard error, for the data given.
+        Monte Carlo standard error, for the given data.
     limit : float
-        The largest value that the number of data allows.
+        Largest possible value for this number of observations.
     warnings : tuple of str
     """
 
@@ -200,7 +200,7 @@ class Information:
 
     @property
     def trusted(self) -> bool:
-        """Whether no diagnostic objected."""
+        """True if no diagnostic found a problem."""
         return not self.warnings and math.isfinite(self.value) and math.isfinite(self.standard_error)
 
     def __str__(self) -> str:
@@ -216,40 +216,39 @@ def mutual_information(
     data_plate: str | None = None,
     seed: int = 0,
 ) -> Information:
-    r"""Estimate the mutual information of datum and code under the guide.
+    r"""Estimate the mutual information of observation and latent variables under the guide.
 
-    With the aggregate posterior :math:`q(z) = \frac{1}{N} \sum_n q(z \mid x_n)` of the ``N`` data given, the mean
-    divergence of the guide from the prior is the sum of this mutual information, of the code and the datum's index,
-    and :func:`aggregate_kl`. The mixture is taken over all ``N``, so that the estimate is unbiased for these data.
-    It cannot exceed :math:`\log N`: of a minibatch, it tells how well the code tells its items apart, and is less
-    than for all data, in expectation.
+    The aggregate posterior is :math:`q(z) = \frac{1}{N} \sum_n q(z \mid x_n)` over the ``N`` given observations. The
+    mean divergence of the guide from the prior is the sum of this mutual information, between latent variables and
+    observation index, and :func:`aggregate_kl`. The mixture includes all ``N`` observations, so the estimate is
+    unbiased for these data. The mutual information cannot exceed :math:`\log N`; for a subset it is smaller in
+    expectation than for all data.
 
     Parameters
     ----------
     model, guide : callable
-        As for an objective. The latent variables of each datum stand in one plate and are continuous.
+        As for an objective. The latent variables of each observation belong to one plate and are continuous.
     *args
-        What both are called with: the data.
+        Arguments of model and guide: the data.
     num_samples : int, default 10
-        Codes drawn for each datum, at least two. Time grows with ``num_samples`` times the square of the number of
-        data.
+        Draws per observation, at least two. The cost is proportional to ``num_samples * N ** 2``.
     data_plate : str, optional
-        Name of the plate whose items are the data; by default the only one that holds all sites.
+        Name of the plate of observations; by default the only plate that contains all sites.
     seed : int, default 0
 
     Returns
     -------
     Information
-        Not trusted above 90 % of :math:`\log N`: more data would show more.
+        Not trusted above 90 % of :math:`\log N`: more data would give a larger value.
 
     Raises
     ------
     SettingsError
-        If there are less than two draws.
+        If ``num_samples`` is below two.
     GuideError
-        If guide and model do not fit together, or a latent site is discrete.
+        If guide and model do not match, or a latent site is discrete.
     ModelError
-        If there is no plate of data.
+        If there is no plate of observations.
 
     References
     ----------
@@ -293,17 +292,17 @@ def aggregate_kl(
 ) -> Information:
     """Estimate the Kullback-Leibler divergence of the aggregate posterior from the prior.
 
-    The aggregate posterior is the mixture of the guide over all data given; see :func:`mutual_information`, whose
-    parameters and errors these are. Where the guide is the exact posterior and the data come from the model, it
-    goes to zero as the data grow; of few data, it is larger.
+    The aggregate posterior is the mixture of the guide over all given data. Parameters and errors are those of
+    :func:`mutual_information`. If the guide is the exact posterior and the data come from the model, the divergence
+    tends to zero with more data.
 
     Parameters
     ----------
     model, guide : callable
     *args
-        What both are called with: the data.
+        Arguments of model and guide: the data.
     num_samples : int, default 10
-        Codes drawn for each datum, at least two.
+        Draws per observation, at least two.
     data_plate : str, optional
     seed : int, default 0
 
@@ -361,7 +360,7 @@ class _Terms:
             with already_validated():
                 own, count = _density(model, guide, data, num_samples), data.num_items
                 log_guide, log_prior = own.log_guide(own.position), own.log_prior(own.position)
-                # Every draw is weighed under the guide of every datum.
+                # Every draw is evaluated under the guide of every observation.
                 many = max(1, min(ROWS // count, own.num_rows))
                 cross, parts = _density(model, guide, data, many), []
                 for start in range(0, own.num_rows, many):

@@ -1,4 +1,4 @@
-"""Samplers: init/step kernels over a batch of chains, and the one loop that runs them."""
+"""Samplers: init/step kernels for a batch of chains, and the loop that runs them."""
 
 from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState, ChEES, LongestAxis

@@ -1,4 +1,4 @@
-"""Warm-up: step size, metric and trajectory length, learnt across the chains of a group."""
+"""Warm-up: adaptation of step size, metric and trajectory length, shared by the chains of a group."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = [
     "TrajectoryState",
 ]
 
-# Dual averaging of the step size towards a wanted mean acceptance statistic.
+# Dual averaging of the step size towards a target mean acceptance statistic.
 
 
 class DualAveraging(NamedTuple):
     """Dual averaging of ``g`` log step sizes at once (Hoffman and Gelman 2014, section 3.2)."""
 
     step_size: Tensor  # (g,), in use
-    # The memory of the algorithm, each (g,).
+    # State of dual averaging, each (g,).
     error_sum: Tensor
     log_average: Tensor
     centre: Tensor
@@ -65,7 +65,7 @@ class DualAveraging(NamedTuple):
 
 
 class TrajectoryState(NamedTuple):
-    """What a rule remembers; lengths are in units of the whitened space."""
+    """State of the adaptation of trajectory lengths, in units of the whitened space."""
 
     log_length: Tensor  # (), in use
     log_average: Tensor  # (), over the iterations since the last restart
@@ -93,20 +93,19 @@ class TrajectoryRule(Protocol):
 
 @dataclass(frozen=True)
 class ChEES:
-    """Maximise the change in squared distance from the centre.
+    """Trajectory length that maximises ChEES, the change in the estimator of the expected square.
 
-    ChEES, the change in the estimator of the expected square, is the mean of ``(|x' - m|^2 - |x - m|^2)^2 / 4``
-    over proposals ``x'``. Its derivative with respect to the length of the trajectory is
-    known from each proposal and its momentum, so a stochastic gradient step on the log length is
-    taken after every iteration, pooled over chains. Distances are measured in the metric.
+    ChEES is the mean of ``(|x' - m|^2 - |x - m|^2)^2 / 4`` over proposals ``x'``, with distances in the metric. Its
+    derivative by the trajectory length follows from each proposal and its momentum. Every iteration makes one
+    stochastic gradient step on the log length, pooled over chains.
 
     Parameters
     ----------
     learning_rate : float, default 0.05
-        Of the log length; gradients are scaled by their own size (Adam without momentum).
+        Learning rate of the log length (Adam without momentum).
     cost_exponent : float in [0, 1], default 0
-        The criterion is divided by the length to this power: 0 maximises the change a step, 1 the
-        change a gradient.
+        The criterion is divided by the length to this power: 0 maximises the change per trajectory, 1 the change per
+        gradient.
 
     References
     ----------
@@ -126,7 +125,7 @@ class ChEES:
             raise SettingsError(f"cost_exponent must lie in [0, 1], not {self.cost_exponent}")
 
     def start(self, like: Tensor) -> TrajectoryState:
-        """Start at a quarter period of a standard normal."""
+        """Start at a quarter period of a standard normal distribution."""
         zero = like.new_zeros(())
         length = zero + math.log(math.pi / 2)
         return TrajectoryState(length, length, zero, zero)
@@ -146,7 +145,7 @@ class ChEES:
         # Gradient of log(criterion / length^c), up to the positive factor total / sum(weight).
         scale = weight.sum().clamp(min=1e-8)
         gradient = (ascent - self.cost_exponent * total) / scale
-        # Squares of what is far out in a tail overflow, and one of them would end all learning.
+        # Squares of far tail values overflow; a single overflow would stop the adaptation.
         gradient = torch.where(gradient.square().isfinite(), gradient, 0.0)
         count = state.count + 1
         second = torch.lerp(state.second_moment, gradient.square(), 0.05)
@@ -156,7 +155,7 @@ class ChEES:
         return TrajectoryState(log_length, log_average, second, count)
 
     def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
-        """Start anew at a quarter period of the longest axis: the criterion has maxima at its odd multiples, too."""
+        """Restart at a quarter period of the longest axis; the criterion also has maxima at its odd multiples."""
         zero = torch.zeros_like(state.count)
         log_length = zero + math.log(math.pi / 2)
         if correlation is not None:
@@ -166,22 +165,22 @@ class ChEES:
 
 @dataclass(frozen=True)
 class LongestAxis:
-    """A fixed share of the period of the longest axis that the metric leaves.
+    """Trajectory length as a fixed share of the period of the longest axis in the metric.
 
-    The longest axis is the square root of the largest eigenvalue of the correlation matrix. A quarter of a
-    period would decorrelate means best; log likelihoods, which are even about the mode and which
-    tempered ladders average, want less.
+    The length of this axis is the square root of the largest eigenvalue of the correlation matrix. A quarter period is
+    best for means. A shorter trajectory is best for log likelihoods, which are even about the mode and whose means
+    tempered ladders estimate.
 
     Parameters
     ----------
     share : float, default 0.2
-        Of the period.
+        Share of the period.
     """
 
     share: float = 0.2
 
     def start(self, like: Tensor) -> TrajectoryState:
-        """Start as on a standard normal."""
+        """Start at the length for a standard normal distribution."""
         zero = like.new_zeros(())
         length = zero + math.log(2 * math.pi * self.share)
         return TrajectoryState(length, length, zero, zero)
@@ -189,11 +188,11 @@ class LongestAxis:
     def update(
         self, state: TrajectoryState, before: Tensor, info: HMCInfo, mean: Tensor, metric: Metric, step_size: Tensor
     ) -> TrajectoryState:
-        """Learn nothing from single steps."""
+        """Return the state unchanged."""
         return state
 
     def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
-        """Measure the longest axis; the median over groups decides."""
+        """Set the length from the longest axis, the median over groups."""
         if correlation is None:
             return state
         length = (2 * math.pi * self.share * _longest(correlation)).log()
@@ -206,12 +205,12 @@ def _longest(correlation: Tensor) -> Tensor:
 
 
 MetricKind = Literal["auto", "diagonal", "dense", "low_rank"]
-# Draws of the last window that "auto" wants, a dimension for a dense metric, in all for one of low rank.
+# Draws in the last window for "auto": per dimension for a dense metric, in total for a low-rank metric.
 _DRAWS_DENSE, _DRAWS_LOW_RANK = 2.5, 200
 _MAX_LOW_RANK_DIMENSION = 10_000  # beyond, "auto" does not keep the draws of a window
 FLOOR = 0.1  # of an acceptance rate, or one chain in trouble would set the step size of all
-# Of a trajectory in a dense metric, a little over a quarter period of a standard normal: means are then negatively
-# correlated and squares hardly, and what is not normal gets its time.
+# Least trajectory length in a dense metric, a little over a quarter period of a standard normal: means are then
+# negatively correlated, squares hardly correlated, and non-normal posteriors have longer trajectories.
 _LEAST_LENGTH = 1.75
 _FIRST_CAREFUL = 2  # the window from which on divergences count: earlier ones are signs of a metric that is a guess
 _MAX_DIVERGING = 1e-3  # share of a window's transitions
@@ -260,38 +259,39 @@ class AdaptationState(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptation:
-    """A kernel around a kernel that tunes it for ``num_warmup`` steps and then leaves it alone.
+    """A kernel that tunes another kernel for ``num_warmup`` steps and then keeps it fixed.
 
-    The chains of a group (those at one temperature) share step size and metric and pool what they learn: dual
-    averaging on the harmonic mean of their acceptance probabilities, covariances in doubling windows, and,
-    for Hamiltonian Monte Carlo, one trajectory length for all chains.
+    The chains of a group (those at one temperature) share step size and metric. The adaptation pools them: dual
+    averaging on the harmonic mean of their acceptance probabilities, covariances in doubling windows and, for
+    Hamiltonian Monte Carlo, one trajectory length for all chains.
 
     Parameters
     ----------
     kernel : HMC or NUTS
-        Settings that stay fixed; its step size is the starting value.
+        Its step size is the starting value; its other settings are kept.
     num_warmup : int
-        Adapting steps.
+        Number of adapting steps.
     num_groups : int, default 1
         Chains ``i * n / num_groups`` to ``(i + 1) * n / num_groups - 1`` form group ``i``.
     target_acceptance : float, default 0.8
-        The missing rest is halved when a window closes, from the third one on, in which transitions diverged.
+        Target acceptance rate. From the third window on, the rejection rate ``1 - target_acceptance`` is halved at the
+        end of a window with too many divergences.
     max_steps : int, default 256
         Upper limit of the mean number of leapfrog steps.
     initial_variance : Tensor, optional
-        Shape ``(d,)`` or ``(g, d)``; rough variances, such as the prior's.
+        Rough variances, such as the prior's, shape ``(d,)`` or ``(g, d)``.
     metric : {"auto", "diagonal", "dense", "low_rank"}, default "auto"
-        "auto" is dense up to 400 dimensions where the last window of warm-up brings 2.5 draws a dimension, of low rank
-        up to 10,000 where it brings 200 draws, and else diagonal.
+        "auto" is dense up to 400 dimensions if the last warm-up window has 2.5 draws per dimension, low-rank up to
+        10,000 dimensions if it has 200 draws, and otherwise diagonal.
     trajectory : TrajectoryRule, optional
-        By default :class:`ChEES`. Kernels that end trajectories themselves do not ask.
+        :class:`ChEES` by default. Ignored by kernels that end trajectories themselves.
     num_samples : int, default 0
-        Steps that follow the warm-up.
+        Number of steps after the warm-up.
 
     Notes
     -----
-    Whether to compile is decided when a window closes, by the steps still to come at the price of those in the
-    window: by counts in the state, so that a run that resumes decides alike. Whatever is over sooner stays traced.
+    The decision to compile is made at the end of a window, from the number of remaining steps and the cost of those in
+    the window. It uses counts in the state, so a resumed run decides alike. Short runs are not compiled.
 
     References
     ----------
@@ -327,7 +327,7 @@ class Adaptation:
     ) -> AdaptationState:
         """Evaluate the density at ``position``, shape ``(n, d)``, and find a rough step size.
 
-        A rough ``covariance``, ``(d, d)``, or variances, ``(d,)``, take the place of the initial variance.
+        A rough ``covariance``, ``(d, d)``, or variances, ``(d,)``, replace the initial variance.
         """
         n, d = position.shape
         g = self.num_groups
@@ -361,7 +361,7 @@ class Adaptation:
     def step(
         self, target: Target, state: AdaptationState, *, generator: torch.Generator
     ) -> tuple[AdaptationState, Any]:
-        """Step the kernel; during warm-up learn from the step."""
+        """Run one step of the kernel; during warm-up, adapt from it."""
         before, iteration = state.kernel.position, int(state.iteration)
         state, info = self.advance(target, state, self.tuned(state), generator)
         if iteration < self.num_warmup:
@@ -371,9 +371,9 @@ class Adaptation:
     def advance(
         self, target: Target, state: AdaptationState, kernel: Any, generator: torch.Generator
     ) -> tuple[AdaptationState, Any]:
-        """Step ``kernel``, as :meth:`tuned` returned it, and learn nothing."""
+        """Run one step of ``kernel``, as returned by :meth:`tuned`, without adaptation."""
         new, info = kernel.step(target, state.kernel, generator=generator)
-        # Chains advance in lockstep: the longest trajectory is paid for by all.
+        # Chains advance in lockstep: the longest trajectory determines the cost for all.
         longest = info.num_steps.amax()
         return state._replace(
             kernel=new,
@@ -383,14 +383,14 @@ class Adaptation:
         ), info
 
     def planned(self, state: AdaptationState) -> Any:
-        """Return the kernel with the calls that are still to come, from which follows whether they are compiled."""
+        """Return the kernel with the number of remaining calls, which decides whether they are compiled."""
         return self.kernel.with_settings(planned_calls=int(state.planned_calls))
 
     def tuned(self, state: AdaptationState) -> Any:
-        """Return the kernel with what has been learnt so far."""
+        """Return the kernel with the current adaptation."""
         changes: dict[str, object] = {"step_size": self._per_chain(state), "metric": self._metric(state)}
         if isinstance(self.kernel, HMC):
-            # A metric that is still a guess must not spend long trajectories; every window makes it a better one.
+            # Early metrics are inaccurate and not worth long trajectories; the limit doubles with every window.
             closed = sum(end <= int(state.iteration) for end in self._windows()[1])
             limit = float(min(self.max_steps, _FIRST_STEPS << closed))
             if int(state.iteration) >= self._windows()[1][-1]:
@@ -402,7 +402,7 @@ class Adaptation:
             changes["num_steps"] = min(max(float(steps), 1.0), limit)
         return self.planned(state).with_settings(**changes)
 
-    # -- learning ---------------------------------------------------------------------------
+    # -- adaptation -------------------------------------------------------------------------
 
     def _learn(self, state: AdaptationState, before: Tensor, info: Any, iteration: int) -> AdaptationState:
         acceptance = self._acceptance(state.kernel, info.acceptance_rate)
@@ -446,8 +446,8 @@ class Adaptation:
 
     def _acceptance(self, chains: HMCState, rate: Tensor) -> Tensor:
         """Return the harmonic mean acceptance over the living chains of each group, ``(g,)``."""
-        # The harmonic mean weighs the chains of lowest acceptance most. No step size helps chains lost where the
-        # density is zero, so they do not count.
+        # The harmonic mean gives most weight to the chains of lowest acceptance. No step size helps chains at zero
+        # density, so they are excluded.
         alive = _alive(chains).reshape(self.num_groups, -1).to(rate)
         reciprocal = rate.reshape(self.num_groups, -1).clamp(min=FLOOR).reciprocal()
         return alive.sum(-1) / (alive * reciprocal).sum(-1).clamp(min=1.0)
@@ -486,7 +486,7 @@ class Adaptation:
         centre = state.centre.repeat_interleave(len(position) // self.num_groups, 0)
         return state._replace(
             moments=state.moments.update(metric.whiten(position - centre), alive),
-            # In memory of its own, as a checkpoint gives it back: products of what begins elsewhere round differently.
+            # Contiguous memory as in a restored checkpoint: products of views with another offset round differently.
             slopes=state.slopes.update(metric.to_momentum(gradient.clone()), alive),
         )
 
@@ -494,7 +494,7 @@ class Adaptation:
         moments, correlation = state.moments, None
         directions, stretch, low_rank = state.directions, state.stretch, bool(len(state.window.draws[0]))
         if state.factor.dim() == 3:
-            # Row by row, as a checkpoint gives it back: products of the other layout round differently.
+            # Row-major as in a restored checkpoint: products of the other layout round differently.
             factor = (state.factor @ moments.root_with(state.slopes)).contiguous()
             centre = state.centre + (state.factor @ moments.mean.unsqueeze(-1)).squeeze(-1)
         else:
@@ -531,7 +531,7 @@ class Adaptation:
         if kind != "dense":
             return deviation.clone()
         if covariance is not None and covariance.dim() == 2:
-            # Scaled, as variances may differ by more than rounding bears.
+            # Scaled, because variances may differ by more than the floating-point precision.
             scaled = covariance.to(deviation) / (deviation[0].unsqueeze(-1) * deviation[0])
             root, failed = torch.linalg.cholesky_ex(scaled)
             if not bool(failed) and bool(root.isfinite().all()):
@@ -568,7 +568,7 @@ class Adaptation:
         g = self.num_groups
         per_group = state.position.shape[0] // g
         start = torch.as_tensor(self.kernel.step_size, dtype=state.position.dtype, device=state.position.device)
-        # One a group: chains share what they learn.
+        # One value per group: the chains of a group share the adaptation.
         step_size = start.expand(state.position.shape[0]).reshape(g, -1).log().mean(1).exp()
         planned = getattr(self.kernel, "planned_calls", 1)
         for _ in range(40):

@@ -1,4 +1,4 @@
-"""Adapting chains of one target, exchanges between temperatures, and the run that takes them to their end."""
+"""Adaptive chains of one target, parallel tempering, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ __all__ = [
     "run",
 ]
 
-# Adapting chains of one target, as the driver advances them in Markov chain Monte Carlo.
+# Adaptive chains of one target, as an algorithm for the driver.
 
 _NOT_RECORDED = ("proposal", "momentum")
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """End a run early, once R-hat and effective sample size are good enough for every coordinate.
+    """Early stopping rule: R-hat and effective sample size of every coordinate reach their thresholds.
 
     Parameters
     ----------
     r_hat : float, default 1.01
-        Largest acceptable potential scale reduction.
+        Largest acceptable R-hat.
     effective_draws : float, default 400
         Smallest acceptable effective sample size.
     check_every : int, default 100
-        Draws between two looks.
+        Number of draws between checks.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class Convergence:
         object.__setattr__(self, "check_every", whole_number("check_every", self.check_every, 8))
 
     def reached(self, position: Tensor, log_density: Tensor) -> bool:
-        """Look at draws ``(N, n, d)`` and their log densities ``(N, n)``."""
+        """Return whether draws ``(N, n, d)`` with log densities ``(N, n)`` satisfy the rule."""
         x = torch.cat([position.movedim(-1, 0), log_density.unsqueeze(0)]).transpose(-1, -2)
         good = (effective_sample_size(x) >= self.effective_draws) & (r_hat(x) <= self.r_hat)
         return bool(good.all())
@@ -84,23 +84,23 @@ class Convergence:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How long and with how many chains to run.
+    """Number of chains, length of the run, seed and stopping rules.
 
     Parameters
     ----------
     num_chains : int
-        Over all groups.
+        Total over all groups.
     num_warmup, num_samples : int
-        Iterations.
+        Iterations of each chain.
     seed : int
     description : str
-        What the bar and warnings say.
+        Text of the progress bar and of warnings.
     stop : Convergence, optional
-        End before ``num_samples`` once the draws are good enough.
+        Early stopping rule.
     control : Control
-        Checkpoint, time budget, progress.
+        Checkpoint, time budget and progress bar.
     stream : str, optional
-        Name of the stream of random numbers; by default ``description``.
+        Name of the random stream; ``description`` by default.
     """
 
     num_chains: int
@@ -123,7 +123,7 @@ class RunSettings:
 
 @dataclass
 class Chains:
-    """Adapting chains of one target as an :class:`~bayeskit.inference.samplers.driver.Algorithm`."""
+    """Adaptive chains of one target as an :class:`~bayeskit.inference.samplers.driver.Algorithm`."""
 
     target: Target
     adaptation: Adaptation
@@ -133,7 +133,7 @@ class Chains:
 
     @property
     def description(self) -> str:
-        """What the bar says."""
+        """Text of the progress bar."""
         return self.settings.description
 
     @property
@@ -143,7 +143,7 @@ class Chains:
 
     def start(self, generator: torch.Generator) -> AdaptationState:
         """Find starting points and a rough step size."""
-        # Starting points first: an impossible start is said before minutes of compilation.
+        # Starting points first: an invalid start raises before minutes of compilation.
         spent, covariance = 0, None
         if isinstance(self.initial, Climb):
             points, spent = self.initial.points(self.target, self._beta(), generator)
@@ -159,7 +159,7 @@ class Chains:
     def advance(
         self, state: AdaptationState, iteration: int, generator: torch.Generator
     ) -> tuple[AdaptationState, Mapping[str, Tensor]]:
-        """Move all chains once; after warm-up, record them."""
+        """Run one iteration of all chains; after warm-up, also return their records."""
         if iteration < self.adaptation.num_warmup:
             state, _ = self.adaptation.step(self.target, state, generator=generator)
             return state, {}
@@ -170,7 +170,7 @@ class Chains:
         return state, row | {k: v for k, v in info._asdict().items() if k not in _NOT_RECORDED}
 
     def ending(self, state: AdaptationState, iteration: int, records: Records) -> Ending | None:
-        """End after the last iteration, or once the draws are good enough."""
+        """Return how the run ends after the last iteration or by the stopping rule; None to continue."""
         if iteration >= self.num_steps:
             return "finished"
         stop, done = self.settings.stop, iteration - self.adaptation.num_warmup
@@ -180,7 +180,7 @@ class Chains:
         return "converged" if stop.reached(records["position"], density) else None
 
     def note(self, state: AdaptationState, iteration: int, records: Records) -> str:
-        """Say where the run is."""
+        """Return the text on the state of the run for the progress bar."""
         phase = "warm-up" if iteration <= self.adaptation.num_warmup else "sampling"
         text = f"{phase}, {self.settings.num_chains} chains, step {float(state.step.step_size.median()):.2g}"
         if "num_steps" in records:
@@ -189,7 +189,7 @@ class Chains:
         return f"{text}, divergences: {divergences}" if divergences else text
 
     def facts(self) -> dict[str, Any]:
-        """Return everything that must agree between a checkpoint and the run that resumes it."""
+        """Return the settings that have to be equal in a checkpoint and in the run that resumes it."""
         adaptation, settings = self.adaptation, self.settings
         return {
             "model": self.target.fingerprint(),
@@ -226,7 +226,7 @@ def describe(x: Any) -> Any:
     return {"type": type(x).__name__} | known
 
 
-# Parallel tempering: neighbouring temperatures of a ladder exchange their states, non-reversibly.
+# Parallel tempering: non-reversible exchanges between neighbouring temperatures of a ladder.
 
 BLOCK = 64
 
@@ -242,7 +242,7 @@ class PriorBlock(NamedTuple):
 class PriorDraws:
     """Independent prior draws, ``num_chains`` for each iteration, made in blocks on demand."""
 
-    # Each block has a random stream of its own, so that a resumed run meets the same draws without storing them.
+    # Each block has its own random stream, so a resumed run makes the same draws without storing them.
 
     def __init__(self, target: Target, num_chains: int, seed: int) -> None:
         self._target, self.num_chains, self._seed = target, num_chains, seed
@@ -277,7 +277,7 @@ class TemperingState(NamedTuple):
 
     chains: AdaptationState
     replica: Tensor  # (T + 1, m), int64: the replica at each temperature, the prior's first
-    # (T + 1, m), int64, by replica: 1 since its last visit to the prior, 0 since one to the posterior or before either.
+    # (T + 1, m), int64, per replica: 1 if its last end visited is the prior, 0 if the posterior or neither.
     heading: Tensor
     round_trips: Tensor  # (m,), int64, since warm-up
 
@@ -329,7 +329,7 @@ class Tempering:
         # A prior draw of likelihood zero never moves up; NaN compares as false.
         probability = (width * (log_likelihood[:-1] - log_likelihood[1:])).exp().clamp(max=1.0)
         uniform = torch.rand(probability.shape, generator=generator, device=probability.device).to(probability)
-        # Even and odd pairs in turn, not at random, let replicas travel straight instead of diffuse (Okabe et al. 2001;
+        # Alternating even and odd pairs deterministically makes replicas travel instead of diffuse (Okabe et al. 2001;
         # Syed et al. 2022).
         turn = (torch.arange(len(probability), device=probability.device) + iteration) % 2 == 0
         return (uniform < probability) & turn.unsqueeze(-1), probability.nan_to_num(nan=0.0)
@@ -343,7 +343,7 @@ class Tempering:
         kernel = state.chains.kernel
         position = torch.cat([self.prior[iteration].position, kernel.position]).reshape(levels, m, -1)
         position = position.gather(0, source.unsqueeze(-1).expand_as(position))[1:].reshape(kernel.position.shape)
-        # Densities could travel along, but the gradient belongs to its temperature and must be found anew.
+        # Densities could be exchanged with the positions, but the gradient depends on the temperature.
         inner = self.chains.adaptation.planned(state.chains)
         fresh = inner.evaluate(self.chains.target, position)
         moved = (up[1:] != 0).reshape(-1)
@@ -376,11 +376,11 @@ class Tempering:
         return self.chains.facts() | {"exchange": True, "prior_block": BLOCK}
 
 
-# Run chains to their end, alone or exchanging states between temperatures.
+# Complete runs, with or without exchanges between temperatures.
 
 
 class RunResult(NamedTuple):
-    """What a run leaves behind; ``N`` draws of ``n`` chains."""
+    """Result of a run: ``N`` draws of ``n`` chains."""
 
     position: Tensor  # (N, n, d)
     records: dict[str, Tensor]  # (N, n) each
@@ -399,39 +399,39 @@ def run(
     initial: Tensor | Climb | None = None,
     prior: PriorDraws | None = None,
 ) -> RunResult:
-    """Warm up, sample and record.
+    """Run warm-up and sampling and return the recorded draws.
 
     Parameters
     ----------
     target : Target
     adaptation : Adaptation
-        The kernel and how it is tuned; its ``kernel.beta`` has one entry per chain.
+        Kernel and its tuning; ``kernel.beta`` has one entry per chain.
     settings : RunSettings
     initial : Tensor or Climb, optional
-        Starting points as in :func:`starting_points`, or a ladder to climb to them.
+        Starting points as in :func:`starting_points`, or a tempering path to find them.
     prior : PriorDraws, optional
-        Prior draws for every iteration; given them, the temperatures exchange their states.
+        Prior draws for every iteration; if given, neighbouring temperatures exchange states.
 
     Returns
     -------
     RunResult
-        Fewer draws than asked for where the run was ended; ``ending`` says by what.
+        An early end leaves fewer draws; ``ending`` is the reason.
 
     Raises
     ------
     BudgetError
-        If the time budget ended before the first draw.
+        If the time budget ends before the first draw.
     CheckpointError
-        If a checkpoint exists that belongs to another run.
+        If the checkpoint belongs to another run.
     InitializationError
-        If no chain can start.
+        If no chain has a finite density at its start.
     KeyboardInterrupt
-        If Ctrl-C came before the first draw.
+        On Ctrl-C before the first draw.
 
     Warns
     -----
     SamplingWarning
-        If the run was ended after that, by the time budget or by Ctrl-C.
+        If the time budget or Ctrl-C ends the run after the first draw.
     """
     chains = Chains(target, replace(adaptation, num_samples=settings.num_samples), settings, initial)
     algorithm: Algorithm = chains if prior is None else Tempering(chains, prior)

@@ -1,4 +1,4 @@
-"""What is wrong with posterior draws, where, why, and what would help."""
+"""Diagnostics of posterior draws: each warning names the problem, the coordinate, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONG_TAIL, _TAIL = 3.0, 1e-3  # how much longer one tail is than the other, fro
 
 def problems(draws: Draws, max_steps: int) -> list[str]:
     """Return a sentence for each problem of posterior draws: the observation, its place, likely cause and remedy."""
-    # ``max_steps``: the leapfrog steps at which warm-up stops lengthening trajectories.
+    # ``max_steps``: the limit of leapfrog steps in warm-up.
     found = _divergences(draws)
     x = draws.unconstrained
     alive = draws.log_density.isfinite().all(1)  # a lost chain has a warning of its own

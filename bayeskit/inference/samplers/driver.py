@@ -1,4 +1,4 @@
-"""The one loop: any computation that advances in steps, with progress, checkpoint, time budget and interruption."""
+"""The loop that runs algorithms in steps, with progress bar, checkpoints, time budget and interruption."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
     "say_early",
 ]
 
-# Save and restore a run, bit for bit.
+# Bitwise exact save and restore of a run.
 
 _VERSION = 2
 
@@ -55,7 +55,7 @@ def _restore(template: Any, tensors: dict[str, Tensor], prefix: str = "state") -
             raise CheckpointError(
                 f"the checkpoint's {prefix!r} does not fit this run; it was written by another version or model"
             )
-        # In memory of its own, as in the run that saved it: products of what begins elsewhere round differently.
+        # Memory of its own, as in the run that saved it: products of views with another offset round differently.
         return found.to(template.device, copy=True)
     return type(template)(*(_restore(getattr(template, f), tensors, f"{prefix}.{f}") for f in template._fields))
 
@@ -109,7 +109,7 @@ def _load_checkpoint(
     return state, records, int(facts["iteration"]), float(facts["seconds"])
 
 
-# The loop that advances any computation in steps, with progress, checkpoint, time budget and Ctrl-C.
+# The loop that runs algorithms in steps, with progress bar, checkpoints, time budget and Ctrl-C.
 
 CHECKPOINT_SECONDS = 10.0
 Ending = Literal["finished", "converged", "time budget", "interrupted"]
@@ -117,19 +117,19 @@ Ending = Literal["finished", "converged", "time budget", "interrupted"]
 
 @dataclass(frozen=True)
 class Control:
-    """How a run is watched, saved and ended. Nothing here changes what is drawn.
+    """Checkpoint, time budget and progress bar of a run; no setting changes the draws.
 
     Parameters
     ----------
     checkpoint : path, optional
-        File to write the state to and, if it exists, to resume from.
+        File for the state of the run. If it exists, the run resumes from it.
     checkpoint_seconds : float, default 10
-        Seconds between two checkpoints; 0 writes one after every step. Where writing takes
-        longer than a tenth of that, checkpoints become rarer.
+        Seconds between checkpoints; 0 writes one after every step. The interval grows if writing takes more than a
+        tenth of it.
     time_budget : float, optional
-        Seconds, those of compiling included, after which the run ends with what it has.
+        Seconds, compilation included, after which the run ends with the steps completed so far.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar for runs longer than two seconds.
     """
 
     checkpoint: str | Path | None = None
@@ -148,24 +148,24 @@ class Control:
 
 
 class Algorithm(Protocol):
-    """What :func:`drive` advances.
+    """Protocol of algorithms for :func:`drive`.
 
-    The state is a ``NamedTuple`` of tensors (nested ones are fine) whose shapes do not
-    change; it and the generator hold everything the next step depends on.
+    The state is a ``NamedTuple`` of tensors (possibly nested) with constant shapes. The next step depends only on the
+    state and the generator.
     """
 
     @property
     def description(self) -> str:
-        """What the bar says."""
+        """Text of the progress bar."""
         ...
 
     @property
     def num_steps(self) -> int | None:
-        """Number of steps, or None where the algorithm itself finds out."""
+        """Number of steps; None if it depends on the run."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """Return what must agree between a checkpoint and the run that resumes it, as JSON; "model" among it."""
+        """Return the settings that have to be equal in a checkpoint and a resumed run, as JSON; includes "model"."""
         ...
 
     def start(self, generator: torch.Generator) -> Any:
@@ -173,18 +173,18 @@ class Algorithm(Protocol):
         ...
 
     def advance(self, state: Any, iteration: int, generator: torch.Generator) -> tuple[Any, Mapping[str, Tensor]]:
-        """Take one step; return the new state and what to record of it.
+        """Take one step; return the new state and the values to record.
 
-        Records of one name have one shape; a step that records nothing returns ``{}``.
+        Records of one name have a constant shape; a step without records returns ``{}``.
         """
         ...
 
     def ending(self, state: Any, iteration: int, records: Records) -> Ending | None:
-        """Say whether to end after ``iteration`` steps; looked at before each step."""
+        """Return how the run ends after ``iteration`` steps, or None; called before each step."""
         ...
 
     def note(self, state: Any, iteration: int, records: Records) -> str:
-        """Return what is shown behind the bar."""
+        """Return the text behind the progress bar."""
         ...
 
 
@@ -242,7 +242,7 @@ class Records:
 
 
 class Outcome(NamedTuple):
-    """What a run leaves behind."""
+    """Result of a run."""
 
     state: Any
     records: Records
@@ -254,7 +254,7 @@ class Outcome(NamedTuple):
 def drive(
     algorithm: Algorithm, control: Control, generator: torch.Generator, device: torch.device | str = "cpu"
 ) -> Outcome:
-    """Advance ``algorithm`` to its end, or to the end of the time budget, or to Ctrl-C.
+    """Run ``algorithm`` to its end, to the end of the time budget, or to Ctrl-C.
 
     Parameters
     ----------
@@ -263,26 +263,25 @@ def drive(
     generator : torch.Generator
         The only source of randomness.
     device
-        Where records live.
+        Device of the records.
 
     Returns
     -------
     Outcome
-        ``ending`` says why the run ended, ``"interrupted"`` if there was a Ctrl-C at all, even during the last
-        step. After Ctrl-C, or at the end of the time budget, the step under way is finished first, unless it waits
-        for the compiler: then it is dropped, and left to the run that resumes. A second Ctrl-C raises
-        ``KeyboardInterrupt`` at once.
+        ``ending`` is the reason for the end; ``"interrupted"`` after any Ctrl-C, even during the last step. Ctrl-C
+        and the time budget let the current step finish, unless it waits for compilation: then it is dropped, and a
+        resumed run repeats it. A second Ctrl-C raises ``KeyboardInterrupt`` at once.
 
     Raises
     ------
     BudgetError
-        If the time budget ends while the compiler prepares the first step.
+        If the time budget ends during the compilation of the first step.
     KeyboardInterrupt
-        If Ctrl-C comes then.
+        On Ctrl-C during the compilation of the first step.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     OutputError
-        If a checkpoint cannot be written; the older one survives. Of the very last one a warning tells.
+        If a checkpoint cannot be written; the previous one is kept. A failure of the last one only warns.
     """
     begin = here = time.monotonic()
     with one_thread(), torch.no_grad(), watching(control.time_budget) as watch:
@@ -334,7 +333,7 @@ def drive(
             try:
                 save()
             except OutputError as error:
-                # The work is done; it must not be lost for want of a place to keep it.
+                # The run is complete; a failed write must not lose its result.
                 warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=3)
     if watch.interrupted.is_set():
         ending = "interrupted"  # during the last step, too: whoever would go on to another run has to hear it
@@ -376,7 +375,7 @@ def nothing_done(ending: Ending, control: Control, where: str) -> BudgetError | 
 
 def say_early(ending: Ending, control: Control, what: str, done: str, stacklevel: int = 3) -> None:
     """Warn if a run was ended early, from outside, and returns less than was requested."""
-    # ``done`` tells what is returned, such as "after 3 of 10 draws a chain"; stack level 3 is the caller of the caller.
+    # ``done`` describes the result, such as "after 3 of 10 draws a chain"; stack level 3 is the caller of the caller.
     if ending not in ("interrupted", "time budget"):
         return
     why = "interrupted" if ending == "interrupted" else f"ended by the time budget of {control.time_budget:g} s"

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo over a batch of chains, each with its own inverse temperature."""
+"""Hamiltonian Monte Carlo for a batch of chains, each with its own inverse temperature."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "require_temperature",
 ]
 
-# The integrator of positions and momenta that HMC and the moves of SMC share.
+# The leapfrog integrator shared by HMC and the SMC moves.
 
 
 def integrate(
@@ -41,11 +41,11 @@ def integrate(
     kicks: Sequence[float],
 ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
     """Move positions by ``drift`` steps, then momenta by a kick, once for each of the ``kicks``."""
-    # q, p: (n, d), momenta whitened; step, beta: (n,). Returns positions, momenta, the last evaluation, and the lowest
-    # log density of the path, (n,), NaN where one is NaN.
+    # q, p: (n, d), whitened momenta; step, beta: (n,). Returns positions, momenta, the last evaluation, and the lowest
+    # log density of the path, (n,), NaN if any is NaN.
     factor, is_dense = metric.factor, metric.is_dense
     if isinstance(evaluate, NativeEvaluator) and metric.directions is None and evaluate.fits(q, factor, is_dense):
-        # One compiled call for all of a trajectory.
+        # One compiled call for the whole trajectory.
         return evaluate.integrate(q, p, step, beta, factor, is_dense, drift, kicks)
     column, lowest = step.unsqueeze(-1), torch.full_like(step, torch.inf)
     for kick in kicks:
@@ -57,7 +57,7 @@ def integrate(
 
 
 class HMCState(NamedTuple):
-    """Where the chains are; the leading dimension ``n`` is the chain."""
+    """State of ``n`` chains; ``n`` is the leading dimension."""
 
     position: Tensor  # (n, d)
     log_prior: Tensor  # (n,)
@@ -68,7 +68,7 @@ class HMCState(NamedTuple):
 
 
 class HMCInfo(NamedTuple):
-    """What happened in one step, for diagnostics and adaptation."""
+    """Diagnostics of one step, also used by the adaptation."""
 
     acceptance_rate: Tensor  # (n,), probability of accepting
     diverging: Tensor  # (n,), bool: the energy error was not finite or above the limit
@@ -82,28 +82,27 @@ class HMCInfo(NamedTuple):
 class HMC:
     """Hamiltonian Monte Carlo with jittered trajectories.
 
-    Chains share the number of leapfrog steps of an iteration, so that one
-    gradient call serves all of them; step size, metric and inverse temperature
-    are each chain's own.
+    All chains share the number of leapfrog steps of an iteration and each gradient call. Step size, metric and inverse
+    temperature are separate for each chain.
 
     Parameters
     ----------
     step_size : float or Tensor, default 0.1
         Positive; broadcasts to ``(n,)``.
     metric : Metric, optional
-        Ideally of the posterior's variances or covariance; by default the identity.
+        Estimate of the posterior variances or covariance; identity by default.
     num_steps : float, default 4
         Mean number of leapfrog steps.
     num_steps_jitter : float in [0, 1], default 0.25
-        Each iteration takes an integer within this share of ``num_steps``, by a quasi-random sequence.
+        Relative range of the number of steps, drawn for each iteration from a quasi-random sequence.
     step_size_jitter : float in [0, 1), default 0.2
-        Each chain's step size is multiplied by a uniform factor within this of one.
+        Relative range of the uniform factor of each chain's step size.
     beta : float or Tensor, default 1
-        Inverse temperature, broadcasts to ``(n,)``.
+        Inverse temperature; broadcasts to ``(n,)``.
     max_energy_error : float, default 1000
-        A larger error of the Hamiltonian counts as a divergence.
+        A larger energy error counts as a divergence.
     planned_calls : int, default 1
-        Gradient calls still to come, from which ``Target`` decides whether to compile.
+        Expected number of gradient calls, which decides whether ``Target`` compiles.
 
     References
     ----------
@@ -133,7 +132,7 @@ class HMC:
     planned_calls: int = 1
 
     def __post_init__(self) -> None:
-        # Tensors are looked at by init: here it would cost a look at the device in every iteration of a warm-up.
+        # Only init checks tensors: a check here would synchronise with the device in every iteration of a warm-up.
         if not isinstance(self.step_size, Tensor):
             require_positive_step(torch.as_tensor(self.step_size))
         if not isinstance(self.beta, Tensor):
@@ -153,14 +152,14 @@ class HMC:
         Raises
         ------
         SettingsError
-            If a step size is not positive or an inverse temperature outside [0, 1].
+            If a step size is not positive or an inverse temperature lies outside [0, 1].
         """
         require_positive_step(torch.as_tensor(self.step_size))
         require_temperature(torch.as_tensor(self.beta))
         return self.evaluate(target, position)
 
     def evaluate(self, target: Target, position: Tensor) -> HMCState:
-        """Do what :meth:`init` does, without a look at the settings, which would be one at the device."""
+        """Evaluate the density as :meth:`init` does, without its checks, which synchronise with the device."""
         evaluate = target.evaluator(position.shape[0], self.planned_calls)
         return HMCState(position, *evaluate(position, self._beta(position)), torch.zeros((), dtype=torch.int64))
 
@@ -182,7 +181,7 @@ class HMC:
         energy_before = 0.5 * noise.square().sum(-1) - state.log_density
         p = torch.addcmul(noise, step, metric.to_momentum(state.gradient), value=0.5)
         start, spent, quality = p, 0, torch.ones_like(energy_before)
-        # Walls are rare, and elsewhere than on the host a look at them would take longer than always minding them.
+        # Zero densities are rare. On the host a check is cheap; elsewhere it costs more than handling them always.
         walled = q.device.type != "cpu"
         if not walled:
             spent, kicks = num_steps, [1.0] * (num_steps - 1) + [0.5]
@@ -194,7 +193,7 @@ class HMC:
         energy_after = 0.5 * p.square().sum(-1) - evaluation.log_density
 
         error = energy_after - energy_before
-        # A chain that meets NaN is rejected and counted as diverging; the others do not notice.
+        # NaN rejects the proposal of that chain only and counts as a divergence.
         diverging = ~((error <= self.max_energy_error) & (evaluation.log_density < torch.inf))
         probability = torch.where(diverging, 0.0, (-error).exp().clamp(max=1.0))
         accept = uniform[1] < probability
@@ -213,9 +212,9 @@ class HMC:
         num_steps: int,
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
         """Return the end of a path that turns round where the density is zero, and its quality, ``(n,)``."""
-        # ``p (n, d)`` is half a step ahead. A step into zero density keeps the position and reverses the momentum. Such
-        # a step is its own inverse but for the sign of the momentum and preserves volume, so the path is reversible,
-        # and walls cost no rejections.
+        # ``p (n, d)`` is half a step ahead. A step into zero density keeps the position and reverses the momentum. Up
+        # to the sign of the momentum this step is its own inverse, and it preserves volume. The path is therefore
+        # reversible and needs no rejection.
         q, here = state.position, Evaluation(*state[1:5])
         beta = self._beta(q)
         force = metric.to_momentum(here.gradient)
@@ -234,8 +233,8 @@ class HMC:
             end = torch.addcmul(p, step, force, value=0.5)
             highest = torch.maximum(highest, 0.5 * end.square().sum(-1) - here.log_density)
             p = torch.addcmul(p, step, force)
-        # A path that explodes into a wall and returns the way it came, or only turns round, is accepted, but it was not
-        # well integrated.
+        # A path that diverges into zero density and returns the same way, or only reverses, is accepted, but its
+        # integration was inaccurate.
         quality = (energy - highest).exp().nan_to_num(nan=0.0) * (1 - turns / num_steps)
         return q, end, here, torch.where(turns > 0, quality, 1.0)
 

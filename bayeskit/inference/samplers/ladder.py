@@ -1,4 +1,4 @@
-"""Tempered ladders: chains at every temperature from the prior to the posterior."""
+"""Tempered ladders: chains at a sequence of temperatures from the prior to the posterior."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ __all__ = ["Exchange", "Ladder", "sample_ladder"]
 
 @dataclass(frozen=True)
 class Exchange:
-    """How well states travel between prior and posterior under parallel tempering.
+    """Exchange rates and round trips of parallel tempering.
 
     Attributes
     ----------
     rejection : Tensor
-        Mean rejection probability of each pair of neighbours, shape ``(T - 1,)``.
+        Mean rejection probability of each pair of neighbouring temperatures, shape ``(T - 1,)``.
     round_trips : Tensor
-        Round trips between prior and posterior of each independent ladder, shape ``(chains,)``.
+        Round trips between prior and posterior per independent ladder, shape ``(chains,)``.
     num_iterations : int
-        Over which they were counted.
+        Number of iterations of the counts.
     """
 
     rejection: Tensor
@@ -55,28 +55,28 @@ class Exchange:
 
     @property
     def barrier(self) -> float:
-        """Global communication barrier: the sum of rejections, a property of the problem alone on fine ladders."""
+        """Global communication barrier: the sum of rejection rates, independent of the ladder if it is fine."""
         return float(self.rejection.sum())
 
     @property
     def round_trip_rate(self) -> float:
-        """Round trips per iteration of one ladder."""
+        """Round trips per iteration and ladder."""
         return float(self.round_trips.double().mean()) / self.num_iterations
 
     @property
     def ideal_round_trip_rate(self) -> float:
-        """The rate if every exchange were independent of those before, ``1 / (2 + 2 sum r / (1 - r))``."""
+        """Round trip rate under independent exchanges, ``1 / (2 + 2 sum r / (1 - r))``."""
         return 1 / (2 + 2 * float((self.rejection / (1 - self.rejection).clamp(min=1e-6)).sum()))
 
     def temperatures(self, beta: Tensor, num_temperatures: int) -> Tensor:
-        """Return a ladder of ``num_temperatures`` steps on which every pair would reject alike.
+        """Return a ladder of ``num_temperatures`` steps with equal estimated rejection rates.
 
         Parameters
         ----------
         beta : Tensor
-            The ladder on which the rejections were measured, ``(T,)``.
+            Ladder of the measured rejection rates, ``(T,)``.
         num_temperatures : int
-            Steps of the new one.
+            Number of steps of the new ladder.
         """
         travelled = torch.cat([self.rejection.new_zeros(1), self.rejection.clamp(min=1e-6).cumsum(0)])
         wanted = torch.linspace(0, float(travelled[-1]), num_temperatures + 1, dtype=torch.float64)
@@ -98,9 +98,9 @@ class Ladder:
     beta : Tensor
         Shape ``(T,)``, from 0 to 1.
     draws : Draws
-        All chains, those of one temperature next to each other.
+        Draws of all chains; chains of one temperature are adjacent.
     exchange : Exchange or None
-        How neighbouring temperatures exchanged states, if they did.
+        Exchange statistics under parallel tempering.
 
     Examples
     --------
@@ -119,16 +119,16 @@ class Ladder:
 
     @property
     def posterior(self) -> Draws:
-        """The draws of the chains at ``beta = 1``; cost and settings are those of the whole ladder."""
+        """Draws of the chains at ``beta = 1``; cost and settings are those of the whole ladder."""
         return self.draws.select(self.draws.beta == 1)
 
     @property
     def prior(self) -> Draws:
-        """The independent prior draws at ``beta = 0``."""
+        """Independent prior draws at ``beta = 0``."""
         return self.draws.select(self.draws.beta == 0)
 
     def to_arviz(self) -> Any:
-        """Return both ends of the ladder for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
+        """Return prior and posterior draws as ``InferenceData`` (ArviZ 0.x) or ``xarray.DataTree`` (ArviZ 1.x).
 
         Groups are those of :meth:`Draws.to_arviz` at ``beta = 1``, and ``prior`` with the draws at ``beta = 0``.
         """
@@ -142,7 +142,7 @@ class Ladder:
 
     @property
     def num_evaluations(self) -> int:
-        """Gradient evaluations spent, warm-up included."""
+        """Gradient evaluations, warm-up included."""
         return self.draws.num_gradients
 
     def __repr__(self) -> str:
@@ -175,43 +175,43 @@ def sample_ladder(
     Parameters
     ----------
     target : Target
-        Its prior must be one it can draw from.
+        Has to support draws from its prior.
     num_temperatures : int, default 50
-        Number of steps of the ladder; ``beta`` takes ``num_temperatures + 1`` values, the
-        quantiles of a Beta(0.3, 1) distribution, which crowd towards the prior.
+        Number of steps of the ladder; ``beta`` has ``num_temperatures + 1`` values, the quantiles of a Beta(0.3, 1)
+        distribution, which are dense near the prior.
     num_chains : int, default 8
-        Chains at each temperature.
+        Chains per temperature.
     num_warmup, num_samples : int, default 200 and 500
     seed : int, default 0
     beta : sequence of float, optional
-        Another ladder, increasing from 0 to 1.
+        Custom ladder, increasing from 0 to 1.
     exchange : bool, default False
-        Parallel tempering: after each iteration neighbouring temperatures propose to exchange their states, so
-        that the posterior's chains meet modes found at the prior's end. Costs one more gradient an iteration.
+        Parallel tempering: after each iteration neighbouring temperatures propose to exchange states, which improves
+        mixing between modes. Costs one more gradient per iteration.
     num_groups, num_jobs : int, default 1
-        Divide the temperatures into so many groups of neighbours, as :func:`sample` does with chains.
+        Number of groups of neighbouring temperatures, and number run in parallel, as in :func:`sample`.
     target_acceptance, checkpoint, checkpoint_seconds, time_budget, progress
         As in :func:`sample`.
 
     Returns
     -------
     Ladder
-        At ``beta = 0`` the draws come straight from the prior, independent. A ladder needs all its temperatures:
-        Ctrl-C in an earlier group than the last raises ``KeyboardInterrupt``, and groups that end after different
-        numbers of draws are cut to the shortest.
+        The draws at ``beta = 0`` are independent draws from the prior. Groups that end after different numbers of draws
+        are truncated to a common length. Ctrl-C before the last group raises ``KeyboardInterrupt``, because a ladder
+        needs all temperatures.
 
     Raises
     ------
     SettingsError
         If the ladder does not increase from 0 to 1, there are more groups than temperatures above the prior, or
-        groups are to exchange states.
+        ``exchange`` is combined with several groups.
     BudgetError
         If the time budget ends before the first draw at every temperature.
 
     Warns
     -----
     SamplingWarning
-        If the run was ended early.
+        If the run ends early.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Metrics: the covariance that a kernel believes in, and how it is learnt from draws and gradients."""
+"""Metrics (inverse mass matrices) and their estimation from draws and gradients."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from bayeskit.errors import SettingsError, ShapeError
 
 __all__ = ["MAX_CROSS_DIMENSION", "Metric", "Moments", "RANK", "Window"]
 
-# Metrics: a covariance kept as a factor, so that momenta are standard normal.
+# Metrics: a covariance stored as a factor, with standard normal whitened momenta.
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """An inverse mass matrix ``F F^T`` by its factor ``F``.
+    """An inverse mass matrix ``F F^T``, stored as its factor ``F``.
 
-    A kernel keeps whitened momenta ``p ~ N(0, I)``: the position moves by ``F p`` and
-    the momentum by ``F^T gradient``, so the kinetic energy is ``|p|^2 / 2`` whatever the metric.
+    Kernels use whitened momenta ``p ~ N(0, I)``: the position moves by ``F p`` and the momentum by ``F^T gradient``, so
+    the kinetic energy is ``|p|^2 / 2`` for every metric.
 
-    Make one with :meth:`diagonal`, :meth:`dense` or :meth:`low_rank`.
+    Constructors: :meth:`diagonal`, :meth:`dense`, :meth:`low_rank`.
 
     Attributes
     ----------
     factor : Tensor
-        Standard deviations ``(d,)`` or ``(g, d)`` if diagonal or of low rank, lower Cholesky factors ``(d, d)``
-        or ``(g, d, d)`` if dense; ``n`` chains fall into ``g`` groups of neighbours of equal size.
+        Standard deviations ``(d,)`` or ``(g, d)`` if diagonal or low-rank; lower Cholesky factors ``(d, d)`` or
+        ``(g, d, d)`` if dense. The ``n`` chains form ``g`` groups of equal size, in order.
     is_dense : bool
     directions : Tensor, optional
-        Orthonormal columns ``(d, k)`` or ``(g, d, k)``, in units of ``factor``, along which the metric is longer
-        or shorter than its diagonal.
+        Orthonormal columns ``(d, k)`` or ``(g, d, k)``, in units of ``factor``, with scales other than the diagonal.
     stretch : Tensor, optional
-        By what factor of a standard deviation, ``(k,)`` or ``(g, k)``.
+        Standard deviations along ``directions``, relative to the diagonal, ``(k,)`` or ``(g, k)``.
 
     Examples
     --------
@@ -51,12 +50,12 @@ class Metric:
 
     @classmethod
     def diagonal(cls, variance: Tensor) -> Metric:
-        """Take variances, ``(d,)`` or ``(g, d)``.
+        """Make a diagonal metric from variances, ``(d,)`` or ``(g, d)``.
 
         Raises
         ------
         SettingsError
-            If one is not positive and finite.
+            If a variance is not positive and finite.
         """
         if not bool(((variance > 0) & variance.isfinite()).all()):
             raise SettingsError("a diagonal metric needs positive finite variances")
@@ -64,14 +63,14 @@ class Metric:
 
     @classmethod
     def dense(cls, covariance: Tensor) -> Metric:
-        """Take covariance matrices, ``(d, d)`` or ``(g, d, d)``.
+        """Make a dense metric from covariance matrices, ``(d, d)`` or ``(g, d, d)``.
 
         Raises
         ------
         ShapeError
-            If they are not square.
+            If the matrices are not square.
         SettingsError
-            If one is not positive definite.
+            If a matrix is not positive definite.
         """
         if covariance.dim() < 2 or covariance.shape[-1] != covariance.shape[-2]:
             raise ShapeError(f"a dense metric needs square matrices, not shape {tuple(covariance.shape)}")
@@ -82,17 +81,17 @@ class Metric:
 
     @classmethod
     def low_rank(cls, variance: Tensor, directions: Tensor, stretch: Tensor) -> Metric:
-        """Take variances, ``(d,)`` or ``(g, d)``, and what stretches ``k`` orthonormal directions.
+        """Make a low-rank metric from variances, ``(d,)`` or ``(g, d)``, and scales of ``k`` orthonormal directions.
 
-        The factor is ``F = D (I + U diag(s - 1) U^T)`` of standard deviations ``D``, directions ``U`` in units of them,
-        ``(d, k)`` or ``(g, d, k)``, and stretches ``s``, ``(k,)`` or ``(g, k)``.
+        The factor is ``F = D (I + U diag(s - 1) U^T)`` with standard deviations ``D``, directions ``U`` in units of
+        ``D``, ``(d, k)`` or ``(g, d, k)``, and scales ``s``, ``(k,)`` or ``(g, k)``.
 
         Raises
         ------
         ShapeError
-            If the shapes do not fit.
+            If the shapes do not match.
         SettingsError
-            If a variance or a stretch is not positive and finite, or the directions are not orthonormal.
+            If a variance or a scale is not positive and finite, or the directions are not orthonormal.
         """
         if directions.shape[:-1] != variance.shape or stretch.shape != directions.shape[:-2] + directions.shape[-1:]:
             raise ShapeError(
@@ -158,7 +157,7 @@ _DRAWS_PER_EFFECTIVE = 3.0
 class Moments(NamedTuple):
     """Pooled moments of the chains of each of ``g`` groups."""
 
-    # (g, 1), draws seen
+    # (g, 1), number of draws so far
     count: Tensor  # type: ignore[assignment]
     mean: Tensor  # (g, d)
     cross: Tensor  # sums of centred products, (g, d, d); of squares only, (g, d), above MAX_CROSS_DIMENSION
@@ -172,7 +171,7 @@ class Moments(NamedTuple):
 
     def update(self, position: Tensor, alive: Tensor) -> Moments:
         """Add one draw of every living chain, ``(n, d)`` and ``(n,)``; the chains of a group are neighbours."""
-        # A dead chain started where the density is zero and never moves, so it carries no information.
+        # A chain that started at zero density never moves and carries no information.
         x = position.reshape(len(self.mean), -1, position.shape[-1])
         known = alive.reshape(*x.shape[:2], 1)
         m = known.sum(1).to(x)
@@ -189,8 +188,8 @@ class Moments(NamedTuple):
 
     def variance(self, before: Tensor) -> Tensor:
         """Return variances ``(g, d)``, shrunk towards ``before`` with the weight of five draws."""
-        # Logarithms are averaged, as a prior may be wider than its posterior by orders of magnitude. A coordinate that
-        # has not moved keeps ``before``.
+        # Logarithms are averaged, because a prior may be wider than its posterior by orders of magnitude. A coordinate
+        # that has not moved keeps ``before``.
         cross = self.cross.diagonal(dim1=-2, dim2=-1) if self.cross.dim() == 3 else self.cross
         variance = cross / (self.count - 1).clamp(min=1)
         shrunk = torch.lerp(before.log(), variance.log(), self.count / (self.count + _PRIOR_WEIGHT)).exp()
@@ -199,8 +198,8 @@ class Moments(NamedTuple):
     def root_with(self, slopes: Moments) -> Tensor:
         """Return the Cholesky factor of the covariance that draws and gradients agree on, ``(g, d, d)``."""
         # Of all metrics this has the least Fisher divergence from the posterior to a normal distribution (Seyboldt,
-        # Carlson and Carpenter 2026, arXiv:2603.18845). On a normal posterior it is exact from a few more draws than
-        # dimensions on, wherever these come from.
+        # Carlson and Carpenter 2026, arXiv:2603.18845). For a normal posterior it is exact with a few more draws than
+        # dimensions, from any distribution.
         mean = _agreement(self.cross, slopes.cross, self.count.unsqueeze(-1))
         identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         factor, failed = torch.linalg.cholesky_ex(mean)
@@ -209,8 +208,8 @@ class Moments(NamedTuple):
 
     def correlation(self) -> Tensor:
         """Return correlation matrices ``(g, d, d)``, shrunk towards the identity (Schaefer and Strimmer 2005)."""
-        # The identity's weight is the expected squared error of the correlations over their squared size, with a third
-        # of the draws counted as independent.
+        # The weight of the identity is the expected squared error of the correlations over their squared size, with a
+        # third of the draws counted as independent.
         variance = self.cross.diagonal(dim1=-2, dim2=-1)
         root = torch.where(variance > 0, variance.rsqrt(), torch.zeros_like(variance))
         identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
@@ -227,12 +226,12 @@ class Moments(NamedTuple):
 def _agreement(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
     """Return the geometric mean of draws' covariance and gradients' inverse covariance, ``(g, d, d)``, float64."""
     # draws, slopes: sums of centred products, (g, d, d); count: (g, 1, 1). Both are shrunk towards the identity with
-    # the weight of one draw, which keeps the previous metric where little is known.
+    # the weight of one draw, which keeps the previous metric if there is little information.
     identity = torch.eye(draws.shape[-1], dtype=torch.float64, device=draws.device)
     covariance, gradients = (
         (cross.double() + _FISHER_WEIGHT * identity) / (count.double() + _FISHER_WEIGHT) for cross in (draws, slopes)
     )
-    # Squares of gradients may overflow, and no factorisation takes that.
+    # Squares of gradients may overflow, and factorisations fail on infinite entries.
     usable = (covariance.isfinite() & gradients.isfinite()).all(-1).all(-1)[..., None, None]
     covariance, gradients = (torch.where(usable, x, identity) for x in (covariance, gradients))
     root, inverse = _power(gradients, 0.5), _power(gradients, -0.5)
@@ -247,7 +246,7 @@ def _power(matrix: Tensor, exponent: float) -> Tensor:
     return (vectors * values.clamp(min=smallest).pow(exponent).unsqueeze(-2)) @ vectors.mT
 
 
-# Low-rank metrics in many dimensions: directions of larger or smaller scale than the coordinates suggest.
+# Low-rank metrics in many dimensions: directions of larger or smaller scale than the diagonal implies.
 
 RANK = 32  # directions at most
 _MAX_DRAWS = 256  # of a group that are remembered
@@ -259,7 +258,7 @@ class Window(NamedTuple):
 
     draws: Tensor  # (g, slots, m, d), of m chains of a group at a time; NaN where missing
     gradients: Tensor  # (g, slots, m, d)
-    # (), int64, on the host: number of offers so far
+    # (), int64, on the host: number of draws offered so far
     count: Tensor  # type: ignore[assignment]
     stride: Tensor  # (), int64, on the host: one offer in this many is kept
 
@@ -309,7 +308,7 @@ class Window(NamedTuple):
         values, size = values.gather(-1, best), size.gather(-1, best)
         vectors = vectors.gather(-1, best.unsqueeze(-2).expand(g, vectors.shape[-1], k))
         usable = values.isfinite().all(-1, keepdim=True) & (values > 0).all(-1, keepdim=True)
-        # Variances nearer to one than the cutoff are left alone.
+        # Variances closer to one than the cutoff stay unchanged.
         stretch = torch.where(usable & (size > torch.tensor(_CUTOFF).log()), values.sqrt(), 1.0)
         directions = (basis @ vectors).nan_to_num()
         return directions.to(deviation).contiguous(), stretch.to(deviation)

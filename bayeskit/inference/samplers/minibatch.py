@@ -1,4 +1,4 @@
-"""Minibatched targets: unbiased estimates of a log density and its gradient from a few rows of the data."""
+"""Minibatch targets: unbiased estimates of a log density and its gradient from a few rows of the data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
     "tensors_of",
 ]
 
-# Densities of one vector whose likelihood is estimated from rows of the data.
+# Densities of one vector with a likelihood estimated from rows of the data.
 
 
 class MinibatchDensity(Protocol):
@@ -268,7 +268,7 @@ def tensors_of(data: Sequence[Tensor] | Dataset[Any]) -> list[Tensor]:
     return tensors
 
 
-# Trace a minibatch density with its gradient once, rows as an input, and compile it where it pays.
+# The minibatch density and its gradient, traced once with the rows as input, and compiled if that saves time.
 
 Estimator = Callable[[Tensor, Tensor], Evaluation]
 """``(u (n, d), rows (n, B)) -> Evaluation``."""
@@ -330,7 +330,7 @@ class _MinibatchEngine:
             )
             return torch.no_grad()(self._with_gradient)
         call: Callable[..., tuple[Tensor, ...]] = graph
-        # The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
+        # The estimate depends on the graph, not on a clock, so a resumed run decides alike.
         cost = _evaluation.cost(graph)
         if compile is True or (compile == "auto" and num_calls * cost.seconds(1) > cost.compile_seconds):
             call = _evaluation.compile_graph(graph, *example)
@@ -358,11 +358,11 @@ class _MinibatchEngine:
         return Evaluation(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-# The order in which a stochastic-gradient sampler visits the rows of its data.
+# The order of the data rows in a stochastic-gradient sampler.
 
 
 class RowState(NamedTuple):
-    """Where each of ``n`` chains is in its pass over the ``N`` rows."""
+    """Positions of ``n`` chains in their pass over ``N`` rows."""
 
     order: Tensor  # (n, N), int64; (n, 0) where no order is kept
     used: Tensor  # (), int64, on the host whatever the device: rows of the current order already visited
@@ -384,11 +384,10 @@ class RowOrder(Protocol):
 
 @dataclass(frozen=True)
 class Epochs:
-    """Every row once in random order, then again in another: sampling without replacement.
+    """Sampling without replacement: every epoch visits the rows once, in a new random order.
 
-    Where the batch size does not divide the number of rows, the remainder of an epoch is
-    skipped; as each epoch has a new order, every minibatch is still a uniformly drawn
-    set of rows and its gradient unbiased.
+    A remainder of rows smaller than the batch is skipped. Each epoch has a new order, so every minibatch is a uniform
+    random set of rows and its gradient is unbiased.
 
     Examples
     --------
@@ -403,13 +402,13 @@ class Epochs:
     """
 
     def init(self, num_chains: int, num_data: int, *, generator: torch.Generator) -> RowState:
-        """Shuffle the rows once for every chain."""
+        """Shuffle the rows for every chain."""
         return RowState(_permutations(num_chains, num_data, generator), torch.zeros((), dtype=torch.int64))
 
     def next(
         self, state: RowState, num_data: int, batch_size: int, *, generator: torch.Generator
     ) -> tuple[RowState, Tensor]:
-        """Take the next rows of the order, or shuffle anew where too few are left."""
+        """Return the next rows of the order, reshuffled if too few are left."""
         order = state.order
         if batch_size == num_data:
             return state, order
@@ -422,10 +421,10 @@ class Epochs:
 
 @dataclass(frozen=True)
 class IndependentRows:
-    """Rows drawn afresh and with replacement for every minibatch.
+    """Sampling with replacement: every minibatch has new independent rows.
 
-    The noise of successive gradients is then independent, as the closed forms for the
-    bias of a finite step assume; :class:`Epochs` has less noise.
+    The noise of successive gradients is independent, as the closed forms for the bias of a finite step assume;
+    :class:`Epochs` has less noise.
 
     Examples
     --------
@@ -456,28 +455,27 @@ def _permutations(num_chains: int, num_data: int, generator: torch.Generator) ->
 
 
 class MinibatchTarget:
-    """A posterior whose log density and gradient are estimated, without bias, from minibatches.
+    """A posterior with unbiased minibatch estimates of the log density and its gradient.
 
-    From ``B`` of ``N`` rows the log likelihood is estimated by ``N / B`` times that of the
-    rows; the log prior is exact. The rows are an explicit input, so value and gradient are
-    traced once and compiled, all chains in one batch. Each chain has its own rows: shared
-    ones would be gathered faster, but would make the chains' errors alike, and then neither
-    R-hat nor standard errors could be believed.
+    The log likelihood estimate is ``N / B`` times the log likelihood of ``B`` of ``N`` rows; the log prior is exact.
+    The rows are an explicit input, so value and gradient are traced once and compiled, with all chains in one batch.
+    Each chain has its own rows: shared rows would correlate the errors of the chains and invalidate R-hat and standard
+    errors.
 
-    Make one with :meth:`from_pyro`, :meth:`from_module` or :meth:`from_functions`.
+    Constructors: :meth:`from_pyro`, :meth:`from_module`, :meth:`from_functions`.
 
     Attributes
     ----------
     dim : int
-        Dimension ``d`` of the unconstrained vector.
+        Dimension ``d`` of the unconstrained space.
     sites : tuple of Site
-        The continuous latent sites, or the module's parameters, with their slices of the vector.
+        Continuous latent sites, or parameters of the module, with their slices of the vector.
     num_data, batch_size : int
         ``N`` and ``B``.
     dtype, device
-        Those of the model's data.
+        As for the model's data.
     row_order : Epochs or IndependentRows
-        How rows are drawn.
+        Sampling scheme of the rows.
 
     Examples
     --------
@@ -503,7 +501,7 @@ class MinibatchTarget:
         self._engine = _MinibatchEngine(density)
         self._on_first_rows = self.on_rows(torch.arange(self.batch_size))
 
-    # -- making one -------------------------------------------------------------------------
+    # -- constructors -----------------------------------------------------------------------
 
     @classmethod
     def from_pyro(
@@ -517,24 +515,24 @@ class MinibatchTarget:
         seed: int = 0,
         **kwargs: Any,
     ) -> MinibatchTarget:
-        """Read a Pyro model that indexes its data by the rows of a plate.
+        """Make a target from a Pyro model that indexes its data by the rows of a plate.
 
         Parameters
         ----------
         model : callable
-            A Pyro model with ``with pyro.plate(name, N, subsample_size=B) as rows``.
+            Pyro model with ``with pyro.plate(name, N, subsample_size=B) as rows``.
         *args, **kwargs
-            What the model is called with.
+            Arguments of the model.
         batch_size : int, optional
-            Needed where the plate has ``subsample_size=None``; else the model's own.
+            Required if the plate has ``subsample_size=None``; the plate's ``subsample_size`` by default.
         plate : str, optional
-            Which plate, where several come into question.
+            Name of the plate, required if several plates subsample.
         row_order : Epochs or IndependentRows, optional
-            By default :class:`Epochs`.
+            :class:`Epochs` by default.
         compile : bool or "auto", default "auto"
-            Compile gradients always, never, or where the planned work repays it.
+            Compile gradients always, never, or if that saves time.
         seed : int, default 0
-            For the runs that read the model's structure.
+            Seed of the runs that read the model's structure.
 
         Returns
         -------
@@ -545,11 +543,11 @@ class MinibatchTarget:
         ModelError
             If no plate subsamples, several do, or the model ignores the rows.
         UnsupportedSiteError
-            If a latent site stands inside the plate, or an enumerated one outside of it.
+            If a latent site is inside the plate, or an enumerated site outside of it.
         SettingsError
-            If ``batch_size`` is larger than the plate or not the model's.
+            If ``batch_size`` exceeds the plate or differs from the model's.
         DataError
-            If the data hold NaN.
+            If the data contain NaN.
         """
         density = SubsampledDensity(model, args, kwargs, plate, batch_size, new_generator(seed))
         return cls(density, row_order=row_order or Epochs(), compile=compile)
@@ -566,20 +564,19 @@ class MinibatchTarget:
         row_order: RowOrder | None = None,
         compile: Compile = "auto",
     ) -> MinibatchTarget:
-        """Put independent normal priors on the parameters of a torch module.
+        """Make a target from a torch module with independent normal priors on its parameters.
 
         Parameters
         ----------
         module : torch.nn.Module
-            A copy in evaluation mode is used, so dropout is off and nothing is changed.
-            Parameters with ``requires_grad=False`` stay constant.
+            Copied and used in evaluation mode, without dropout. Parameters with ``requires_grad=False`` are constant.
         log_likelihood : callable
-            ``(module(inputs), *others) -> (B,)``, one value a row.
+            ``(module(inputs), *others) -> (B,)``, one value per row.
         data : tensors or torch Dataset
             ``inputs, *others``, each with ``N`` rows. A dataset is read into memory.
         batch_size : int
         prior_scale : float or mapping of parameter names, default 1
-            Standard deviations of the priors, which have mean zero.
+            Standard deviations of the normal priors, which have mean zero.
         row_order, compile
             As in :meth:`from_pyro`.
 
@@ -590,11 +587,11 @@ class MinibatchTarget:
         Raises
         ------
         ModelError
-            If the module has no parameter to sample, or ``log_likelihood`` returns another shape.
+            If the module has no trainable parameter, or ``log_likelihood`` returns another shape.
         DataError
-            If the tensors differ in length or hold NaN.
+            If the tensors differ in length or contain NaN.
         SettingsError
-            If ``batch_size`` is larger than the data, or a prior scale is missing or not positive.
+            If ``batch_size`` exceeds the number of rows, or a prior scale is missing or not positive.
 
         Examples
         --------
@@ -627,19 +624,19 @@ class MinibatchTarget:
         row_order: RowOrder | None = None,
         compile: Compile = "auto",
     ) -> MinibatchTarget:
-        """Make a target of two functions of one unconstrained vector.
+        """Make a target from two functions of an unconstrained vector.
 
         Parameters
         ----------
         log_prior : callable
             ``(dim,) -> ()``.
         log_likelihood : callable
-            ``(dim,), (B,) -> (B,)``: the vector and the rows, one value a row.
+            ``(dim,), (B,) -> (B,)``: vector and rows to one value per row.
         dim, num_data, batch_size : int
         sample_prior : callable, optional
-            ``(n, generator) -> (n, dim)``; starting points come from there.
+            ``(n, generator) -> (n, dim)``, for starting points.
         dtype, device
-            Of the vectors.
+            Of the unconstrained vectors.
         row_order, compile
             As in :meth:`from_pyro`.
 
@@ -669,10 +666,10 @@ class MinibatchTarget:
         )
         return cls(density, row_order=row_order or Epochs(), compile=compile)
 
-    # -- estimating -------------------------------------------------------------------------
+    # -- estimates --------------------------------------------------------------------------
 
     def estimate(self, u: Tensor, rows: Tensor) -> Evaluation:
-        """Estimate log density and gradient.
+        """Estimate log density and gradient from a minibatch.
 
         Parameters
         ----------
@@ -684,14 +681,14 @@ class MinibatchTarget:
         Returns
         -------
         Evaluation
-            ``log_prior`` exact; ``log_likelihood``, ``log_density`` and ``gradient`` unbiased estimates.
+            ``log_prior`` is exact; ``log_likelihood``, ``log_density`` and ``gradient`` are unbiased estimates.
 
         Raises
         ------
         ShapeError
-            If a shape is another one.
+            If ``u`` or ``rows`` has another shape.
         SettingsError
-            If a row does not exist.
+            If a row is out of range.
         """
         if u.dim() != 2 or u.shape[1] != self.dim:
             raise ShapeError(f"u must have shape (n, {self.dim}), not {tuple(u.shape)}")
@@ -709,7 +706,7 @@ class MinibatchTarget:
         return self.estimate(u, rows).gradient
 
     def gradient_variance(self, u: Tensor, num_batches: int = 100, seed: int = 0) -> Tensor:
-        """Measure the variance of the estimated gradient over minibatches.
+        """Estimate the variance of the gradient estimate over minibatches.
 
         Parameters
         ----------
@@ -721,27 +718,27 @@ class MinibatchTarget:
         Returns
         -------
         Tensor
-            Shape ``(n, d)``. Its mean over ``n`` serves as ``gradient_noise`` of the kernels.
+            Shape ``(n, d)``. Its mean over ``n`` can serve as ``gradient_noise`` of the kernels.
         """
         if num_batches < 2:
             raise SettingsError(f"num_batches must be at least 2, not {num_batches}")
         generator = new_generator(seed, self.device, "gradient variance")
         estimates = []
         for _ in range(num_batches):
-            # A new pass each time: within one, minibatches repel each other.
+            # A new pass each time: minibatches of one pass are negatively correlated.
             _, rows = self.next_rows(self.start_rows(len(u), generator), generator)
             estimates.append(self.estimate(u, rows).gradient)
         return torch.stack(estimates).var(0)
 
     def estimator(self, num_vectors: int, num_calls: int = 1) -> Estimator:
-        """Return the function that kernels call in their inner loop.
+        """Return the estimate as a function for the inner loop of a kernel.
 
         Parameters
         ----------
         num_vectors : int
-            Number of chains ``n`` of every call.
+            Number of chains ``n`` per call.
         num_calls : int, default 1
-            How often it is planned to be called, which decides under ``compile="auto"``.
+            Expected number of calls, which decides on compilation if ``compile="auto"``.
 
         Returns
         -------
@@ -750,17 +747,17 @@ class MinibatchTarget:
         """
         return self._engine.estimator(num_vectors, num_calls, self.compile)
 
-    # -- drawing rows -----------------------------------------------------------------------
+    # -- rows -------------------------------------------------------------------------------
 
     def start_rows(self, num_chains: int, generator: torch.Generator) -> RowState:
-        """Begin the passes of ``num_chains`` chains over the data."""
+        """Start the passes of ``num_chains`` chains over the data."""
         return self.row_order.init(num_chains, self.num_data, generator=generator)
 
     def next_rows(self, state: RowState, generator: torch.Generator) -> tuple[RowState, Tensor]:
         """Return the new state and each chain's next rows, ``(n, B)``."""
         return self.row_order.next(state, self.num_data, self.batch_size, generator=generator)
 
-    # -- moving between spaces, and to the full data ----------------------------------------
+    # -- transforms, and the full data ------------------------------------------------------
 
     def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the sites' values, ``(*batch, d) -> {site: (*batch, *shape)}``.
@@ -770,7 +767,7 @@ class MinibatchTarget:
         u : Tensor
             Unconstrained vectors, shape ``(*batch, d)``.
         deterministic : bool, default False
-            Include ``pyro.deterministic`` sites, but for those inside the subsampled plate.
+            Include ``pyro.deterministic`` sites outside the subsampled plate.
         """
         return self._on_first_rows.constrain(u, deterministic)
 
@@ -779,20 +776,20 @@ class MinibatchTarget:
         return self._on_first_rows.unconstrain(values)
 
     def sample_prior(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
-        """Draw from the prior, in unconstrained space, shape ``(num_draws, d)``."""
+        """Draw from the prior in unconstrained space, shape ``(num_draws, d)``."""
         return self._on_first_rows.sample_prior(num_draws, seed)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A readable name for each unconstrained coordinate."""
+        """Name of each unconstrained coordinate."""
         return self._on_first_rows.names
 
     def fingerprint(self) -> str:
-        """Return a digest of sites, data, and the estimate from the first rows at two fixed points."""
+        """Return a digest of the sites, the data, and the estimate from the first rows at two fixed points."""
         return self._on_first_rows.fingerprint()
 
     def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
-        """Refuse: a minibatch does not see each observation.
+        """Raise ModelError: a minibatch has no likelihood of every observation.
 
         Raises
         ------
@@ -802,22 +799,22 @@ class MinibatchTarget:
         return self._on_first_rows.pointwise_log_likelihood(u)
 
     def on_rows(self, rows: Tensor) -> Target:
-        """Return the target whose likelihood is the estimate from ``rows``, shape ``(B,)``, once and for all."""
+        """Return the target with the likelihood estimate from fixed ``rows``, shape ``(B,)``."""
         density = self._density
         on_rows = _OnRows(density, rows.to(self.device))
-        # One that is improper says so itself.
+        # An improper prior reports itself.
         sample_prior = density.sample_prior if density.can_sample_prior or on_rows.improper_sites else None
         target = Target(on_rows, batched=False, sample_prior=sample_prior, compile=self.compile)
         target.loops = self._engine.loops
         return target
 
     def full_target(self) -> Target:
-        """Return the exact posterior, from all rows.
+        """Return the exact posterior, with the likelihood of all rows.
 
         Raises
         ------
         ModelError
-            If the Pyro model itself fixes the number of rows.
+            If the Pyro model fixes the number of rows.
         """
         if self._density.fixed:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Nested sampling: the prior is compressed, by steps of known size, towards the largest likelihood."""
+"""Nested sampling: the prior is compressed towards the largest likelihood by factors of known distribution."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = [
     "sample_nested",
 ]
 
-# Slice sampling of the prior above a likelihood threshold, over a batch of chains.
+# Slice sampling of the prior above a likelihood threshold, for a batch of chains.
 
 _MAX_SHRINKS = 200
 """Bracket halvings after which a chain keeps its point: far more than exact arithmetic can need."""
@@ -57,7 +57,7 @@ TICKS_BETWEEN_CHECKS = 4
 
 
 class SliceState(NamedTuple):
-    """Where the chains are; the leading dimension ``n`` is the chain."""
+    """State of ``n`` chains; ``n`` is the leading dimension."""
 
     position: Tensor  # (n, d)
     log_prior: Tensor  # (n,)
@@ -66,7 +66,7 @@ class SliceState(NamedTuple):
 
 
 class SliceInfo(NamedTuple):
-    """What happened in one call, for diagnostics."""
+    """Diagnostics of one call."""
 
     num_evaluations: Tensor  # (n,), evaluations that the chain needed
     num_stuck: Tensor  # (n,), updates that found no new point
@@ -85,43 +85,40 @@ class _Plan(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ConstrainedSlice:
-    """Hit-and-run slice sampling of ``log_prior`` where the likelihood exceeds a threshold.
+    """Hit-and-run slice sampling of the prior restricted to likelihoods above a threshold.
 
-    Each update draws a direction, places a bracket at random around the point and
-    shrinks it towards the point until a draw lies on the slice: above a level
-    drawn under the prior density, and above the threshold. Directions go through an
-    orthonormal basis of the metric, randomly turned and drawn anew after each sweep; some are
-    replaced by the difference of two members of the ensemble, which know how far modes lie
-    apart. As brackets are many standard deviations long, they are not stepped out: one that is
-    too long costs a shrinking step for each factor of two.
+    Each update draws a direction, places a bracket at random around the point and shrinks it towards the point until a
+    draw lies on the slice: above a level drawn under the prior density, and above the threshold. Directions come from a
+    randomly rotated orthonormal basis of the metric, redrawn after each sweep. A share of them is replaced by the
+    difference of two ensemble members, which allows jumps between modes. Brackets are many standard deviations long and
+    are not stepped out; a bracket that is too long costs one shrinking step for each factor of two.
 
-    Chains do not wait for each other: at every evaluation each is at its own update, until
-    all have made ``num_steps``.
+    Chains run asynchronously: at each evaluation a chain is at its own update, until all have made ``num_steps``.
 
-    Equal likelihoods are ordered by labels, uniform variables redrawn with each update, so that
-    a plateau of the likelihood is cut like any other level.
+    Equal likelihoods are ordered by labels, uniform variables redrawn with each update, so plateaus of the likelihood
+    need no special treatment.
 
     Parameters
     ----------
     threshold : Tensor
-        Log likelihood to exceed, shape ``()``.
+        Lower bound of the log likelihood, shape ``()``.
     threshold_label : Tensor
-        Label to exceed where the likelihood equals the threshold, shape ``()``.
+        Lower bound of the label at a likelihood equal to the threshold, shape ``()``.
     metric : Metric
-        Of the covariance of the constrained prior, roughly.
+        Approximate covariance of the constrained prior.
     ensemble : Tensor
-        Points spread roughly as the constrained prior is, ``(m, d)`` with ``m`` at least 2. Neither they nor the
-        metric may depend on the points that are moved, or the kernel would leave another distribution invariant.
+        Points with approximately the spread of the constrained prior, ``(m, d)`` with ``m`` at least 2. Ensemble and
+        metric must not depend on the points that are moved, or the kernel has another invariant distribution.
     num_steps : int, default 20
-        Updates of each chain in one call of :meth:`step`.
+        Updates per chain in one call of :meth:`step`.
     width : float, default 10
-        Length of a bracket in standard deviations along a direction of the basis.
+        Bracket length in standard deviations along a basis direction.
     pair_width : float, default 2
-        Length of a bracket in multiples of a difference.
+        Bracket length in multiples of an ensemble difference.
     pair_share : float in [0, 1], default 0.25
-        Share of directions that are differences.
+        Share of directions that are ensemble differences.
     planned_calls : int, default 1
-        Evaluations planned in all, from which ``Target`` decides whether to compile.
+        Expected number of evaluations, which decides whether ``Target`` compiles.
 
     References
     ----------
@@ -178,7 +175,7 @@ class ConstrainedSlice:
         return SliceState(position, log_prior, log_likelihood, label)
 
     def step(self, target: Target, state: SliceState, *, generator: torch.Generator) -> tuple[SliceState, SliceInfo]:
-        """Make ``num_steps`` updates of every chain; a chain must start above the threshold."""
+        """Make ``num_steps`` updates of every chain; chains have to start above the threshold."""
         x, log_prior, log_likelihood, _ = state
         n = x.shape[0]
         plan = self._plan(x, generator)
@@ -249,7 +246,7 @@ class ConstrainedSlice:
         return new_prior >= log_prior - level
 
     def above(self, log_likelihood: Tensor, label: Tensor) -> Tensor:
-        """Tell whether a likelihood exceeds the threshold, its label deciding where they are equal."""
+        """Return whether the likelihood exceeds the threshold; labels decide ties."""
         tied = (log_likelihood == self.threshold) & (label > self.threshold_label)
         return (log_likelihood > self.threshold) | tied
 
@@ -278,8 +275,7 @@ def draw_above(
     target: Target, kernel: ConstrainedSlice, num_points: int, share: float, generator: torch.Generator
 ) -> PointsAbove:
     """Draw ``num_points`` from the prior above a kernel's threshold; fewer if less than ``share`` of it lies there."""
-    # Unlike moved copies, which become independent only by moving far, as they do not on a funnel, these points are
-    # independent of all others.
+    # These points are independent of all others. Moved copies are so only after moving far, which fails on a funnel.
     parts: list[SliceState] = []
     found, spent = 0, 0
     num_nan = torch.zeros((), dtype=torch.int64, device=kernel.threshold.device)
@@ -290,7 +286,7 @@ def draw_above(
         spent, num_nan = spent + rows, num_nan + log_likelihood.isnan().sum()
         log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         label = torch.rand(rows, dtype=torch.float64, device=position.device, generator=generator)
-        # A draw may overflow, as a wide prior does in single precision: it is refused, as slices refuse it.
+        # A draw may overflow, as under a wide prior in single precision: it is rejected, as in slice sampling.
         above = kernel.above(log_likelihood, label) & log_prior.isfinite() & position.isfinite().all(-1)
         parts.append(SliceState(*(x[above] for x in (position, log_prior, log_likelihood, label))))
         found += len(parts[-1].label)
@@ -301,7 +297,7 @@ def draw_above(
     )
 
 
-# Results of nested sampling: dead points, their prior volumes, and a test of insertion ranks.
+# Results of nested sampling: dead points, their prior volumes, and the insertion index test.
 
 _SIMULATIONS_AT_ONCE = 64
 _MIN_INSERTIONS = 20
@@ -309,30 +305,29 @@ _MIN_INSERTIONS = 20
 
 @dataclass(frozen=True, eq=False)
 class NestedRun:
-    """Dead points in the order of their death, the last live points at the end.
+    """Dead points in order of death, followed by the last live points.
 
     Attributes
     ----------
     position : Tensor
         Unconstrained, shape ``(N, d)``.
     log_prior, log_likelihood : Tensor
-        Shape ``(N,)``; the likelihood never falls.
+        Shape ``(N,)``; the likelihood is non-decreasing.
     live_counts : Tensor
-        How many points were alive at each death, ``(N,)``.
+        Number of live points at each death, ``(N,)``.
     insertion : Tensor
-        Where each new point came to lie among those it joined, ``(M,)``; independent and uniform on
-        (0, 1) if the sampling was right.
+        Relative rank of each new point among the live points, ``(M,)``; independent and uniform on (0, 1) under
+        correct sampling.
     start, end : Tensor
-        Share of the survivors below the one that each new point was copied from, NaN where it was drawn from the
-        prior, and below where it came to lie, ``(M,)``.
+        Share of survivors below the point from which each new point was copied (NaN if drawn from the prior), and below
+        its final position, ``(M,)``.
     num_live : int
     num_evaluations : int
-        Evaluations of the density, batches counted whole.
+        Evaluations of the density, counted in whole batches.
     num_nan, num_stuck : int
-        Evaluations whose likelihood was not a number, and slice updates that found no new point.
+        Evaluations with a NaN likelihood, and slice updates that found no new point.
     ending : str
-        "converged", or why the run ended before: "finished" (``max_blocks``), "time budget" or
-        "interrupted".
+        "converged", "finished" (``max_blocks`` reached), "time budget" or "interrupted".
     seconds : float
     settings : dict
     target : Target
@@ -375,18 +370,18 @@ class NestedRun:
 
     @cached_property
     def log_volume(self) -> Tensor:
-        """Expected log prior mass above the likelihood of each dead point, ``(N,)``."""
+        """Expected log prior volume above the likelihood of each dead point, ``(N,)``."""
         return (-1 / self.live_counts).cumsum(0)
 
     @cached_property
     def log_weights(self) -> Tensor:
-        """Log posterior mass of each dead point, ``(N,)``; the masses add up to one."""
+        """Normalised log posterior weight of each dead point, ``(N,)``."""
         mass = self._log_mass
         return mass - mass.logsumexp(0)
 
     @property
     def log_evidence(self) -> float:
-        """Log evidence at the expected volumes."""
+        """Log evidence at the expected log volumes."""
         return float(self._log_mass.logsumexp(0))
 
     @property
@@ -398,12 +393,12 @@ class NestedRun:
 
     @property
     def effective_draws(self) -> float:
-        """Effective number of independent posterior draws behind the weights."""
+        """Effective sample size of the weighted dead points."""
         return float((-(2 * self.log_weights).logsumexp(0)).exp())
 
     @property
     def remaining_share(self) -> float:
-        """Posterior mass of the last live points; near one where the run ended too early."""
+        """Posterior mass of the last live points; close to one if the run ended too early."""
         return float(self.log_weights[-self.num_live :].exp().sum())
 
     @property
@@ -411,14 +406,14 @@ class NestedRun:
         return log_shells(self.log_volume) + self.log_likelihood
 
     def simulate_log_evidence(self, num_simulations: int = 1000, seed: int | torch.Generator = 0) -> Tensor:
-        """Redraw the unknown volumes, ``(num_simulations,)`` values of the log evidence.
+        """Redraw the prior volumes and return ``(num_simulations,)`` values of the log evidence.
 
         Their standard deviation is the standard error of nested sampling.
 
         Raises
         ------
         SettingsError
-            If there are fewer than 2 simulations.
+            If ``num_simulations`` is below 2.
         """
         if num_simulations < 2:
             raise SettingsError(f"num_simulations must be at least 2, not {num_simulations}")
@@ -434,12 +429,12 @@ class NestedRun:
 
     @cached_property
     def insertion_index_p_value(self) -> float:
-        """P-value of the Kolmogorov-Smirnov test that the insertion indices of all copies are uniform."""
+        """P-value of the Kolmogorov-Smirnov test of uniform insertion indices, over all copies."""
         return _uniform_p_value(self.insertion[~self.start.isnan()])
 
     @cached_property
     def rolling_insertion_index_p_value(self) -> float:
-        """Smallest p-value among stretches of ``num_live`` insertions of copies, corrected for their number."""
+        """Smallest p-value over blocks of ``num_live`` insertions of copies, corrected for multiple testing."""
         insertion = self.insertion[~self.start.isnan()]  # those of draws from the prior are uniform in any case
         stretches = [part for part in insertion.split(self.num_live) if len(part) >= _MIN_INSERTIONS]
         if not stretches:
@@ -457,34 +452,34 @@ class NestedRun:
 
     @property
     def draws(self) -> Draws:
-        """As many equally weighted posterior draws as are effective, in four chains.
+        """Equally weighted posterior draws in four chains, as many as the effective sample size.
 
-        Their Monte Carlo errors leave out that volumes are estimated (Higson and others 2018): for quantities that
-        change along the run they are too small, by 1.2 to 1.5 times in a small hierarchical model. That of the evidence
-        knows, see :meth:`simulate_log_evidence`.
+        Their Monte Carlo errors ignore the uncertainty of the prior volumes (Higson and others 2018). For quantities
+        that change along the run these errors are too small, by a factor of 1.2 to 1.5 in a small hierarchical model.
+        The standard error of the evidence includes it, see :meth:`simulate_log_evidence`.
         """
         return self.resample()
 
     def resample(self, num_draws: int | None = None, num_chains: int = 4, seed: int | torch.Generator = 0) -> Draws:
-        """Draw from the dead points by their weights.
+        """Draw from the weighted dead points by systematic resampling.
 
         Parameters
         ----------
         num_draws : int, optional
-            Draws of each chain; by default as many in all as are effective.
+            Draws per chain; by default the effective sample size divided by the number of chains.
         num_chains : int, default 4
-            Draws are independent of their order, so that chains are a mere form.
+            The order of draws is random, so the division into chains is arbitrary.
         seed : int or torch.Generator, default 0
 
         Returns
         -------
         Draws
-            ``sample_stats`` has ``log_weight``, the log posterior mass of the dead point that a draw is.
+            ``sample_stats`` has ``log_weight``, the normalised log posterior weight of the dead point of each draw.
 
         Raises
         ------
         SettingsError
-            If there is nothing to draw.
+            If ``num_draws`` or ``num_chains`` is below 1.
         """
         if num_chains < 1 or (num_draws is not None and num_draws < 1):
             raise SettingsError(f"num_draws and num_chains must be at least 1, not {num_draws} and {num_chains}")
@@ -492,7 +487,7 @@ class NestedRun:
         total = num_chains * count
         generator = new_generator(seed, self.live_counts.device, stream="nested resampling")
         like = {"dtype": torch.float64, "device": generator.device, "generator": generator}
-        # Systematic: a point appears its expected number of times, rounded up or down.
+        # Systematic resampling: the number of copies of a point is its expectation, rounded up or down.
         grid = torch.arange(total, device=generator.device) + torch.rand((), **like)  # type: ignore[call-overload]
         cumulative = self.log_weights.exp().cumsum(0)
         index = torch.searchsorted(cumulative / cumulative[-1], grid / total)
@@ -511,11 +506,11 @@ class NestedRun:
         )
 
     def to_arviz(self) -> Any:
-        """Return the run for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
+        """Return the run as ``InferenceData`` (ArviZ 0.x) or ``xarray.DataTree`` (ArviZ 1.x).
 
-        Dead points are weighted, which ArviZ does not know, so its groups hold :attr:`draws`, equally
-        weighted and named by site. ``sample_stats`` also has ``log_weight``, the log posterior mass of the
-        dead point that a draw is; ``posterior`` carries the evidence and how the run ended as attributes.
+        ArviZ does not support weighted draws, so its groups hold the equally weighted :attr:`draws`, named by site.
+        ``sample_stats`` has ``log_weight``, the log posterior weight of the dead point of each draw. The attributes of
+        ``posterior`` include the evidence and the ending of the run.
         """
         groups = self.draws.to_datasets()
         facts = {
@@ -542,7 +537,7 @@ def _uniform_p_value(x: Tensor) -> float:
 
 def log_shells(log_volume: Tensor) -> Tensor:
     """Return the log prior mass of the shell of each dead point, ``(*batch, N) -> (*batch, N)``."""
-    # Borders lie halfway between neighbours; the first shell begins at the whole prior, the last ends at zero.
+    # Shell boundaries are midpoints of neighbours; the first shell begins at the whole prior, the last ends at zero.
     halfway = torch.logaddexp(log_volume[..., :-1], log_volume[..., 1:]) - math.log(2)
     whole = torch.zeros_like(log_volume[..., :1])
     return _log_difference(torch.cat([whole, halfway], -1), torch.cat([halfway, whole - torch.inf], -1))
@@ -553,7 +548,7 @@ def _log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
     return larger + torch.log(-torch.expm1(smaller - larger))
 
 
-# Nested sampling: the prior is compressed, by steps of known size, towards the largest likelihoods.
+# Nested sampling: the prior is compressed towards the largest likelihoods by factors of known distribution.
 
 _EXPECTED_BLOCKS = 50
 _EVALUATIONS_PER_UPDATE = 5
@@ -562,7 +557,7 @@ PRIOR_DRAWS_PER_EVALUATION = 1.0  # that slice sampling makes: so many are worth
 
 
 class NestedState(NamedTuple):
-    """The live points and what the dead ones add up to."""
+    """Live points and running sums over the dead points."""
 
     live: SliceState
     log_volume: Tensor  # (), expected log prior mass above the last threshold
@@ -574,7 +569,7 @@ class NestedState(NamedTuple):
 
 @dataclass(frozen=True)
 class NestedSampler:
-    """The steps of nested sampling, for :func:`~bayeskit.inference.samplers.driver.drive`.
+    """Nested sampling as an algorithm for :func:`~bayeskit.inference.samplers.driver.drive`.
 
     Parameters
     ----------
@@ -612,16 +607,16 @@ class NestedSampler:
 
     @property
     def description(self) -> str:
-        """What the bar says."""
+        """Text of the progress bar."""
         return "nested sampling"
 
     @property
     def num_steps(self) -> int | None:
-        """Unknown: the evidence decides."""
+        """None: the number of steps depends on convergence."""
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Return what a resumed run must agree on; when to end may change."""
+        """Return the settings that have to be equal in a resumed run; the stopping rule may differ."""
         return {
             "model": self.target.fingerprint(),
             "algorithm": "nested sampling, from the prior while that is cheap",
@@ -647,7 +642,7 @@ class NestedSampler:
     def advance(
         self, state: NestedState, iteration: int, generator: torch.Generator
     ) -> tuple[NestedState, Mapping[str, Tensor]]:
-        """Remove the worst block and put new points above it in its place."""
+        """Remove the block of lowest likelihood and replace it by new points above it."""
         k, kept = self.num_delete, self.num_live - self.num_delete
         ordered = _take(state.live, _ascending(state.live))
         dead, survivors = _take(ordered, slice(0, k)), _take(ordered, slice(k, None))
@@ -684,11 +679,10 @@ class NestedSampler:
         self, dead: SliceState, copies: SliceState, log_share: float, generator: torch.Generator
     ) -> tuple[SliceState, int, Tensor | int, Tensor, Tensor | int]:
         """Return new points above the last death, how many are prior draws, and evaluations, NaNs and stuck moves."""
-        # Prior draws come first. They are tried where fewer are expected to be needed than slice sampling takes
-        # evaluations.
+        # Prior draws come first, if the expected number is smaller than the number of slice sampling evaluations.
         kernel, k = self._kernel(dead), self.num_delete
         found, spent, num_nan = _take(dead, slice(0, 0)), 0, torch.zeros_like(dead.label[0], dtype=torch.int64)
-        # A share may be too small for its reciprocal to be a number.
+        # The reciprocal of a tiny share may overflow.
         share = math.exp(log_share)
         if 1 <= share * PRIOR_DRAWS_PER_EVALUATION * self.num_slice_steps * _EVALUATIONS_PER_UPDATE:
             found, spent, num_nan = draw_above(self.target, kernel, k, share, generator)
@@ -701,7 +695,7 @@ class NestedSampler:
         return born, drawn, spent + k * info.num_batches, num_nan + info.num_nan.sum(), info.num_stuck[drawn:].sum()
 
     def ending(self, state: NestedState, iteration: int, records: Records) -> Ending | None:
-        """End when the live points can add only a small share to the evidence."""
+        """Return "converged" if the live points can add only a small share to the evidence; None to continue."""
         highest = state.live.log_likelihood.max()
         best = state.log_volume + highest
         share = float(best - torch.logaddexp(best, state.log_evidence))
@@ -715,19 +709,19 @@ class NestedSampler:
         return "finished" if iteration >= self.max_blocks else None
 
     def note(self, state: NestedState, iteration: int, records: Records) -> str:
-        """Say how far the prior is compressed."""
+        """Return the compression of the prior for the progress bar."""
         return f"log evidence {float(state.log_evidence):.2f}, log volume {float(state.log_volume):.1f}"
 
     @property
     def block_counts(self) -> Tensor:
-        """How many points are alive at each death of a block, ``(k,)``: ``n``, ``n - 1``, ..."""
+        """Number of live points at each death of a block, ``(k,)``: ``n``, ``n - 1``, ..."""
         least = self.num_live - self.num_delete
         return torch.arange(self.num_live, least, -1, dtype=torch.float64, device=self.target.device)
 
     def _kernel(self, dead: SliceState) -> ConstrainedSlice:
-        # Given the threshold, the dead are independent of the survivors. A metric of the survivors would know
-        # the very points that it moves, and let them drift inwards: in ten dimensions and with 200 live points
-        # that costs the evidence two standard errors.
+        # Given the threshold, the dead points are independent of the survivors. A metric estimated from the survivors
+        # depends on the points that it moves, which then drift inwards: in ten dimensions with 200 live points the bias
+        # of the log evidence is two standard errors.
         return ConstrainedSlice(
             threshold=dead.log_likelihood[-1],
             threshold_label=dead.label[-1],
@@ -752,32 +746,31 @@ def sample_nested(
     time_budget: float | None = None,
     progress: bool = True,
 ) -> NestedRun:
-    """Run nested sampling in the unconstrained space, for any target that can draw from its prior.
+    """Run nested sampling in unconstrained space, for any target with draws from its prior.
 
-    Live points start as prior draws. Again and again the worst block of them dies, which
-    compresses the prior by a factor whose distribution is known. As many new points are drawn from the prior above the
-    likelihood of the last death: by rejection as long as that takes fewer evaluations, then from copies of survivors
-    that are moved by slice sampling.
+    Live points start as prior draws. In each iteration the block of lowest likelihood dies, which compresses the prior
+    by a factor of known distribution. New points are drawn from the prior above the likelihood of the last death: by
+    rejection while that takes fewer evaluations, then by slice sampling from copies of survivors.
 
     Parameters
     ----------
     target : Target
     num_live : int, default 500
-        Live points ``n``, more than the dimension; the standard error falls with its square root. Several modes
-        need many points each.
+        Number of live points ``n``, greater than the dimension. The standard error is proportional to ``n ** -0.5``.
+        Several modes need many points each.
     seed : int, default 0
     num_delete : int, optional
-        Points ``k`` that die together, below ``num_live``; by default half of them. The metric is that of the dead
-        block, and diagonal where the block is not larger than the dimension.
+        Number of points ``k`` that die together, below ``num_live``; by default half. The metric is estimated from the
+        dead block, and diagonal if the block is not larger than the dimension.
     num_slice_steps : int, optional
-        Slice updates of each copy; by default twice the dimension, and at least 20.
+        Slice updates per copy; by default twice the dimension, at least 20.
     termination : float, default 1e-3
-        End when the live points can add no more than this share to the evidence. A smaller one goes on towards
-        narrow peaks within broad ones; each factor of two costs about half of ``num_live`` new points.
+        The run ends if the live points can add no more than this share to the evidence. A smaller value can reveal a
+        narrow peak inside a broad one; each factor of two costs about ``num_live / 2`` new points.
     max_blocks : int, default 10,000
-        End after this many blocks in any case.
+        Largest number of blocks.
     checkpoint, checkpoint_seconds, time_budget, progress
-        As in :class:`~bayeskit.inference.samplers.driver.Control`.
+        See :class:`~bayeskit.inference.samplers.driver.Control`.
 
     Returns
     -------
@@ -786,20 +779,20 @@ def sample_nested(
     Raises
     ------
     BudgetError
-        If the time budget ended in the first block; Ctrl-C there raises ``KeyboardInterrupt``.
+        If the time budget ends in the first block; Ctrl-C there raises ``KeyboardInterrupt``.
     SettingsError
         If a setting lies outside its domain, or the target cannot draw from its prior.
     InitializationError
-        If the likelihood is zero at every prior draw.
+        If the likelihood is zero at every prior draw, or the log prior is not finite at one of them.
     DataError
-        If the likelihood is NaN at every prior draw, or infinite.
+        If the likelihood is NaN at every prior draw, or infinite at any.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
 
     Warns
     -----
     SamplingWarning
-        If the run was ended early, by the time budget or by Ctrl-C; ``ending`` says by which.
+        If the time budget or Ctrl-C ends the run early; ``ending`` is the reason.
 
     References
     ----------
@@ -881,7 +874,7 @@ def metric_of(position: Tensor) -> Metric:
     covariance = centred.mT @ centred / (len(position) - 1)  # torch's own cov looks at its weights on the host
     variance = covariance.diagonal().clamp(min=torch.finfo(position.dtype).tiny)
     correlation = covariance * variance.rsqrt() * variance.rsqrt().unsqueeze(-1)
-    # A choice by torch.where, because an exception would have to wait for the device.
+    # torch.where instead of an exception, which would synchronise with the device.
     factor, failed = torch.linalg.cholesky_ex(correlation)
     flat = (failed != 0) | (factor.diagonal().min() < math.sqrt(torch.finfo(position.dtype).eps))
     factor = torch.where(flat, torch.eye(len(variance), dtype=position.dtype, device=position.device), factor)
@@ -895,8 +888,8 @@ def _num_below(born: SliceState, others: SliceState) -> Tensor:
 
 def insertion_quantiles(born: SliceState, survivors: SliceState, uniform: Tensor) -> Tensor:
     """Return each new point's rank among the points it joins, spread over the unit interval, ``(k,)``."""
-    # Points join one after another, so that under correct sampling their ranks are independent; ``uniform (k,)``
-    # spreads each over its share of the interval.
+    # Points are inserted one after another, so their ranks are independent under correct sampling; ``uniform (k,)``
+    # randomises each rank within its share of the interval.
     earlier = _is_below(born, born).tril(-1).sum(1)
     size = survivors.label.shape[0] + torch.arange(len(uniform), device=uniform.device)
     return (_num_below(born, survivors) + earlier + uniform) / (size + 1)

@@ -1,4 +1,4 @@
-"""The No-U-Turn sampler over a batch of chains that grow their trees in lockstep."""
+"""The No-U-Turn sampler for a batch of chains that build their trees in lockstep."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ __all__ = [
     "subtrees_turn",
 ]
 
-# Trajectories that grow by doubling: the moves of the No-U-Turn sampler, for a batch of chains.
-# All functions are pure; vectors have shape ``(n, d)`` and numbers ``(n,)``, the chain first.
+# Trajectory doubling of the No-U-Turn sampler for a batch of chains.
+# All functions are pure; vectors have shape ``(n, d)`` and scalars ``(n,)``, with the chain first.
 
 
 class Trajectory(NamedTuple):
@@ -143,7 +143,7 @@ def add_leaf(
     momentum = torch.addcmul(half.half_momentum, half.step.unsqueeze(-1), force, value=0.5)
     energy = 0.5 * momentum.square().sum(-1) - evaluation.log_density
     error = energy - half.initial_energy
-    # A chain that meets NaN or an infinite density ends here; the others do not notice.
+    # NaN or an infinite density ends the trajectory of that chain only.
     wrong = ~((error <= max_energy_error) & (evaluation.log_density < torch.inf))
     log_weight = (-error).masked_fill(wrong, -torch.inf)
     key = log_weight - exponential.log()
@@ -172,8 +172,8 @@ def _turns(momentum_sum: Tensor, begin: Tensor, end: Tensor) -> Tensor:
 
 def subtrees_turn(first: Tensor, middle: Tensor, half: Half) -> Tensor:
     """Tell whether each of ``k`` subtrees that end with the last leaf makes a U-turn, ``(k, n)``."""
-    # first, middle: (k, 3, n, d), from the first leaves of a subtree and of its second half: momentum, momentum of the
-    # leaf before, and sum of all momenta before.
+    # first, middle: (k, 3, n, d), at the first leaf of a subtree and of its second half: momentum, momentum of the
+    # previous leaf, and sum of all previous momenta.
     begin, _, before = first.unbind(1)
     second_begin, first_end, before_second = middle.unbind(1)
     end, total = half.last_momentum, half.momentum_sum
@@ -199,7 +199,7 @@ def join_half(
     )
     accept = half.alive & (luck < (half.log_weight - tree.log_weight).exp())
     end = (position, half.last_momentum, gradient)
-    # Ends and weight of a chain that stops here are wrong, but not asked for any more.
+    # End points and weight of a stopped chain are wrong but no longer used.
     joined = (
         *(torch.where(forward, old, new) for old, new in zip(tree[:3], end, strict=True)),
         *(torch.where(forward, new, old) for old, new in zip(tree[3:6], end, strict=True)),
@@ -274,8 +274,8 @@ class _EagerGrowth:
         return self._tree, self._half
 
 
-# Compiled moves of trajectories that grow by doubling, for few chains in few dimensions.
-# There the bookkeeping of a leaf costs several times the density if each of its operations is a call of its own.
+# Compiled trajectory doubling, for few chains in few dimensions.
+# There the bookkeeping of a leaf in separate operations costs several times as much as the density.
 
 _CLOSED_AT_ONCE = 3  # subtrees that compiled code looks at
 
@@ -381,7 +381,7 @@ def compiled_moves(
     max_energy_error: float,
 ) -> CompiledMoves | None:
     """Compile the moves for one form of batch and metric; return None where that fails."""
-    # Compiled code needs fixed shapes, so it always checks three subtrees, and a tensor tells which of them exist. Only
+    # Compiled code needs fixed shapes, so it always checks three subtrees and a tensor marks the existing ones. Only
     # every sixteenth leaf closes more.
 
     def add(factor: Tensor, vectors: Tensor, numbers: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
@@ -437,7 +437,7 @@ def _compiled(
     settle()
     with one_thread(), torch.no_grad(), validation_kept():
         graph = traced(function, *examples)
-    # All tensors are made here, so their sizes need no second look at each call.
+    # All tensors are created here, so their sizes need no check at each call.
     return compile_with_inductor(graph, examples, {"size_asserts": False, "force_pointwise_cat": True})
 
 
@@ -450,7 +450,7 @@ COMPILE_SECONDS = 8.0  # that compiling it takes
 
 
 class NUTSInfo(NamedTuple):
-    """What happened in one step, for diagnostics and adaptation."""
+    """Diagnostics of one step, also used by the adaptation."""
 
     acceptance_rate: Tensor  # (n,), mean Metropolis acceptance probability of the leaves
     diverging: Tensor  # (n,), bool: the energy error of a leaf was not finite or above the limit
@@ -461,40 +461,36 @@ class NUTSInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class NUTS:
-    """The No-U-Turn sampler: Hamiltonian trajectories that end where they turn back.
+    """The No-U-Turn sampler for a batch of chains.
 
-    Each chain doubles its trajectory, forward or backward in time, until its ends
-    approach each other, and moves to a state drawn from it. All chains are at the same
-    leaf of their trees, so that one gradient call serves them all; those that
-    have turned wait. Step size, metric and inverse temperature are each chain's own.
+    Each chain doubles its trajectory, forward or backward in time, until the trajectory makes a U-turn, and then
+    draws its next state from it. All chains share each gradient call; chains with a complete trajectory wait. Step
+    size, metric and inverse temperature are separate for each chain.
 
     Parameters
     ----------
     step_size : float or Tensor, default 0.1
         Positive; broadcasts to ``(n,)``.
     metric : Metric, optional
-        Ideally of the posterior's variances or covariance; by default the identity.
+        Estimate of the posterior variances or covariance; identity by default.
     max_depth : int in [1, 20], default 10
         At most ``2 ** max_depth - 1`` leapfrog steps.
     beta : float or Tensor, default 1
-        Inverse temperature, broadcasts to ``(n,)``.
+        Inverse temperature; broadcasts to ``(n,)``.
     max_energy_error : float, default 1000
-        A larger error of the Hamiltonian counts as a divergence and ends the trajectory.
+        A larger energy error counts as a divergence and ends the trajectory.
     planned_calls : int, default 1
-        Gradient calls still to come, from which follows whether to compile.
+        Expected number of gradient calls, which decides whether ``Target`` compiles.
 
     Notes
     -----
-    States are drawn from the trajectory with weights ``exp(-energy)``, within a subtree
-    by the Gumbel-max trick, between the old trajectory and the new half with the bias
-    towards the new half of Betancourt (2017). A trajectory turns where the sum of its
-    momenta points against the momentum at an end; this is asked of each
-    subtree and, so that a step of half a period does not go unnoticed, of
-    either half with the first leaf of the other.
+    States have weights ``exp(-energy)``. Within a subtree the state is drawn by the Gumbel-max trick; between the old
+    trajectory and the new half it is drawn by the biased progressive sampling of Betancourt (2017). A U-turn is a
+    negative inner product of the sum of momenta with the momentum at an end. The test applies to each subtree, and
+    to each half extended by the first leaf of the other half, which detects steps of half a period.
 
-    The tree is not recursive. With ``b`` the number of ones in the binary form of a leaf's
-    index, the leaf is remembered in slot ``b``. A leaf with ``k`` trailing ones
-    closes ``k`` subtrees, which begin at the leaves in slots ``b - k`` to ``b - 1``.
+    The tree is iterative. A leaf whose index has ``b`` ones in binary form is stored in slot ``b``. A leaf with
+    ``k`` trailing ones closes ``k`` subtrees, which begin at the leaves in slots ``b - k`` to ``b - 1``.
 
     References
     ----------
@@ -526,7 +522,7 @@ class NUTS:
     planned_calls: int = 1
 
     def __post_init__(self) -> None:
-        # Tensors are looked at by init: here it would cost a look at the device in every iteration of a warm-up.
+        # Only init checks tensors: a check here would synchronise with the device in every iteration of a warm-up.
         if not isinstance(self.step_size, Tensor):
             require_positive_step(torch.as_tensor(self.step_size))
         if not isinstance(self.beta, Tensor):
@@ -542,7 +538,7 @@ class NUTS:
         Raises
         ------
         SettingsError
-            If a step size is not positive or an inverse temperature outside [0, 1].
+            If a step size is not positive or an inverse temperature lies outside [0, 1].
         """
         require_positive_step(torch.as_tensor(self.step_size))
         require_temperature(torch.as_tensor(self.beta))
@@ -551,7 +547,7 @@ class NUTS:
         return HMCState(position, *evaluation, torch.zeros((), dtype=torch.int64))
 
     def step(self, target: Target, state: HMCState, *, generator: torch.Generator) -> tuple[HMCState, NUTSInfo]:
-        """Grow one tree per chain and move to a state drawn from it."""
+        """Build one tree per chain and draw the next state from it."""
         q = state.position
         n = q.shape[0]
         like = {"dtype": q.dtype, "device": q.device}

@@ -1,4 +1,4 @@
-"""Pyro's No-U-Turn sampler, run on a Target, chain after chain."""
+"""Pyro's No-U-Turn sampler on a Target, one chain after another."""
 
 from __future__ import annotations
 
@@ -50,48 +50,48 @@ def sample_with_pyro(
     time_budget: float | None = None,
     progress: bool = True,
 ) -> Draws:
-    """Draw from the posterior with Pyro's own NUTS, one chain after the other.
+    """Draw from the posterior with Pyro's own NUTS, one chain after another.
 
-    For models that cannot be batched, where :func:`bayeskit.sample` has nothing to gain: here no
-    chain waits for another. Each chain learns its own step size and diagonal metric.
+    For models that cannot be batched, on which :func:`bayeskit.sample` has no advantage. Each chain adapts its own step
+    size and diagonal metric.
 
-    A run that is ended early, by ``time_budget`` or Ctrl-C, returns the chains that are complete; where none is,
-    the draws of the first. A checkpoint keeps complete chains; the one that was under way starts again.
+    A run that ends early, by ``time_budget`` or Ctrl-C, returns the complete chains, or the draws of the first chain if
+    none is complete. A checkpoint holds complete chains; a resumed run restarts the incomplete chain.
 
     Parameters
     ----------
     target : Target
-        For example of a model with control flow on sampled values.
+        For example, of a model with control flow on sampled values.
     num_chains : int, default 4
     num_warmup, num_samples : int, default 500 and 1000
-        Adapting iterations, thrown away, and iterations kept, of each chain.
+        Iterations of each chain: adaptation (discarded), then draws (kept).
     seed : int, default 0
     target_acceptance : float in (0, 1), default 0.8
     max_depth : int, default 10
-        At most ``2 ** max_depth - 1`` leapfrog steps an iteration.
+        At most ``2 ** max_depth - 1`` leapfrog steps per iteration.
     initial : Tensor, optional
-        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``; by default each
-        chain takes the one of ten prior draws that fits the data best.
+        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``; by default the best of ten prior draws per
+        chain.
     checkpoint : path, optional
-        File that holds the complete chains; if it exists, the run resumes from it and
-        ends bit for bit as if it had not been interrupted.
+        File with the complete chains. If it exists, the run resumes from it; the draws are bitwise identical to those
+        of an uninterrupted run.
     checkpoint_seconds : float, default 10
-        Least number of seconds between checkpoints, which are written between two chains.
+        Least number of seconds between checkpoints, which are written after complete chains.
     time_budget : float, optional
-        Seconds, compilation included, after which what is done is returned.
+        Seconds, compilation included, after which the draws made so far are returned.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar for runs longer than two seconds.
 
     Returns
     -------
     Draws
         ``sample_stats`` has ``acceptance_rate``, ``diverging``, ``n_steps``, ``tree_depth`` and ``step_size``;
-        ``settings["ending"]`` says how the run ended.
+        ``settings["ending"]`` is the reason for the end of the run.
 
     Raises
     ------
     BudgetError
-        If the time budget ended before the first draw; Ctrl-C there raises ``KeyboardInterrupt``.
+        If the time budget ends before the first draw; Ctrl-C there raises ``KeyboardInterrupt``.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     SettingsError
@@ -102,7 +102,7 @@ def sample_with_pyro(
     Warns
     -----
     SamplingWarning
-        If the run was ended early.
+        If the run ends early.
 
     References
     ----------
@@ -262,7 +262,7 @@ class _Chain:
             if iteration < self._settings.num_warmup:
                 continue
             kept = len(self.positions) + 1
-            # Pyro keeps the running mean of the acceptance probability, so that the last one is a difference.
+            # Pyro keeps the running mean of the acceptance probability; differences give the last probability.
             mean = float(kernel._mean_accept_prob)
             num_steps = self.potential.num_calls - calls_before
             self._stats.append((kept * mean - (kept - 1) * mean_before, num_steps, float(kernel.step_size)))
@@ -272,7 +272,7 @@ class _Chain:
     def rows(self) -> dict[str, Tensor]:
         """Return draws, their densities and statistics, ``(N, ...)`` each."""
         position = torch.stack(self.positions)
-        # Not by a compiled graph, whether there is one or not: a resumed run may lack it.
+        # Without a compiled graph, even if there is one: a resumed run may not have it.
         log_prior, log_likelihood = self._settings.target.evaluate(position, compiled=False)
         rates, steps, step_sizes = zip(*self._stats, strict=True)
         device = self._like["device"]

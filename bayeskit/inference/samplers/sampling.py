@@ -1,4 +1,4 @@
-"""Posterior draws: chains in groups that adapt by themselves, each group a task for a process of its own."""
+"""Posterior sampling: groups of chains with independent adaptation, optionally in parallel processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
     "sample",
 ]
 
-# Groups of chains that adapt by themselves, each a task for a process of its own.
+# Groups of chains with independent adaptation, one task for a process each.
 
 _LEAST_SECONDS = 1e-3
 _EARLY: tuple[Ending, ...] = ("interrupted", "time budget")  # what a user most needs to know first
@@ -90,10 +90,10 @@ def run_groups(
     target: Target, groups: Sequence[Group], settings: RunSettings, *, num_jobs: int = 1, all_needed: bool = False
 ) -> GroupResults:
     """Run each group of chains on random numbers of its own, so that ``num_jobs`` affects only the time."""
-    # Each group has a file in the folder ``checkpoint`` and a share of the time budget that leaves all of them a turn.
-    # With ``all_needed`` all groups are returned or none; otherwise those that ended early are left out where cutting
-    # the others to their length would lose more draws than they add. Without a result, BudgetError or KeyboardInterrupt
-    # is raised.
+    # Each group has a file in the folder ``checkpoint`` and a share of the time budget.
+    # With ``all_needed``, either all groups are returned or an error is raised. Otherwise, a group that ended early is
+    # dropped if truncating the others to its length would discard more draws. Without a result, BudgetError or
+    # KeyboardInterrupt is raised.
     begin = time.monotonic()
     tasks = _tasks(groups, settings, num_jobs)
     function = _RunGroup(target, uuid4().hex)
@@ -109,7 +109,7 @@ def run_groups(
         )
     _warn_again(outcomes, tasks)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    # Seconds spent before a checkpoint was resumed count, too.
+    # The total includes the seconds spent before a resumed checkpoint.
     at_least = sum(result.seconds for result in results) / min(num_jobs, len(groups))
     not_begun: list[Ending] = ["interrupted"] * (len(tasks) - len(outcomes))
     endings = [outcome.ending for outcome in outcomes] + not_begun
@@ -239,7 +239,7 @@ def _warn_again(outcomes: Sequence[_Outcome], tasks: Sequence[_Task]) -> None:
         warnings.warn(text if named else f"{by[0]}: {text}", category, stacklevel=4)
 
 
-# -- on the way to other processes ------------------------------------------------------------
+# -- pickling for other processes ---------------------------------------------------------------
 
 
 class _RunGroup:
@@ -251,7 +251,7 @@ class _RunGroup:
     def __call__(self, task: _Task) -> _Outcome:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            # Which budget ended, and what is returned then, is said of all groups together.
+            # The caller issues one warning on early endings for all groups together.
             own_end = re.escape(task.settings.description) + ": (interrupted|ended by the time budget)"
             warnings.filterwarnings("ignore", own_end, SamplingWarning)
             result, ending = self._run(task, caught)
@@ -308,55 +308,53 @@ def sample(
 ) -> Draws:
     """Draw from the posterior with batched Hamiltonian Monte Carlo.
 
-    All chains advance together, one batched gradient a step; more chains cost little on a CPU and next to
-    nothing on a GPU. Trajectory length, step size and metric are learnt from all chains during warm-up.
+    All chains advance together with one batched gradient per step. Trajectory length, step size and metric are
+    adapted from all chains during warm-up.
 
     Parameters
     ----------
     target : Target
     num_chains : int, default 4
     num_warmup, num_samples : int, default 500 and 1000
-        Adapting iterations, thrown away, and iterations kept, of each chain.
+        Iterations of each chain: adaptation (discarded), then draws (kept).
     seed : int, default 0
     kernel : HMC or NUTS, optional
-        :class:`~bayeskit.inference.samplers.HMC` by default. Its jitter and energy limit stay as they are, its
-        step size is where warm-up starts; metric and, for HMC, number of steps are learnt.
+        :class:`~bayeskit.inference.samplers.HMC` by default. Warm-up starts from its step size and adapts the metric
+        and, for HMC, the number of steps; its jitter and energy limit are kept.
     target_acceptance : float, default 0.8
-        Raise it towards one where there are divergences; warm-up does so by itself where it meets them.
+        Target acceptance rate. Warm-up raises it if it finds divergences; set it closer to one if divergences remain.
     metric : {"auto", "diagonal", "dense", "low_rank"}, default "auto"
-        "auto" learns a full covariance up to 400 dimensions where warm-up brings enough draws, 2.5 a dimension, and
-        variances and up to 32 directions of the largest correlations in more. Both are
-        learnt from draws and gradients (Seyboldt, Carlson and Carpenter 2026).
+        "auto" is dense up to 400 dimensions if the last window of warm-up has 2.5 draws per dimension, low-rank
+        (variances and up to 32 directions of large correlation) up to 10,000 dimensions if it has 200 draws, and
+        otherwise diagonal. The estimates use draws and gradients (Seyboldt, Carlson and Carpenter 2026).
     initial : Tensor, optional
-        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``, used as they are; by default each
-        chain climbs from the one of ten prior draws that fits the data best to a draw from the best normal
-        approximation on its way (Pathfinder; Zhang et al. 2022).
+        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``. By default each chain starts from the best of
+        ten prior draws and runs Pathfinder (Zhang et al. 2022) to a draw from its best normal approximation.
     stop : Convergence, optional
-        End before ``num_samples`` once R-hat and effective sample size are good enough. Each group looks at its
-        own draws alone.
+        Early stopping rule, applied to each group separately.
     checkpoint : path, optional
-        File that holds the run's state; if it exists, the run resumes from it and
-        ends bit for bit as if it had not been interrupted. With several groups a folder, a file for each.
+        File with the state of the run, or folder with one file per group. If it exists, the run resumes from it;
+        the draws are bitwise identical to those of an uninterrupted run.
     checkpoint_seconds : float, default 10
         Seconds between checkpoints.
     time_budget : float, optional
-        Seconds, compilation included, after which the draws made so far are returned. Groups that have to wait
-        for each other share it equally; where they run one after another, the rest of each goes to those after it.
+        Seconds, compilation included, after which the draws made so far are returned. Groups that wait for each
+        other have equal shares; sequential groups pass unused time on to later groups.
     num_groups : int, default 1
-        Divide the chains into so many groups, each of which adapts by itself, on random numbers of its own.
+        Number of groups of equal size. Each group has its own adaptation and random stream.
     num_jobs : int, default 1
-        Groups under way at a time. Several run in processes, or on a Dask cluster, as
-        :func:`bayeskit.parallel.map_tasks` says; ``num_groups`` decides what is drawn, ``num_jobs`` never does.
+        Number of groups run in parallel, in processes or on a Dask cluster (:func:`bayeskit.parallel.map_tasks`).
+        ``num_groups`` changes the draws, ``num_jobs`` does not.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar for runs longer than two seconds.
 
     Returns
     -------
     Draws
-        ``settings["ending"]`` says whether the run finished, converged, used up its time or was
-        interrupted: Ctrl-C after the warm-up returns what is done, of groups only where they run one after
-        another. Groups of different numbers of draws are cut to the shortest, after leaving out those that were
-        ended so early that this would lose more; ``settings["endings"]`` has the ending of every group.
+        ``settings["ending"]`` is the reason for the end of the run (finished, converged, time budget, interrupted) and
+        ``settings["endings"]`` that of each group. Ctrl-C after warm-up returns the draws made so far; several groups
+        return draws only if they run sequentially. Groups of unequal length are truncated to a common length; a group
+        is dropped instead if truncating to it would discard more draws.
 
     Raises
     ------
@@ -369,14 +367,14 @@ def sample(
     BudgetError
         If the time budget ends before the first draw, in every group.
     WorkerError
-        If processes that work on groups keep dying.
+        If worker processes die repeatedly.
 
     Warns
     -----
     SamplingWarning
-        If transitions diverged, if chains disagree (R-hat above 1.05, looked at from 200 draws a chain on), if of
-        2,000 draws and more less than a tenth, or than 400, are effective, each with the coordinate, the likely cause
-        and its remedy; if the run was ended early, or if ``num_jobs`` has nothing to do because there is one group.
+        If transitions diverge, if R-hat exceeds 1.05 (from 200 draws per chain on), or if the effective sample size is
+        below 400 or below a tenth of the draws (from 2,000 draws on). Each warning names the coordinate, the likely
+        cause and the remedy. Also if the run ends early, or if ``num_jobs`` exceeds one with a single group.
 
     Examples
     --------
@@ -445,7 +443,7 @@ def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | 
     draws = prior_positions(target, num_draws, new_generator(seed, stream="prior variance"))
     if draws is None:
         return None
-    # Quartiles, because a heavy-tailed prior has no variance to speak of.
+    # Quartiles, because the variance of a heavy-tailed prior may be infinite.
     low, high = draws.quantile(torch.tensor([0.25, 0.75], dtype=draws.dtype, device=draws.device), dim=0)
     scale = ((high - low) / 1.349).square()
     return torch.where(scale > 0, scale, torch.ones_like(scale)).to(target.device)
@@ -475,7 +473,7 @@ def join_groups(
     """Turn what groups recorded into joint :class:`Draws`; ``beta`` has the inverse temperatures of each group."""
     parts = [as_draws(target, one, own, kernel, facts) for one, own in zip(done.results, beta, strict=False)]
     joint = Draws.join(parts)
-    # A group that was left out has had its ending, too.
+    # The endings include those of dropped groups.
     endings = {"ending": done.ending, "endings": done.endings}
     return replace(joint, seconds=done.seconds, settings=joint.settings | endings)
 

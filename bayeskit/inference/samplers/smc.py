@@ -1,4 +1,4 @@
-"""Tempered sequential Monte Carlo: a pilot learns the schedule, independent replicates follow it."""
+"""Tempered sequential Monte Carlo: a pilot run tunes the schedule, independent replicates use it."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ __all__ = [
     "systematic",
 ]
 
-# Weighted particles: effective number, next temperature, and resampling.
-# Log weights are normalised over their last dimension, the particle.
+# Weighted particles: effective sample size, next temperature, and resampling.
+# Log weights are normalised over the last dimension, the particle.
 
 _BISECTIONS = 60
 
@@ -77,7 +77,7 @@ def effective_share(log_weight: Tensor) -> Tensor:
 
 def conditional_share(log_weight: Tensor, log_ratio: Tensor) -> Tensor:
     """Return the effective share left by a reweighting, relative to that before, ``(*batch)`` (Zhou et al. 2016)."""
-    # Both arguments are (*batch, n). Particles of log ratio -inf do not count: no step is small enough to keep them.
+    # Both arguments are (*batch, n). Particles of log ratio -inf are ignored: no temperature step could keep them.
     alive = torch.where(log_ratio == -torch.inf, -torch.inf, log_weight)
     first, second = (alive + log_ratio).logsumexp(-1), (alive + 2 * log_ratio).logsumexp(-1)
     return (2 * first - second - alive.logsumexp(-1)).exp()
@@ -85,8 +85,8 @@ def conditional_share(log_weight: Tensor, log_ratio: Tensor) -> Tensor:
 
 def next_temperature(log_weight: Tensor, log_likelihood: Tensor, beta: Tensor, threshold: float) -> Tensor:
     """Return the largest inverse temperature, ``(*batch)``, that keeps the conditional share at ``threshold``."""
-    # log_weight, log_likelihood: (*batch, n); beta: (*batch), below one. The result is above beta, and exactly one
-    # where that is not too far.
+    # log_weight, log_likelihood: (*batch, n); beta: (*batch), below one. The result exceeds beta and is exactly one if
+    # that step is small enough.
     room = 1 - beta
     low, high = torch.zeros_like(room), room
 
@@ -98,7 +98,7 @@ def next_temperature(log_weight: Tensor, log_likelihood: Tensor, beta: Tensor, t
         middle = 0.5 * (low + high)
         good = enough(middle)
         low, high = torch.where(good, middle, low), torch.where(good, high, middle)
-    # The upper end of a bracket this narrow is above zero even where the lower one still is zero.
+    # The upper end of this bracket is positive even if the lower end is still zero.
     return torch.where(whole, torch.ones_like(beta), beta + torch.where(low > 0, low, high))
 
 
@@ -127,14 +127,14 @@ def bounded(x: Tensor, log_weight: Tensor, limit: float = 4.0) -> tuple[Tensor, 
     return ((x - middle) / scale).clamp(-limit, limit), scale
 
 
-# Hamiltonian moves of whole populations, with momenta spread evenly over each.
+# Hamiltonian moves of whole populations, with stratified momenta.
 
 _OUTER_KICK = 0.21178
 GRADIENTS_PER_STEP = 2
 
 
 class MoveState(NamedTuple):
-    """Where the particles are, all populations in a row."""
+    """Positions and densities of all particles; populations are consecutive rows."""
 
     position: Tensor  # (n, d)
     log_prior: Tensor  # (n,)
@@ -144,7 +144,7 @@ class MoveState(NamedTuple):
 
 
 class MoveInfo(NamedTuple):
-    """What happened in one move, for each particle."""
+    """Diagnostics of one move, for each particle."""
 
     acceptance_rate: Tensor  # (n,), probability of accepting
     diverging: Tensor  # (n,), bool
@@ -155,31 +155,30 @@ class MoveInfo(NamedTuple):
 class PopulationHMC:
     """Hamiltonian Monte Carlo for populations of particles.
 
-    Every particle moves as a chain of its own would: its momentum is standard normal and independent of its
-    position. Over a population, though, each coordinate of the momenta is a Latin hypercube sample, so
-    that averages over the population vary less. Whatever is unbiased with independent momenta is so
-    with these, because only one particle at a time enters its expectation.
+    Each particle's momentum is standard normal and independent of its position. Within a population, each coordinate of
+    the momenta is a Latin hypercube sample, which reduces the variance of population averages. Estimates that are
+    unbiased with independent momenta stay unbiased, because each expectation involves one particle at a time.
 
-    A step is a two-stage splitting (kick, drift, kick, drift, kick), whose energy error is many times
-    smaller than that of two leapfrog steps at the same two gradients.
+    A step is a two-stage splitting (kick, drift, kick, drift, kick). Its energy error is much smaller than that of two
+    leapfrog steps with the same two gradients.
 
     Parameters
     ----------
     step_size : float
-        Positive; of the two stages together.
+        Positive; length of both stages together.
     num_steps : int
-        Steps of a trajectory, two gradients each.
+        Steps per trajectory, two gradients each.
     metric : Metric
     beta : float in [0, 1]
         Inverse temperature.
     num_populations : int, default 1
-        Neighbouring rows of equal number form a population.
+        Populations are consecutive blocks of rows, of equal size.
     step_size_jitter : float in [0, 1), default 0.1
-        Each particle's step size is multiplied by a uniform factor within this of one.
+        Relative range of the uniform factor of each particle's step size.
     max_energy_error : float, default 1000
-        A larger error of the Hamiltonian counts as a divergence.
+        A larger energy error counts as a divergence.
     planned_calls : int, default 1
-        Gradient calls planned in all, from which ``Target`` decides whether to compile.
+        Expected number of gradient calls, which decides whether ``Target`` compiles.
 
     References
     ----------
@@ -221,7 +220,7 @@ class PopulationHMC:
             raise SettingsError(f"step_size_jitter must lie in [0, 1), not {self.step_size_jitter}")
 
     def init(self, target: Target, position: Tensor) -> MoveState:
-        """Evaluate the density at ``position``, shape ``(n, d)``; a likelihood that is not a number counts as zero."""
+        """Evaluate the density at ``position``, shape ``(n, d)``; a NaN likelihood counts as zero."""
         evaluate = target.evaluator(len(position), self.planned_calls)
         state = MoveState(position, *evaluate(position, self._beta(position)))
         undefined = state.log_likelihood.isnan()
@@ -231,7 +230,7 @@ class PopulationHMC:
         )
 
     def step(self, target: Target, state: MoveState, *, generator: torch.Generator) -> tuple[MoveState, MoveInfo]:
-        """Run one trajectory per particle and accept or reject its end."""
+        """Run one trajectory per particle and accept or reject its end point."""
         n = len(state.position)
         momentum = self._momenta(state.position, generator)
         uniform = torch.rand(2, n, dtype=momentum.dtype, device=momentum.device, generator=generator)
@@ -241,7 +240,7 @@ class PopulationHMC:
         energy_after = 0.5 * momentum.square().sum(-1) - end.log_density
 
         error = energy_after - energy_before
-        # A particle that meets NaN or an infinite density stays where it is and counts as diverging.
+        # A particle that meets NaN or an infinite density keeps its position and counts as diverging.
         diverging = ~((error <= self.max_energy_error) & (end.log_density < torch.inf))
         probability = torch.where(diverging, 0.0, (-error).exp().clamp(max=1.0))
         accept = uniform[1] < probability
@@ -252,7 +251,7 @@ class PopulationHMC:
     def _trajectory(self, target: Target, state: MoveState, p: Tensor, step: Tensor) -> tuple[MoveState, Tensor]:
         evaluate = target.evaluator(len(p), self.planned_calls)
         p = torch.addcmul(p, step, self.metric.to_momentum(state.gradient), value=_OUTER_KICK)
-        # Inner kicks and, between steps, two outer ones in one; only the last outer one stands alone.
+        # Adjacent outer kicks of consecutive steps are merged; only the last outer kick is separate.
         kicks = [1 - 2 * _OUTER_KICK, 2 * _OUTER_KICK] * self.num_steps
         kicks[-1] = _OUTER_KICK
         beta = self._beta(state.position)
@@ -273,13 +272,13 @@ class PopulationHMC:
         return torch.full_like(position[:, 0], self.beta)
 
 
-# Tempered sequential Monte Carlo: populations of particles that move from the prior to the posterior in stages.
+# Tempered sequential Monte Carlo: populations move from the prior to the posterior in stages.
 
 _RESAMPLE_BELOW = 0.9
 
 
 class SMCState(NamedTuple):
-    """``r`` independent populations of ``n`` weighted particles, all at one temperature."""
+    """``r`` independent populations of ``n`` weighted particles at one temperature."""
 
     position: Tensor  # (r, n, d)
     log_prior: Tensor  # (r, n)
@@ -291,7 +290,7 @@ class SMCState(NamedTuple):
 
 
 class SMCInfo(NamedTuple):
-    """What happened in one stage."""
+    """Diagnostics of one stage."""
 
     log_increment: Tensor  # (r,), estimate of the log ratio of the two normalising constants
     conditional_share: Tensor  # (r,), effective share left by this reweighting alone
@@ -303,7 +302,7 @@ class SMCInfo(NamedTuple):
 
 def start_populations(target: Target, num_replicates: int, num_particles: int, generator: torch.Generator) -> SMCState:
     """Draw ``num_replicates`` populations of ``num_particles`` from the prior, as a state at ``beta = 0``."""
-    # DataError where every log likelihood is NaN, InitializationError where every likelihood is zero.
+    # DataError if every log likelihood is NaN, InitializationError if every likelihood is zero.
     r, n = num_replicates, num_particles
     position = target.sample_prior(r * n, generator).to(target.device)
     log_prior, log_likelihood = target.evaluate(position, compiled=False)
@@ -329,7 +328,7 @@ def start_populations(target: Target, num_replicates: int, num_particles: int, g
 
 def _reweight(state: SMCState, beta: float | Tensor) -> tuple[SMCState, Tensor, Tensor]:
     """Return the state at ``beta``, the log increment and the conditional share, both ``(r,)``."""
-    # A population without likelihood gets increment -inf and equal weights: its estimate is zero and stays zero.
+    # A population of zero likelihood gets increment -inf and equal weights: its estimate stays zero.
     beta = beta if isinstance(beta, Tensor) else torch.full_like(state.beta, beta)
     log_ratio = (beta - state.beta) * state.log_likelihood.to(torch.float64)
     left = conditional_share(state.log_weight, log_ratio)
@@ -366,7 +365,7 @@ def count_distinct(index: Tensor) -> Tensor:
 
 
 class MovedParticles(NamedTuple):
-    """Particles after their moves."""
+    """Particles after the moves of a stage."""
 
     state: SMCState
     last: MoveInfo  # (r * n,), of the last move
@@ -376,23 +375,23 @@ class MovedParticles(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One stage of tempered sequential Monte Carlo: reweight to ``beta``, resample where needed, move.
+    """One stage of tempered SMC: reweight to ``beta``, resample if the weights are uneven, move.
 
-    Nothing in it depends on the particles, so the product of its increments over stages is an unbiased
-    estimate of the evidence.
+    The settings do not depend on the particles, so the product of the increments over stages is an unbiased estimate of
+    the evidence.
 
     Parameters
     ----------
     beta : float in (0, 1]
-        Inverse temperature at which the stage ends.
+        Inverse temperature at the end of the stage.
     step_size : float
-        Of the moves, as in :class:`PopulationHMC`; ``num_steps`` and ``metric`` likewise.
+        Of the moves, as in :class:`PopulationHMC`; also ``num_steps`` and ``metric``.
     num_steps : int
     num_moves : int
-        Trajectories a particle.
+        Trajectories per particle.
     metric : Metric
     planned_calls : int, default 1
-        Gradient calls planned in all, from which ``Target`` decides whether to compile.
+        Expected number of gradient calls, which decides whether ``Target`` compiles.
 
     References
     ----------
@@ -428,11 +427,11 @@ class Stage:
 
     @property
     def num_calls(self) -> int:
-        """Gradient evaluations of one particle: at its start, and along its trajectories."""
+        """Gradient evaluations per particle: one at its start, the others along its trajectories."""
         return 1 + GRADIENTS_PER_STEP * self.num_steps * self.num_moves
 
     def step(self, target: Target, state: SMCState, *, generator: torch.Generator) -> tuple[SMCState, SMCInfo]:
-        """Take the populations to ``beta``."""
+        """Reweight, resample and move the populations to ``beta``."""
         state, increment, left = _reweight(state, self.beta)
         share = effective_share(state.log_weight)
         state = resample(state, generator)
@@ -461,7 +460,7 @@ class Stage:
         return MovedParticles(state, info, mean, (diverging / self.num_moves).reshape(r, n).mean(-1))
 
     def kernel(self, num_populations: int = 1) -> PopulationHMC:
-        """Return what moves the particles of so many populations."""
+        """Return the kernel of the moves for ``num_populations`` populations."""
         return PopulationHMC(
             self.step_size,
             self.num_steps,
@@ -474,17 +473,17 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class SMCSchedule:
-    """Everything that a pilot run has learnt: temperatures, metrics, step sizes, trajectories, moves.
+    """Settings tuned by a pilot run: temperatures, metrics, step sizes, trajectory lengths, numbers of moves.
 
     Parameters
     ----------
     stages : tuple of Stage
-        With increasing inverse temperatures, the last of them one.
+        Inverse temperatures increase and end at one.
 
     Raises
     ------
     SettingsError
-        If a temperature lies outside (0, 1], or they do not increase to one.
+        If a temperature lies outside (0, 1], or the temperatures do not increase to one.
 
     Examples
     --------
@@ -505,17 +504,17 @@ class SMCSchedule:
 
     @property
     def num_calls(self) -> int:
-        """Gradient evaluations of one particle."""
+        """Gradient evaluations per particle."""
         return sum(stage.num_calls for stage in self.stages)
 
     @property
     def beta(self) -> Tensor:
-        """Inverse temperatures, the prior's 0 included, shape ``(K + 1,)``."""
+        """Inverse temperatures, starting with 0 for the prior, shape ``(K + 1,)``."""
         return torch.tensor([0.0, *(stage.beta for stage in self.stages)], dtype=torch.float64)
 
     @property
     def dim(self) -> int:
-        """Dimension of the vectors that the schedule was learnt on."""
+        """Dimension of the unconstrained space."""
         return int(self.stages[0].metric.factor.shape[-1])
 
     def __len__(self) -> int:
@@ -525,7 +524,7 @@ class SMCSchedule:
         return iter(self.stages)
 
     def check(self, target: Target) -> None:
-        """Refuse a target of another dimension.
+        """Raise if the target has another dimension.
 
         Raises
         ------
@@ -546,7 +545,7 @@ class SMCSchedule:
         return digest.hexdigest()[:32]
 
 
-# The pilot of a tempered sequential Monte Carlo run, which tunes every stage with a single population.
+# The pilot run of tempered sequential Monte Carlo: one population tunes every stage.
 
 _MAX_DENSE_DIMENSION = 200
 TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
@@ -572,8 +571,8 @@ class Pilot:
     num_particles: int
     ess_threshold: float  # conditional effective share that a change of temperature leaves
     seed: int
-    # Moves end when no coordinate, nor the log likelihood, correlates more than this with its value before, or the last
-    # move lowered no such correlation by a tenth, or after max_moves.
+    # Moves end if no coordinate, nor the log likelihood, has a correlation above this with its value before the moves;
+    # if the last move lowered no such correlation by a tenth; or after max_moves.
     max_correlation: float = 0.5
     max_moves: int = 20
     target_acceptance: float = 0.9
@@ -658,7 +657,7 @@ class Pilot:
             step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
             step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
             now = _correlation(before, _summaries(chains.position, chains.log_likelihood), log_weight)
-            # A coordinate that is held where it is, as by two modes, is not worth more moves.
+            # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
             worth = ((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any()
             step, accepted, more = torch.stack([step_size, acceptance, worth.to(step_size)]).tolist()
             if accepted < 0.5 * self.target_acceptance and calls < _MAX_SEARCH:
@@ -697,7 +696,7 @@ def _num_steps(step_size: float) -> int:
 
 def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:
     """Return the metric of weighted particles, ``(n, d)`` and ``(n,)``, tails cut off; dense up to 200 dimensions."""
-    # Correlations are shrunk to zero by the square of ``d`` over the effective number of particles.
+    # Correlations are shrunk to zero by the square of ``d`` over the effective sample size.
     n, d = position.shape
     weight = log_weight.exp().to(position.dtype).unsqueeze(-1)
     z, scale = bounded(position, log_weight)
@@ -729,34 +728,33 @@ def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
     return torch.where(size > 0, covariance / size, torch.zeros_like(size))
 
 
-# Tempered sequential Monte Carlo from a target: a pilot learns the schedule, independent replicates follow it.
+# Tempered sequential Monte Carlo for a target: a pilot run tunes the schedule, independent replicates use it.
 
 
 @dataclass(frozen=True, eq=False)
 class SMCRun:
-    """What :func:`sample_smc` leaves behind; ``R`` replicates, ``K`` stages.
+    """Result of :func:`sample_smc`; ``R`` replicates, ``K`` stages.
 
     Attributes
     ----------
     draws : Draws
-        Equally weighted, as many chains as replicates. A run that was stopped early has draws of a power
-        posterior, with ``draws.beta`` below one; they have no statistics where their last move would have had to
-        wait for the compiler.
-    schedule : Schedule or None
-        What the pilot has learnt; None if it was stopped before its end.
+        Equally weighted, one chain per replicate. Draws of a run that ended early are from a power posterior with
+        ``draws.beta`` below one; they lack statistics if the last move would have had to wait for compilation.
+    schedule : SMCSchedule or None
+        Result of the pilot run; None if the pilot ended early.
     beta : Tensor
-        Inverse temperatures that the replicates have reached, shape ``(K,)``.
+        Inverse temperatures reached by the replicates, shape ``(K,)``.
     info : SMCInfo
-        Of every stage: ``log_increment``, ``conditional_share``, ``effective_share``, ``acceptance_rate`` and
+        Per stage: ``log_increment``, ``conditional_share``, ``effective_share``, ``acceptance_rate`` and
         ``diverging``, each ``(R, K)``.
     undefined_share : float
-        Share of prior draws where the likelihood was not a number or infinite; it counts as zero there.
+        Share of prior draws with a NaN or infinite likelihood, which counts as zero.
     ending : str
         ``"finished"``, ``"time budget"`` or ``"interrupted"``.
     pilot_gradients : int
-        Gradient evaluations of the pilot.
+        Gradient evaluations of the pilot run.
     correlation : Tensor or None
-        Of the log likelihood with its value before the pilot's moves, ``(K,)``.
+        Correlation of the log likelihood with its value before the pilot's moves, ``(K,)``.
     """
 
     draws: Draws
@@ -777,7 +775,7 @@ class SMCRun:
 
     @property
     def num_gradients(self) -> int:
-        """Gradient evaluations spent, the pilot's included; values count as gradients."""
+        """Gradient evaluations, including the pilot run; evaluations of the value count as gradients."""
         return self.draws.num_gradients
 
     @property
@@ -787,11 +785,11 @@ class SMCRun:
 
     @property
     def log_evidence(self) -> Tensor:
-        """Log of each replicate's unbiased estimate of the evidence, ``(R,)``."""
+        """Log of the unbiased evidence estimate of each replicate, ``(R,)``."""
         return self.info.log_increment.sum(1)
 
     def to_arviz(self) -> Any:
-        """Return the draws for ArviZ; ``sample_stats`` also has the stages, in dimensions ``(chain, stage)``."""
+        """Return the draws for ArviZ; ``sample_stats`` includes the stages, with dimensions ``(chain, stage)``."""
         groups = self.draws.to_datasets()
         columns = {
             "beta": self.beta.expand_as(self.info.log_increment),
@@ -821,42 +819,41 @@ def sample_smc(
     time_budget: float | None = None,
     progress: bool = True,
 ) -> SMCRun:
-    """Carry particles from the prior to the posterior through a sequence of temperatures.
+    """Draw from the posterior by tempered sequential Monte Carlo.
 
-    A pilot, one population of ``num_pilot_particles``, learns temperatures, metrics, step sizes and numbers
-    of moves. Then ``num_replicates`` independent populations follow that frozen schedule as one batch,
-    so that each gives an unbiased estimate of the evidence, and their spread its error.
+    A pilot run with one population of ``num_pilot_particles`` tunes temperatures, metrics, step sizes and numbers of
+    moves. ``num_replicates`` independent populations then use this fixed schedule in one batch. Each replicate gives an
+    unbiased estimate of the evidence; the variance between replicates gives the standard error.
 
     Parameters
     ----------
     target : Target
-        Its prior must be one it can draw from.
+        Has to support draws from its prior.
     num_particles : int, default 64
-        Of each replicate.
+        Per replicate.
     num_replicates : int, default 32
     seed : int, default 0
     num_pilot_particles : int, default 512
     ess_threshold : float in (0, 1), default 0.985
-        Conditional effective share of the particles that a change of temperature leaves. The variance of
-        the evidence falls, and the cost grows, with the number of temperatures.
+        Conditional effective share of the particles after each change of temperature. A larger value means more
+        temperatures, a higher cost and a smaller variance of the evidence.
     max_correlation : float in (0, 1), default 0.5
-        At each temperature the pilot's particles are moved until no coordinate, nor the log likelihood,
-        correlates more than this with its value before, or the last move has lowered no such correlation by a
-        tenth.
+        Moves at a temperature end if no coordinate, nor the log likelihood, has a correlation above this with its value
+        before the moves, or if the last move lowered no such correlation by a tenth.
     max_moves : int, default 20
-        Upper limit of the number of moves.
+        Largest number of moves per temperature.
     target_acceptance : float in (0, 1), default 0.9
-    schedule : Schedule, optional
-        Of an earlier run on a target of the same dimension; there is no pilot then.
+    schedule : SMCSchedule, optional
+        Schedule of an earlier run on a target of the same dimension; replaces the pilot run.
     checkpoint : path, optional
-        Prefix of two files, ``PREFIX.pilot`` and ``PREFIX.replicates``, from which an interrupted run resumes
-        and ends bit for bit as if it had not been.
+        Prefix of the files ``PREFIX.pilot`` and ``PREFIX.replicates``. If they exist, the run resumes from them; the
+        draws are bitwise identical to those of an uninterrupted run.
     checkpoint_seconds : float, default 10
         Seconds between checkpoints.
     time_budget : float, optional
-        Seconds after which the run ends with what it has.
+        Seconds after which the run ends with the stages completed so far.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar for runs longer than two seconds.
 
     Returns
     -------
@@ -865,11 +862,11 @@ def sample_smc(
     Raises
     ------
     BudgetError
-        If the time budget ended in the first stage; Ctrl-C there raises ``KeyboardInterrupt``.
+        If the time budget ends in the first stage; Ctrl-C there raises ``KeyboardInterrupt``.
     SettingsError
         If there are no particles, a setting lies outside its domain, or the target cannot draw from its prior.
     ShapeError
-        If ``schedule`` belongs to another dimension.
+        If ``schedule`` has another dimension.
     InitializationError
         If the likelihood is zero at all prior draws.
     CheckpointError
@@ -878,7 +875,7 @@ def sample_smc(
     Warns
     -----
     SamplingWarning
-        If the run was ended early, by the time budget or by Ctrl-C; ``ending`` says by which.
+        If the time budget or Ctrl-C ends the run early; ``ending`` is the reason.
 
     References
     ----------
@@ -1012,7 +1009,7 @@ def _as_run(
     deadline: float | None,
 ) -> SMCRun:
     """Return a run's record and its particles as draws of equal weight, moved once more."""
-    # They are not moved if that would wait for the compiler beyond ``deadline``, or after Ctrl-C.
+    # No move if it would have to wait for compilation beyond ``deadline``, or after Ctrl-C.
     r, n = state.log_weight.shape
     beta = torch.tensor([stage.beta for stage in stages], dtype=torch.float64)
     empty = torch.empty(0, r, dtype=torch.float64, device=target.device)
@@ -1049,7 +1046,7 @@ def _as_run(
 
 def _pooled(state: SMCState, log_evidence: Tensor, generator: torch.Generator) -> SMCState:
     """Resample all populations as one, each weighted by its evidence; neighbours stay neighbours."""
-    # Estimates from a single population have a bias of order 1 / n; with these weights it is of order 1 / (r n).
+    # Estimates from a single population have a bias of order 1 / n; these weights reduce it to order 1 / (r n).
     r, n = state.log_weight.shape
     possible = log_evidence.isfinite().any()
     log_weight = state.log_weight + torch.where(possible, log_evidence, torch.zeros_like(log_evidence)).unsqueeze(1)

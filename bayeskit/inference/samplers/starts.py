@@ -1,4 +1,4 @@
-"""Where chains start: prior draws, Pathfinder, and draws carried up a tempered ladder."""
+"""Starting points of chains: prior draws, Pathfinder, and moves along a tempered ladder."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def starting_points(
     target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, initial: Tensor | None = None
 ) -> Tensor:
     """Return a starting point for each chain, ``(num_chains, d)``, at inverse temperatures ``(num_chains,)``."""
-    # Each chain takes the one of CANDIDATES prior draws that fits the data best, which is plausible and different from
-    # chain to chain; without a prior to draw from, that of uniform draws on [-2, 2]^d of the highest density.
-    # ``initial``, (d,) or (num_chains, d), unconstrained, replaces them. InitializationError, or DataError where all
-    # log likelihoods are NaN, if no chain has a finite density.
+    # Each chain takes the best of CANDIDATES prior draws by likelihood, which is plausible and differs between chains.
+    # Without a prior to draw from, it takes the draw of highest density among uniform draws on [-2, 2]^d. ``initial``,
+    # (d,) or (num_chains, d), unconstrained, replaces both. InitializationError, or DataError if all log likelihoods
+    # are NaN, if no chain has a finite density.
     if initial is not None:
         return _given(target, num_chains, beta, torch.as_tensor(initial))
     count = CANDIDATES * num_chains
@@ -50,7 +50,7 @@ def starting_points(
     log_prior, log_likelihood = target.evaluate(points, compiled=False)
     density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
     density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
-    # By what the data say of a draw: the density of the prior is infinitely high in the neck of a funnel.
+    # By likelihood: the density of the prior is infinitely high in the neck of a funnel.
     merit = beta.repeat_interleave(CANDIDATES) * log_likelihood if target.can_sample_prior else density.flatten()
     least = torch.finfo(merit.dtype).min  # above that of a draw without density
     merit = merit.nan_to_num(nan=least, posinf=least, neginf=least).reshape(density.shape)
@@ -67,7 +67,7 @@ def starting_points(
             f"(log prior {_range(log_prior)}, log likelihood {_range(log_likelihood)}); "
             "pass initial=target.unconstrain({...}) with plausible values, or check that data and likelihood fit"
         )
-    # A chain without a finite candidate borrows one from its neighbours.
+    # A chain without a finite candidate takes one of its neighbours' candidates.
     donors = finite.nonzero().flatten()
     lost = (~finite).nonzero().flatten()
     chosen[lost] = chosen[donors[torch.arange(len(lost), device=donors.device) % len(donors)]]
@@ -76,7 +76,7 @@ def starting_points(
 
 def prior_positions(target: Target, num_vectors: int, generator: torch.Generator) -> Tensor | None:
     """Return vectors ``(num_vectors, d)`` from the sites, of the prior if that is proper; None if no site draws."""
-    # A site that is flat, or whose prior a mask leaves out, draws all the same.
+    # Flat sites, or sites with a masked prior, are drawn all the same.
     if target.can_sample_prior:
         return target.sample_prior(num_vectors, generator)
     if isinstance(target.density, PyroDensity):
@@ -127,7 +127,7 @@ def _range(x: Tensor) -> str:
     return f"from {float(x.min()):.4g} to {float(x.max()):.4g}"
 
 
-# Pathfinder starts: each chain climbs from its point to the bulk of the posterior's mass.
+# Pathfinder starts: each chain moves from its point to the bulk of the posterior mass.
 
 _MAX_CLIMB = 150  # gradients of a chain
 _PLACES = 48  # of each climb, at which a normal approximation is looked at
@@ -151,10 +151,10 @@ class Start(NamedTuple):
 def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, generator: torch.Generator) -> Start:
     """Take each chain to a draw from the best normal approximation on its way uphill (Zhang et al. 2022)."""
     # points: (n, d); beta: (n,); scale: (d,), a rough unit of each coordinate. Curvature on the L-BFGS path gives a
-    # normal approximation at each place, judged by its evidence lower bound. A mode would be no start: in many
-    # dimensions it is far from all draws, and in a funnel infinitely high. Chains that climb different hills stay on
-    # them, unless a hill is so far below another of the same temperature that no draw would be on it. Where no chain
-    # has a place better than its point, all keep theirs.
+    # normal approximation at each point, ranked by its evidence lower bound. The mode itself is a bad start: in many
+    # dimensions it is far from all draws, and in a funnel the density is unbounded. Chains stay in the modes that they
+    # find, unless the mass of a mode is negligible relative to another at the same temperature. If no chain improves on
+    # its point, all chains keep theirs.
     n, d = points.shape
     evaluate = target.evaluator(n, _MAX_CLIMB)
 
@@ -174,12 +174,12 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     for row in (home & (whose != torch.arange(n, device=whose.device))).nonzero().flatten().tolist():
         place, hill = path[int(chosen[row])], whose[row : row + 1]
         ours[row] = place.position[hill] + scale * place.curvature.of(hill).draws(_DRAWS, generator)[:, 0]
-    # The median of those with a density, so that no chain starts in a tail, nor all of them at the top.
+    # The draw of median finite density, so that chains start neither in a tail nor all at the mode.
     density = _density(target, ours, beta.unsqueeze(-1))
     inside, everyone = density.isfinite().sum(-1), torch.arange(n, device=chosen.device)
     home = home & (inside > 0)
     middle = density.argsort(-1, descending=True)[everyone, inside // 2]
-    # Nor farther out than where the climb began: draws may fall off a cliff that no normal distribution knows.
+    # The density must not be lower than at the starting point: the normal approximation ignores edges of the support.
     home = home & (density[everyone, middle] >= _density(target, points, beta) - _NEGLIGIBLE - d)
     ours = ours[everyone, middle]
     position = torch.where(home.unsqueeze(-1), ours, points)
@@ -201,9 +201,9 @@ def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Gene
 
 def _places(path: list[Place], bound: Tensor) -> Tensor:
     """Return the place on each climb where its lower bound ``(L, n)`` is highest, ``(n,)``."""
-    # A climb that does not come to rest, or not where most of the mass is, goes to where a density is infinite, as down
-    # the neck of a funnel of many groups. There the bounds hardly change, and no chain would come back: it starts at
-    # the first place whose bound is within one nat a dimension of the best.
+    # A search that does not converge, or not at the bulk of the mass, runs to an infinite density, as in the neck of a
+    # funnel of many groups. There the bounds hardly change, and no chain would return: it starts at the first point
+    # with a bound within one nat per dimension of the best.
     highest = bound.max(0)
     level = highest.values - path[0].position.shape[-1]
     first = (bound >= level).long().argmax(0)
@@ -217,11 +217,11 @@ def _approximations(
     target: Target, path: list[Place], beta: Tensor, scale: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
     """Return draws ``(L, DRAWS, n, d)`` of normal approximations, bounds ``(L, n)``, and the evaluations spent."""
-    # Bounds are -inf where a climb rests, has no curvature, or is not examined.
+    # Bounds are -inf for points that did not move, have no positive curvature, or are not examined.
     moved = torch.stack([place.moved & (place.curvature.diagonal > 0).all(-1) for place in path])  # (L, n)
     number = moved.long().cumsum(0)
     count = number[-1].clamp(min=1)
-    # Evenly spread over the places of each climb, the last one among them.
+    # Evenly spread over the points of each path, including the last.
     looked = moved & ((number * _PLACES) // count > ((number - 1) * _PLACES) // count)
     like = path[0].position
     draws = like.new_zeros(len(path), _DRAWS, *like.shape)
@@ -231,7 +231,7 @@ def _approximations(
         if not len(rows):
             continue
         curvature = place.curvature.of(rows)
-        # About the place itself: Newton's step from it, as in the paper, leads out of funnels.
+        # Centred at the point itself: a Newton step from it, as in the paper, leads out of funnels.
         draws[step, :, rows] = place.position[rows] + scale * curvature.draws(_DRAWS, generator)
         bound[step, rows] = 0.5 * curvature.log_determinant()
     where = bound.isfinite()
@@ -241,7 +241,7 @@ def _approximations(
         density = _density(target, at, power)
         inside = density.isfinite()
         share = inside.to(density).mean(-1)
-        # Where the density is zero beyond a wall, the bound is that of the normal distribution this side of it.
+        # If the density is zero beyond an edge, the bound is that of the normal distribution truncated at it.
         mean = torch.where(inside, density, 0.0).mean(-1) / share
         bound[where] = (bound[where] + mean + share.log()).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
     return draws, bound, len(at) * _DRAWS
@@ -273,7 +273,7 @@ def _covariance(
     return scale[:, None] * mean * scale if d <= _MAX_DENSE else scale.square() * mean
 
 
-# Starting points of a tempered ladder: prior draws that climb it.
+# Starting points of a tempered ladder: prior draws moved up the ladder.
 
 _MOVES = 2  # at each temperature
 _LEAPFROGS = 3.0  # in each move
@@ -285,8 +285,8 @@ _FASTER, _SLOWER = 1.25, 0.6  # what a step size is multiplied by
 class Climb:
     """Starts of chains that climb from the prior to their temperature, a few moves on every rung below it."""
 
-    # Chains started at prior draws far outside a sharp posterior spend a warm-up on the way. Here they stay independent
-    # of each other, so that R-hat still shows modes that they cannot leave.
+    # Chains started at prior draws far outside a sharp posterior need a whole warm-up to reach it. These chains reach
+    # it and stay independent of each other, so R-hat still detects separate modes.
 
     levels: Tensor  # (T,), increasing: the whole ladder's inverse temperatures above zero
     variance: Tensor | None = None  # (d,), of the prior
@@ -310,7 +310,7 @@ class Climb:
             for _ in range(_MOVES):
                 state, info = kernel.with_settings(step_size=step_size).step(target, state, generator=generator)
                 num_gradients += int(info.num_steps.sum())
-                # Each chain has its own step size: one that is lost must not hold up the others.
+                # Each chain has its own step size, so a stuck chain does not slow down the others.
                 step_size = step_size * torch.where(info.acceptance_rate > _ACCEPTANCE, _FASTER, _SLOWER)
             position = state.position
             if bool(level >= wanted[0]):

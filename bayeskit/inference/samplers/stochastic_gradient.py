@@ -1,4 +1,4 @@
-"""Stochastic-gradient Langevin dynamics and Hamiltonian Monte Carlo, over a batch of chains."""
+"""Stochastic-gradient Langevin dynamics and Hamiltonian Monte Carlo for a batch of chains."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class StepSizeSchedule(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """The same step size throughout.
+    """A constant step size.
 
     Parameters
     ----------
     value : float or Tensor
-        Positive; a tensor of shape ``(n,)`` gives each chain its own.
+        Positive; a tensor of shape ``(n,)`` sets one step size per chain.
     """
 
     value: float | Tensor
@@ -80,7 +80,7 @@ class Constant:
             raise SettingsError(f"step_size must be positive, not {self.value}")
 
     def at(self, iteration: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the value."""
+        """Return the step size."""
         if isinstance(self.value, Tensor):
             return self.value.to(iteration.device, dtype)
         return torch.full((), self.value, dtype=dtype, device=iteration.device)
@@ -90,9 +90,8 @@ class Constant:
 class Polynomial:
     r"""Step sizes :math:`a\,(b + t)^{-\gamma}` at iteration :math:`t = 0, 1, \dots`.
 
-    With :math:`1/2 < \gamma \le 1` they sum to infinity while their squares do not, so that
-    the bias of the steps vanishes in the limit; the draws are then to be averaged with
-    the step sizes as weights, which ``sample_stats["step_size"]`` holds.
+    With :math:`1/2 < \gamma \le 1` the sum of the step sizes diverges and that of their squares converges, so the bias
+    vanishes in the limit. Averages over draws then need the step sizes as weights, ``sample_stats["step_size"]``.
 
     Parameters
     ----------
@@ -133,13 +132,13 @@ def _as_schedule(step_size: float | Tensor | StepSizeSchedule) -> StepSizeSchedu
     return Constant(step_size) if isinstance(step_size, (int, float, Tensor)) else step_size
 
 
-# Stochastic-gradient Langevin dynamics, plain and with a preconditioner, over a batch of chains.
+# Stochastic-gradient Langevin dynamics, with and without a preconditioner, for a batch of chains.
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
 
 class SGLDState(NamedTuple):
-    """Where the chains are; the leading dimension ``n`` is the chain."""
+    """State of ``n`` chains; ``n`` is the leading dimension."""
 
     position: Tensor  # (n, d)
     log_prior: Tensor  # (n,)
@@ -150,7 +149,7 @@ class SGLDState(NamedTuple):
 
 
 class PreconditionedSGLDState(NamedTuple):
-    """Where the chains are, and the running mean that their preconditioner is made of."""
+    """State of the chains and the running mean behind their preconditioner."""
 
     position: Tensor  # (n, d)
     log_prior: Tensor  # (n,)
@@ -162,7 +161,7 @@ class PreconditionedSGLDState(NamedTuple):
 
 
 class StochasticGradientInfo(NamedTuple):
-    """What happened in one step."""
+    """Diagnostics of one step."""
 
     step_size: Tensor  # (n,)
     diverging: Tensor  # (n,), bool: density or gradient were not finite, so the chain stayed where it was
@@ -173,23 +172,22 @@ class StochasticGradientInfo(NamedTuple):
 class SGLD:
     r"""Stochastic-gradient Langevin dynamics.
 
-    A step of size :math:`\epsilon` adds :math:`\frac{\epsilon}{2} \hat g + \sqrt\epsilon\, z` to the
-    position, where :math:`\hat g` estimates the gradient of the log posterior from a minibatch
-    and :math:`z` is standard normal. Nothing is accepted or rejected, so that the draws
-    have a bias of order :math:`\epsilon`. For normal posteriors :meth:`stationary_variance` gives it
-    exactly; ``temperature``, which is :math:`1 + \epsilon |\hat g|^2 / 4d`, measures it: its mean is then
-    the factor by which the variances are too large, averaged over coordinates.
+    A step of size :math:`\epsilon` adds :math:`\frac{\epsilon}{2} \hat g + \sqrt\epsilon\, z` to the position, where
+    :math:`\hat g` estimates the gradient of the log posterior from a minibatch and :math:`z` is standard normal. There
+    is no acceptance step, so the draws have a bias of order :math:`\epsilon`. For normal posteriors
+    :meth:`stationary_variance` gives the exact variance of the draws. The mean of ``temperature``, :math:`1 + \epsilon
+    |\hat g|^2 / 4d`, then estimates the inflation factor of the variances, averaged over coordinates.
 
     Parameters
     ----------
     step_size : float, Tensor or Schedule
-        Positive; a tensor ``(n,)`` gives each chain its own. The smallest posterior variance
-        sets the scale: a twentieth of it is a careful choice.
+        Positive; a tensor ``(n,)`` sets one step size per chain. A cautious choice is a twentieth of the smallest
+        posterior variance.
     metric : Metric, optional
-        Of the posterior's variances or covariance; drift and noise are stretched alike, and
-        ``step_size`` is then relative to them. By default the identity.
+        Estimate of the posterior variances or covariance, which scales drift and noise; ``step_size`` is relative to
+        it. Identity by default.
     planned_calls : int, default 1
-        Gradient calls planned in all, from which the target decides whether to compile.
+        Expected number of gradient calls, which decides whether the target compiles.
 
     References
     ----------
@@ -239,11 +237,11 @@ class SGLD:
         return _move(finite, state, moved), StochasticGradientInfo(step_size, ~finite, temperature)
 
     def stationary_variance(self, precision: float | Tensor, gradient_noise: float | Tensor = 0.0) -> Tensor:
-        r"""Return the variance of the draws where the posterior is normal.
+        r"""Return the variance of the draws for a normal posterior.
 
-        With a constant step :math:`\epsilon`, precision :math:`P` and independent gradient noise of
-        variance :math:`V` it is :math:`(1 + \epsilon V / 4) / (P (1 - \epsilon P / 4))` instead of
-        :math:`1 / P`; in several dimensions, along each eigenvector of the precision matrix.
+        With a constant step :math:`\epsilon`, precision :math:`P` and independent gradient noise of variance :math:`V`
+        the variance is :math:`(1 + \epsilon V / 4) / (P (1 - \epsilon P / 4))` instead of :math:`1 / P`; in several
+        dimensions, along each eigenvector of the precision matrix.
 
         Parameters
         ----------
@@ -255,13 +253,12 @@ class SGLD:
         Returns
         -------
         Tensor
-            The shape to which the arguments broadcast.
+            Broadcast shape of the arguments.
 
         Raises
         ------
         SettingsError
-            If the step size changes, a metric is set, or ``step_size * precision`` is 4 or
-            more, where the chain diverges.
+            If the step size is not constant, a metric is set, or the chain diverges (``step_size * precision >= 4``).
 
         Examples
         --------
@@ -287,23 +284,22 @@ class SGLD:
 class PreconditionedSGLD:
     r"""Stochastic-gradient Langevin dynamics with an RMSprop preconditioner.
 
-    Drift and noise of each coordinate are scaled by :math:`G = 1 / (\lambda + \sqrt v)`, where
-    :math:`v` is a running mean of the squared gradient of one observation (the estimated
-    gradient divided by the number of rows, prior included).
+    Drift and noise of each coordinate are scaled by :math:`G = 1 / (\lambda + \sqrt v)`, where :math:`v` is a running
+    mean of the squared gradient per observation (the estimated gradient, prior included, divided by the number of
+    rows).
 
-    The term :math:`\Gamma`, the divergence of :math:`G`, is left out, as in most uses of this
-    method: it would need second derivatives, and it vanishes as ``decay`` approaches 1. At a finite
-    ``decay`` the draws keep a bias that does not shrink with the step size, so where exactness
-    matters, learn a :class:`Metric` in a first run and use :class:`SGLD` with it.
+    The term :math:`\Gamma`, the divergence of :math:`G`, is omitted, as is common: it needs second derivatives and
+    vanishes as ``decay`` approaches 1. With ``decay`` below 1 the draws keep a bias that does not shrink with the step
+    size. For accurate results, estimate a :class:`Metric` in a first run and use it with :class:`SGLD`.
 
     Parameters
     ----------
     step_size : float, Tensor or Schedule
-        In units of the preconditioner.
+        Relative to the preconditioner.
     decay : float in (0, 1], default 0.99
-        Share of the past in the running mean; with 1 the first gradient decides for good.
+        Weight of the past in the running mean; with 1 the first gradient fixes it.
     regularization : float, default 1e-5
-        :math:`\lambda`, which bounds the scale where gradients vanish.
+        :math:`\lambda`, which bounds the scale if gradients vanish.
     planned_calls : int, default 1
 
     References
@@ -385,7 +381,7 @@ def settled(settings: Any, like: Tensor) -> Any:
 
 def _step_sizes(step_size: float | Tensor | StepSizeSchedule, position: Tensor, iteration: Tensor) -> Tensor:
     """Return each chain's step size, shape ``(n,)``."""
-    # A number was looked at when the kernel was made; looking again would be a look at the device.
+    # Numbers are checked when the kernel is made; a check here would synchronise with the device.
     if isinstance(step_size, (int, float)):
         return position.new_full((len(position),), step_size)
     if isinstance(step_size, Tensor):
@@ -422,11 +418,11 @@ def _zero(position: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.int64, device=position.device)
 
 
-# Stochastic-gradient Hamiltonian Monte Carlo with friction, over a batch of chains.
+# Stochastic-gradient Hamiltonian Monte Carlo with friction, for a batch of chains.
 
 
 class SGHMCState(NamedTuple):
-    """Where the chains are and how they move; the leading dimension ``n`` is the chain."""
+    """Positions and momenta of ``n`` chains; ``n`` is the leading dimension."""
 
     position: Tensor  # (n, d)
     momentum: Tensor  # (n, d), whitened: standard normal where the sampler is exact
@@ -440,29 +436,26 @@ class SGHMCState(NamedTuple):
 class SGHMC:
     r"""Stochastic-gradient Hamiltonian Monte Carlo.
 
-    A step of size :math:`\epsilon` moves the position by :math:`\epsilon p` and then the momentum by
-    :math:`\epsilon \hat g - \epsilon C p` plus normal noise of variance
-    :math:`2 \epsilon C - \epsilon^2 \hat V`. The friction :math:`C` takes away the energy that the noise of
-    the estimated gradient :math:`\hat g` brings in; what is known of its variance, :math:`\hat V`,
-    is left out of the noise added.
+    A step of size :math:`\epsilon` adds :math:`\epsilon p` to the position and then
+    :math:`\epsilon \hat g - \epsilon C p` plus normal noise of variance :math:`2 \epsilon C - \epsilon^2 \hat V` to the
+    momentum. The friction :math:`C` dissipates the energy from the noise of the estimated gradient :math:`\hat g`. The
+    known part of its variance, :math:`\hat V`, is subtracted from the added noise.
 
     Parameters
     ----------
     step_size : float, Tensor or Schedule
-        Positive, of the order of a tenth of the smallest posterior standard deviation; a tensor ``(n,)``
-        gives each chain its own.
+        Positive, about a tenth of the smallest posterior standard deviation; a tensor ``(n,)`` sets one step size per
+        chain.
     friction : float, default 1
-        :math:`C`; the chain forgets its momentum in a time of ``1 / friction``, that is in
-        ``1 / (friction * step_size)`` steps.
+        :math:`C`; the momentum decorrelates in ``1 / (friction * step_size)`` steps.
     gradient_noise : float or Tensor, default 0
-        :math:`\hat V`, the variance of the estimated gradient (whitened where there is a metric), a
-        number or ``(d,)``; see :meth:`MinibatchTarget.gradient_variance`. Only for independent
-        minibatches (:class:`IndependentRows`): those of an epoch cancel each other's noise in part,
-        and with it left out once more the draws would be too narrow.
+        :math:`\hat V`, the variance of the estimated gradient (whitened if there is a metric), a number or ``(d,)``;
+        see :meth:`MinibatchTarget.gradient_variance`. Only for independent minibatches (:class:`IndependentRows`):
+        the noise of minibatches of one epoch cancels in part, and the draws would be too narrow.
     metric : Metric, optional
-        Of the posterior's variances or covariance; ``step_size`` is then relative to them.
+        Estimate of the posterior variances or covariance; ``step_size`` is relative to it.
     planned_calls : int, default 1
-        Gradient calls planned in all, from which the target decides whether to compile.
+        Expected number of gradient calls, which decides whether the target compiles.
 
     References
     ----------
@@ -496,7 +489,7 @@ class SGHMC:
         noise = torch.as_tensor(self.gradient_noise)
         if not bool((noise >= 0).all()):
             raise SettingsError("gradient_noise is a variance and must not be negative")
-        # Schedules never grow, so their first step is the largest.
+        # Schedules never increase, so the first step is the largest.
         largest = float(_as_schedule(self.step_size).at(torch.tensor(0), torch.float64).max())
         if largest * self.friction > 1:
             raise SettingsError(
@@ -536,7 +529,7 @@ class SGHMC:
         force = estimate.gradient if self.metric is None else self.metric.to_momentum(estimate.gradient)
         momentum = (1 - self.friction * step) * state.momentum + step * force + noise
         moved = SGHMCState(position, momentum, estimate.log_prior, estimate.log_likelihood, rows, state.iteration + 1)
-        # A chain that cannot move on starts again from rest; with its old momentum it would only try the same.
+        # A chain with a non-finite density restarts with zero momentum; its old momentum would repeat the same step.
         at_rest = state._replace(momentum=torch.zeros_like(momentum))
         finite = _is_finite(position, estimate)
         temperature = (1 - 0.5 * self.friction * step_size) * momentum.square().mean(-1)
@@ -544,19 +537,19 @@ class SGHMC:
         return _move(finite, at_rest, moved), info
 
     def stationary_covariance(self, precision: float | Tensor, gradient_noise: float | Tensor = 0.0) -> Tensor:
-        r"""Return the covariance of position and momentum of the draws where the posterior is normal.
+        r"""Return the covariance of position and momentum of the draws for a normal posterior.
 
-        The chain is then a linear recursion :math:`x' = A x + w`, and its covariance solves
-        :math:`\Sigma = A \Sigma A^\top + \operatorname{cov} w`. An exact sampler would have variances
-        ``1 / precision`` and 1, uncorrelated. The position's variance times the precision equals the
-        momentum's times ``1 - friction * step_size / 2``, which is how ``temperature`` is measured.
+        The chain is a linear recursion :math:`x' = A x + w`, and its covariance solves :math:`\Sigma = A \Sigma A^\top
+        + \operatorname{cov} w`. The exact values are the variances ``1 / precision`` and 1 and a covariance of zero.
+        The position's variance times the precision equals the momentum's variance times ``1 - friction * step_size /
+        2``, which ``temperature`` estimates.
 
         Parameters
         ----------
         precision : float or Tensor
             Positive, shape ``(*batch)``.
         gradient_noise : float or Tensor, default 0
-            The true variance of the estimated gradient, which the kernel's own setting only estimates.
+            True variance of the estimated gradient; the kernel's own setting is an estimate.
 
         Returns
         -------
@@ -566,7 +559,7 @@ class SGHMC:
         Raises
         ------
         SettingsError
-            If the step size changes, a metric is set, or the chain diverges at this precision.
+            If the step size is not constant, a metric is set, or the chain diverges at this precision.
 
         Examples
         --------
@@ -636,61 +629,60 @@ def sample_stochastic_gradient(
 ) -> Draws:
     """Draw from a posterior with gradients estimated from minibatches.
 
-    The draws carry the bias of a finite step, which no number of them removes. It is measured by
-    ``sample_stats["temperature"]``: for a normal posterior and independent minibatches, its mean is the
-    factor by which the variances are too large. Minibatches of an epoch partly cancel each
-    other's noise, so there it errs on the safe side.
+    The draws have a bias from the finite step size that does not shrink with their number. The mean of
+    ``sample_stats["temperature"]`` measures it: for a normal posterior and independent minibatches it is the inflation
+    factor of the variances. With :class:`Epochs` it overestimates the bias, because the noise of minibatches cancels in
+    part.
 
     Parameters
     ----------
     target : MinibatchTarget
     kernel : SGLD, PreconditionedSGLD or SGHMC
     num_chains : int, default 4
-        Each draws its own minibatches, so that chains are independent.
+        Each chain has its own minibatches, so chains are independent.
     num_warmup : int, default 1000
-        Steps thrown away.
+        Discarded steps.
     num_samples : int, default 1000
-        Draws kept of each chain.
+        Draws per chain.
     thinning : int, default 1
-        Steps from one draw to the next.
+        Steps per draw.
     seed : int, default 0
     initial : Tensor, optional
-        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``; by default each chain takes the
-        best of ten prior draws, judged by a minibatch.
+        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``; by default the best of ten prior draws per
+        chain, on a minibatch.
     checkpoint : path, optional
-        File that holds the run's state; if it exists, the run resumes from it and
-        ends bit for bit as if it had not been interrupted.
+        File with the state of the run. If it exists, the run resumes from it; the draws are bitwise identical to
+        those of an uninterrupted run.
     checkpoint_seconds : float, default 10
         Seconds between checkpoints.
     time_budget : float, optional
-        Seconds after which the run ends with the draws it has; Ctrl-C ends it likewise.
+        Seconds after which the draws made so far are returned, as after Ctrl-C.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar for runs longer than two seconds.
 
     Returns
     -------
     Draws
-        ``log_prior`` is exact. ``log_likelihood`` is NaN, because no step sees all of the data, so no
-        estimator can take a noisy value for the real one; the minibatch estimates are in
-        ``sample_stats["log_likelihood_estimate"]``. Further ``sample_stats`` are ``step_size``,
-        ``diverging`` (since the draw before, the chain met a density or gradient that is not finite, and
-        stayed) and ``temperature``. ``num_gradients`` counts minibatch gradients.
+        ``log_prior`` is exact. ``log_likelihood`` is NaN, because no step evaluates all data;
+        ``sample_stats["log_likelihood_estimate"]`` has the minibatch estimates. Other ``sample_stats`` are
+        ``step_size``, ``temperature`` and ``diverging`` (since the previous draw, the chain met a non-finite density
+        or gradient and kept its position). ``num_gradients`` counts minibatch gradients.
 
     Raises
     ------
     BudgetError
-        If the time budget ended before the first draw; Ctrl-C there raises ``KeyboardInterrupt``.
+        If the time budget ends before the first draw; Ctrl-C there raises ``KeyboardInterrupt``.
     InitializationError
         If no chain has a finite density at its start.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     SettingsError
-        If there is nothing to run, or the target has no minibatches.
+        If there is nothing to run, or the target is not a :class:`MinibatchTarget`.
 
     Warns
     -----
     SamplingWarning
-        If chains diverged, were much too hot, or the run was ended early.
+        If chains diverge, if their temperature is far above 1, or if the run ends early.
 
     References
     ----------
@@ -837,7 +829,7 @@ def _as_draws(run: StochasticGradientRun, outcome: Outcome) -> Draws:
         for name in ("position", "log_prior", "log_likelihood_estimate", "step_size", "temperature")
     }
     position, log_prior = per_chain.pop("position"), per_chain.pop("log_prior")
-    # The row before the first draw, where there was a warm-up, is the count at its end.
+    # After a warm-up, the row before the first draw is the count at its end.
     counts = outcome.records["divergences"]
     if run.num_warmup == 0:
         counts = torch.cat([counts.new_zeros(1, n), counts])
